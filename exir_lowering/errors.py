@@ -1,0 +1,86 @@
+"""What can go wrong, as types.
+
+    LoweringError
+    ├── InputError (ValueError)          the caller's programs, names, options or run-time inputs
+    ├── UnknownPluginError (LookupError) a backend or partitioner id that nobody provides
+    ├── PluginLoadError                  a plug-in that is broken, or provided twice
+    ├── PartitionerContractError         a partitioner broke its promise, or raised
+    ├── BackendContractError             a backend returned something else than it should, or wrote into a weight
+    ├── BackendFailure                   a backend raised; names the partition and the model's source lines
+    ├── BackendUnavailableError          a file needs a backend that this machine's runtime does not have
+    └── InvariantError                   a defect of exir-lowering itself
+
+Each message says who, where, what was got, what was expected and what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+
+class LoweringError(Exception):
+    """The base of every error that exir-lowering raises."""
+
+
+class InputError(LoweringError, ValueError):
+    """The caller gave something that cannot be lowered, loaded or run."""
+
+
+class UnknownPluginError(LoweringError, LookupError):
+    """A backend or partitioner was asked for by an id that nobody provides.
+
+    Attributes:
+        plugin_id: The id that was asked for.
+    """
+
+    def __init__(self, message: str, *, plugin_id: str) -> None:
+        super().__init__(message)
+        self.plugin_id = plugin_id
+
+
+class PluginLoadError(LoweringError):
+    """A plug-in could not be imported, is of the wrong type, or its id is provided twice."""
+
+
+class PartitionerContractError(LoweringError):
+    """A partitioner raised, or did more or less than tagging nodes.
+
+    Attributes:
+        violation: Which promise was broken, one of `VIOLATIONS`.
+        details: The names that the message was made of (partitioner, node, tag, user, user_tag).
+    """
+
+    VIOLATIONS = (
+        "raised",
+        "result_type",
+        "destinations",
+        "graph_modified",
+        "output_tagged",
+        "input_tagged",
+        "tag_without_destination",
+        "no_copy",
+        "not_convex",
+    )
+
+    def __init__(self, message: str, *, violation: str, details: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.violation = violation
+        self.details: Mapping[str, Any] = MappingProxyType(dict(details or {}))
+
+
+class BackendContractError(LoweringError):
+    """A backend's result has the wrong type, number or methods, or the backend wrote into a weight."""
+
+
+class BackendFailure(LoweringError):
+    """A backend raised while it preprocessed; the original exception is `__cause__`."""
+
+
+class BackendUnavailableError(LoweringError):
+    """A file needs a backend that is not registered in the runtime of this machine."""
+
+
+class InvariantError(LoweringError):
+    """Something that exir-lowering guarantees does not hold: a defect of exir-lowering, please report it."""

@@ -1,0 +1,154 @@
+"""The values that flow down the line: frozen, typed, printable, nothing else.
+
+`edge` -> programs, `tag` -> `TaggedMethod`, `extract` -> `ExtractedMethod` (with its `Partition`s),
+`group` -> `BackendGroup`, `preprocess` -> `LoweredPartition`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from executorch.exir.backend.backend_details import PreprocessResult
+from executorch.exir.backend.compile_spec_schema import CompileSpec
+from executorch.exir.backend.partitioner import DelegationSpec
+from torch.export import ExportedProgram
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """Why a node stays on the host.
+
+    Attributes:
+        method: The method that the node belongs to.
+        node: The node's name, with the path of the nested graph that holds it.
+        target: The operator.
+        reason: The reason, in words.
+        by: Who said so: a partitioner's class, or the step of the compiler.
+    """
+
+    method: str
+    node: str
+    target: str
+    reason: str
+    by: str
+
+    def __str__(self) -> str:
+        return f"{self.method}: {self.node} ({self.target}) stays on the host: {self.reason} [{self.by}]"
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedMethod:
+    """One method after one partitioner.
+
+    Attributes:
+        name: The method's name.
+        program: A private copy of the method's graph; claimed nodes carry `meta["delegation_tag"]`.
+        destinations: For each tag, the backend and compile specs that its nodes go to.
+        rejections: What the partitioner said about the nodes that it left.
+    """
+
+    name: str
+    program: ExportedProgram
+    destinations: Mapping[str, DelegationSpec]
+    rejections: tuple[Rejection, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [f"tagged method {self.name}: {len(self.destinations)} tags"]
+        lines += [f"  {tag} -> {spec.backend_id}" for tag, spec in self.destinations.items()]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class CallSite:
+    """Where a partition is called from.
+
+    Attributes:
+        owner: The method whose program holds the call.
+        graph_path: The attribute path of the (nested) graph module with the call, () for the top graph.
+        target: The attribute under which that graph module holds the delegate.
+        consumed_inputs: Names of the owner's lifted inputs (parameters, buffers, constants) that the partition owns.
+        consumed_outputs: Names of the buffers whose mutation the partition took over from the owner.
+    """
+
+    owner: str
+    graph_path: tuple[str, ...]
+    target: str
+    consumed_inputs: tuple[str, ...]
+    consumed_outputs: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return ".".join((self.owner, *self.graph_path, self.target))
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """The nodes of one tag as a program of their own.
+
+    Attributes:
+        id: Unique over all methods, and the same in every run.
+        method: The method that it was taken from.
+        tag: The partitioner's tag.
+        backend_id: The backend that it goes to.
+        compile_specs: What the partitioner wants the backend to be told.
+        program: An Edge-dialect program. Placeholders are ordered parameters, buffers, constants, user inputs.
+        site: Where it is called from.
+    """
+
+    id: str
+    method: str
+    tag: str
+    backend_id: str
+    compile_specs: tuple[CompileSpec, ...]
+    program: ExportedProgram
+    site: CallSite
+
+    def __str__(self) -> str:
+        return f"partition {self.id} -> {self.backend_id} at {self.site}\n{self.program.graph}"
+
+
+@dataclass(frozen=True, slots=True)
+class ExtractedMethod:
+    """One method whose claimed nodes moved into partitions.
+
+    Attributes:
+        name: The method's name.
+        program: The owner: what stays, with one pending delegate call for each partition so far.
+        partitions: The partitions that this extraction made, top graph first, in call order.
+        rejections: Nodes that a partitioner claimed and that had to stay.
+    """
+
+    name: str
+    program: ExportedProgram
+    partitions: tuple[Partition, ...]
+    rejections: tuple[Rejection, ...] = ()
+
+    def __str__(self) -> str:
+        return "\n".join([f"method {self.name}\n{self.program.graph}", *map(str, self.partitions)])
+
+
+@dataclass(frozen=True, slots=True)
+class BackendGroup:
+    """Every partition of every method that goes to one backend: what one `preprocess_all` call gets.
+
+    Attributes:
+        backend_id: The backend.
+        partitions: Its partitions, in the order of the methods, then of the calls.
+    """
+
+    backend_id: str
+    partitions: tuple[Partition, ...]
+
+    def __str__(self) -> str:
+        return "\n".join([f"group {self.backend_id}", *(f"  {p.id} at {p.site}" for p in self.partitions)])
+
+
+@dataclass(frozen=True, slots=True)
+class LoweredPartition:
+    """A partition and what its backend made of it."""
+
+    partition: Partition
+    result: PreprocessResult
+
+    def __str__(self) -> str:
+        return f"lowered {self.partition.id}: {len(self.result.processed_bytes)} bytes"
