@@ -1,0 +1,1 @@
+"""A backend whose payload is readable text."""

@@ -1,0 +1,129 @@
+"""Private names of torch and executorch: the only file that touches them, a line of why for each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+# The verifier's classmethod-like check is the only way to ask for a program's dialect rules.
+from executorch.exir.lowered_backend_module import LoweredBackendModule
+
+# to_edge_transform_and_lower is one function; its first and last thirds (decompose as the partitioners ask,
+# check that nothing preserved is left over) have no public name.
+from executorch.exir.program._program import (
+    EdgeProgramManager,
+    _apply_pre_decomposition_transforms,
+    _can_skip_using_EDGE_DO_NOT_DECOMP,
+    _gen_edge_manager_for_partitioners,
+    _remove_invalid_ops_for_not_decompose,
+    _sanity_check_graph_for_non_decomp_ops,
+)
+
+# A graph's fake tensors belong to a mode that a new fake tensor has to share.
+from torch._guards import detect_fake_mode
+
+# The call-delegate operator has no public name in torch.
+from torch._higher_order_ops.executorch_call_delegate import executorch_call_delegate
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export import ExportedProgram, ExportGraphSignature
+from torch.export.exported_program import ModuleCallEntry
+
+# Generates Python code only when a graph module is called; most partitions never are.
+from torch.fx._lazy_graph_module import _LazyGraphModule
+
+__all__ = [
+    "CALL_DELEGATE",
+    "EdgeProgramManager",
+    "LoweredBackendModule",
+    "apply_pre_decomposition_transforms",
+    "assemble_program",
+    "fake_mode_of",
+    "gen_edge_manager",
+    "lazy_graph_module",
+    "preserved_ops_left_over",
+]
+
+CALL_DELEGATE = executorch_call_delegate
+gen_edge_manager = _gen_edge_manager_for_partitioners
+apply_pre_decomposition_transforms = _apply_pre_decomposition_transforms
+
+
+def lazy_graph_module(root: Mapping[str, Any], graph: torch.fx.Graph) -> torch.fx.GraphModule:
+    """Return a graph module that compiles its Python code at its first call, if there is one.
+
+    Args:
+        root: The attributes that the graph's get_attr nodes name.
+        graph: The graph; it is not copied.
+    """
+    return _LazyGraphModule(dict(root), graph)
+
+
+def fake_mode_of(graph_module: torch.fx.GraphModule) -> FakeTensorMode | None:
+    """Return the fake mode of a graph's placeholders, None when they have no fake tensor."""
+    values = [node.meta.get("val") for node in graph_module.graph.nodes if node.op == "placeholder"]
+    mode: FakeTensorMode | None = detect_fake_mode(values)
+    return mode
+
+
+def assemble_program(
+    *,
+    graph_module: torch.fx.GraphModule,
+    signature: ExportGraphSignature,
+    state_dict: dict[str, Any],
+    constants: dict[str, Any],
+    range_constraints: dict[Any, Any],
+    module_call_graph: list[ModuleCallEntry],
+    example_inputs: tuple[tuple[Any, ...], dict[str, Any]] | None,
+    verifiers: Sequence[Any],
+    guards_code: Sequence[str],
+) -> ExportedProgram:
+    """Make an ExportedProgram of parts that are valid already.
+
+    The constructor interprets every node again, generates the module's code and looks for duplicate getitems: as
+    much work as the rest of lowering, for nodes that were verified when the input was built. What this package
+    changes (signatures, the calls) is checked by `checks.py` instead.
+    """
+    program = object.__new__(ExportedProgram)
+    program._graph_module = graph_module
+    program._graph_signature = signature
+    program._state_dict = state_dict
+    program._range_constraints = range_constraints
+    program._module_call_graph = module_call_graph
+    program._example_inputs = example_inputs
+    program._constants = constants
+    program._verifiers = list(verifiers)
+    program._guards_code = list(guards_code)
+    return program
+
+
+def guards_code_of(program: ExportedProgram) -> list[str]:
+    """Return the input guards that export recorded."""
+    return list(program._guards_code)
+
+
+def preserved_ops_left_over(name: str, program: ExportedProgram, partitioners: Sequence[Any]) -> list[Any]:
+    """Check that each operator a partitioner kept from decomposition was delegated, as ExecuTorch does at the end.
+
+    Returns:
+        The operators that the final verification has to allow.
+
+    Raises:
+        RuntimeError: ExecuTorch's own, naming the node, the operator and the partitioner.
+    """
+    preserved: set[Any] = set()
+    for partitioner in partitioners:
+        ops, supported = partitioner.ops_to_not_decompose(program)
+        if not _can_skip_using_EDGE_DO_NOT_DECOMP(partitioner, program):
+            ops = _remove_invalid_ops_for_not_decompose(ops)
+        preserved.update(ops)
+        _sanity_check_graph_for_non_decomp_ops(
+            name,
+            program,
+            set(preserved),
+            supported,
+            partitioner_name=type(partitioner).__name__,
+            generate_error=True,
+        )
+    return sorted(preserved, key=str)

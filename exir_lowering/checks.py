@@ -1,0 +1,127 @@
+"""What must hold after each step, checked right after it. What upstream verified already is not verified again."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx import GraphModule
+
+from exir_lowering.errors import InvariantError
+from exir_lowering.graphs import DELEGATION_TAG, attribute, walk
+from exir_lowering.model import ExtractedMethod, Partition
+from exir_lowering.ownership import LIFTED_ORDER
+
+Fingerprint = tuple[tuple[str, str, Any, str, str], ...]
+
+
+def fingerprint(graph_module: GraphModule) -> Fingerprint:
+    """Describe a graph and its nested graphs, without metadata: equal graphs have equal fingerprints."""
+    return tuple(
+        (".".join((*path, node.name)), node.op, node.target, repr(node.args), repr(node.kwargs))
+        for path, module in walk(graph_module)
+        for node in module.graph.nodes
+    )
+
+
+def extracted(method: ExtractedMethod) -> None:
+    """Check the owner and the partitions that an extraction made.
+
+    Raises:
+        InvariantError: A signature does not match its graph, or a tag or an unresolved attribute is left.
+    """
+    _program(f"method {method.name}", method.program)
+    for partition in method.partitions:
+        _program(f"partition {partition.id}", partition.program)
+        _delegate_contract(partition)
+
+
+def _program(what: str, program: ExportedProgram) -> None:
+    nodes = list(program.graph.nodes)
+    placeholders = [node.name for node in nodes if node.op == "placeholder"]
+    signature = program.graph_signature
+    _require(what, "placeholders", placeholders, [getattr(s.arg, "name", "") for s in signature.input_specs])
+    values = [getattr(value, "name", value) for value in nodes[-1].args[0]]
+    outputs = [getattr(s.arg, "value", s.arg.name) for s in signature.output_specs]
+    _require(what, "outputs", values, outputs)
+    for spec in signature.input_specs:
+        if spec.kind in LIFTED_ORDER and spec.target not in program.state_dict and spec.target not in program.constants:
+            raise InvariantError(f"{what}: no tensor for {spec.kind.name} {spec.target!r}. Please report this program.")
+    for path, module in walk(program.graph_module):
+        for node in module.graph.nodes:
+            if DELEGATION_TAG in node.meta:
+                raise InvariantError(f"{what}: node {'.'.join((*path, node.name))} still has its tag. Please report this.")
+            if node.op == "get_attr":
+                attribute(module, str(node.target))
+
+
+def _delegate_contract(partition: Partition) -> None:
+    program, what = partition.program, f"partition {partition.id}"
+    kinds = [spec.kind for spec in program.graph_signature.input_specs]
+    ranks = [[*LIFTED_ORDER, InputKind.USER_INPUT].index(kind) for kind in kinds]
+    _require(what, "order of the placeholders", ranks, sorted(ranks))
+    results = [s.arg.name for s in program.graph_signature.output_specs if s.kind is OutputKind.USER_OUTPUT]
+    _require(what, "outputs without duplicates", results, list(dict.fromkeys(results)))
+    for node in program.graph.nodes:
+        if node.op == "placeholder" and (not node.users or node.name in results):
+            raise InvariantError(f"{what}: input {node.name} is unused or passed through. Please report this program.")
+
+
+def _require(what: str, which: str, got: Any, expected: Any) -> None:
+    if got != expected:
+        raise InvariantError(f"{what}: {which}: got {got}, expected {expected}. Please report this program.")
+
+
+def weight_digests(tensors: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Digest the memory of tensors, each storage once, without copying it.
+
+    Args:
+        tensors: Tensors by name.
+
+    Returns:
+        For each name what identifies its content. Tensors without readable memory (fake, meta, sparse) are told apart
+        by their version counter only.
+    """
+    storages: dict[int, tuple[int, ...]] = {}
+    digests: dict[str, tuple[int, ...]] = {}
+    for name, tensor in tensors.items():
+        if not _readable(tensor):
+            digests[name] = (getattr(tensor, "_version", 0),)
+            continue
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key not in storages:
+            storages[key] = (storage.data_ptr(), storage.nbytes(), _checksum(storage))
+        digests[name] = storages[key]
+    return digests
+
+
+def _readable(tensor: Any) -> bool:
+    return (
+        isinstance(tensor, torch.Tensor)
+        and not isinstance(tensor, FakeTensor)
+        and tensor.layout is torch.strided
+        and tensor.device.type == "cpu"
+    )
+
+
+_BLOCK = 512
+
+
+def _checksum(storage: torch.UntypedStorage) -> int:
+    """Sum blocks of 64-bit words at memory speed, then run a CRC over the sums."""
+    memory = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[call-overload]
+    words = memory[: memory.numel() // 8 * 8].view(torch.int64) if storage.data_ptr() % 8 == 0 else memory[:0]
+    blocks = words[: words.numel() // _BLOCK * _BLOCK].view(-1, _BLOCK).sum(dim=1)
+    rest = memory[blocks.numel() * _BLOCK * 8 :] if words.numel() else memory
+    return zlib.crc32(rest.numpy().data, zlib.crc32(blocks.numpy().data))
+
+
+def changed(before: Mapping[str, tuple[int, ...]], after: Mapping[str, tuple[int, ...]]) -> Iterable[str]:
+    """Return the names whose digest changed."""
+    return [name for name, digest in before.items() if after.get(name) != digest]

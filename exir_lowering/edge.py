@@ -1,0 +1,98 @@
+"""Step edge: from `torch.export` output to Edge dialect, asking the partitioners what not to decompose."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Mapping, Sequence
+
+from executorch.exir import EdgeCompileConfig
+from executorch.exir.backend.partitioner import Partitioner
+from executorch.exir.verification.verifier import EXIREdgeDialectVerifier
+from torch.export import ExportedProgram
+
+from exir_lowering import _upstream, graphs
+from exir_lowering.arguments import is_edge
+from exir_lowering.errors import InputError, LoweringError, PartitionerContractError
+from exir_lowering.options import LoweringOptions
+from exir_lowering.progress import Progress
+
+
+def to_edge(
+    methods: Mapping[str, ExportedProgram],
+    partitioners: Mapping[str, Sequence[Partitioner]],
+    options: LoweringOptions,
+    progress: Progress,
+) -> dict[str, ExportedProgram]:
+    """Convert each program that is not in Edge dialect, as ExecuTorch's `to_edge_transform_and_lower` does.
+
+    Args:
+        methods: Programs by method, in ATen or Edge dialect. They are not changed.
+        partitioners: The partitioners of each method; operators that they want whole are not decomposed.
+        options: Its `edge_compile_config` is used.
+        progress: Shows the methods as they are done.
+
+    Returns:
+        The programs in Edge dialect; those that were in it already are the same objects.
+
+    Raises:
+        InputError: A program cannot be converted.
+    """
+    edge: dict[str, ExportedProgram] = {}
+    for name, program in progress.each("convert to Edge dialect", methods.items()):
+        edge[name] = program if is_edge(program) else _convert(name, program, partitioners[name], options)
+    return edge
+
+
+def _convert(
+    name: str, program: ExportedProgram, partitioners: Sequence[Partitioner], options: LoweringOptions
+) -> ExportedProgram:
+    config = _config(options)
+    try:
+        manager = _upstream.gen_edge_manager(
+            {name: list(partitioners)}, {name: graphs.copy_program(program)}, config, None
+        )
+    except LoweringError:
+        raise
+    except Exception as error:
+        raise InputError(
+            f"Method {name!r} could not be converted to Edge dialect: {type(error).__name__}: {error}"
+        ) from error
+    converted: ExportedProgram = manager.exported_program(name)
+    return converted
+
+
+def check_preserved(
+    lowered: Mapping[str, ExportedProgram],
+    partitioners: Mapping[str, Sequence[Partitioner]],
+    converted: Collection[str],
+    options: LoweringOptions,
+) -> None:
+    """Check that what partitioners kept from decomposition was delegated, and that the rest is valid Edge dialect.
+
+    Args:
+        lowered: The lowered programs.
+        partitioners: The partitioners of each method.
+        converted: The methods that `to_edge` converted.
+        options: As given to `to_edge`.
+
+    Raises:
+        PartitionerContractError: A preserved operator is left on the host, where no kernel exists for it.
+    """
+    for name in lowered:
+        if name not in converted:
+            continue
+        try:
+            preserved = _upstream.preserved_ops_left_over(name, lowered[name], partitioners[name])
+        except RuntimeError as error:
+            raise PartitionerContractError(f"Method {name!r}: {error}", violation="raised") from error
+        config = _config(options)
+        if config._check_ir_validity:
+            verifier = EXIREdgeDialectVerifier(
+                edge_compile_config=config, class_only=True, preserve_ops=list(config.preserve_ops) + preserved
+            )
+            verifier()(lowered[name].graph_module)
+
+
+def _config(options: LoweringOptions) -> EdgeCompileConfig:
+    """Copy the configuration: ExecuTorch adds to its lists."""
+    return copy.deepcopy(options.edge_compile_config) if options.edge_compile_config else EdgeCompileConfig()

@@ -1,0 +1,111 @@
+"""Step emit: from lowered programs to one `.pte` file and its data files."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, ExecutorchProgramManager
+from torch.export import ExportedProgram
+
+from exir_lowering import _upstream, graphs
+from exir_lowering.errors import InputError
+from exir_lowering.report import Report
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Artifact:
+    """A file that ExecuTorch's runtime loads.
+
+    Attributes:
+        manager: ExecuTorch's manager of the emitted program.
+        report: The report of the lowering.
+    """
+
+    manager: ExecutorchProgramManager
+    report: Report
+
+    @property
+    def buffer(self) -> bytes:
+        """The `.pte` file in memory, made anew at each use; `save` does without."""
+        return bytes(self.manager._pte_data)
+
+    @property
+    def data_files(self) -> dict[str, bytes]:
+        """The `.ptd` data files by name, made anew at each use; empty when all data is in the `.pte` file."""
+        return {_data_name(name): bytes(cord) for name, cord in (self.manager._tensor_data or {}).items()}
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the `.pte` file, and its data files beside it, piece by piece.
+
+        Args:
+            path: Where the `.pte` file goes. A file that is there is replaced once the new one is complete.
+
+        Returns:
+            The path.
+
+        Raises:
+            InputError: The path does not end in `.pte`, or cannot be written.
+        """
+        target = Path(path)
+        if target.suffix != ".pte":
+            raise InputError(f"Cannot save to {str(target)!r}: expected a path that ends in .pte.")
+        data = self.manager._tensor_data or {}
+        try:
+            for name, cord in data.items():
+                _write(target.parent / _data_name(name), cord.write_to_file)
+            _write(target, self.manager.write_to_file)
+        except OSError as error:
+            raise InputError(f"Cannot save to {str(target)!r}: {error}") from error
+        return target
+
+    def __repr__(self) -> str:
+        return f"Artifact({', '.join(sorted(self.manager.methods))})"
+
+
+def emit(
+    programs: Mapping[str, ExportedProgram],
+    config: ExecutorchBackendConfig | None,
+    *,
+    constant_methods: Mapping[str, Any] | None,
+    report: Report,
+) -> Artifact:
+    """Emit lowered programs; see `LoweredMethods.emit`."""
+    both = sorted(set(programs) & set(constant_methods or ()))
+    if both:
+        raise InputError(f"constant_methods: {both} are methods of the program too; choose other names.")
+    # ExecuTorch rewrites the graphs that it emits.
+    copies = {name: graphs.copy_program(program) for name, program in programs.items()}
+    try:
+        edge = _upstream.EdgeProgramManager(
+            copies, dict(constant_methods or {}), EdgeCompileConfig(_check_ir_validity=False)
+        )
+        manager = edge.to_executorch(config)
+    except Exception as error:
+        raise InputError(
+            f"Methods {', '.join(map(repr, programs))} could not be emitted: {type(error).__name__}: {error}"
+        ) from error
+    return Artifact(manager, report)
+
+
+def _data_name(name: str) -> str:
+    return name if name.endswith(".ptd") else f"{name}.ptd"
+
+
+def _write(path: Path, write: Callable[[BinaryIO], None]) -> None:
+    """Write beside the target and move into place, so that a failure leaves what was there."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            write(file)
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise

@@ -1,0 +1,197 @@
+"""What several steps need to know of FX graphs: nested graphs, copies that share their tensors, source lines."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Graph, GraphModule, Node
+
+from exir_lowering import _upstream
+
+DELEGATION_TAG = "delegation_tag"
+"""The one key of node.meta that the line uses: ExecuTorch's contract with partitioners."""
+
+_HOPS = torch.ops.higher_order
+
+
+@dataclass(frozen=True, slots=True)
+class NestedGraph:
+    """A graph module that a higher-order operator calls.
+
+    Attributes:
+        name: The attribute that holds it.
+        module: The graph module.
+        call: The node that calls it.
+        bound: For each placeholder, the node of the calling graph that it stands for unchanged, or None
+            (a slice, a carried value).
+    """
+
+    name: str
+    module: GraphModule
+    call: Node
+    bound: tuple[Node | None, ...]
+
+
+def is_getitem(node: Node) -> bool:
+    """Tell whether a node picks one of several results."""
+    return node.op == "call_function" and node.target is operator.getitem
+
+
+def is_delegate_call(node: Node) -> bool:
+    """Tell whether a node calls a delegate."""
+    return node.op == "call_function" and node.target is _upstream.CALL_DELEGATE
+
+
+def attribute(module: torch.nn.Module, target: str) -> Any:
+    """Return what a get_attr node names."""
+    value: Any = module
+    for atom in target.split("."):
+        value = getattr(value, atom)
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class OperandLayout:
+    """Where a higher-order operator keeps its graphs, and the operands that reach them unchanged.
+
+    Attributes:
+        graphs: Positions of the graphs among the arguments.
+        before: Positions of the operand lists that come first among the placeholders and change on the way
+            (slices of map and scan, carried values).
+        unchanged: The position of the operand list that every graph gets as it is.
+    """
+
+    graphs: tuple[int, ...]
+    before: tuple[int, ...]
+    unchanged: int
+
+
+OPERAND_LAYOUTS: Mapping[Any, OperandLayout] = {
+    _HOPS.cond: OperandLayout(graphs=(1, 2), before=(), unchanged=3),
+    _HOPS.map_impl: OperandLayout(graphs=(0,), before=(1,), unchanged=2),
+    _HOPS.scan: OperandLayout(graphs=(0,), before=(1, 2), unchanged=3),
+    _HOPS.while_loop: OperandLayout(graphs=(0, 1), before=(2,), unchanged=3),
+}
+
+
+def nested_graphs(graph_module: GraphModule, node: Node) -> Iterator[NestedGraph]:
+    """Yield the graphs that a node calls: those of cond, map, scan and while_loop, and of operators not known here."""
+    if node.op != "call_function" or is_delegate_call(node):
+        return
+    for argument in dict.fromkeys(node.all_input_nodes):
+        if argument.op != "get_attr":
+            continue
+        module = attribute(graph_module, str(argument.target))
+        if isinstance(module, GraphModule):
+            yield NestedGraph(str(argument.target), module, node, _bound_operands(node, module))
+
+
+def _bound_operands(node: Node, module: GraphModule) -> tuple[Node | None, ...]:
+    placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
+    layout = OPERAND_LAYOUTS.get(node.target)
+    if layout is None or len(node.args) <= layout.unchanged:
+        return (None,) * len(placeholders)
+    bound: list[Node | None] = []
+    for position in layout.before:
+        changed = node.args[position]
+        bound += [None] * len(changed if isinstance(changed, (list, tuple)) else [changed])
+    unchanged = node.args[layout.unchanged]
+    if not isinstance(unchanged, (list, tuple)):
+        return (None,) * len(placeholders)
+    bound += [arg if isinstance(arg, Node) else None for arg in unchanged]
+    return tuple(bound) if len(bound) == len(placeholders) else (None,) * len(placeholders)
+
+
+def walk(graph_module: GraphModule, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], GraphModule]]:
+    """Yield a graph module and every graph nested in it, each once, with its attribute path."""
+    yield path, graph_module
+    seen: set[str] = set()
+    for node in graph_module.graph.nodes:
+        for nested in nested_graphs(graph_module, node):
+            if nested.name not in seen:
+                seen.add(nested.name)
+                yield from walk(nested.module, (*path, nested.name))
+
+
+def copy_graph_module(graph_module: GraphModule) -> GraphModule:
+    """Copy a graph and the graphs nested in it. Tensors, lowered modules and metadata values are shared."""
+    graph = Graph()
+    root: dict[str, Any] = {}
+    env: dict[Node, Node] = {}
+    for node in graph_module.graph.nodes:
+        env[node] = graph.node_copy(node, env.__getitem__)
+        if node.op == "get_attr" and node.target not in root:
+            value = attribute(graph_module, node.target)
+            root[node.target] = copy_graph_module(value) if isinstance(value, GraphModule) else value
+    copied = _upstream.lazy_graph_module(root, graph)
+    copied.meta.update(graph_module.meta)
+    return copied
+
+
+def copy_program(program: ExportedProgram) -> ExportedProgram:
+    """Copy a program's graph, signature and tables; the tensors are shared."""
+    return _upstream.assemble_program(
+        graph_module=copy_graph_module(program.graph_module),
+        signature=copy_signature(program),
+        state_dict=dict(program.state_dict),
+        constants=dict(program.constants),
+        range_constraints=dict(program.range_constraints),
+        module_call_graph=list(program.module_call_graph),
+        example_inputs=program.example_inputs,
+        verifiers=program.verifiers,
+        guards_code=_upstream.guards_code_of(program),
+    )
+
+
+def copy_signature(program: ExportedProgram) -> torch.export.ExportGraphSignature:
+    """Copy a program's signature; its specs are replaced by FX when a node is, so they are copied too."""
+    import copy
+
+    signature = program.graph_signature
+    return torch.export.ExportGraphSignature(
+        input_specs=[copy.copy(spec) for spec in signature.input_specs],
+        output_specs=[_copy_output_spec(spec, copy.copy) for spec in signature.output_specs],
+    )
+
+
+def _copy_output_spec(spec: Any, shallow: Callable[[Any], Any]) -> Any:
+    copied = shallow(spec)
+    copied.arg = shallow(spec.arg)
+    return copied
+
+
+def operator_name(node: Node) -> str:
+    """Return an operator's name as people write it, such as `aten.add.Tensor`."""
+    target = node.target
+    op = getattr(target, "_op", target)
+    if isinstance(op, (torch._ops.OpOverload, torch._ops.HigherOrderOperator)):
+        return str(op)
+    return getattr(op, "__name__", str(op))
+
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+
+
+def source_line(node: Node) -> str:
+    """Return the innermost line of the model that a node came from, "" when it is not known."""
+    trace = node.meta.get("stack_trace") or ""
+    frames = list(_FRAME.finditer(trace))
+    if not frames:
+        return ""
+    last = frames[-1]
+    code = trace[last.end() :].strip().splitlines()
+    text = f": {code[0].strip()}" if code else ""
+    return f'File "{last[1]}", line {last[2]}, in {last[3]}{text}'
+
+
+def module_stack(node: Node) -> str:
+    """Return the path of the module that a node came from, "" when it is not known."""
+    stack = node.meta.get("nn_module_stack") or {}
+    paths = [entry[0] for entry in stack.values() if isinstance(entry, tuple) and entry]
+    return str(paths[-1]) if paths else ""

@@ -1,0 +1,119 @@
+"""What plug-ins implement, and how ExecuTorch's own classes fit in.
+
+A partitioner is ExecuTorch's `Partitioner`. A backend is a `Backend`; an ExecuTorch `BackendDetails` class is adapted.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Literal
+
+from executorch.exir.backend.backend_details import BackendDetails, PreprocessResult
+from executorch.exir.backend.compile_spec_schema import CompileSpec
+from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
+from torch.export import ExportedProgram
+
+__all__ = [
+    "Backend",
+    "CompileSpec",
+    "DelegationSpec",
+    "ExecutorchBackend",
+    "PartitionResult",
+    "Partitioner",
+    "PreprocessResult",
+]
+
+
+class Backend(ABC):
+    """Lowers partitions ahead of time.
+
+    Attributes:
+        backend_id: The id that is written to the file and that the runtime looks up.
+        version: Of the code that makes the payloads; a change means that equal programs may give other bytes.
+        parallel: Whether `preprocess` may run for several partitions at once, and in what.
+    """
+
+    backend_id: ClassVar[str]
+    version: ClassVar[str] = "0"
+    parallel: ClassVar[Literal["none", "thread", "process"]] = "none"
+
+    @abstractmethod
+    def preprocess(self, program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
+        """Lower one partition.
+
+        Args:
+            program: The partition in Edge dialect, yours to change. Its tensors belong to the user: read only.
+                Placeholders are ordered parameters, buffers, constants, user inputs.
+            compile_specs: What the partitioner wants the backend to be told.
+
+        Returns:
+            The payload (`processed_bytes`), and optionally a debug handle map and named data.
+        """
+
+    def preprocess_all(
+        self,
+        edge_programs: dict[str, list[ExportedProgram]],
+        compile_specs: dict[str, list[list[CompileSpec]]],
+    ) -> dict[str, list[PreprocessResult]]:
+        """Lower every partition of every method that goes to this backend; by default one by one.
+
+        Args:
+            edge_programs: For each method its partitions, in call order.
+            compile_specs: For each partition its compile specs, in the same shape.
+
+        Returns:
+            For each method the results, in the same shape.
+        """
+        return {
+            method: [
+                self.preprocess(program, specs)
+                for program, specs in zip(programs, compile_specs[method], strict=True)
+            ]
+            for method, programs in edge_programs.items()
+        }
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether `preprocess_all` is the default, so that a failure can be told of one partition."""
+        return type(self).preprocess_all is Backend.preprocess_all
+
+    def lend(self, program: ExportedProgram, compile_specs: list[CompileSpec]) -> ExportedProgram | None:
+        """Make the backend's own copy of a partition; None (the default) for one that shares the weights."""
+        return None
+
+
+class ExecutorchBackend(Backend):
+    """An ExecuTorch `BackendDetails` class as a `Backend`: its `preprocess_multimethod` is `preprocess_all`."""
+
+    def __init__(self, details: type[BackendDetails]) -> None:
+        self.details = details
+        self.backend_id = details.__name__  # type: ignore[misc]
+
+    def preprocess(self, program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
+        """Lower one partition with the class."""
+        return self.details.preprocess(program, compile_specs)
+
+    def preprocess_all(
+        self,
+        edge_programs: dict[str, list[ExportedProgram]],
+        compile_specs: dict[str, list[list[CompileSpec]]],
+    ) -> dict[str, list[PreprocessResult]]:
+        """Lower all partitions with the class."""
+        results: dict[str, list[PreprocessResult]] = self.details.preprocess_multimethod(edge_programs, compile_specs)
+        return results
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether the class leaves ExecuTorch's `preprocess_multimethod` as it is."""
+        return _function(self.details.preprocess_multimethod) is _function(BackendDetails.preprocess_multimethod)
+
+    def lend(self, program: ExportedProgram, compile_specs: list[CompileSpec]) -> ExportedProgram | None:
+        """Let a class that overrides `copy_exported_program_for_preprocess` make its copy; others share the weights."""
+        copy = self.details.copy_exported_program_for_preprocess
+        if _function(copy) is _function(BackendDetails.copy_exported_program_for_preprocess):
+            return None
+        return copy(program, compile_specs)
+
+
+def _function(method: Any) -> Any:
+    return getattr(method, "__func__", method)

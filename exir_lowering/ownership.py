@@ -1,0 +1,145 @@
+"""Who owns a constant: the host program, or the partitions that read it.
+
+A lifted input (parameter, buffer, lifted constant) that a partitioner tagged moves into every partition that reads it,
+without a copy, and stays on the host only when the host reads it too. State is different: there is one of it. A
+mutated buffer moves only when one partition reads it, writes it and still has a result to return; otherwise the
+mutation stays an output of the host program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec
+from torch.fx import Node
+
+from exir_lowering.errors import PartitionerContractError
+from exir_lowering.graphs import DELEGATION_TAG
+from exir_lowering.quotient import Piece
+
+LIFTED_ORDER = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+"""The kinds of lifted inputs, in the order of a partition's placeholders."""
+
+_MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """What the partitions of one graph own.
+
+    Attributes:
+        inputs: For each piece, the lifted placeholders that it owns, in graph order.
+        mutations: For each piece, the values that it writes to buffers it owns, with the owner's output specs.
+    """
+
+    inputs: Mapping[Piece, tuple[Node, ...]]
+    mutations: Mapping[Piece, tuple[tuple[Node, OutputSpec], ...]]
+
+
+def lifted_inputs(program: ExportedProgram) -> dict[Node, InputSpec]:
+    """Return the placeholders that hold parameters, buffers and lifted constants, with their specs."""
+    placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
+    specs = program.graph_signature.input_specs
+    return {node: spec for node, spec in zip(placeholders, specs, strict=True) if spec.kind in LIFTED_ORDER}
+
+
+def mutated_targets(program: ExportedProgram) -> frozenset[str]:
+    """Return the names of the parameters and buffers that the program writes."""
+    specs = program.graph_signature.output_specs
+    return frozenset(spec.target for spec in specs if spec.kind in _MUTATIONS and spec.target is not None)
+
+
+def top_graph(
+    program: ExportedProgram, piece_of: Mapping[Node, Piece], lifted: Mapping[Node, InputSpec]
+) -> Ownership:
+    """Decide for the top graph, where partitioners tag the constants that their partitions shall own.
+
+    Args:
+        program: The tagged program.
+        piece_of: The piece of each claimed node.
+        lifted: The lifted inputs, see `lifted_inputs`.
+
+    Raises:
+        PartitionerContractError: A constant marked `no_copy` is tagged and read outside of its tag.
+    """
+    mutated = mutated_targets(program)
+    inputs: dict[Piece, list[Node]] = {}
+    state: dict[str, tuple[Node, Piece]] = {}
+    for node, spec in lifted.items():
+        if DELEGATION_TAG not in node.meta:
+            continue
+        _check_no_copy(node)
+        pieces = _reading_pieces(node, piece_of)
+        if spec.target not in mutated:
+            for piece in pieces:
+                if piece is not None:
+                    inputs.setdefault(piece, []).append(node)
+        elif len(pieces) == 1 and pieces[0] is not None and spec.kind == InputKind.BUFFER:
+            state[str(spec.target)] = (node, pieces[0])
+    mutations = _owned_mutations(program, piece_of, state)
+    for piece, written in mutations.items():
+        for _, output in written:
+            inputs.setdefault(piece, []).append(state[str(output.target)][0])
+    position = {node: i for i, node in enumerate(lifted)}
+    return Ownership(
+        {piece: tuple(sorted(nodes, key=position.__getitem__)) for piece, nodes in inputs.items()}, mutations
+    )
+
+
+def nested_graph(piece_of: Mapping[Node, Piece], lifted: Mapping[Node, InputSpec]) -> Ownership:
+    """Decide for a graph that a higher-order operator calls: a partition owns each constant that it reads.
+
+    Partitioners cannot tag these: in a branch a weight is a placeholder like any other.
+
+    Args:
+        piece_of: The piece of each claimed node.
+        lifted: The branch's placeholders that stand for a constant which the program does not mutate.
+    """
+    inputs: dict[Piece, list[Node]] = {}
+    for node in lifted:
+        for piece in _reading_pieces(node, piece_of):
+            if piece is not None:
+                inputs.setdefault(piece, []).append(node)
+    return Ownership({piece: tuple(nodes) for piece, nodes in inputs.items()}, {})
+
+
+def _reading_pieces(node: Node, piece_of: Mapping[Node, Piece]) -> Sequence[Piece | None]:
+    return list(dict.fromkeys(piece_of.get(user) for user in node.users))
+
+
+def _owned_mutations(
+    program: ExportedProgram, piece_of: Mapping[Node, Piece], state: Mapping[str, tuple[Node, Piece]]
+) -> dict[Piece, tuple[tuple[Node, OutputSpec], ...]]:
+    """Return the mutations that pieces take over, of those whose buffer only one piece reads."""
+    taken: dict[Piece, dict[Node, OutputSpec]] = {}
+    returned: set[Piece | None] = set()
+    values = program.graph.output_node().args[0]
+    for value, spec in zip(values, program.graph_signature.output_specs, strict=True):
+        piece = piece_of.get(value) if isinstance(value, Node) else None
+        mutates = spec.kind is OutputKind.BUFFER_MUTATION and spec.target in state
+        # A signature names a mutation by its value, so one value can be written to one owned buffer.
+        if mutates and piece == state[spec.target][1] and value not in taken.setdefault(piece, {}):
+            taken[piece][value] = spec
+        else:
+            returned.add(piece)
+    # A call without any other result would be removed as dead code, and its state with it.
+    read = {piece for node, piece in piece_of.items() for u in node.users if u.op != "output" and piece_of.get(u) != piece}
+    return {piece: tuple(w.items()) for piece, w in taken.items() if w and piece in (read | returned)}
+
+
+def _check_no_copy(node: Node) -> None:
+    tag = node.meta[DELEGATION_TAG]
+    if not node.meta.get("no_copy", False):
+        return
+    for user in node.users:
+        user_tag = user.meta.get(DELEGATION_TAG)
+        if user_tag != tag:
+            raise PartitionerContractError(
+                f"Constant {node.name} is marked no_copy and tagged {tag!r}, but {user.name} reads it too, which is "
+                f"tagged {user_tag!r}. Expected every reader of a no_copy constant in one partition: tag the reader "
+                f"the same, or remove no_copy to let both own it (no memory is copied for that).",
+                violation="no_copy",
+                details={"node": node.name, "tag": tag, "user": user.name, "user_tag": user_tag},
+            )

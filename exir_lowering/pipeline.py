@@ -1,0 +1,192 @@
+"""The compiler, top to bottom: edge -> tag -> extract -> group -> preprocess -> splice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from executorch.exir.backend.compile_spec_schema import CompileSpec
+from executorch.exir.backend.partitioner import Partitioner
+from torch.export import ExportedProgram
+
+from exir_lowering import arguments, checks, graphs, registry
+from exir_lowering._upstream import LoweredBackendModule
+from exir_lowering.edge import check_preserved, to_edge
+from exir_lowering.extraction import extract
+from exir_lowering.interfaces import Backend
+from exir_lowering.lowered import LoweredMethods
+from exir_lowering.model import BackendGroup, CallSite, ExtractedMethod, LoweredPartition, Partition, TaggedMethod
+from exir_lowering.options import LoweringOptions
+from exir_lowering.preprocessing import preprocess
+from exir_lowering.progress import Progress
+from exir_lowering.report import Times, report
+from exir_lowering.splicing import delegate, splice
+from exir_lowering.tagging import fake_state, tag
+
+Programs = Mapping[str, ExportedProgram]
+Backends = Mapping[str, Any]
+
+
+def lower(
+    programs: ExportedProgram | Programs,
+    partitioners: Any = None,
+    *,
+    backends: Backends | None = None,
+    options: LoweringOptions | None = None,
+) -> LoweredMethods:
+    """Lower programs from `torch.export`, or in Edge dialect, to delegates.
+
+    Args:
+        programs: One program (it becomes the method "forward") or a program per method name. None of them is changed.
+        partitioners: An ExecuTorch `Partitioner`, the name of an installed one, a sequence of these in priority order,
+            or a mapping from method names to any of these. Methods that a mapping leaves out stay on the host, as do
+            all methods when it is None.
+        backends: Backends by id, which are looked up before the installed ones: `Backend` objects or classes, or
+            ExecuTorch `BackendDetails` classes.
+        options: How to lower; `LoweringOptions()` by default.
+
+    Returns:
+        The lowered programs by method, with a report; `.emit()` makes the `.pte`.
+
+    Raises:
+        InputError: A program, method name or option is not what it should be.
+        UnknownPluginError: A partitioner name or backend id is not known.
+        PluginLoadError: A plug-in is broken or provided twice.
+        PartitionerContractError: A partitioner raised, or did more or less than tagging.
+        BackendFailure: A backend raised.
+        BackendContractError: A backend returned something wrong, or wrote into a weight.
+    """
+    options = options or LoweringOptions()
+    methods = arguments.programs(programs)
+    chosen = arguments.partitioners(partitioners, methods)
+    times = Times()
+    with Progress(options.progress) as progress, times.step("edge"):
+        edge = to_edge(methods, chosen, options, progress)
+    lowered = _lower_edge(edge, chosen, backends, options, times)
+    check_preserved(lowered, chosen, set(methods) - {name for name, p in edge.items() if p is methods[name]}, options)
+    return lowered
+
+
+def to_backend(
+    method_to_program: ExportedProgram | Programs,
+    method_to_partitioner: Any,
+    *,
+    backends: Backends | None = None,
+    options: LoweringOptions | None = None,
+) -> LoweredMethods:
+    """Lower programs that are in Edge dialect already; otherwise like `lower`.
+
+    Raises:
+        InputError: Also when a program is not in Edge dialect.
+    """
+    options = options or LoweringOptions()
+    methods = arguments.programs(method_to_program)
+    arguments.require_edge(methods)
+    chosen = arguments.partitioners(method_to_partitioner, methods)
+    return _lower_edge(methods, chosen, backends, options, Times())
+
+
+def lower_whole_program(
+    program: ExportedProgram,
+    backend_id: str,
+    compile_specs: Sequence[CompileSpec] = (),
+    *,
+    backends: Backends | None = None,
+) -> LoweredBackendModule:
+    """Lower a whole Edge program to one backend, without a partitioner.
+
+    Args:
+        program: The program, in Edge dialect. It is not changed.
+        backend_id: The backend.
+        compile_specs: What the backend is to be told.
+        backends: Backends by id, which are looked up before the installed ones.
+
+    Returns:
+        ExecuTorch's module with the payload; it can be called from a module that is then exported, or emitted alone.
+
+    Raises:
+        InputError: The program is not an ExportedProgram.
+        UnknownPluginError, PluginLoadError, BackendFailure, BackendContractError: As for `lower`.
+    """
+    arguments.program("lower_whole_program", program)
+    registry.check_backends(backends)
+    backend = registry.find_backend(backend_id, backends)
+    site = CallSite("forward", (), "", (), ())
+    whole = Partition("forward", "forward", "", backend_id, tuple(compile_specs), graphs.copy_program(program), site)
+    (lowered,) = preprocess(BackendGroup(backend_id, (whole,)), backend)
+    return delegate(lowered)
+
+
+def _lower_edge(
+    methods: Programs,
+    chosen: Mapping[str, Sequence[Partitioner]],
+    backends: Backends | None,
+    options: LoweringOptions,
+    times: Times,
+) -> LoweredMethods:
+    """Lower Edge programs: the line."""
+    registry.check_backends(backends)
+    with Progress(options.progress) as progress:
+        tagged: list[TaggedMethod] = []
+        extracted: list[ExtractedMethod] = []
+        for name, program in progress.each("partition", methods.items()):
+            steps = _partition(name, program, chosen[name], options, times)
+            tagged += steps[0]
+            extracted.append(steps[1])
+        groups = _group(extracted)
+        found = {group.backend_id: registry.find_backend(group.backend_id, backends) for group in groups}
+        with times.step("preprocess"):
+            lowered = _preprocess(groups, found, options, progress)
+        with times.step("splice"):
+            programs = splice(extracted, lowered)
+    result = report(methods, tagged, extracted, lowered, chosen, times)
+    return LoweredMethods(programs, result)
+
+
+def _partition(
+    name: str,
+    program: ExportedProgram,
+    partitioners: Sequence[Partitioner],
+    options: LoweringOptions,
+    times: Times,
+) -> tuple[list[TaggedMethod], ExtractedMethod]:
+    """Tag and extract, once for each partitioner: what an earlier one took is a delegate call to a later one."""
+    tagged: list[TaggedMethod] = []
+    method = ExtractedMethod(name, graphs.copy_program(program), ())
+    state = fake_state(program) if partitioners else {}
+    for partitioner in partitioners:
+        with times.step("tag"):
+            tagged.append(tag(name, method.program, partitioner, state))
+        with times.step("extract"):
+            step = extract(tagged[-1], earlier=len(method.partitions), non_convex=options.non_convex)
+            checks.extracted(step)
+        method = ExtractedMethod(
+            name, step.program, method.partitions + step.partitions, method.rejections + step.rejections
+        )
+    return tagged, method
+
+
+def _group(methods: Iterable[ExtractedMethod]) -> list[BackendGroup]:
+    """Group the partitions of all methods by backend, in the order in which backends first occur."""
+    found: dict[str, list[Partition]] = {}
+    for method in methods:
+        for partition in method.partitions:
+            found.setdefault(partition.backend_id, []).append(partition)
+    return [BackendGroup(backend_id, tuple(partitions)) for backend_id, partitions in found.items()]
+
+
+def _preprocess(
+    groups: Sequence[BackendGroup], found: Mapping[str, Backend], options: LoweringOptions, progress: Progress
+) -> dict[str, LoweredPartition]:
+    """Call each backend once, with everything it has to lower."""
+    lowered: dict[str, LoweredPartition] = {}
+    for group in groups:
+        with progress.count(f"lower for {group.backend_id}", len(group.partitions)) as advance:
+            results = preprocess(
+                group,
+                found[group.backend_id],
+                check_weights=options.check_weights,
+                on_partition=lambda partition, advance=advance: advance(),  # type: ignore[misc]
+            )
+        lowered.update({result.partition.id: result for result in results})
+    return lowered

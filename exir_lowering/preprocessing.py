@@ -1,0 +1,170 @@
+"""Step preprocess: hand each backend everything it has to lower in one call, and check what it gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from executorch.exir.backend.backend_details import PreprocessResult
+from executorch.exir.backend.compile_spec_schema import CompileSpec
+from torch.export import ExportedProgram
+
+from exir_lowering import checks, graphs
+from exir_lowering.errors import BackendContractError, BackendFailure, LoweringError
+from exir_lowering.interfaces import Backend
+from exir_lowering.model import BackendGroup, LoweredPartition, Partition
+
+_LISTED = 6
+"""How many nodes and source lines a message names before it says how many more there are."""
+
+
+def preprocess(
+    group: BackendGroup,
+    backend: Backend,
+    *,
+    check_weights: bool = True,
+    on_partition: Callable[[Partition], None] = lambda partition: None,
+) -> list[LoweredPartition]:
+    """Lower a group.
+
+    Args:
+        group: All partitions of all methods that go to the backend.
+        backend: The backend. It gets copies of the graphs and the user's own tensors.
+        check_weights: Whether to compare the weights' checksums before and after.
+        on_partition: Called with each partition that is done, as far as the backend shows it.
+
+    Returns:
+        The partitions with their payloads, in the group's order.
+
+    Raises:
+        BackendFailure: The backend raised.
+        BackendContractError: The results are not what was asked for, or a weight changed.
+    """
+    weights = _weights(group) if check_weights else {}
+    before = checks.weight_digests(weights)
+    try:
+        if backend.one_by_one:
+            lowered = _one_by_one(group, backend, on_partition)
+        else:
+            lowered = _all_at_once(group, backend, on_partition)
+    finally:
+        changed = checks.changed(before, checks.weight_digests(weights))
+    if changed:
+        raise BackendContractError(
+            f"Backend {group.backend_id!r} wrote into {_some(list(changed))} during preprocess: those tensors belong to "
+            f"the model and have changed. Restore them before lowering again; the backend has to work on a copy."
+        )
+    return lowered
+
+
+def _one_by_one(
+    group: BackendGroup, backend: Backend, on_partition: Callable[[Partition], None]
+) -> list[LoweredPartition]:
+    lowered = []
+    for partition in group.partitions:
+        try:
+            result = backend.preprocess(*_hand_over(backend, partition))
+        except Exception as error:
+            raise _failure(group.backend_id, [partition], error) from error
+        _check_result(group.backend_id, partition, result)
+        lowered.append(LoweredPartition(partition, result))
+        on_partition(partition)
+    return lowered
+
+
+def _all_at_once(
+    group: BackendGroup, backend: Backend, on_partition: Callable[[Partition], None]
+) -> list[LoweredPartition]:
+    by_method: dict[str, list[Partition]] = {}
+    for partition in group.partitions:
+        by_method.setdefault(partition.method, []).append(partition)
+    programs: dict[str, list[ExportedProgram]] = {}
+    specs: dict[str, list[list[CompileSpec]]] = {}
+    for method, partitions in by_method.items():
+        pairs = [_hand_over(backend, partition) for partition in partitions]
+        programs[method] = [program for program, _ in pairs]
+        specs[method] = [spec for _, spec in pairs]
+    try:
+        results = backend.preprocess_all(programs, specs)
+    except Exception as error:
+        raise _failure(group.backend_id, group.partitions, error) from error
+    _check_results(group.backend_id, by_method, results)
+    found = {
+        partition.id: result
+        for method, partitions in by_method.items()
+        for partition, result in zip(partitions, results[method], strict=True)
+    }
+    for partition in group.partitions:
+        on_partition(partition)
+    return [LoweredPartition(partition, found[partition.id]) for partition in group.partitions]
+
+
+def _hand_over(backend: Backend, partition: Partition) -> tuple[ExportedProgram, list[CompileSpec]]:
+    specs = list(partition.compile_specs)
+    own = backend.lend(partition.program, specs)
+    return (graphs.copy_program(partition.program) if own is None else own), specs
+
+
+def _weights(group: BackendGroup) -> dict[str, Any]:
+    weights: dict[str, Any] = {}
+    for partition in group.partitions:
+        for table in (partition.program.state_dict, partition.program.constants):
+            weights.update({f"{partition.method}:{name}": tensor for name, tensor in table.items()})
+    return weights
+
+
+def _check_results(backend_id: str, asked: Mapping[str, list[Partition]], results: Any) -> None:
+    who = f"Backend {backend_id!r}: preprocess_all"
+    if not isinstance(results, Mapping):
+        raise BackendContractError(
+            f"{who} returned {type(results).__name__}, expected a dict from each method to its list of PreprocessResult."
+        )
+    missing, strange = sorted(set(asked) - set(results)), sorted(map(str, set(results) - set(asked)))
+    if missing or strange:
+        raise BackendContractError(
+            f"{who} returned results for methods {sorted(map(str, results))}, expected {sorted(asked)}"
+            + (f"; missing: {missing}" if missing else "")
+            + (f"; never asked for: {strange}" if strange else "")
+            + "."
+        )
+    for method, partitions in asked.items():
+        given = results[method]
+        if not isinstance(given, (list, tuple)) or len(given) != len(partitions):
+            count = len(given) if isinstance(given, (list, tuple)) else type(given).__name__
+            raise BackendContractError(
+                f"{who} returned {count} results for method {method!r}, expected {len(partitions)}, one for each of "
+                f"{_some([p.id for p in partitions])}."
+            )
+        for partition, result in zip(partitions, given, strict=True):
+            _check_result(backend_id, partition, result)
+
+
+def _check_result(backend_id: str, partition: Partition, result: Any) -> None:
+    if not isinstance(result, PreprocessResult):
+        raise BackendContractError(
+            f"Backend {backend_id!r} returned {type(result).__name__} for partition {partition.id}, expected a "
+            f"PreprocessResult."
+        )
+    if not isinstance(result.processed_bytes, bytes):
+        raise BackendContractError(
+            f"Backend {backend_id!r} returned processed_bytes of type {type(result.processed_bytes).__name__} for "
+            f"partition {partition.id}, expected bytes."
+        )
+
+
+def _failure(backend_id: str, partitions: Any, error: Exception) -> LoweringError:
+    """Describe a failure: the backend, where it was, and the lines of the model that it was given."""
+    lines = [f"Backend {backend_id!r} failed: {type(error).__name__}: {error}"]
+    for partition in partitions:
+        nodes = [node for node in partition.program.graph.nodes if node.op == "call_function"]
+        lines.append(f"  partition {partition.id} of method {partition.method!r}: {_some([n.name for n in nodes])}")
+        sources = list(dict.fromkeys(filter(None, (graphs.source_line(node) for node in nodes))))
+        lines += [f"    {source}" for source in sources[:_LISTED]]
+        if len(sources) > _LISTED:
+            lines.append(f"    and {len(sources) - _LISTED} more lines of the model")
+    return BackendFailure("\n".join(lines))
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more

@@ -1,0 +1,200 @@
+"""The quotient graph: each partition contracted to one vertex, ordered, made acyclic.
+
+Contracting the nodes of one tag is only possible when no path leaves the tag and comes back, and when two tags do not
+feed each other both ways. Kahn's algorithm (CACM 5(11), 1962) orders the contracted graph in O(nodes + edges + units
+log units); what it cannot order lies on a cycle, and just those strongly connected components are split.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import networkx as nx
+from torch.fx import Node
+
+from exir_lowering.errors import InvariantError
+
+Piece = tuple[str, int]
+"""A tag and the number of its convex piece."""
+
+_MERGE_LIMIT = 64
+"""Pieces of one component up to which merging back is tried: each trial searches the component."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A vertex of the quotient graph: one host node, or every node of one piece, in graph order."""
+
+    piece: Piece | None
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cycle:
+    """A way out of a tag and back into it.
+
+    Attributes:
+        tag: The tag.
+        path: Names of the nodes on the way; the first and the last one have the tag.
+    """
+
+    tag: str
+    path: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return " -> ".join(self.path)
+
+
+def order(nodes: Sequence[Node], tag_of: Mapping[Node, str]) -> tuple[list[Unit], list[Cycle]]:
+    """Contract tags to units and order the units, splitting the tags that would close a cycle.
+
+    Args:
+        nodes: The computing nodes of one graph, in graph order.
+        tag_of: The tag of each claimed node.
+
+    Returns:
+        The units in an order in which each comes after its inputs, and one cycle for each tag that was split.
+        Units keep the order of the graph where their inputs allow it.
+    """
+    piece_of = {node: (tag, 0) for node, tag in tag_of.items()}
+    units, stuck = _kahn(nodes, piece_of)
+    if not stuck:
+        return units, []
+    cycles = _split(nodes, piece_of, stuck)
+    units, stuck = _kahn(nodes, piece_of)
+    if stuck:
+        raise InvariantError(
+            "Splitting tags into levels left a cycle through "
+            f"{sorted(node.name for unit in stuck for node in unit.nodes)[:8]}. Please report this program."
+        )
+    return units, cycles
+
+
+def _units(nodes: Sequence[Node], piece_of: Mapping[Node, Piece]) -> list[Unit]:
+    members: dict[Piece | Node, list[Node]] = {}
+    for node in nodes:
+        members.setdefault(piece_of.get(node, node), []).append(node)
+    return [Unit(key if isinstance(key, tuple) else None, tuple(found)) for key, found in members.items()]
+
+
+def _edges(units: Sequence[Unit]) -> list[list[int]]:
+    unit_of = {node: i for i, unit in enumerate(units) for node in unit.nodes}
+    successors: list[list[int]] = [[] for _ in units]
+    for i, unit in enumerate(units):
+        for node in unit.nodes:
+            for user in node.users:
+                j = unit_of.get(user)
+                if j is not None and j != i:
+                    successors[i].append(j)
+    return successors
+
+
+def _kahn(nodes: Sequence[Node], piece_of: Mapping[Node, Piece]) -> tuple[list[Unit], list[Unit]]:
+    units = _units(nodes, piece_of)
+    successors = _edges(units)
+    waiting = [0] * len(units)
+    for following in successors:
+        for j in following:
+            waiting[j] += 1
+    ready = [i for i, count in enumerate(waiting) if count == 0]
+    ordered: list[Unit] = []
+    while ready:
+        i = heapq.heappop(ready)
+        ordered.append(units[i])
+        for j in successors[i]:
+            waiting[j] -= 1
+            if waiting[j] == 0:
+                heapq.heappush(ready, j)
+    return ordered, [unit for i, unit in enumerate(units) if waiting[i] > 0]
+
+
+def _split(nodes: Sequence[Node], piece_of: dict[Node, Piece], stuck: Sequence[Unit]) -> list[Cycle]:
+    """Split the tags of each strongly connected component into levels; `piece_of` is updated."""
+    successors = _edges(stuck)
+    graph = nx.DiGraph([(i, j) for i, following in enumerate(successors) for j in following])
+    components = [sorted(c) for c in nx.strongly_connected_components(graph) if len(c) > 1]
+    position = {node: i for i, node in enumerate(nodes)}
+    cycles: list[Cycle] = []
+    for component in sorted(components):
+        units = [stuck[i] for i in component]
+        cycles += _cycles(graph, component, stuck)
+        members = sorted((node for unit in units for node in unit.nodes), key=position.__getitem__)
+        _merge_back(members, _assign_levels(members, piece_of))
+        _number_levels(members, piece_of)
+    return cycles
+
+
+def _assign_levels(members: Sequence[Node], piece_of: dict[Node, Piece]) -> dict[Node, Piece]:
+    """Give each claimed node a level that rises with each entry into a tag from outside of it.
+
+    Every edge inside the component keeps or raises the level, and entering a tag raises it, so no cycle of pieces is
+    left: it would have to enter a piece, and come back to the level it left.
+    """
+    inside = set(members)
+    level: dict[Node, int] = {}
+    for node in members:
+        tag = piece_of[node][0] if node in piece_of else None
+        level[node] = 0
+        for source in node.all_input_nodes:
+            if source in inside:
+                same = tag is None or (source in piece_of and piece_of[source][0] == tag)
+                level[node] = max(level[node], level[source] + (not same))
+    for node in members:
+        if node in piece_of:
+            piece_of[node] = (piece_of[node][0], level[node])
+    return piece_of
+
+
+def _merge_back(members: Sequence[Node], piece_of: dict[Node, Piece]) -> None:
+    """Join neighbouring pieces of a tag again where that closes no cycle; levels split more than they must."""
+    units = _units(members, piece_of)
+    pieces = [unit.piece for unit in units if unit.piece is not None]
+    if len(pieces) > _MERGE_LIMIT:
+        return
+    for tag in dict.fromkeys(piece[0] for piece in pieces):
+        levels = sorted(piece[1] for piece in pieces if piece[0] == tag)
+        kept = levels[0]
+        for level in levels[1:]:
+            trial = {n: ((tag, kept) if p == (tag, level) else p) for n, p in piece_of.items() if n in set(members)}
+            if _kahn(members, trial)[1]:
+                kept = level
+            else:
+                piece_of.update(trial)
+
+
+def _number_levels(members: Sequence[Node], piece_of: dict[Node, Piece]) -> None:
+    """Number the pieces of each tag 0, 1, ... in the order of their levels."""
+    levels: dict[str, set[int]] = {}
+    for node in members:
+        if node in piece_of:
+            levels.setdefault(piece_of[node][0], set()).add(piece_of[node][1])
+    number = {tag: {level: i for i, level in enumerate(sorted(found))} for tag, found in levels.items()}
+    for node in members:
+        if node in piece_of:
+            tag, level = piece_of[node]
+            piece_of[node] = (tag, number[tag][level])
+
+
+def _cycles(graph: nx.DiGraph, component: Iterable[int], stuck: Sequence[Unit]) -> list[Cycle]:
+    """Describe one cycle through each tag of a component."""
+    subgraph = graph.subgraph(component)
+    found: list[Cycle] = []
+    for i in sorted(component):
+        piece = stuck[i].piece
+        if piece is not None:
+            following = min(subgraph.successors(i), key=lambda j: nx.shortest_path_length(subgraph, j, i))
+            loop = [i, *nx.shortest_path(subgraph, following, i)]
+            found.append(Cycle(piece[0], _names(loop, stuck)))
+    return found
+
+
+def _names(loop: Sequence[int], stuck: Sequence[Unit]) -> tuple[str, ...]:
+    """Name the nodes at which a loop of units leaves one unit and enters the next."""
+    names: list[str] = []
+    for i, j in zip(loop, loop[1:], strict=False):
+        target = set(stuck[j].nodes)
+        source, user = next((n, u) for n in stuck[i].nodes for u in n.users if u in target)
+        names += [name for name in (source.name, user.name) if not names or names[-1] != name]
+    return tuple(names)

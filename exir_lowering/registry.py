@@ -1,0 +1,188 @@
+"""Finding plug-ins: entry points, loaded only when asked for, and ExecuTorch's backend classes."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from executorch.exir.backend.backend_details import BackendDetails
+
+from exir_lowering.errors import InputError, PluginLoadError, UnknownPluginError
+from exir_lowering.interfaces import Backend, ExecutorchBackend, Partitioner
+
+BACKENDS = "exir_lowering.backends"
+PARTITIONERS = "exir_lowering.partitioners"
+GROUPS = (BACKENDS, PARTITIONERS)
+
+
+@dataclass(frozen=True, slots=True)
+class PluginInfo:
+    """One installed plug-in.
+
+    Attributes:
+        group: The entry-point group.
+        id: The entry's name.
+        provider: The distribution and object that provide it.
+        error: Why it cannot be used, "" when it can.
+    """
+
+    group: str
+    id: str
+    provider: str
+    error: str
+
+
+def installed() -> Iterator[PluginInfo]:
+    """Load every plug-in and yield what it is, broken ones with their error."""
+    for group in GROUPS:
+        for entry in sorted(_entries(group), key=lambda e: (e.name, e.value)):
+            error = ""
+            try:
+                _load(group, entry.name)
+            except PluginLoadError as failure:
+                error = str(failure)
+            yield PluginInfo(group, entry.name, _provider(entry), error)
+
+
+def find_partitioner(plugin_id: str) -> Partitioner:
+    """Make the partitioner that an entry point provides: a `Partitioner` class, or a function that returns one.
+
+    Raises:
+        UnknownPluginError: No distribution provides the id.
+        PluginLoadError: It is provided twice, cannot be imported, or makes something else than a partitioner.
+    """
+    factory = _load(PARTITIONERS, plugin_id)
+    try:
+        partitioner = factory() if callable(factory) and not isinstance(factory, Partitioner) else factory
+    except Exception as error:
+        raise PluginLoadError(
+            f"Partitioner {plugin_id!r}: calling {factory!r} raised {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(partitioner, Partitioner):
+        raise PluginLoadError(
+            f"Partitioner {plugin_id!r}: got {type(partitioner).__name__}, expected an ExecuTorch Partitioner or a "
+            f"function without arguments that returns one. Correct the entry point in group {PARTITIONERS!r}."
+        )
+    return partitioner
+
+
+def find_backend(backend_id: str, given: Mapping[str, Any] | None = None) -> Backend:
+    """Find a backend: in the caller's mapping, in the entry points, then among ExecuTorch's classes by name.
+
+    Args:
+        backend_id: The id that a partitioner's delegation spec names.
+        given: The call's `backends=`: Backend objects or classes, or BackendDetails classes, by id.
+
+    Raises:
+        UnknownPluginError: Nobody provides the id.
+        PluginLoadError: It is provided twice, cannot be imported, or is no backend.
+    """
+    if given is not None and backend_id in given:
+        return as_backend(backend_id, given[backend_id])
+    if any(entry.name == backend_id for entry in _entries(BACKENDS)):
+        return as_backend(backend_id, _load(BACKENDS, backend_id))
+    details = _details_class(backend_id)
+    if details is not None:
+        return ExecutorchBackend(details)
+    known = sorted({*(given or ()), *(e.name for e in _entries(BACKENDS)), *_details_names()})
+    raise UnknownPluginError(
+        f"Backend {backend_id!r} was not found: not in backends=, in no entry point of group {BACKENDS!r}, and no "
+        f"imported ExecuTorch BackendDetails class has that name. {_suggest(backend_id, known)} "
+        f"Import the module that defines the class, install the package that provides it, or pass backends={{...}}.",
+        plugin_id=backend_id,
+    )
+
+
+def as_backend(backend_id: str, candidate: Any) -> Backend:
+    """Turn a Backend object, a Backend class or a BackendDetails class into a Backend.
+
+    Raises:
+        PluginLoadError: It is something else, or making it raised.
+    """
+    if isinstance(candidate, type) and issubclass(candidate, BackendDetails):
+        return ExecutorchBackend(candidate)
+    if isinstance(candidate, type) and issubclass(candidate, Backend):
+        try:
+            return candidate()
+        except Exception as error:
+            raise PluginLoadError(
+                f"Backend {backend_id!r}: making {candidate.__module__}.{candidate.__qualname__} raised "
+                f"{type(error).__name__}: {error}"
+            ) from error
+    if isinstance(candidate, Backend):
+        return candidate
+    raise PluginLoadError(
+        f"Backend {backend_id!r}: got {candidate!r}, expected an exir_lowering.Backend (object or class) or an "
+        f"ExecuTorch BackendDetails class."
+    )
+
+
+def check_backends(given: Any) -> None:
+    """Check the `backends=` argument of a call.
+
+    Raises:
+        InputError: It is no mapping from ids.
+    """
+    if given is not None and (not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given)):
+        raise InputError(f"backends={given!r}: expected a mapping from backend ids to backends, such as {{'My': My()}}.")
+
+
+@lru_cache(maxsize=len(GROUPS))
+def _entries(group: str) -> tuple[EntryPoint, ...]:
+    return tuple(entry_points(group=group))
+
+
+def _load(group: str, plugin_id: str) -> Any:
+    found = {(_provider(entry), entry.value): entry for entry in _entries(group) if entry.name == plugin_id}
+    if not found:
+        known = sorted({entry.name for entry in _entries(group)})
+        raise UnknownPluginError(
+            f"No installed distribution provides {plugin_id!r} in group {group!r}. {_suggest(plugin_id, known)} "
+            f"`exir-lower plugins` lists what is installed.",
+            plugin_id=plugin_id,
+        )
+    if len(found) > 1:
+        providers = " and ".join(sorted(provider for provider, _ in found))
+        raise PluginLoadError(
+            f"{plugin_id!r} in group {group!r} is provided twice: by {providers}. Uninstall one of them."
+        )
+    (entry,) = found.values()
+    try:
+        return entry.load()
+    except Exception as error:
+        raise PluginLoadError(
+            f"{plugin_id!r} in group {group!r}, provided by {_provider(entry)}, could not be imported: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def _provider(entry: EntryPoint) -> str:
+    distribution = f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else "an unknown distribution"
+    return f"{distribution} ({entry.value})"
+
+
+def _details_names() -> list[str]:
+    return [cls.__name__ for cls in BackendDetails.__subclasses__()]
+
+
+def _details_class(name: str) -> type[BackendDetails] | None:
+    """Return the ExecuTorch class of that name; a class defined again at the same place replaces the older one."""
+    places = {(cls.__module__, cls.__qualname__): cls for cls in BackendDetails.__subclasses__() if cls.__name__ == name}
+    if len(places) > 1:
+        listed = " and ".join(sorted(".".join(place) for place in places))
+        raise PluginLoadError(
+            f"Two ExecuTorch backend classes are called {name!r}: {listed}. A class is found by its name alone, so "
+            f"rename one, or say which one is meant with backends={{{name!r}: TheClass}}."
+        )
+    return next(iter(places.values()), None)
+
+
+def _suggest(wanted: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(wanted, known, n=3)
+    if close:
+        return f"Did you mean {' or '.join(map(repr, close))}?"
+    return f"Known: {', '.join(known) or 'none'}."

@@ -1,0 +1,54 @@
+"""Step splice: put what the backends made where the partitions were called from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+
+from exir_lowering._upstream import LoweredBackendModule
+from exir_lowering.errors import InvariantError
+from exir_lowering.graphs import attribute
+from exir_lowering.model import ExtractedMethod, LoweredPartition
+
+
+def splice(
+    methods: Iterable[ExtractedMethod], lowered: Mapping[str, LoweredPartition]
+) -> dict[str, ExportedProgram]:
+    """Replace the pending delegate at each call site by the lowered one.
+
+    Args:
+        methods: The methods after their last extraction, each with the partitions of all its extractions.
+        lowered: The lowered partitions by id.
+
+    Returns:
+        The programs by method, their graph modules now holding the payloads.
+    """
+    programs: dict[str, ExportedProgram] = {}
+    for method in methods:
+        for partition in method.partitions:
+            if partition.id not in lowered:
+                raise InvariantError(f"Partition {partition.id} was never lowered. Please report this program.")
+            owner: GraphModule = method.program.graph_module
+            for name in partition.site.graph_path:
+                owner = attribute(owner, name)
+            setattr(owner, partition.site.target, delegate(lowered[partition.id]))
+        programs[method.name] = method.program
+    return programs
+
+
+def delegate(lowered: LoweredPartition) -> LoweredBackendModule:
+    """Make ExecuTorch's module for a lowered partition."""
+    partition, result = lowered.partition, lowered.result
+    module = LoweredBackendModule(
+        edge_program=partition.program,
+        backend_id=partition.backend_id,
+        processed_bytes=result.processed_bytes,
+        compile_specs=list(partition.compile_specs),
+        named_data_store_output=result.data_store_output,
+    )
+    module.meta = {"debug_handle_map": result.debug_handle_map}
+    if result._delegate_info_meta is not None:
+        module.meta["_delegate_info_meta"] = result._delegate_info_meta
+    return module

@@ -1,0 +1,1 @@
+"""Partitioners that come with exir-lowering."""
