@@ -168,6 +168,7 @@ class _GraphSweep:
         tag_of = self._claims(computing)
         units, cycles = quotient.order(computing, tag_of)
         self._report_cycles(cycles)
+        units = self._inner_order(nodes, units)
         piece_of = {node: unit.piece for unit in units if unit.piece is not None for node in unit.nodes}
         self.owned = self._ownership(piece_of)
         pieces: dict[str, int] = {}
@@ -221,6 +222,18 @@ class _GraphSweep:
             if _holds_pending(nested.module):
                 return f"an earlier partitioner claimed nodes in its graph {nested.name}"
         return ""
+
+    def _inner_order(self, nodes: Sequence[Node], units: Sequence[Unit]) -> list[Unit]:
+        """Order the nodes inside of each unit as ExecuTorch does: graph order in the first partition, then its sort."""
+        found = {unit.piece[0] for unit in units if unit.piece is not None}
+        first = next((tag for tag in self.method.tagged.destinations if tag in found), None)
+        place = quotient.breadth_first(nodes) if len(found) > 1 else {}
+        return [
+            unit
+            if unit.piece is None or unit.piece[0] == first
+            else Unit(unit.piece, tuple(sorted(unit.nodes, key=place.__getitem__)))
+            for unit in units
+        ]
 
     def _report_cycles(self, cycles: Iterable[quotient.Cycle]) -> None:
         for cycle in cycles:

@@ -8,16 +8,42 @@ log units); what it cannot order lies on a cycle, and just those strongly connec
 from __future__ import annotations
 
 import heapq
+import operator
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import networkx as nx
+import torch
 from torch.fx import Node
 
 from exir_lowering.errors import InvariantError
 
 Piece = tuple[str, int]
 """A tag and the number of its convex piece."""
+
+_SORTED_FIRST = frozenset(
+    {
+        operator.add,
+        operator.mul,
+        operator.sub,
+        operator.floordiv,
+        operator.truediv,
+        operator.mod,
+        operator.le,
+        operator.lt,
+        operator.ge,
+        operator.gt,
+        operator.eq,
+        operator.ne,
+        torch.ops.aten.sym_constrain_range.default,
+        torch.ops.aten.sym_constrain_range_for_size.default,
+        torch.ops.aten._assert_async.msg,
+        torch.ops.aten.scalar_tensor.default,
+        torch.ops.aten._assert_scalar.default,
+    }
+)
+"""Run-time assertions and the arithmetic of sizes, which `legalize_graph` sorts before what depends on data."""
 
 _MERGE_LIMIT = 64
 """Pieces of one component up to which merging back is tried: each trial searches the component."""
@@ -70,6 +96,33 @@ def order(nodes: Sequence[Node], tag_of: Mapping[Node, str]) -> tuple[list[Unit]
             f"{sorted(node.name for unit in stuck for node in unit.nodes)[:8]}. Please report this program."
         )
     return units, cycles
+
+
+def breadth_first(nodes: Sequence[Node]) -> dict[Node, int]:
+    """Return each node's place in the breadth-first topological order that ExecuTorch leaves a graph in.
+
+    ExecuTorch re-sorts the graph so after each partition that it takes out, `torch.fx`'s `legalize_graph`, and that
+    order decides in which order a backend sees its nodes. One such sort gives the same order for all partitions but
+    the first when partitioners number their tags from the end of the graph, as torch.fx's partitioner does, so that
+    payloads come out byte for byte the same.
+
+    Args:
+        nodes: Every node of a graph, in graph order.
+    """
+    waiting = dict.fromkeys(nodes, 0)
+    for node in nodes:
+        for user in node.users:
+            waiting[user] += 1
+    ready = deque(node for node in nodes if waiting[node] == 0)
+    place: dict[Node, int] = {}
+    while ready:
+        node = ready.popleft()
+        place[node] = len(place)
+        for user in node.users:
+            waiting[user] -= 1
+            if waiting[user] == 0:
+                (ready.appendleft if user.target in _SORTED_FIRST else ready.append)(user)
+    return place
 
 
 def _units(nodes: Sequence[Node], piece_of: Mapping[Node, Piece]) -> list[Unit]:
