@@ -459,7 +459,10 @@ class _PartitionBuilder:
                 if key in known:
                     self.env[node] = known[key]
                     continue
-                known[key] = self._placeholder(node, _lifted_input(node, spec))
+                name = _name_in_partition(node, self.unit)
+                known[key] = self._placeholder(
+                    node, InputSpec(kind, TensorArgument(name=name), spec.target, spec.persistent)
+                )
                 stored = self.sweep.method.program.state_dict
                 (self.state_dict if spec.target in stored else self.constants)[str(spec.target)] = tensor
         for node in external:
@@ -482,7 +485,8 @@ class _PartitionBuilder:
         self.env[node] = known[key]
 
     def _placeholder(self, node: Node, spec: InputSpec) -> Node:
-        placeholder = self.graph.create_node("placeholder", node.name, name=node.name)
+        name = str(spec.arg.name)
+        placeholder = self.graph.create_node("placeholder", name, name=name)
         placeholder.meta = {k: v for k, v in node.meta.items() if k != DELEGATION_TAG}
         self.env[node] = placeholder
         self.input_specs.append(spec)
@@ -544,8 +548,17 @@ def _user_input(node: Node) -> InputSpec:
     return InputSpec(InputKind.USER_INPUT, _argument(node), None)
 
 
-def _lifted_input(node: Node, spec: InputSpec) -> InputSpec:
-    return InputSpec(spec.kind, TensorArgument(name=node.name), spec.target, spec.persistent)
+def _name_in_partition(constant: Node, unit: Unit) -> str:
+    """Name a constant in a partition as ExecuTorch names the copy it makes there: payloads may carry the name.
+
+    ExecuTorch copies a constant that is read outside of its tag once for each reader, and numbers the copies.
+    """
+    inside = set(unit.nodes)
+    readers = list(constant.users)
+    if all(reader in inside for reader in readers):
+        return constant.name
+    first = next(i for i, reader in enumerate(readers) if reader in inside)
+    return f"{constant.name}_copy_{first - 1}" if first else constant.name
 
 
 def _fake(tensor: torch.Tensor, program: ExportedProgram) -> torch.Tensor:

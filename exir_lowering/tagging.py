@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
+from torch.fx import GraphModule
 
 from exir_lowering import _upstream, checks, graphs
 from exir_lowering.errors import PartitionerContractError
@@ -112,7 +113,7 @@ def _check_tags(who: str, tagged: ExportedProgram, destinations: Mapping[str, De
         tagged.graph_signature.input_specs,
         strict=True,
     ))
-    for path, module in graphs.walk(tagged.graph_module):
+    for path, module in _staying(tagged.graph_module, ()):
         for node in module.graph.nodes:
             name = node.meta.get(DELEGATION_TAG)
             if name is None:
@@ -137,6 +138,15 @@ def _check_tags(who: str, tagged: ExportedProgram, destinations: Mapping[str, De
                     violation="tag_without_destination",
                     details={"node": node.name, "tag": name},
                 )
+
+
+def _staying(module: GraphModule, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], GraphModule]]:
+    """Walk the nested graphs whose calls are not tagged; a tagged call moves with its graphs, whatever tags they hold."""
+    yield path, module
+    for node in module.graph.nodes:
+        if DELEGATION_TAG not in node.meta:
+            for nested in graphs.nested_graphs(module, node):
+                yield from _staying(nested.module, (*path, nested.name))
 
 
 def _kind(spec: Any) -> str:

@@ -1,0 +1,107 @@
+"""The echo backend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, InputSpec, OutputKind
+from torch.fx import Node
+
+from exir_lowering import Backend, CompileSpec, PreprocessResult
+
+_KINDS = {
+    InputKind.PARAMETER: "parameter",
+    InputKind.BUFFER: "buffer",
+    InputKind.CONSTANT_TENSOR: "constant",
+    InputKind.USER_INPUT: "input",
+}
+
+
+class EchoBackend(Backend):
+    """Writes down the hand-over: counts, compile specs, constants by name, inputs, operators, mutations, results.
+
+    Equal hand-overs give equal bytes. The payload cannot be executed.
+    """
+
+    backend_id = "echo"
+    version = "1"
+
+    def preprocess(self, program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
+        """Write down one partition that is lowered on its own."""
+        return self.preprocess_all({"forward": [program]}, {"forward": [compile_specs]})["forward"][0]
+
+    def preprocess_all(
+        self,
+        edge_programs: dict[str, list[ExportedProgram]],
+        compile_specs: dict[str, list[list[CompileSpec]]],
+    ) -> dict[str, list[PreprocessResult]]:
+        """Write down every partition, with the size of the whole hand-over."""
+        partitions = sum(len(programs) for programs in edge_programs.values())
+        group = f"group: {len(edge_programs)} methods, {partitions} partitions"
+        return {
+            method: [
+                PreprocessResult(
+                    "\n".join(
+                        ["echo 1", group, f"method {method}: partition {i} of {len(programs)}", *_lines(program, specs)]
+                    ).encode()
+                )
+                for i, (program, specs) in enumerate(zip(programs, compile_specs[method], strict=True), start=1)
+            ]
+            for method, programs in edge_programs.items()
+        }
+
+
+def _lines(program: ExportedProgram, compile_specs: list[CompileSpec]) -> Iterator[str]:
+    for spec in compile_specs:
+        yield f"spec {spec.key} = {spec.value!r}"
+    signature = program.graph_signature
+    yield from _graph_lines(program.graph_module, signature.input_specs, "")
+    for output in signature.output_specs:
+        if output.kind is OutputKind.BUFFER_MUTATION:
+            yield f"writes {output.target} <- {output.arg.name}"
+    results = [output.arg.name for output in signature.output_specs if output.kind is OutputKind.USER_OUTPUT]
+    yield f"return {', '.join(results)}"
+
+
+def _graph_lines(module: torch.fx.GraphModule, specs: list[InputSpec], indent: str) -> Iterator[str]:
+    known = {spec.arg.name: spec for spec in specs if hasattr(spec.arg, "name")}
+    for node in module.graph.nodes:
+        if node.op == "placeholder":
+            spec = known.get(node.name)
+            kind = _KINDS.get(spec.kind, spec.kind.name.lower()) if spec is not None else "input"
+            target = f" = {spec.target}" if spec is not None and spec.target is not None else ""
+            yield f"{indent}{kind} {node.name}{target}: {_type(node.meta.get('val'))}"
+        elif node.op == "get_attr":
+            attribute = getattr(module, str(node.target))
+            if isinstance(attribute, torch.fx.GraphModule):
+                yield f"{indent}graph {node.name}:"
+                yield from _graph_lines(attribute, [], indent + "  ")
+        elif node.op == "call_function":
+            arguments = [_format(a) for a in node.args] + [f"{k}={_format(v)}" for k, v in node.kwargs.items()]
+            yield f"{indent}{node.name} = {_operator(node)}({', '.join(arguments)}): {_type(node.meta.get('val'))}"
+        elif indent:
+            yield f"{indent}return {_format(node.args[0])}"
+
+
+def _operator(node: Node) -> str:
+    operator = getattr(node.target, "_op", node.target)
+    if isinstance(operator, (torch._ops.OpOverload, torch._ops.HigherOrderOperator)):
+        return str(operator)
+    return str(getattr(operator, "__name__", operator))
+
+
+def _format(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_format, value))}]"
+    return str(value)
+
+
+def _type(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, value.shape))}]"
+    if isinstance(value, (list, tuple)):
+        return f"({', '.join(map(_type, value))})"
+    return str(value)
