@@ -9,7 +9,7 @@ from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.backend.partitioner import Partitioner
 from torch.export import ExportedProgram
 
-from exir_lowering import arguments, checks, graphs, registry
+from exir_lowering import arguments, checks, collector, graphs, registry
 from exir_lowering._upstream import LoweredBackendModule
 from exir_lowering.edge import check_preserved, to_edge
 from exir_lowering.extraction import extract
@@ -152,12 +152,14 @@ def _partition(
 ) -> tuple[list[TaggedMethod], ExtractedMethod]:
     """Tag and extract, once for each partitioner: what an earlier one took is a delegate call to a later one."""
     tagged: list[TaggedMethod] = []
-    method = ExtractedMethod(name, graphs.copy_program(program), ())
-    state = fake_state(program) if partitioners else {}
+    if not partitioners:
+        return tagged, ExtractedMethod(name, graphs.copy_program(program), ())
+    method = ExtractedMethod(name, program, ())
+    state = fake_state(program)
     for partitioner in partitioners:
         with times.step("tag"):
             tagged.append(tag(name, method.program, partitioner, state))
-        with times.step("extract"):
+        with times.step("extract"), collector.paused():
             step = extract(tagged[-1], earlier=len(method.partitions), non_convex=options.non_convex)
             checks.extracted(step)
         method = ExtractedMethod(
