@@ -1,0 +1,84 @@
+"""Run ExecuTorch's own tests of its backend API (in its wheel) with this package's engine.
+
+    python tests/upstream_suite.py                     each test that passes on ExecuTorch's engine has to pass
+    python tests/upstream_suite.py --engine upstream   run them on ExecuTorch's engine
+    python tests/upstream_suite.py --record            write down which pass there, in upstream_suite_passing.txt
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+PASSING = Path(__file__).parent / "upstream_suite_passing.txt"
+
+
+def suite() -> Path:
+    """Return the folder of the tests; those below `demos/` need models that the wheel does not have."""
+    spec = importlib.util.find_spec("executorch.exir.backend")
+    if spec is None or not spec.submodule_search_locations:
+        raise SystemExit("executorch is not installed")
+    return Path(spec.submodule_search_locations[0]) / "test"
+
+
+class Outcomes:
+    """A pytest plug-in that notes which tests passed, subtests included."""
+
+    def __init__(self) -> None:
+        self.passed: set[str] = set()
+        self.failed: set[str] = set()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note one report."""
+        name = report.nodeid.split("/")[-1]
+        if report.failed:
+            self.failed.add(name)
+        elif report.when == "call" and report.passed:
+            self.passed.add(name)
+
+    def result(self) -> set[str]:
+        """Return the tests that passed in every part."""
+        return self.passed - self.failed
+
+
+def run(engine: str) -> set[str]:
+    """Run the tests and return the names of those that pass."""
+    from exir_lowering import compat
+
+    outcomes = Outcomes()
+    files = sorted(str(path) for path in suite().glob("test_*.py"))
+    options = ["-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist", "-c", os.devnull, "--show-capture=no"]
+    options += ["--rootdir", str(suite()), "--import-mode=importlib", "--tb=line", "-W", "ignore"]
+    context = compat.patch_executorch() if engine == "ours" else contextlib.nullcontext()
+    with context:
+        pytest.main([*options, *files], plugins=[outcomes])
+    return outcomes.result()
+
+
+def main() -> int:
+    """Run the suite and compare."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engine", choices=("ours", "upstream"), default="ours")
+    parser.add_argument("--record", action="store_true")
+    arguments = parser.parse_args()
+    passed = run("upstream" if arguments.record else arguments.engine)
+    if arguments.record:
+        PASSING.write_text("\n".join(sorted(passed)) + "\n")
+        print(f"{len(passed)} tests pass on ExecuTorch's engine")
+        return 0
+    expected = set(PASSING.read_text().split())
+    missing = sorted(expected - passed)
+    print(f"engine {arguments.engine}: {len(expected) - len(missing)} of {len(expected)} tests that pass on ExecuTorch's")
+    for name in missing:
+        print(f"  does not pass: {name}")
+    return 1 if missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
