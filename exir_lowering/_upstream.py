@@ -6,15 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from executorch.exir import EdgeCompileConfig, ExecutorchProgramManager
+from executorch.exir.backend.backend_details import PreprocessResult
 
-# The verifier's classmethod-like check is the only way to ask for a program's dialect rules.
+# What a delegate call calls; its module has no public alias.
 from executorch.exir.lowered_backend_module import LoweredBackendModule
 
 # to_edge_transform_and_lower is one function; its first and last thirds (decompose as the partitioners ask,
 # check that nothing preserved is left over) have no public name.
 from executorch.exir.program._program import (
     EdgeProgramManager,
-    _apply_pre_decomposition_transforms,
     _can_skip_using_EDGE_DO_NOT_DECOMP,
     _gen_edge_manager_for_partitioners,
     _remove_invalid_ops_for_not_decompose,
@@ -26,28 +27,40 @@ from torch._guards import detect_fake_mode
 
 # The call-delegate operator has no public name in torch.
 from torch._higher_order_ops.executorch_call_delegate import executorch_call_delegate
-from torch._subclasses.fake_tensor import FakeTensorMode
+
+# Tells tensors without memory apart.
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram, ExportGraphSignature
-from torch.export.exported_program import ModuleCallEntry
+from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
 
 # Generates Python code only when a graph module is called; most partitions never are.
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
+# An ExportedProgram describes its inputs and outputs by pytree specs.
+from torch.utils import _pytree as pytree
+
 __all__ = [
     "CALL_DELEGATE",
     "EdgeProgramManager",
+    "FakeTensor",
     "LoweredBackendModule",
-    "apply_pre_decomposition_transforms",
     "assemble_program",
+    "checks_validity",
+    "data_file_contents",
+    "delegate_info",
     "fake_mode_of",
+    "flat_call_signature",
     "gen_edge_manager",
+    "guards_code_of",
     "lazy_graph_module",
+    "operator_name",
     "preserved_ops_left_over",
+    "pte_contents",
+    "without_validity_checks",
 ]
 
 CALL_DELEGATE = executorch_call_delegate
 gen_edge_manager = _gen_edge_manager_for_partitioners
-apply_pre_decomposition_transforms = _apply_pre_decomposition_transforms
 
 
 def lazy_graph_module(root: Mapping[str, Any], graph: torch.fx.Graph) -> torch.fx.GraphModule:
@@ -101,6 +114,46 @@ def assemble_program(
 def guards_code_of(program: ExportedProgram) -> list[str]:
     """Return the input guards that export recorded."""
     return list(program._guards_code)
+
+
+def flat_call_signature(signature: ExportGraphSignature) -> ModuleCallEntry:
+    """Describe a call that takes and returns flat lists of values."""
+    in_spec = pytree.tree_flatten((tuple(signature.user_inputs), {}))[1]
+    out_spec = pytree.tree_flatten(list(signature.user_outputs))[1]
+    return ModuleCallEntry("", ModuleCallSignature(inputs=[], outputs=[], in_spec=in_spec, out_spec=out_spec))
+
+
+def operator_name(target: Any) -> str:
+    """Return an operator's name as people write it, such as `aten.add.Tensor`; Edge operators wrap the ATen one."""
+    op = getattr(target, "_op", target)
+    if isinstance(op, (torch._ops.OpOverload, torch._ops.HigherOrderOperator)):
+        return str(op)
+    return str(getattr(op, "__name__", op))
+
+
+def delegate_info(result: PreprocessResult) -> Any:
+    """Return what a backend wants to be kept in its lowered module's metadata."""
+    return result._delegate_info_meta
+
+
+def checks_validity(config: EdgeCompileConfig) -> bool:
+    """Tell whether a configuration asks for the verification of Edge programs."""
+    return bool(config._check_ir_validity)
+
+
+def without_validity_checks() -> EdgeCompileConfig:
+    """Return the configuration that ExecuTorch gives to programs with delegates, which its verifier does not take."""
+    return EdgeCompileConfig(_check_ir_validity=False)
+
+
+def pte_contents(manager: ExecutorchProgramManager) -> Any:
+    """Return the pieces of the `.pte` file; the public `buffer` keeps a joined copy in memory."""
+    return manager._pte_data
+
+
+def data_file_contents(manager: ExecutorchProgramManager) -> dict[str, Any]:
+    """Return the pieces of each data file by name; ExecuTorch only writes all of them to a folder."""
+    return dict(manager._tensor_data or {})
 
 
 def preserved_ops_left_over(name: str, program: ExportedProgram, partitioners: Sequence[Any]) -> list[Any]:

@@ -57,7 +57,7 @@ def partitioners(value: Any, methods: Mapping[str, ExportedProgram]) -> dict[str
     """
     if not isinstance(value, Mapping):
         common = _list("partitioners", value)
-        return {name: common for name in methods}
+        return dict.fromkeys(methods, common)
     for name in value:
         if name not in methods:
             close = difflib.get_close_matches(str(name), methods, n=1)

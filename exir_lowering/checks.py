@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import GraphModule
 
+from exir_lowering import _upstream
 from exir_lowering.errors import InvariantError
 from exir_lowering.graphs import DELEGATION_TAG, attribute, walk
 from exir_lowering.model import ExtractedMethod, Partition
@@ -55,7 +55,7 @@ def _program(what: str, program: ExportedProgram) -> None:
     for path, module in walk(program.graph_module):
         for node in module.graph.nodes:
             if DELEGATION_TAG in node.meta:
-                raise InvariantError(f"{what}: node {'.'.join((*path, node.name))} still has its tag. Please report this.")
+                raise InvariantError(f"{what}: node {'.'.join((*path, node.name))} still has its tag.")
             if node.op == "get_attr":
                 attribute(module, str(node.target))
 
@@ -84,19 +84,17 @@ def weight_digests(tensors: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         tensors: Tensors by name.
 
     Returns:
-        For each name what identifies its content. Tensors without readable memory (fake, meta, sparse) are told apart
-        by their version counter only.
+        For each name what identifies its content; nothing for tensors without memory to read (fake, meta, sparse).
     """
     storages: dict[int, tuple[int, ...]] = {}
     digests: dict[str, tuple[int, ...]] = {}
     for name, tensor in tensors.items():
         if not _readable(tensor):
-            digests[name] = (getattr(tensor, "_version", 0),)
             continue
         storage = tensor.untyped_storage()
-        key = storage._cdata
+        key = storage.data_ptr()
         if key not in storages:
-            storages[key] = (storage.data_ptr(), storage.nbytes(), _checksum(storage))
+            storages[key] = (key, storage.nbytes(), _checksum(storage))
         digests[name] = storages[key]
     return digests
 
@@ -104,7 +102,7 @@ def weight_digests(tensors: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 def _readable(tensor: Any) -> bool:
     return (
         isinstance(tensor, torch.Tensor)
-        and not isinstance(tensor, FakeTensor)
+        and not isinstance(tensor, _upstream.FakeTensor)
         and tensor.layout is torch.strided
         and tensor.device.type == "cpu"
     )
@@ -115,7 +113,7 @@ _BLOCK = 512
 
 def _checksum(storage: torch.UntypedStorage) -> int:
     """Sum blocks of 64-bit words at memory speed, then run a CRC over the sums."""
-    memory = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[call-overload]
+    memory = torch.empty(0, dtype=torch.uint8).set_(storage)
     words = memory[: memory.numel() // 8 * 8].view(torch.int64) if storage.data_ptr() % 8 == 0 else memory[:0]
     blocks = words[: words.numel() // _BLOCK * _BLOCK].view(-1, _BLOCK).sum(dim=1)
     rest = memory[blocks.numel() * _BLOCK * 8 :] if words.numel() else memory

@@ -56,7 +56,8 @@ def to_backend(first: Any, *rest: Any, **named: Any) -> Any:
         AssertionError, RuntimeError: As ExecuTorch's; the `LoweringError` with the full story is `__cause__`.
         TypeError: No overload takes the first argument.
     """
-    for kind, overloaded in zip(_DISPATCHED, (_whole_program, _one_method, _all_methods), strict=True):
+    overloads: tuple[Callable[..., Any], ...] = (_whole_program, _one_method, _all_methods)
+    for kind, overloaded in zip(_DISPATCHED, overloads, strict=True):
         if isinstance(first, kind):
             return overloaded(first, *rest, **named)
     names = ", ".join(kind.__name__ for kind in _DISPATCHED)
@@ -162,7 +163,8 @@ _MESSAGES: Mapping[str, tuple[type[Exception], Callable[[Mapping[str, Any]], str
     "destinations": (
         AssertionError,
         lambda d: (
-            f"Partitioner {d['partitioner']} needs a `partition_tags` field containing a mapping of tags to delegate spec"
+            f"Partitioner {d['partitioner']} needs a `partition_tags` field containing a mapping of tags to "
+            "delegate spec"
         ),
     ),
     "output_tagged": (RuntimeError, lambda d: f"output node {d['node']} should not be tagged"),

@@ -86,7 +86,7 @@ def check_preserved(
         except RuntimeError as error:
             raise PartitionerContractError(f"Method {name!r}: {error}", violation="raised") from error
         config = _config(options)
-        if config._check_ir_validity:
+        if _upstream.checks_validity(config):
             verifier = EXIREdgeDialectVerifier(
                 edge_compile_config=config, class_only=True, preserve_ops=list(config.preserve_ops) + preserved
             )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, ExecutorchProgramManager
+from executorch.exir import ExecutorchBackendConfig, ExecutorchProgramManager
 from torch.export import ExportedProgram
 
 from exir_lowering import _upstream, graphs
@@ -32,12 +32,12 @@ class Artifact:
     @property
     def buffer(self) -> bytes:
         """The `.pte` file in memory, made anew at each use; `save` does without."""
-        return bytes(self.manager._pte_data)
+        return bytes(_upstream.pte_contents(self.manager))
 
     @property
     def data_files(self) -> dict[str, bytes]:
         """The `.ptd` data files by name, made anew at each use; empty when all data is in the `.pte` file."""
-        return {_data_name(name): bytes(cord) for name, cord in (self.manager._tensor_data or {}).items()}
+        return {_data_name(name): bytes(cord) for name, cord in _upstream.data_file_contents(self.manager).items()}
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the `.pte` file, and its data files beside it, piece by piece.
@@ -54,9 +54,8 @@ class Artifact:
         target = Path(path)
         if target.suffix != ".pte":
             raise InputError(f"Cannot save to {str(target)!r}: expected a path that ends in .pte.")
-        data = self.manager._tensor_data or {}
         try:
-            for name, cord in data.items():
+            for name, cord in _upstream.data_file_contents(self.manager).items():
                 _write(target.parent / _data_name(name), cord.write_to_file)
             _write(target, self.manager.write_to_file)
         except OSError as error:
@@ -81,9 +80,7 @@ def emit(
     # ExecuTorch rewrites the graphs that it emits.
     copies = {name: graphs.copy_program(program) for name, program in programs.items()}
     try:
-        edge = _upstream.EdgeProgramManager(
-            copies, dict(constant_methods or {}), EdgeCompileConfig(_check_ir_validity=False)
-        )
+        edge = _upstream.EdgeProgramManager(copies, dict(constant_methods or {}), _upstream.without_validity_checks())
         manager = edge.to_executorch(config)
     except Exception as error:
         raise InputError(

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from executorch.exir.backend.partitioner import DelegationSpec
 from torch.export import ExportedProgram, ExportGraphSignature
-from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
 from torch.export.graph_signature import (
     ArgumentSpec,
     InputKind,
@@ -28,7 +27,6 @@ from torch.export.graph_signature import (
     TensorArgument,
 )
 from torch.fx import Graph, GraphModule, Node
-from torch.utils import _pytree as pytree
 
 from exir_lowering import _upstream, ownership, quotient
 from exir_lowering.errors import PartitionerContractError
@@ -239,8 +237,8 @@ class _GraphSweep:
         for cycle in cycles:
             if self.method.non_convex == "raise":
                 raise PartitionerContractError(
-                    f"Method {self.method.tagged.name}: the nodes tagged {cycle.tag!r} are not convex: the path {cycle} "
-                    "leaves the tag and comes back, so the partition would need its own result as an input. Tag the "
+                    f"Method {self.method.tagged.name}: the nodes tagged {cycle.tag!r} are not convex: the path "
+                    f"{cycle} leaves the tag and comes back, so the partition would need its own result as an input. Tag the "
                     'nodes on the path too, use two tags, or set LoweringOptions(non_convex="split").',
                     violation="not_convex",
                     details={"tag": cycle.tag, "path": cycle.path},
@@ -292,14 +290,15 @@ class _GraphSweep:
         return {
             inner: self.lifted[outer]
             for inner, outer in zip(placeholders, graph.bound, strict=True)
-            if outer in self.lifted and self.lifted[outer].target not in mutated
+            if outer is not None and outer in self.lifted and str(self.lifted[outer].target) not in mutated
         }
 
     def _drop_operands(
         self, call: Node, position: int, sweeps: Sequence[tuple[NestedGraph, _GraphSweep]]
     ) -> None:
         """Remove constants from a call's operands that only partitions inside of its graphs read now."""
-        operands = list(call.args[position])  # type: ignore[arg-type]
+        before: Any = call.args[position]
+        operands = list(before)
         columns = [
             [n for n in graph.module.graph.nodes if n.op == "placeholder"][-len(operands) :] if operands else []
             for graph, _ in sweeps
@@ -311,8 +310,7 @@ class _GraphSweep:
                 del operands[i]
                 for node, sweep in inner:
                     sweep.graph.erase_node(sweep.env[node])
-        kept = type(call.args[position])(operands)  # type: ignore[call-arg]
-        call.update_arg(position, kept)
+        call.update_arg(position, type(before)(operands))
 
     def _keep_output(self, node: Node) -> None:
         """Copy the output node, without the mutations that partitions took over."""
@@ -375,7 +373,7 @@ class _GraphSweep:
 
     def _is_output(self, node: Node, besides: OutputSpec) -> bool:
         """Tell whether a value is an output of the program in another way than as one mutation."""
-        values = self.module.graph.output_node().args[0]
+        values: Any = self.module.graph.output_node().args[0]
         specs = self.method.program.graph_signature.output_specs
         return any(value is node and spec is not besides for value, spec in zip(values, specs, strict=True))
 
@@ -502,16 +500,13 @@ class _PartitionBuilder:
 
     def _program(self, signature: ExportGraphSignature) -> ExportedProgram:
         owner = self.sweep.method.program
-        in_spec = pytree.tree_flatten((tuple(signature.user_inputs), {}))[1]
-        out_spec = pytree.tree_flatten(signature.user_outputs)[1]
-        call = ModuleCallSignature(inputs=[], outputs=[], in_spec=in_spec, out_spec=out_spec)
         return _upstream.assemble_program(
             graph_module=_upstream.lazy_graph_module(self.root, self.graph),
             signature=signature,
             state_dict=self.state_dict,
             constants=self.constants,
             range_constraints=dict(owner.range_constraints),
-            module_call_graph=[ModuleCallEntry("", call)],
+            module_call_graph=[_upstream.flat_call_signature(signature)],
             example_inputs=None,
             verifiers=owner.verifiers,
             guards_code=(),

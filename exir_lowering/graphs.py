@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.export import ExportedProgram
+from torch.export import ExportedProgram, ExportGraphSignature
 from torch.fx import Graph, GraphModule, Node
 
 from exir_lowering import _upstream
@@ -149,30 +150,16 @@ def copy_program(program: ExportedProgram) -> ExportedProgram:
     )
 
 
-def copy_signature(program: ExportedProgram) -> torch.export.ExportGraphSignature:
-    """Copy a program's signature; its specs are replaced by FX when a node is, so they are copied too."""
-    import copy
-
+def copy_signature(program: ExportedProgram) -> ExportGraphSignature:
+    """Copy a program's signature, output names included: they follow the nodes when those are renamed."""
     signature = program.graph_signature
-    return torch.export.ExportGraphSignature(
-        input_specs=[copy.copy(spec) for spec in signature.input_specs],
-        output_specs=[_copy_output_spec(spec, copy.copy) for spec in signature.output_specs],
-    )
-
-
-def _copy_output_spec(spec: Any, shallow: Callable[[Any], Any]) -> Any:
-    copied = shallow(spec)
-    copied.arg = shallow(spec.arg)
-    return copied
+    outputs = [replace(spec, arg=copy.copy(spec.arg)) for spec in signature.output_specs]
+    return ExportGraphSignature(input_specs=list(signature.input_specs), output_specs=outputs)
 
 
 def operator_name(node: Node) -> str:
-    """Return an operator's name as people write it, such as `aten.add.Tensor`."""
-    target = node.target
-    op = getattr(target, "_op", target)
-    if isinstance(op, (torch._ops.OpOverload, torch._ops.HigherOrderOperator)):
-        return str(op)
-    return getattr(op, "__name__", str(op))
+    """Return a node's operator as people write it, such as `aten.add.Tensor`."""
+    return _upstream.operator_name(node.target)
 
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')

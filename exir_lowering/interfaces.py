@@ -112,7 +112,8 @@ class ExecutorchBackend(Backend):
         copy = self.details.copy_exported_program_for_preprocess
         if _function(copy) is _function(BackendDetails.copy_exported_program_for_preprocess):
             return None
-        return copy(program, compile_specs)
+        own: ExportedProgram = copy(program, compile_specs)
+        return own
 
 
 def _function(method: Any) -> Any:

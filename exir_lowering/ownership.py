@@ -125,7 +125,12 @@ def _owned_mutations(
         else:
             returned.add(piece)
     # A call without any other result would be removed as dead code, and its state with it.
-    read = {piece for node, piece in piece_of.items() for u in node.users if u.op != "output" and piece_of.get(u) != piece}
+    read = {
+        piece
+        for node, piece in piece_of.items()
+        for user in node.users
+        if user.op != "output" and piece_of.get(user) != piece
+    }
     return {piece: tuple(w.items()) for piece, w in taken.items() if w and piece in (read | returned)}
 
 

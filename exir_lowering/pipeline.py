@@ -15,7 +15,14 @@ from exir_lowering.edge import check_preserved, to_edge
 from exir_lowering.extraction import extract
 from exir_lowering.interfaces import Backend
 from exir_lowering.lowered import LoweredMethods
-from exir_lowering.model import BackendGroup, CallSite, ExtractedMethod, LoweredPartition, Partition, TaggedMethod
+from exir_lowering.model import (
+    BackendGroup,
+    CallSite,
+    ExtractedMethod,
+    LoweredPartition,
+    Partition,
+    TaggedMethod,
+)
 from exir_lowering.options import LoweringOptions
 from exir_lowering.preprocessing import preprocess
 from exir_lowering.progress import Progress

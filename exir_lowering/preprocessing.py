@@ -51,8 +51,8 @@ def preprocess(
         changed = checks.changed(before, checks.weight_digests(weights))
     if changed:
         raise BackendContractError(
-            f"Backend {group.backend_id!r} wrote into {_some(list(changed))} during preprocess: those tensors belong to "
-            f"the model and have changed. Restore them before lowering again; the backend has to work on a copy."
+            f"Backend {group.backend_id!r} wrote into {_some(list(changed))} during preprocess: those tensors "
+            f"belong to the model and have changed. Restore them before lowering again; the backend has to work on a copy."
         )
     return lowered
 
@@ -117,7 +117,7 @@ def _check_results(backend_id: str, asked: Mapping[str, list[Partition]], result
     who = f"Backend {backend_id!r}: preprocess_all"
     if not isinstance(results, Mapping):
         raise BackendContractError(
-            f"{who} returned {type(results).__name__}, expected a dict from each method to its list of PreprocessResult."
+            f"{who} returned {type(results).__name__}, expected a dict of a list of PreprocessResult per method."
         )
     missing, strange = sorted(set(asked) - set(results)), sorted(map(str, set(results) - set(asked)))
     if missing or strange:

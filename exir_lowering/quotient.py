@@ -12,6 +12,7 @@ import operator
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import networkx as nx
 import torch
@@ -246,7 +247,7 @@ def _cycles(graph: nx.DiGraph, component: Iterable[int], stuck: Sequence[Unit]) 
 def _names(loop: Sequence[int], stuck: Sequence[Unit]) -> tuple[str, ...]:
     """Name the nodes at which a loop of units leaves one unit and enters the next."""
     names: list[str] = []
-    for i, j in zip(loop, loop[1:], strict=False):
+    for i, j in pairwise(loop):
         target = set(stuck[j].nodes)
         source, user = next((n, u) for n in stuck[i].nodes for u in n.users if u in target)
         names += [name for name in (source.name, user.name) if not names or names[-1] != name]

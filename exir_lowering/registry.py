@@ -128,7 +128,7 @@ def check_backends(given: Any) -> None:
         InputError: It is no mapping from ids.
     """
     if given is not None and (not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given)):
-        raise InputError(f"backends={given!r}: expected a mapping from backend ids to backends, such as {{'My': My()}}.")
+        raise InputError(f"backends={given!r}: expected a mapping from ids to backends, such as {{'My': My()}}.")
 
 
 @lru_cache(maxsize=len(GROUPS))
@@ -171,7 +171,8 @@ def _details_names() -> list[str]:
 
 def _details_class(name: str) -> type[BackendDetails] | None:
     """Return the ExecuTorch class of that name; a class defined again at the same place replaces the older one."""
-    places = {(cls.__module__, cls.__qualname__): cls for cls in BackendDetails.__subclasses__() if cls.__name__ == name}
+    named = [cls for cls in BackendDetails.__subclasses__() if cls.__name__ == name]
+    places = {(cls.__module__, cls.__qualname__): cls for cls in named}
     if len(places) > 1:
         listed = " and ".join(sorted(".".join(place) for place in places))
         raise PluginLoadError(

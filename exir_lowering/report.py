@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from executorch.exir.backend.partitioner import Partitioner
+from rich import box
 from rich.console import Console
 from rich.table import Table
 from torch.export import ExportedProgram
@@ -92,9 +93,11 @@ class Report:
 
     def table(self) -> Table:
         """Return the delegation table."""
-        table = Table(title="Delegation")
-        for column in ("method", "delegates", "operators delegated", "on the host", "coverage", "payload"):
-            table.add_column(column, justify="left" if column == "method" else "right")
+        # Narrow enough for a terminal of 60 columns.
+        table = Table(title="Delegation", box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+        for column in ("method", "delegates", "ops\nin them", "ops\non host", "share", "payload"):
+            left = column in ("method", "delegates")
+            table.add_column(column, justify="left" if left else "right", overflow="fold")
         for method in self.methods:
             payload = sum(delegate.payload_bytes for delegate in method.delegates)
             backends = Counter(delegate.backend_id for delegate in method.delegates)
@@ -138,8 +141,8 @@ def report(
 ) -> Report:
     """Describe a lowering."""
     said: dict[tuple[str, str], Rejection] = {}
-    for step in (*tagged, *extracted):
-        said.update({(r.method, r.node): r for r in step.rejections})
+    for rejections in (*(method.rejections for method in tagged), *(method.rejections for method in extracted)):
+        said.update({(r.method, r.node): r for r in rejections})
     return Report(
         tuple(
             MethodReport(

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
-from exir_lowering._upstream import LoweredBackendModule
+from exir_lowering._upstream import LoweredBackendModule, delegate_info
 from exir_lowering.errors import InvariantError
 from exir_lowering.graphs import attribute
 from exir_lowering.model import ExtractedMethod, LoweredPartition
@@ -49,6 +49,7 @@ def delegate(lowered: LoweredPartition) -> LoweredBackendModule:
         named_data_store_output=result.data_store_output,
     )
     module.meta = {"debug_handle_map": result.debug_handle_map}
-    if result._delegate_info_meta is not None:
-        module.meta["_delegate_info_meta"] = result._delegate_info_meta
+    info = delegate_info(result)
+    if info is not None:
+        module.meta["_delegate_info_meta"] = info
     return module

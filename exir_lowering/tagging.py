@@ -134,14 +134,14 @@ def _check_tags(who: str, tagged: ExportedProgram, destinations: Mapping[str, De
             if name not in destinations:
                 raise PartitionerContractError(
                     f"{who} tagged {'.'.join((*path, node.name))} with {name!r}, but partition_tags has no destination "
-                    f"for it (it has: {', '.join(map(repr, destinations)) or 'none'}). Add the tag with a DelegationSpec.",
+                    f"for it (it has: {', '.join(map(repr, destinations)) or 'none'}). Add it with a DelegationSpec.",
                     violation="tag_without_destination",
                     details={"node": node.name, "tag": name},
                 )
 
 
 def _staying(module: GraphModule, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], GraphModule]]:
-    """Walk the nested graphs whose calls are not tagged; a tagged call moves with its graphs, whatever tags they hold."""
+    """Walk the nested graphs whose calls are not tagged; a tagged call moves with its graphs and their tags."""
     yield path, module
     for node in module.graph.nodes:
         if DELEGATION_TAG not in node.meta:

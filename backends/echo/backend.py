@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind
-from torch.fx import Node
 
 from exir_lowering import Backend, CompileSpec, PreprocessResult
 
@@ -81,16 +80,10 @@ def _graph_lines(module: torch.fx.GraphModule, specs: list[InputSpec], indent: s
                 yield from _graph_lines(attribute, [], indent + "  ")
         elif node.op == "call_function":
             arguments = [_format(a) for a in node.args] + [f"{k}={_format(v)}" for k, v in node.kwargs.items()]
-            yield f"{indent}{node.name} = {_operator(node)}({', '.join(arguments)}): {_type(node.meta.get('val'))}"
+            operator = getattr(node.target, "__name__", node.target)
+            yield f"{indent}{node.name} = {operator}({', '.join(arguments)}): {_type(node.meta.get('val'))}"
         elif indent:
             yield f"{indent}return {_format(node.args[0])}"
-
-
-def _operator(node: Node) -> str:
-    operator = getattr(node.target, "_op", node.target)
-    if isinstance(operator, (torch._ops.OpOverload, torch._ops.HigherOrderOperator)):
-        return str(operator)
-    return str(getattr(operator, "__name__", operator))
 
 
 def _format(value: Any) -> str:
