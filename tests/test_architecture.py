@@ -1,0 +1,110 @@
+"""The import rule: model, errors <- interfaces <- steps <- pipeline <- edges; private upstream names in one file."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "exir_lowering"
+
+LAYERS = [
+    {"errors", "_upstream", "collector"},
+    {"model", "options", "graphs", "quotient"},
+    {"interfaces", "ownership", "progress"},
+    {"registry", "checks", "report"},
+    {"arguments"},
+    {"edge", "tagging", "extraction", "preprocessing", "splicing", "emission"},
+    {"lowered"},
+    {"pipeline"},
+    {"compat", "runtime"},
+    {"demo"},
+    {"cli"},
+]
+"""Each module may import modules of the layers before its own."""
+
+SAME_LAYER = {"quotient": {"graphs"}}
+
+
+def _files() -> list[Path]:
+    own = [p for p in PACKAGE.rglob("*.py") if p.relative_to(PACKAGE).parts[0] not in ("backends", "partitioners")]
+    return own + [p for folder in ("backends", "partitioners") for p in (ROOT / folder).rglob("*.py")]
+
+
+def _imports(path: Path) -> list[tuple[str, str]]:
+    """Return (module, name) of every import in a file; name is "" for a plain import."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, "") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            found += [(node.module or "", alias.name) for alias in node.names]
+    return found
+
+
+def _own_imports(path: Path) -> set[str]:
+    modules = set()
+    for module, name in _imports(path):
+        if module == "exir_lowering":
+            modules.add(name)
+        elif module.startswith("exir_lowering."):
+            modules.add(module.split(".")[1])
+    return modules
+
+
+def _module(path: Path) -> str:
+    relative = path.relative_to(PACKAGE).with_suffix("")
+    return relative.parts[0]
+
+
+def test_every_module_has_a_layer() -> None:
+    own = {_module(p) for p in _files() if p.is_relative_to(PACKAGE)} - {"__init__"}
+    assert own == set().union(*LAYERS)
+
+
+@pytest.mark.parametrize("path", [p for p in _files() if p.is_relative_to(PACKAGE)], ids=lambda p: p.stem)
+def test_modules_import_lower_layers_only(path: Path) -> None:
+    module = _module(path)
+    if module == "__init__":
+        return
+    level = next(i for i, layer in enumerate(LAYERS) if module in layer)
+    allowed = set().union(*LAYERS[:level]) | {module} | SAME_LAYER.get(module, set())
+    names = _own_imports(path) & set().union(*LAYERS)
+    assert names <= allowed, f"{module} imports {sorted(names - allowed)}"
+
+
+@pytest.mark.parametrize("path", [p for p in _files() if not p.is_relative_to(PACKAGE)], ids=lambda p: p.stem)
+def test_plugins_import_public_names_only(path: Path) -> None:
+    import exir_lowering
+
+    for module, name in _imports(path):
+        if module == "exir_lowering":
+            assert name in exir_lowering.__all__, f"{path}: {name}"
+        elif module.startswith("exir_lowering."):
+            assert module.split(".")[1] in ("backends", "partitioners"), f"{path}: {module}"
+
+
+@pytest.mark.parametrize("path", [p for p in _files() if p.name != "_upstream.py"], ids=lambda p: p.stem)
+def test_private_upstream_names_are_in_one_file(path: Path) -> None:
+    for module, name in _imports(path):
+        if module.split(".")[0] in ("torch", "executorch"):
+            parts = [*module.split("."), name]
+            assert not any(part.startswith("_") for part in parts), f"{path}: from {module} import {name}"
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
+            value = node.value
+            own = isinstance(value, ast.Name) and value.id in ("self", "cls", "_upstream")
+            own = own or ast.unparse(node).startswith("torch.ops.")  # an operator's name
+            assert own, f"{path}:{node.lineno}: {ast.unparse(node)} is a private attribute of something else"
+
+
+@pytest.mark.parametrize("path", _files(), ids=lambda p: p.stem)
+def test_no_assert_and_no_deepcopy_in_shipped_code(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    assert not [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Assert)]
+
+
+def test_only_tagging_and_the_sweep_touch_the_tag() -> None:
+    """node.meta carries one key of ours; what else is in it belongs to torch and ExecuTorch."""
+    users = {_module(p) for p in _files() if p.is_relative_to(PACKAGE) and "DELEGATION_TAG" in p.read_text()}
+    assert users == {"graphs", "tagging", "extraction", "ownership", "checks"}

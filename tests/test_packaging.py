@@ -1,0 +1,96 @@
+"""The wheel holds every package and every public name, the sdist what is needed to build and test it."""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    tomllib = pytest.importorskip("tomli")
+
+ROOT = Path(__file__).parent.parent
+CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def _packages_on_disk() -> set[str]:
+    found = set()
+    for folder, name in ((ROOT / "exir_lowering", "exir_lowering"), (ROOT / "backends", "exir_lowering.backends"),
+                         (ROOT / "partitioners", "exir_lowering.partitioners")):
+        for init in folder.rglob("__init__.py"):
+            parts = init.parent.relative_to(folder).parts
+            if folder.name == "exir_lowering" and parts and parts[0] in ("backends", "partitioners"):
+                continue
+            found.add(".".join((name, *parts)))
+    return found
+
+
+def test_the_packages_list_equals_the_folders() -> None:
+    assert set(CONFIG["tool"]["setuptools"]["packages"]) == _packages_on_disk()
+
+
+def test_plugin_folders_are_symlinked_into_the_package() -> None:
+    for name in ("backends", "partitioners"):
+        link = ROOT / "exir_lowering" / name
+        assert os.readlink(link) == f"../{name}"
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build from a copy of what git tracks, so that nothing left over in the tree can help."""
+    source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    files = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
+    for name in files.stdout.split("\n"):
+        if name and (ROOT / name).exists():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, source / name, follow_symlinks=False)
+    command = [sys.executable, "-m", "pip", "wheel", str(source), "--no-deps", "-q", "-w", str(target)]
+    subprocess.run(command, check=True, timeout=300)
+    (built,) = target.glob("*.whl")
+    return built
+
+
+def test_the_wheel_holds_every_module_once(wheel: Path) -> None:
+    names = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".py")]
+    expected = {
+        str(Path(*(part for part in path.relative_to(ROOT).parts)))
+        for folder in ("exir_lowering", "backends", "partitioners")
+        for path in (ROOT / folder).rglob("*.py")
+        if not (folder == "exir_lowering" and path.relative_to(ROOT).parts[1] in ("backends", "partitioners"))
+    }
+    expected = {name if name.startswith("exir_lowering") else f"exir_lowering/{name}" for name in expected}
+    assert sorted(names) == sorted(expected)
+    assert "exir_lowering/py.typed" in zipfile.ZipFile(wheel).namelist()
+
+
+def test_the_wheel_works_outside_of_the_tree(wheel: Path, tmp_path: Path) -> None:
+    """Install into a fresh environment that sees the dependencies, but not the tree; import every public name."""
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "env")], check=True)
+    python = tmp_path / "env" / "bin" / "python"
+    site = subprocess.run(
+        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], capture_output=True, text=True
+    ).stdout.strip()
+    # A path in a .pth file is added without its own .pth files, so an editable install of the tree is not seen.
+    Path(site, "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", "--no-index", str(wheel)], check=True)
+    script = (
+        "import exir_lowering, sys, importlib.metadata as m\n"
+        "from exir_lowering import *\n"
+        "import exir_lowering.compat, exir_lowering.cli, exir_lowering.backends.echo, exir_lowering.partitioners\n"
+        "missing = [n for n in exir_lowering.__all__ if not hasattr(exir_lowering, n)]\n"
+        "print(exir_lowering.__file__, missing)\n"
+    )
+    done = subprocess.run([python, "-c", script], capture_output=True, text=True, cwd=tmp_path, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.strip() == f"{site}/exir_lowering/__init__.py []"
+    listed = subprocess.run(
+        [tmp_path / "env" / "bin" / "exir-lower", "plugins"], capture_output=True, text=True, cwd=tmp_path, timeout=300
+    )
+    assert listed.returncode == 0, listed.stderr[-2000:]
+    assert "echo" in listed.stdout and "xnnpack" in listed.stdout
