@@ -1,0 +1,71 @@
+"""PT2E-quantised programs pass through whole: ExecuTorch's XNNPACK int8 recipes, static and dynamic."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from executorch.backends.xnnpack.partition.config.xnnpack_config import ConfigPrecisionType
+from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
+    XNNPACKQuantizer,
+    get_symmetric_quantization_config,
+)
+from executorch.exir import to_edge_transform_and_lower
+from executorch.exir.backend.partitioner import Partitioner
+from lowering_support import delegates
+from torch.export import ExportedProgram, export
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+import exir_lowering
+
+INPUTS = (torch.linspace(-1, 1, 3 * 16 * 16).reshape(1, 3, 16, 16),)
+
+
+class ConvNet(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 8, 3)
+        self.linear = torch.nn.Linear(8 * 14 * 14, 32)
+        self.head = torch.nn.Linear(32, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.conv(x)).flatten(1)
+        return self.head(torch.relu(self.linear(x)))
+
+
+def quantized(dynamic: bool) -> ExportedProgram:
+    torch.manual_seed(0)
+    quantizer = XNNPACKQuantizer().set_global(
+        get_symmetric_quantization_config(is_per_channel=True, is_dynamic=dynamic)
+    )
+    prepared = prepare_pt2e(export(ConvNet().eval(), INPUTS).module(), quantizer)
+    prepared(*INPUTS)
+    return export(convert_pt2e(prepared), INPUTS)
+
+
+def partitioners(dynamic: bool) -> list[Partitioner]:
+    if dynamic:
+        return [
+            XnnpackPartitioner(config_precisions=ConfigPrecisionType.DYNAMIC_QUANT, per_op_mode=True),
+            XnnpackPartitioner(),
+        ]
+    return [XnnpackPartitioner()]
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_int8_recipes(dynamic: bool) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = quantized(dynamic)
+        ours = exir_lowering.lower(program, partitioners(dynamic))
+        theirs = to_edge_transform_and_lower(program, partitioner=partitioners(dynamic)).exported_program()
+    mine, other = delegates(ours["forward"]), delegates(theirs)
+    assert sorted(d.processed_bytes for d in mine) == sorted(d.processed_bytes for d in other)
+    assert len(mine) >= (2 if dynamic else 1)
+    host = [node.operator for node in ours.report.methods[0].host]
+    assert not [name for name in host if "linear" in name or "addmm" in name or "convolution" in name], host
+    (got,) = exir_lowering.load(ours.emit().buffer).run("forward", *INPUTS)
+    expected = program.module()(*INPUTS)
+    torch.testing.assert_close(got, expected, atol=0.05, rtol=0.05)
