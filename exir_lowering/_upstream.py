@@ -41,6 +41,7 @@ from torch.utils import _pytree as pytree
 
 __all__ = [
     "CALL_DELEGATE",
+    "DelegatedProgram",
     "EdgeProgramManager",
     "FakeTensor",
     "LoweredBackendModule",
@@ -91,6 +92,7 @@ def assemble_program(
     example_inputs: tuple[tuple[Any, ...], dict[str, Any]] | None,
     verifiers: Sequence[Any],
     guards_code: Sequence[str],
+    kind: type[ExportedProgram] = ExportedProgram,
 ) -> ExportedProgram:
     """Make an ExportedProgram of parts that are valid already.
 
@@ -98,7 +100,7 @@ def assemble_program(
     much work as the rest of lowering, for nodes that were verified when the input was built. What this package
     changes (signatures, the calls) is checked by `checks.py` instead.
     """
-    program = object.__new__(ExportedProgram)
+    program = object.__new__(kind)
     program._graph_module = graph_module
     program._graph_signature = signature
     program._state_dict = state_dict
@@ -109,6 +111,26 @@ def assemble_program(
     program._verifiers = list(verifiers)
     program._guards_code = list(guards_code)
     return program
+
+
+class DelegatedProgram(ExportedProgram):
+    """The program of a partition, which eager PyTorch runs when it meets the delegate call.
+
+    In the body of map, scan and while_loop, PyTorch runs it on fake tensors first, and there the weights that the
+    partition owns have to be fake too.
+    """
+
+    def module(self, check_guards: bool = True) -> torch.fx.GraphModule:
+        """Return the program as a module, with fake weights inside of a fake tensor mode."""
+        module = super().module(check_guards=check_guards)
+        mode = detect_fake_mode(None)
+        if mode is not None:
+            for part in module.modules():
+                for table in (part._parameters, part._buffers, part.__dict__):
+                    for name, value in list(table.items()):
+                        if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
+                            table[name] = mode.from_tensor(value, static_shapes=True)  # type: ignore[index]
+        return module
 
 
 def guards_code_of(program: ExportedProgram) -> list[str]:

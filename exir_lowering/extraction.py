@@ -510,6 +510,7 @@ class _PartitionBuilder:
             example_inputs=None,
             verifiers=owner.verifiers,
             guards_code=(),
+            kind=_upstream.DelegatedProgram,
         )
 
 
