@@ -1,0 +1,456 @@
+"""The command line: what it prints, its exit codes, and that a mistake is one paragraph."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from torch.export import Dim, ExportedProgram, export
+
+from exir_lowering import InvariantError, cli
+from exir_lowering.errors import BackendFailure
+from exir_lowering.registry import PluginInfo
+
+Main = Callable[..., tuple[int, str, str]]
+# The package as a bare namespace: what importing the command line itself costs.
+BARE = """
+import sys, types
+package = types.ModuleType("exir_lowering")
+package.__path__ = [sys.argv.pop(1)]
+sys.modules["exir_lowering"] = package
+"""
+RUN = "\nfrom exir_lowering.cli import main\nsys.exit(main())"
+SLOW = """
+import time
+from exir_lowering import cli
+
+def work(_):
+    print("ready", flush=True)
+    time.sleep(60)
+
+cli._method_files = work
+"""
+PACKAGE = str(Path(cli.__file__).parent)
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = torch.nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) + 1
+
+
+class Mixed(torch.nn.Module):
+    def forward(self, x: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return x * n, x.to(torch.int64) > 0
+
+
+def program(rows: int = 2, *, dynamic: bool = False) -> ExportedProgram:
+    shapes = ({0: Dim("rows", min=1, max=16)},) if dynamic else None
+    return export(Net().eval(), (torch.randn(rows, 8),), dynamic_shapes=shapes)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    torch.export.save(program(), folder / "net.pt2")
+    torch.export.save(program(3), folder / "three.pt2")
+    torch.export.save(program(dynamic=True), folder / "dynamic.pt2")
+    torch.export.save(export(Mixed(), (torch.randn(3), 2)), folder / "mixed.pt2")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pte(models: Path) -> Path:
+    """Two methods, "small" and "large", the second with a dynamic shape."""
+    target = models / "two.pte"
+    small, large = f"small={models / 'net.pt2'}", f"large={models / 'dynamic.pt2'}"
+    assert cli.main(["lower", small, large, "-p", "xnnpack", "-o", str(target)]) == 0
+    return target
+
+
+@pytest.fixture
+def main(capsys: pytest.CaptureFixture[str]) -> Main:
+    def run(*argv: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = cli.main([str(a) for a in argv])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+def command(*argv: object, code: str = BARE + RUN, **options: object) -> subprocess.CompletedProcess[str]:
+    options = {"capture_output": True, "text": True, "timeout": 120, **options}
+    line = [sys.executable, "-c", code, PACKAGE, *map(str, argv)]
+    return subprocess.run(line, **options)  # type: ignore[call-overload,no-any-return]
+
+
+def refused(result: tuple[int, str, str], *parts: str, code: int = 2) -> str:
+    """Check that a command was refused with one paragraph that has all parts."""
+    got, out, err = result
+    assert (got, out) == (code, "")
+    assert "Traceback" not in err
+    assert err.startswith("exir-lower ") and err.count("\n") == 1, err
+    for part in parts:
+        assert part in err
+    return err
+
+
+# ---- help and usage
+
+
+def test_help_and_usage_come_without_torch(tmp_path: Path) -> None:
+    run = "\nfrom exir_lowering.cli import main\ncode = main()"
+    check = "\nassert not {'torch', 'executorch'} & set(sys.modules), 'imported'\nsys.exit(code)"
+    for argv, code, part in (
+        (["--help"], 0, "examples:"),
+        (["lower", "--help"], 0, "--partitioner"),
+        (["--version"], 0, metadata.version("exir-lowering")),
+        (["lower", tmp_path / "none.pt2", "-o", "x.pte"], 2, "There is no file"),
+        (["run", tmp_path / "none.pte"], 2, "There is no file"),
+        ([], 2, "COMMAND"),
+    ):
+        done = command(*argv, code=BARE + run + check)
+        assert done.returncode == code, done.stderr
+        assert part in done.stdout + done.stderr
+
+
+def test_version_names_what_it_stands_on(main: Main) -> None:
+    code, out, _ = main("--version")
+    assert code == 0
+    for name in ("exir-lowering", "torch", "executorch"):
+        assert metadata.version(name) in out
+
+
+@pytest.mark.parametrize("name", ["lower", "run", "plugins", "demo"])
+def test_each_command_explains_itself(main: Main, name: str) -> None:
+    code, out, _ = main(name, "--help")
+    assert code == 0 and f"usage: exir-lower {name}" in out
+    assert name == "plugins" or "examples:" in out
+
+
+@pytest.mark.parametrize("argv", [[], ["lower"], ["lower", "x.pt2"], ["nonsense"], ["run", "x.pte", "--seed", "x"]])
+def test_wrong_usage_is_a_mistake(main: Main, argv: list[str]) -> None:
+    code, out, err = main(*argv)
+    assert (code, out) == (2, "") and "usage: exir-lower" in err
+
+
+# ---- lower
+
+
+def test_lower_writes_a_file_and_prints_the_table(main: Main, models: Path, tmp_path: Path) -> None:
+    target = tmp_path / "net.pte"
+    code, out, err = main("lower", models / "net.pt2", "--partitioner", "xnnpack", "-o", target)
+    assert (code, err) == (0, "")
+    assert "Delegation" in out and "forward" in out and "XnnpackBackend" in out
+    assert str(target) in out and f"{target.stat().st_size:,} bytes" in out
+    assert target.read_bytes()[4:6] == b"ET"
+
+
+def test_lower_prints_json_and_nothing_else_on_stdout(main: Main, models: Path, tmp_path: Path) -> None:
+    target = tmp_path / "net.pte"
+    code, out, err = main("lower", models / "net.pt2", "-p", "xnnpack", "-o", target, "--json")
+    assert code == 0 and str(target) in err
+    (method,) = json.loads(out)["methods"]
+    assert method["name"] == "forward" and method["delegates"][0]["backend_id"] == "XnnpackBackend"
+
+
+def test_lower_without_a_partitioner_keeps_all_on_the_host(main: Main, models: Path, tmp_path: Path) -> None:
+    code, out, _ = main("lower", f"step={models / 'net.pt2'}", "-o", tmp_path / "net.pte")
+    assert code == 0 and "step" in out and "none" in out and "0.0%" in out
+
+
+def test_lower_tells_that_operators_stay_on_the_host(main: Main, models: Path, tmp_path: Path) -> None:
+    code, out, _ = main("lower", models / "mixed.pt2", "-p", "xnnpack", "-o", tmp_path / "mixed.pte")
+    assert code == 0 and "operators stay on the host; --json tells" in out
+
+
+def test_lower_keeps_the_file_that_was_there_when_it_fails(main: Main, models: Path, tmp_path: Path) -> None:
+    target = tmp_path / "net.pte"
+    target.write_bytes(b"kept")
+    refused(main("lower", models / "net.pt2", "-p", "nobody", "-o", target), "'nobody'", "xnnpack")
+    assert target.read_bytes() == b"kept" and list(tmp_path.iterdir()) == [target]
+
+
+def test_a_file_with_an_equals_sign_in_its_name(main: Main, models: Path, tmp_path: Path) -> None:
+    odd = tmp_path / "a=b.pt2"
+    odd.write_bytes((models / "net.pt2").read_bytes())
+    code, out, _ = main("lower", odd, "-o", tmp_path / "x.pte")
+    assert code == 0 and "forward" in out
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "part"),
+    [
+        ("garbage.pt2", b"no zip file" * 9, "damaged, cut short, or something else"),
+        ("empty.pt2", b"", "it is empty"),
+        ("half.pt2", None, "damaged, cut short"),
+        ("lowered.pt2", b"\0\0\0\0ET12", "it is a .pte file"),
+    ],
+)
+def test_a_file_that_is_no_program(
+    main: Main, models: Path, tmp_path: Path, name: str, content: bytes | None, part: str
+) -> None:
+    path, whole = tmp_path / name, (models / "net.pt2").read_bytes()
+    path.write_bytes(whole[: len(whole) // 2] if content is None else content)
+    refused(main("lower", path, "-o", tmp_path / "x.pte"), repr(str(path)), part, "torch.export.save")
+    assert not (tmp_path / "x.pte").exists()
+
+
+def test_a_file_of_weights_is_named_as_that(main: Main, tmp_path: Path) -> None:
+    torch.save(Net().state_dict(), tmp_path / "weights.pt")
+    refused(
+        main("lower", tmp_path / "weights.pt", "-o", tmp_path / "x.pte"),
+        "a file of torch.save",
+        "no exported graph",
+    )
+
+
+def test_a_damaged_archive(main: Main, models: Path, tmp_path: Path) -> None:
+    content = bytearray((models / "net.pt2").read_bytes())
+    content[len(content) // 3 : len(content) // 3 + 200] = bytes(200)
+    (tmp_path / "damaged.pt2").write_bytes(content)
+    refused(main("lower", tmp_path / "damaged.pt2", "-o", tmp_path / "x.pte"), "damaged.pt2")
+
+
+def test_paths_and_names_that_are_wrong(main: Main, models: Path, tmp_path: Path) -> None:
+    net, out = models / "net.pt2", tmp_path / "x.pte"
+    refused(main("lower", tmp_path / "no" / "a.pt2", "-o", out), "There is no file", "no directory")
+    refused(main("lower", tmp_path, "-o", out), "is a directory, expected a file")
+    refused(main("lower", net, "-o", tmp_path / "no" / "x.pte"), "no directory", "Make it first")
+    refused(main("lower", net, "-o", tmp_path / "x.bin"), "ends in .pte")
+    (tmp_path / "d.pte").mkdir()
+    refused(main("lower", net, "-o", tmp_path / "d.pte"), "it is a directory")
+    refused(main("lower", net, models / "three.pt2", "-o", out), "expected METHOD=FILE", f"net={net}")
+    refused(main("lower", f"a={net}", f"a={net}", "-o", out), "'a' is given twice")
+    assert not out.exists()
+
+
+def test_debug_shows_the_traceback(main: Main, models: Path, tmp_path: Path) -> None:
+    for argv in (["--debug", "lower"], ["lower", "--debug"]):
+        code, _, err = main(*argv, models / "net.pt2", "-o", tmp_path / "no" / "x.pte")
+        assert code == 2 and "Traceback" in err and err.splitlines()[-1].startswith("exir-lower lower: ")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "part"),
+    [
+        (BackendFailure("Backend 'b' raised."), 2, "Backend 'b' raised."),
+        (InvariantError("Please report this."), 1, "Please report this."),
+        (ZeroDivisionError("by zero"), 1, "unexpected ZeroDivisionError: by zero"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_the_exit_code_tells_whose_mistake_it_is(
+    main: Main,
+    models: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    code: int,
+    part: str,
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("exir_lowering.pipeline.lower", fail)
+    got, out, err = main("lower", models / "net.pt2", "-o", tmp_path / "x.pte")
+    assert (got, out) == (code, "") and part in err and "Traceback" not in err
+    assert bool(err) == bool(part)
+
+
+def test_the_noise_below_is_not_shown(models: Path, tmp_path: Path) -> None:
+    done = command("lower", models / "net.pt2", "-p", "xnnpack", "-o", tmp_path / "x.pte")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_only_known_lines_are_held_back() -> None:
+    shown = io.StringIO()
+    stream = cli._WithoutKnownLines(shown)
+    pieces = (
+        "[",
+        "cpuinfo_utils.cpp",
+        ":",
+        "71",
+        "] ",
+        "Reading\n",
+        "[",
+        "method.cpp",
+        ":1] bad\n[cpuinfo_utils.cpp:1]\n",
+    )
+    for piece in pieces:
+        stream.write(piece)
+    assert shown.getvalue() == "[method.cpp:1] bad\n"
+    stream.write("at once")
+    assert shown.getvalue().endswith("at once")
+
+
+def test_filters_are_gone_after_a_command(main: Main) -> None:
+    before = warnings.filters[:]
+    main("plugins")
+    assert warnings.filters == before
+    assert not any(logging.getLogger(name).filters for name in cli._KNOWN_LOGS)
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["plugins"]])
+def test_a_closed_pipe_is_no_traceback(argv: list[str]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = command(*argv, capture_output=False, stdout=writing, stderr=subprocess.PIPE)
+    finally:
+        os.close(writing)
+    # argparse itself ignores that its help cannot be written.
+    assert done.returncode == 141 or argv == ["--help"]
+    assert done.stderr == ""
+
+
+def test_interrupting_is_quiet() -> None:
+    started = subprocess.Popen(
+        [sys.executable, "-c", BARE + SLOW + RUN, PACKAGE, "lower", "x.pt2", "-o", "x.pte"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert started.stdout is not None and started.stdout.readline() == "ready\n"
+    started.send_signal(signal.SIGINT)
+    _, err = started.communicate(timeout=60)
+    assert (started.returncode, err) == (130, "")
+
+
+# ---- run
+
+
+def test_run_prints_and_saves_outputs_equal_to_eager(main: Main, pte: Path, tmp_path: Path) -> None:
+    x = torch.randn(2, 8)
+    torch.save(x, tmp_path / "x.pt")
+    argv = ("--method", "small", "--input", tmp_path / "x.pt", "--save", tmp_path / "y.pt")
+    code, out, err = main("run", pte, *argv)
+    assert (code, err) == (0, "")
+    (y,) = torch.load(tmp_path / "y.pt")
+    expected = Net()(x)
+    assert torch.allclose(y, expected, atol=1e-5)
+    assert "float32" in out and "2x4" in out and str(tmp_path / "y.pt") in out
+    shown = [float(cell) for cell in next(line for line in out.splitlines() if "2x4" in line).split()[-3:]]
+    assert shown == pytest.approx([v.item() for v in (expected.min(), expected.mean(), expected.max())], abs=1e-4)
+
+
+@pytest.mark.parametrize(("given", "shape"), [("randn:5x8", "5x4"), ("ones:float32:1x8", "1x4"), ("x.npy", "3x4")])
+def test_run_takes_inputs_in_many_forms(
+    main: Main, pte: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, shape: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    numpy.save("x.npy", numpy.ones((3, 8), numpy.float32))
+    code, out, _ = main("run", pte, "--method", "large", "--input", given)
+    assert code == 0 and shape in out
+
+
+def test_run_takes_numbers_and_shows_every_output(main: Main, models: Path, tmp_path: Path) -> None:
+    assert main("lower", models / "mixed.pt2", "-o", tmp_path / "m.pte")[0] == 0
+    torch.save([torch.tensor([1.0, -2.0, 3.0]), 2], tmp_path / "both.pt")
+    for inputs in (["[1.0,-2.0,3.0]", "2"], [tmp_path / "both.pt"]):
+        code, out, err = main("run", tmp_path / "m.pte", "--input", *inputs)
+        assert code == 0, err
+        assert "float32" in out and "bool" in out and "-4" in out
+
+
+def test_random_inputs_are_the_same_each_time(main: Main, pte: Path) -> None:
+    argv = ("run", pte, "--method", "small", "--input", "randn:2x8")
+    assert main(*argv) == main(*argv)
+    assert main(*argv) != main(*argv, "--seed", "1")
+
+
+@pytest.mark.parametrize(
+    ("given", "part"),
+    [
+        ("nonsense", "FILL:SHAPE"),
+        ("randn:", "FILL:SHAPE"),
+        ("none.pt", "There is no file 'none.pt'"),
+        ("weights.pt", "holds a dict, expected a tensor"),
+        ("code.pt", "not a file of torch.save with tensors or numbers only"),
+        ("text.npy", "not a .npy file"),
+        ("randn:float99:2x8", "no dtype 'float99'"),
+        ("randn:int64:2x8", "torch.randn cannot make it"),
+        ("[[1,2],[3]]", "rows of one length"),
+        ("'text'", "FILL:SHAPE"),
+    ],
+)
+def test_inputs_that_are_wrong(
+    main: Main, pte: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, part: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"w": torch.ones(1)}, "weights.pt")
+    torch.save(Path, "code.pt")
+    Path("text.npy").write_text("text")
+    refused(main("run", pte, "--method", "small", f"--input={given}"), part)
+
+
+def test_runs_that_are_wrong(main: Main, pte: Path, tmp_path: Path) -> None:
+    refused(main("run", pte), "there is no method 'forward', so --method NAME is needed", "'small'", "'large'")
+    refused(main("run", pte, "--method", "smal"), "there is no method 'smal'", "'small'")
+    refused(main("run", tmp_path / "no.pte"), "There is no file")
+    refused(main("run", pte, "--save", tmp_path / "no" / "y.pt"), "no directory")
+    refused(main("run", pte, "--data", tmp_path / "no.ptd"), "There is no file")
+    refused(main("run", pte, "--method", "small"))
+    refused(main("run", pte, "--method", "small", "--input", "randn:3x8"))
+    half = tmp_path / "half.pte"
+    half.write_bytes(pte.read_bytes()[:100])
+    code, out, err = main("run", half, "--input", "randn:2x8")
+    # What the runtime itself says comes first.
+    refused((code, out, err.splitlines(keepends=True)[-1]), "half.pte")
+
+
+def test_the_only_method_needs_no_name(main: Main, models: Path, tmp_path: Path) -> None:
+    main("lower", f"step={models / 'net.pt2'}", "-o", tmp_path / "x.pte")
+    code, out, _ = main("run", tmp_path / "x.pte", "--input", "randn:2x8")
+    assert code == 0 and "outputs of step" in out
+
+
+# ---- plugins
+
+
+def test_plugins_lists_what_is_installed(main: Main) -> None:
+    code, out, err = main("plugins")
+    assert (code, err) == (0, "")
+    for part in ("xnnpack", "echo", "partitioner", "backend", "exir-lowering"):
+        assert part in out
+    found = json.loads(main("plugins", "--json")[1])
+    assert {"group": "exir_lowering.partitioners", "id": "xnnpack", "error": ""}.items() <= {
+        k: v for plugin in found if plugin["id"] == "xnnpack" for k, v in plugin.items()
+    }.items()
+
+
+def test_plugins_shows_a_broken_one_with_its_error(main: Main, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = PluginInfo("exir_lowering.backends", "bad", "somebody 1.0 (bad:Bad)", "'bad': ImportError: no module [x]")
+
+    def installed() -> list[PluginInfo]:
+        print("a plug-in that prints")
+        return [broken]
+
+    monkeypatch.setattr("exir_lowering.registry.installed", installed)
+    code, out, _ = main("plugins")
+    assert code == 0 and "broken" in out and "Broken: 'bad': ImportError: no module [x]" in out
+    assert json.loads(main("plugins", "--json")[1])[0]["error"] == broken.error
+
+
+def test_a_narrow_terminal(main: Main, pte: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    for argv in (["plugins"], ["run", pte, "--method", "small", "--input", "randn:2x8"]):
+        _, out, _ = main(*argv)
+        assert all(len(line) <= 60 for line in out.splitlines() if not line.startswith("ExecuTorch's"))
