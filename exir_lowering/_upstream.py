@@ -126,10 +126,11 @@ class DelegatedProgram(ExportedProgram):
         mode = detect_fake_mode(None)
         if mode is not None:
             for part in module.modules():
-                for table in (part._parameters, part._buffers, part.__dict__):
+                tables: list[dict[str, Any]] = [part._parameters, part._buffers, part.__dict__]  # type: ignore[list-item]
+                for table in tables:
                     for name, value in list(table.items()):
                         if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
-                            table[name] = mode.from_tensor(value, static_shapes=True)  # type: ignore[index]
+                            table[name] = mode.from_tensor(value, static_shapes=True)
         return module
 
 

@@ -12,19 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from executorch.exir.backend.partitioner import DelegationSpec
 from torch.export import ExportedProgram, ExportGraphSignature
 from torch.export.graph_signature import (
-    ArgumentSpec,
-    InputKind,
     InputSpec,
-    OutputKind,
     OutputSpec,
-    SymBoolArgument,
-    SymFloatArgument,
-    SymIntArgument,
-    TensorArgument,
 )
 from torch.fx import Graph, GraphModule, Node
 
@@ -35,7 +27,6 @@ from exir_lowering.graphs import (
     OPERAND_LAYOUTS,
     NestedGraph,
     attribute,
-    copy_graph_module,
     copy_signature,
     is_delegate_call,
     is_getitem,
@@ -44,7 +35,8 @@ from exir_lowering.graphs import (
     walk,
 )
 from exir_lowering.model import CallSite, ExtractedMethod, Partition, Rejection, TaggedMethod
-from exir_lowering.ownership import LIFTED_ORDER, Ownership
+from exir_lowering.ownership import Ownership
+from exir_lowering.partition_builder import PartitionBuilder, copy_node
 from exir_lowering.quotient import Piece, Unit
 
 _PENDING = "pending_partition"
@@ -104,10 +96,6 @@ class _MethodSweep:
         number = self.earlier + len(self.partitions) + len(self.nested_partitions)
         suffix = f".{piece[1]}" if pieces > 1 else ""
         return f"{'.'.join((self.tagged.name, *path))}/{number}:{piece[0]}{suffix}"
-
-    def tensor(self, spec: InputSpec) -> Any:
-        target = str(spec.target)
-        return self.program.state_dict[target] if target in self.program.state_dict else self.program.constants[target]
 
     def _owner(
         self, module: GraphModule, sweep: _GraphSweep, lifted: Mapping[Node, InputSpec]
@@ -238,8 +226,8 @@ class _GraphSweep:
             if self.method.non_convex == "raise":
                 raise PartitionerContractError(
                     f"Method {self.method.tagged.name}: the nodes tagged {cycle.tag!r} are not convex: the path "
-                    f"{cycle} leaves the tag and comes back, so the partition would need its own result as an input. Tag the "
-                    'nodes on the path too, use two tags, or set LoweringOptions(non_convex="split").',
+                    f"{cycle} leaves the tag and comes back, so the partition would need its own result as an input. Tag "
+                    'the nodes on the path too, use two tags, or set LoweringOptions(non_convex="split").',
                     violation="not_convex",
                     details={"tag": cycle.tag, "path": cycle.path},
                 )
@@ -257,14 +245,14 @@ class _GraphSweep:
         if nested:
             self._keep_call(node, nested)
         else:
-            self.env[node] = _copy_node(self.graph, node, self._owner_value)
+            self.env[node] = copy_node(self.graph, node, self._owner_value)
 
     def _owner_value(self, node: Node) -> Node:
         if node.op == "get_attr" and node not in self.env:
             target = str(node.target)
             if target not in self.root:
                 self.root[target] = attribute(self.module, target)
-            self.env[node] = _copy_node(self.graph, node, self._owner_value)
+            self.env[node] = copy_node(self.graph, node, self._owner_value)
         return self.env[node]
 
     def _keep_call(self, node: Node, nested: Sequence[NestedGraph]) -> None:
@@ -277,7 +265,7 @@ class _GraphSweep:
             sweep = _GraphSweep(self.method, graph.module, (*self.path, graph.name), bound)
             self.root[graph.name] = sweep.run()
             sweeps.append((graph, sweep))
-        copied = _copy_node(self.graph, node, self._owner_value)
+        copied = copy_node(self.graph, node, self._owner_value)
         self.env[node] = copied
         layout = OPERAND_LAYOUTS.get(node.target)
         if layout is not None and all(self.calls[graph.name] == 1 for graph in nested):
@@ -335,14 +323,15 @@ class _GraphSweep:
                 self.method.reject(node, self.path, f"nothing reads a result of tag {piece[0]!r}")
                 self._keep(node)
             return
-        builder = _PartitionBuilder(self, unit, self.owned.inputs.get(piece, ()))
+        owned = self.owned.inputs.get(piece, ())
+        builder = PartitionBuilder(self.method.program, self.module, self.path, self.lifted, unit, owned)
         program = builder.build(mutations, results)
         target = self._new_target()
         site = CallSite(
             owner=self.method.tagged.name,
             graph_path=self.path,
             target=target,
-            consumed_inputs=tuple(node.name for node in self.owned.inputs.get(piece, ())),
+            consumed_inputs=tuple(node.name for node in owned),
             consumed_outputs=tuple(str(spec.target) for _, spec in mutations),
         )
         spec = self.method.tagged.destinations[piece[0]]
@@ -407,159 +396,6 @@ class _GraphSweep:
 
 _PARTITION_META = frozenset({DELEGATION_TAG, "nn_module_stack", "source_fn_stack"})
 """Metadata that says where a node is, which a getitem on a delegate's result is not."""
-
-
-@dataclass
-class _PartitionBuilder:
-    """Builds the program of one unit."""
-
-    sweep: _GraphSweep
-    unit: Unit
-    owned: Sequence[Node]
-    graph: Graph = field(default_factory=Graph)
-    env: dict[Node, Node] = field(default_factory=dict)
-    root: dict[str, Any] = field(default_factory=dict)
-    input_specs: list[InputSpec] = field(default_factory=list)
-    state_dict: dict[str, Any] = field(default_factory=dict)
-    constants: dict[str, Any] = field(default_factory=dict)
-    user_inputs: list[Node] = field(default_factory=list)
-
-    def build(self, mutations: Sequence[tuple[Node, OutputSpec]], results: Sequence[Node]) -> ExportedProgram:
-        """Return the unit's program; `user_inputs` are then the nodes that its caller passes."""
-        external = self._external_inputs()
-        self._own(external)
-        for node in external:
-            if node not in self.env and node.op != "get_attr":
-                self._placeholder(node, _user_input(node))
-                self.user_inputs.append(node)
-        for node in self.unit.nodes:
-            self.env[node] = _copy_node(self.graph, node, self._value)
-        output_specs = [OutputSpec(s.kind, _argument(self.env[n]), s.target) for n, s in mutations]
-        output_specs += [OutputSpec(OutputKind.USER_OUTPUT, _argument(self.env[n]), None) for n in results]
-        self.graph.output([self.env[n] for n in (*(n for n, _ in mutations), *results)])
-        return self._program(ExportGraphSignature(input_specs=self.input_specs, output_specs=output_specs))
-
-    def _external_inputs(self) -> list[Node]:
-        """Return what the unit reads, in the order of its first use."""
-        inside = set(self.unit.nodes)
-        return list(dict.fromkeys(n for node in self.unit.nodes for n in node.all_input_nodes if n not in inside))
-
-    def _own(self, external: Sequence[Node]) -> None:
-        """Add the placeholders of constants: one for each tensor, whatever it is called."""
-        known: dict[tuple[InputKind, int], Node] = {}
-        for kind in LIFTED_ORDER:
-            for node in self.owned:
-                spec = self.sweep.lifted[node]
-                if spec.kind is not kind:
-                    continue
-                tensor = self.sweep.method.tensor(spec)
-                key = (kind, id(tensor))
-                if key in known:
-                    self.env[node] = known[key]
-                    continue
-                name = _name_in_partition(node, self.unit)
-                known[key] = self._placeholder(
-                    node, InputSpec(kind, TensorArgument(name=name), spec.target, spec.persistent)
-                )
-                stored = self.sweep.method.program.state_dict
-                (self.state_dict if spec.target in stored else self.constants)[str(spec.target)] = tensor
-        for node in external:
-            if node.op == "get_attr":
-                self._lift_attribute(node, known)
-
-    def _lift_attribute(self, node: Node, known: dict[tuple[InputKind, int], Node]) -> None:
-        """Lift a tensor that a graph holds as an attribute. Graphs and lowered modules stay attributes, see _value."""
-        value = attribute(self.sweep.module, str(node.target))
-        if not isinstance(value, torch.Tensor):
-            return
-        key = (InputKind.CONSTANT_TENSOR, id(value))
-        if key not in known:
-            target = ".".join((*self.sweep.path, str(node.target)))
-            spec = InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(node.name), target)
-            known[key] = self._placeholder(node, spec)
-            if known[key].meta.get("val") is None:
-                known[key].meta["val"] = _fake(value, self.sweep.method.program)
-            self.constants[target] = value
-        self.env[node] = known[key]
-
-    def _placeholder(self, node: Node, spec: InputSpec) -> Node:
-        name = str(spec.arg.name)
-        placeholder = self.graph.create_node("placeholder", name, name=name)
-        placeholder.meta = {k: v for k, v in node.meta.items() if k != DELEGATION_TAG}
-        self.env[node] = placeholder
-        self.input_specs.append(spec)
-        return placeholder
-
-    def _value(self, node: Node) -> Node:
-        if node not in self.env:
-            target = str(node.target)
-            value = attribute(self.sweep.module, target)
-            self.root[target] = _untagged(value) if isinstance(value, GraphModule) else value
-            self.env[node] = _copy_node(self.graph, node, self._value)
-        return self.env[node]
-
-    def _program(self, signature: ExportGraphSignature) -> ExportedProgram:
-        owner = self.sweep.method.program
-        return _upstream.assemble_program(
-            graph_module=_upstream.lazy_graph_module(self.root, self.graph),
-            signature=signature,
-            state_dict=self.state_dict,
-            constants=self.constants,
-            range_constraints=dict(owner.range_constraints),
-            module_call_graph=[_upstream.flat_call_signature(signature)],
-            example_inputs=None,
-            verifiers=owner.verifiers,
-            guards_code=(),
-            kind=_upstream.DelegatedProgram,
-        )
-
-
-def _copy_node(graph: Graph, node: Node, value: Any) -> Node:
-    copied = graph.node_copy(node, value)
-    copied.meta.pop(DELEGATION_TAG, None)
-    return copied
-
-
-def _untagged(graph_module: GraphModule) -> GraphModule:
-    """Copy a graph that moves as a whole, without tags: they meant its nodes, and those go with the call."""
-    copied = copy_graph_module(graph_module)
-    for _, module in walk(copied):
-        for node in module.graph.nodes:
-            node.meta.pop(DELEGATION_TAG, None)
-    return copied
-
-
-def _argument(node: Node) -> ArgumentSpec:
-    value = node.meta.get("val")
-    if isinstance(value, (torch.SymInt, int)) and not isinstance(value, bool):
-        return SymIntArgument(name=node.name)
-    if isinstance(value, (torch.SymFloat, float)):
-        return SymFloatArgument(name=node.name)
-    if isinstance(value, (torch.SymBool, bool)):
-        return SymBoolArgument(name=node.name)
-    return TensorArgument(name=node.name)
-
-
-def _user_input(node: Node) -> InputSpec:
-    return InputSpec(InputKind.USER_INPUT, _argument(node), None)
-
-
-def _name_in_partition(constant: Node, unit: Unit) -> str:
-    """Name a constant in a partition as ExecuTorch names the copy it makes there: payloads may carry the name.
-
-    ExecuTorch copies a constant that is read outside of its tag once for each reader, and numbers the copies.
-    """
-    inside = set(unit.nodes)
-    readers = list(constant.users)
-    if all(reader in inside for reader in readers):
-        return constant.name
-    first = next(i for i, reader in enumerate(readers) if reader in inside)
-    return f"{constant.name}_copy_{first - 1}" if first else constant.name
-
-
-def _fake(tensor: torch.Tensor, program: ExportedProgram) -> torch.Tensor:
-    mode = _upstream.fake_mode_of(program.graph_module)
-    return tensor if mode is None else mode.from_tensor(tensor, static_shapes=True)
 
 
 def _is_pending(module: Any) -> bool:

@@ -12,7 +12,7 @@ LAYERS = [
     {"errors", "_upstream", "collector"},
     {"model", "options", "graphs", "quotient"},
     {"interfaces", "ownership", "progress"},
-    {"registry", "checks", "report"},
+    {"registry", "checks", "report", "partition_builder"},
     {"arguments"},
     {"edge", "tagging", "extraction", "preprocessing", "splicing", "emission"},
     {"lowered"},
@@ -107,4 +107,4 @@ def test_no_assert_and_no_deepcopy_in_shipped_code(path: Path) -> None:
 def test_only_tagging_and_the_sweep_touch_the_tag() -> None:
     """node.meta carries one key of ours; what else is in it belongs to torch and ExecuTorch."""
     users = {_module(p) for p in _files() if p.is_relative_to(PACKAGE) and "DELEGATION_TAG" in p.read_text()}
-    assert users == {"graphs", "tagging", "extraction", "ownership", "checks"}
+    assert users == {"graphs", "tagging", "extraction", "partition_builder", "ownership", "checks"}

@@ -1,0 +1,45 @@
+"""The Python in the README and the docs runs, page by page, top to bottom; links lead somewhere; no command is stale."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
+
+
+def _pages_with_code() -> list[Path]:
+    return [page for page in PAGES if BLOCK.search(page.read_text())]
+
+
+@pytest.mark.parametrize("page", _pages_with_code(), ids=lambda page: page.stem)
+def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
+    code = "\n".join(BLOCK.findall(page.read_text()))
+    script = tmp_path / "page.py"
+    script.write_text(code)
+    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_example_of_the_readme_is_short() -> None:
+    first = BLOCK.search((ROOT / "README.md").read_text())
+    assert first is not None
+    assert len([line for line in first[1].splitlines() if line.strip()]) <= 15
+
+
+def test_commands_of_the_readme_exist() -> None:
+    from exir_lowering.cli import main
+
+    for command in set(re.findall(r"exir-lower ([a-z]+)", (ROOT / "README.md").read_text())):
+        assert main([command, "--help"]) == 0
