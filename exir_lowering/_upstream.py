@@ -22,6 +22,9 @@ from executorch.exir.program._program import (
     _sanity_check_graph_for_non_decomp_ops,
 )
 
+# What run_decompositions raises for a program that writes one value to two buffers.
+from torch._export.verifier import SpecViolationError
+
 # A graph's fake tensors belong to a mode that a new fake tensor has to share.
 from torch._guards import detect_fake_mode
 
@@ -45,6 +48,7 @@ __all__ = [
     "EdgeProgramManager",
     "FakeTensor",
     "LoweredBackendModule",
+    "SpecViolationError",
     "assemble_program",
     "checks_validity",
     "data_file_contents",

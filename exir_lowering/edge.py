@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection, Mapping, Sequence
 
+import torch
 from executorch.exir import EdgeCompileConfig
 from executorch.exir.backend.partitioner import Partitioner
 from executorch.exir.verification.verifier import EXIREdgeDialectVerifier
@@ -47,10 +48,15 @@ def _convert(
     name: str, program: ExportedProgram, partitioners: Sequence[Partitioner], options: LoweringOptions
 ) -> ExportedProgram:
     config = _config(options)
+    private = graphs.copy_program(program)
     try:
-        manager = _upstream.gen_edge_manager(
-            {name: list(partitioners)}, {name: graphs.copy_program(program)}, config, None
-        )
+        try:
+            manager = _upstream.gen_edge_manager({name: list(partitioners)}, {name: private}, config, None)
+        except _upstream.SpecViolationError:
+            private = graphs.copy_program(program)
+            if not _clone_writes(private):
+                raise
+            manager = _upstream.gen_edge_manager({name: list(partitioners)}, {name: private}, config, None)
     except LoweringError:
         raise
     except Exception as error:
@@ -59,6 +65,24 @@ def _convert(
         ) from error
     converted: ExportedProgram = manager.exported_program(name)
     return converted
+
+
+def _clone_writes(program: ExportedProgram) -> int:
+    """Clone, in place, each value that is copied into an input or a buffer; return how many there are.
+
+    A signature names a mutation by its value, so torch cannot describe a program that writes one value to two buffers.
+    """
+    writes = [
+        node
+        for node in program.graph.nodes
+        if node.target is torch.ops.aten.copy_.default and node.args[0].op == "placeholder"
+    ]
+    for write in writes:
+        with program.graph.inserting_before(write):
+            clone = program.graph.call_function(torch.ops.aten.clone.default, (write.args[1],))
+        clone.meta = dict(write.args[1].meta)
+        write.update_arg(1, clone)
+    return len(writes)
 
 
 def check_preserved(
