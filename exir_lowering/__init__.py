@@ -24,6 +24,7 @@ from exir_lowering.lowered import LoweredMethods
 from exir_lowering.model import Rejection
 from exir_lowering.options import LoweringOptions
 from exir_lowering.pipeline import lower, lower_whole_program, to_backend
+from exir_lowering.runtime import LoadedProgram, load
 
 __all__ = [
     "Artifact",
@@ -35,6 +36,7 @@ __all__ = [
     "DelegationSpec",
     "InputError",
     "InvariantError",
+    "LoadedProgram",
     "LoweredMethods",
     "LoweringError",
     "LoweringOptions",
@@ -45,6 +47,7 @@ __all__ = [
     "PreprocessResult",
     "Rejection",
     "UnknownPluginError",
+    "load",
     "lower",
     "lower_whole_program",
     "to_backend",

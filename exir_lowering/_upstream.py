@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -49,15 +50,18 @@ __all__ = [
     "FakeTensor",
     "LoweredBackendModule",
     "SpecViolationError",
+    "argument_types",
     "assemble_program",
     "checks_validity",
     "data_file_contents",
     "delegate_info",
+    "executorch_runtime",
     "fake_mode_of",
     "flat_call_signature",
     "gen_edge_manager",
     "guards_code_of",
     "lazy_graph_module",
+    "open_program",
     "operator_name",
     "preserved_ops_left_over",
     "pte_contents",
@@ -130,7 +134,7 @@ class DelegatedProgram(ExportedProgram):
         mode = detect_fake_mode(None)
         if mode is not None:
             for part in module.modules():
-                tables: list[dict[str, Any]] = [part._parameters, part._buffers, part.__dict__]  # type: ignore[list-item]
+                tables: list[dict[str, Any]] = [part._parameters, part._buffers, part.__dict__]
                 for table in tables:
                     for name, value in list(table.items()):
                         if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
@@ -181,6 +185,52 @@ def pte_contents(manager: ExecutorchProgramManager) -> Any:
 def data_file_contents(manager: ExecutorchProgramManager) -> dict[str, Any]:
     """Return the pieces of each data file by name; ExecuTorch only writes all of them to a folder."""
     return dict(manager._tensor_data or {})
+
+
+def open_program(source: str | bytes, data: str | None) -> Any:
+    """Open a `.pte` file in ExecuTorch's runtime.
+
+    executorch.runtime.Program keeps what it opens to itself: it is one program per file, whose methods share their
+    planned memory, so that running one method overwrites the state of another.
+
+    Args:
+        source: Its path, or its content; the content has to outlive the program.
+        data: The path of its data file.
+
+    Returns:
+        The runtime's program, whose `load_method` gives methods that share one planned memory.
+
+    Raises:
+        RuntimeError: The runtime refuses the file.
+    """
+    # Not at the top: compiling needs no runtime, whose libraries set themselves up when they are imported.
+    runtime = executorch_runtime()._legacy_module
+    load = runtime._load_program if isinstance(source, str) else runtime._load_program_from_buffer
+    return load(source, program_verification=runtime.Verification.InternalConsistency, data_path=data)
+
+
+def executorch_runtime() -> Any:
+    """Return the runtime of the wheel, `executorch.runtime.Runtime`, without its note that it is experimental."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from executorch.runtime import Runtime
+
+        return Runtime.get()
+
+
+def argument_types(name: str, overload: str) -> tuple[str, ...] | None:
+    """Return the types of an operator's arguments, in TorchScript's words; None when they are not known.
+
+    torch has no public way to a schema by name. Only operators whose kernels are generated from the schema count:
+    others take their arguments as they like.
+    """
+    if name.partition("::")[0] not in ("aten", "dim_order_ops", "quantized_decomposed"):
+        return None
+    try:
+        schema = torch._C._get_schema(name, overload)
+    except RuntimeError:
+        return None
+    return tuple(str(argument.type) for argument in schema.arguments)
 
 
 def preserved_ops_left_over(name: str, program: ExportedProgram, partitioners: Sequence[Any]) -> list[Any]:

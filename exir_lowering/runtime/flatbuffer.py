@@ -1,0 +1,127 @@
+"""Read flatbuffer tables in place, with each access checked against the bounds of the buffer.
+
+The classes that flatc generates trust the buffer, and the runtime's own check comes after it has the file. This reader
+copies nothing but the numbers and strings that are asked for. Fields are given by their position in `program.fbs`,
+which flatbuffers' rules of compatibility keep for good.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+class CorruptError(Exception):
+    """The buffer does not hold what its format says; the message completes "the file is damaged: "."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table in a buffer.
+
+    Attributes:
+        buffer: The flatbuffer, which is not copied.
+        position: Where the table starts.
+        fields: Where its fields start, relative to the table; 0 for a field that is not there.
+    """
+
+    buffer: memoryview
+    position: int
+    fields: tuple[int, ...]
+
+    def number(self, field: int, code: str, default: int = 0) -> int:
+        """Return an integer field.
+
+        Args:
+            field: Its position in the schema.
+            code: Its type, as a letter of the `struct` module.
+            default: What an absent field means.
+
+        Raises:
+            CorruptError: The field lies outside of the buffer.
+        """
+        at = self._at(field)
+        return default if at is None else _unpack(self.buffer, at, code)[0]
+
+    def real(self, field: int) -> float:
+        """Return a double field, 0.0 when it is absent."""
+        at = self._at(field)
+        return 0.0 if at is None else float(_unpack(self.buffer, at, "d")[0])
+
+    def numbers(self, field: int, code: str) -> tuple[int, ...]:
+        """Return a vector of integers, () when it is absent."""
+        vector = self._vector(field)
+        return () if vector is None else _unpack(self.buffer, vector[0], f"{vector[1]}{code}")
+
+    def text(self, field: int) -> str:
+        """Return a string, "" when it is absent."""
+        vector = self._vector(field)
+        if vector is None:
+            return ""
+        start, length = vector
+        _check(self.buffer, start, length)
+        try:
+            return bytes(self.buffer[start : start + length]).decode()
+        except UnicodeDecodeError:
+            raise CorruptError(f"the text at byte {start} is not UTF-8") from None
+
+    def table(self, field: int) -> Table | None:
+        """Return a table, or the value of a union; None when it is absent."""
+        at = self._at(field)
+        return None if at is None else _table(self.buffer, at)
+
+    def tables(self, field: int) -> Iterator[Table]:
+        """Return the tables of a vector, one by one."""
+        vector = self._vector(field)
+        if vector is None:
+            return
+        start, length = vector
+        _check(self.buffer, start, 4 * length)
+        for at in range(start, start + 4 * length, 4):
+            yield _table(self.buffer, at)
+
+    def count(self, field: int) -> int:
+        """Return the length of a vector, 0 when it is absent."""
+        vector = self._vector(field)
+        return 0 if vector is None else vector[1]
+
+    def _at(self, field: int) -> int | None:
+        offset = self.fields[field] if field < len(self.fields) else 0
+        return self.position + offset if offset else None
+
+    def _vector(self, field: int) -> tuple[int, int] | None:
+        at = self._at(field)
+        if at is None:
+            return None
+        start = at + _unpack(self.buffer, at, "I")[0]
+        return start + 4, _unpack(self.buffer, start, "I")[0]
+
+
+def root(buffer: memoryview) -> Table:
+    """Return the table at the root of a flatbuffer.
+
+    Raises:
+        CorruptError: It lies outside of the buffer.
+    """
+    return _table(buffer, 0)
+
+
+def _table(buffer: memoryview, at: int) -> Table:
+    position = at + _unpack(buffer, at, "I")[0]
+    start = position - _unpack(buffer, position, "i")[0]
+    size = _unpack(buffer, start, "H")[0]
+    if size < 4 or size % 2:
+        raise CorruptError(f"the table at byte {position} has a description of {size} bytes")
+    return Table(buffer, position, _unpack(buffer, start + 4, f"{size // 2 - 2}H"))
+
+
+def _unpack(buffer: memoryview, at: int, code: str) -> tuple[int, ...]:
+    form = f"<{code}"
+    _check(buffer, at, struct.calcsize(form))
+    return struct.unpack_from(form, buffer, at)
+
+
+def _check(buffer: memoryview, at: int, size: int) -> None:
+    if at < 0 or at + size > len(buffer):
+        raise CorruptError(f"{size} bytes at byte {at} are referred to, its tables end at byte {len(buffer)}")

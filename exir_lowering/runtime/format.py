@@ -1,0 +1,498 @@
+"""What a `.pte` and a `.ptd` file say about themselves, checked before the runtime gets them.
+
+The runtime ends the process on some of what a damaged file can hold: a kernel that finds an integer where its tensor
+should be, or one argument too few. So everything that is an index, a size or a type is checked here, from the tables
+of the file alone; weights and payloads are not read. What is inside of a payload only its backend can judge.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+
+from exir_lowering import _upstream
+from exir_lowering.runtime.flatbuffer import CorruptError, Table, root
+
+PTE_MAGIC = b"ET12"
+PTD_MAGIC = b"FT01"
+MAX_RANK = 16
+
+# The members of the union KernelTypes, by their numbers in the file.
+NULL, INT, BOOL, DOUBLE, TENSOR, STRING = 1, 2, 3, 4, 5, 6
+INT_LIST, DOUBLE_LIST, BOOL_LIST, TENSOR_LIST, OPTIONAL_TENSOR_LIST = 7, 8, 9, 10, 11
+KINDS = {
+    NULL: "None",
+    INT: "an int",
+    BOOL: "a bool",
+    DOUBLE: "a float",
+    TENSOR: "a tensor",
+    STRING: "a str",
+    INT_LIST: "a list of ints",
+    DOUBLE_LIST: "a list of floats",
+    BOOL_LIST: "a list of bools",
+    TENSOR_LIST: "a list of tensors",
+    OPTIONAL_TENSOR_LIST: "a list of tensors and None",
+}
+# What kernels take for the types of schemas; they end the process when they find something else.
+_ACCEPTED: Mapping[str, frozenset[int]] = MappingProxyType(
+    {
+        "Tensor": frozenset({TENSOR}),
+        "int": frozenset({INT}),
+        "float": frozenset({DOUBLE}),
+        "bool": frozenset({BOOL}),
+        "number": frozenset({INT, BOOL, DOUBLE}),
+        "str": frozenset({STRING}),
+        "List[Tensor]": frozenset({TENSOR_LIST}),
+        "List[Optional[Tensor]]": frozenset({TENSOR_LIST, OPTIONAL_TENSOR_LIST}),
+        "List[int]": frozenset({INT_LIST}),
+        "List[float]": frozenset({DOUBLE_LIST}),
+        "List[bool]": frozenset({BOOL_LIST}),
+    }
+)
+
+DTYPES: Mapping[int, torch.dtype] = MappingProxyType(
+    {
+        0: torch.uint8,
+        1: torch.int8,
+        2: torch.int16,
+        3: torch.int32,
+        4: torch.int64,
+        5: torch.float16,
+        6: torch.float32,
+        7: torch.float64,
+        8: torch.complex32,
+        9: torch.complex64,
+        10: torch.complex128,
+        11: torch.bool,
+        12: torch.qint8,
+        13: torch.quint8,
+        14: torch.qint32,
+        15: torch.bfloat16,
+        16: torch.quint4x2,
+        17: torch.quint2x4,
+        22: torch.bits16,
+        23: torch.float8_e5m2,
+        24: torch.float8_e4m3fn,
+        25: torch.float8_e5m2fnuz,
+        26: torch.float8_e4m3fnuz,
+        27: torch.uint16,
+        28: torch.uint32,
+        29: torch.uint64,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor of a method.
+
+    Attributes:
+        dtype: Its element type.
+        sizes: Its shape; an upper bound when `dynamic`.
+        dim_order: Its dimensions from outer to inner, as they lie in memory.
+        dynamic: Whether the shape may be smaller than `sizes`.
+        unbound: Whether the shape may be anything.
+    """
+
+    dtype: torch.dtype
+    sizes: tuple[int, ...]
+    dim_order: tuple[int, ...]
+    dynamic: bool
+    unbound: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A value of a method.
+
+    Attributes:
+        kind: Its member of the union, a key of `KINDS`.
+        content: A `Tensor`, a number, a string or the indices in a list.
+    """
+
+    kind: int
+    content: Tensor | int | float | bool | str | tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A method of a file.
+
+    Attributes:
+        name: Its name.
+        inputs: What it takes.
+        lost: The inputs that are None in the file but read as something else: integers that were dynamic at export.
+        operators: The kernels it calls.
+        backends: The backends it calls.
+        arenas: The sizes of its planned memory.
+        external: The names of the weights that lie in a data file.
+    """
+
+    name: str
+    inputs: tuple[Value, ...]
+    lost: frozenset[int]
+    operators: tuple[str, ...]
+    backends: tuple[str, ...]
+    arenas: tuple[int, ...]
+    external: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """The places in a file that its methods may refer to.
+
+    Attributes:
+        segments: The sizes of the segments.
+        constants: Where each constant starts, and the size of the segment it is in.
+        initial: The same for the initial values of each list of mutable tensors.
+        inline_constants: How many constants an old file holds in its tables.
+        inline_payloads: How many payloads are in the tables.
+    """
+
+    segments: tuple[int, ...]
+    constants: tuple[tuple[int, int], ...]
+    initial: tuple[tuple[tuple[int, int], ...], ...]
+    inline_constants: int
+    inline_payloads: int
+
+
+def read_program(file: memoryview) -> dict[str, Method]:
+    """Read the methods of a `.pte` file, by name in the order of names.
+
+    Args:
+        file: The file's content, which is neither copied nor read beyond its tables.
+
+    Raises:
+        CorruptError: The file is not a `.pte` file that the runtime can be given.
+    """
+    if len(file) < 8:
+        raise CorruptError(f"it has {len(file)} bytes")
+    magic = bytes(file[4:8])
+    if magic != PTE_MAGIC:
+        if magic == PTD_MAGIC:
+            raise CorruptError("it is a .ptd data file, which goes with a .pte file as data=")
+        raise CorruptError(f"bytes 4 to 8 are {magic!r}, they are {PTE_MAGIC!r} in a .pte file")
+    tables, space = _pte_extent(file)
+    program = root(tables)
+    segments = _segments(program.tables(4), space)
+    constants = program.table(5)
+    data = Data(
+        segments,
+        _offsets(constants, segments) if constants is not None else (),
+        tuple(_offsets(table, segments) for table in program.tables(6)),
+        program.count(2),
+        program.count(3),
+    )
+    for named in program.tables(7):
+        _index(named.number(1, "I"), len(segments), f"the data {named.text(0)!r}", "segments")
+    methods: dict[str, Method] = {}
+    for plan in program.tables(1):
+        method = _method(plan, data)
+        if method.name in methods:
+            raise CorruptError(f"it has two methods {method.name!r}")
+        methods[method.name] = method
+    if not methods:
+        raise CorruptError("it has no method")
+    return {name: methods[name] for name in sorted(methods)}
+
+
+def read_data_names(file: memoryview) -> frozenset[str]:
+    """Read the names in a `.ptd` file.
+
+    Args:
+        file: The file's content, which is neither copied nor read beyond its tables.
+
+    Raises:
+        CorruptError: The file is not a `.ptd` file that the runtime can be given.
+    """
+    if len(file) < 48:
+        raise CorruptError(f"it has {len(file)} bytes")
+    if bytes(file[4:8]) != PTD_MAGIC or bytes(file[8:12]) != b"FH01":
+        raise CorruptError(f"it starts with {bytes(file[4:12])!r}, a .ptd file has {PTD_MAGIC + b'FH01'!r} there")
+    length, start, size, base, space = struct.unpack_from("<IQQQQ", file, 12)
+    if length < 40 or start + size > len(file) or base + space > len(file):
+        raise CorruptError(
+            f"its header tells of {max(start + size, base + space)} bytes, the file has {len(file)}; "
+            "it may have been cut short"
+        )
+    # Offsets in the tables count from the start of the file.
+    tables = file[: start + size]
+    table = root(tables)
+    segments = _segments(table.tables(1), space)
+    names = []
+    for named in table.tables(2):
+        _index(named.number(1, "I"), len(segments), f"the data {named.text(0)!r}", "segments")
+        names.append(named.text(0))
+    return frozenset(names)
+
+
+def _pte_extent(file: memoryview) -> tuple[memoryview, int]:
+    """Return the tables of the file, and how many bytes the segments have."""
+    if len(file) < 40 or bytes(file[8:12]) != b"eh00":
+        return file, 0
+    length, size, base, space = struct.unpack_from("<IQQQ", file, 12)
+    if length < 24:
+        raise CorruptError(f"its header has {length} bytes, 24 or more are needed")
+    if length < 32 or space == 0:
+        space = max(len(file) - base, 0)
+    end = max(size, base + space) if base else size
+    if end > len(file):
+        raise CorruptError(f"its header tells of {end} bytes, the file has {len(file)}; it may have been cut short")
+    if size < 40 or (base and base < size):
+        raise CorruptError(f"its header puts the segments at byte {base}, inside of {size} bytes of tables")
+    return file[:size], space if base else 0
+
+
+def _segments(tables: Iterable[Table], space: int) -> tuple[int, ...]:
+    sizes = []
+    for number, segment in enumerate(tables):
+        offset, size = segment.number(0, "Q"), segment.number(1, "Q")
+        if offset + size > space:
+            raise CorruptError(
+                f"segment {number} ends at byte {offset + size} of the segments, they have {space} bytes; "
+                "the file may have been cut short"
+            )
+        sizes.append(size)
+    return tuple(sizes)
+
+
+def _offsets(table: Table, segments: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    offsets = table.numbers(1, "Q")
+    if not offsets:
+        return ()
+    index = table.number(0, "I")
+    # A program whose only constant is the placeholder 0 has no segment for it.
+    if offsets == (0,) and index >= len(segments):
+        return ((0, 0),)
+    _index(index, len(segments), "a list of constants", "segments")
+    return tuple((offset, segments[index]) for offset in offsets)
+
+
+def _method(plan: Table, data: Data) -> Method:
+    name = plan.text(0)
+    try:
+        if not name:
+            raise CorruptError("it has no name")
+        return _checked_method(name, plan, data)
+    except CorruptError as error:
+        raise CorruptError(f"method {name!r}: {error}") from None
+
+
+def _checked_method(name: str, plan: Table, data: Data) -> Method:
+    arenas = plan.numbers(8, "q")
+    _check_arenas(arenas)
+    external: set[str] = set()
+    values = [_value(number, table, arenas, data, external) for number, table in enumerate(plan.tables(2))]
+    inputs, outputs = plan.numbers(3, "i"), plan.numbers(4, "i")
+    for index in (*inputs, *outputs):
+        _index(index, len(values), "an input or output", "values")
+    operators = [(table.text(0), table.text(1)) for table in plan.tables(6)]
+    backends = []
+    for delegate in plan.tables(7):
+        backends.append(delegate.text(0))
+        reference = delegate.table(1)
+        if reference is None:
+            raise CorruptError(f"a delegate of {backends[-1]!r} has no payload")
+        size = len(data.segments) if reference.number(0, "b") else data.inline_payloads
+        _index(reference.number(1, "I"), size, f"the payload of {backends[-1]!r}", "payloads")
+    chains = [list(chain.tables(2)) for chain in plan.tables(5)]
+    read = _check_instructions(chains, values, operators, len(backends), frozenset(inputs))
+    lost = {position for position, index in enumerate(inputs) if values[index].kind == NULL and index in read}
+    return Method(
+        name,
+        tuple(values[index] for index in inputs),
+        frozenset(lost),
+        tuple(sorted({f"{op}.{overload}" if overload else op for op, overload in operators})),
+        tuple(sorted(set(backends))),
+        arenas,
+        tuple(sorted(external)),
+    )
+
+
+def _check_arenas(arenas: Sequence[int]) -> None:
+    """Refuse planned memory that the machine does not have: the runtime would be killed when it takes it."""
+    if any(size < 0 for size in arenas):
+        raise CorruptError(f"its planned memory has the sizes {list(arenas)}")
+    try:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        memory = 2**48
+    if sum(arenas) > memory:
+        raise CorruptError(f"it plans {sum(arenas)} bytes of memory, this machine has {memory}")
+
+
+def _value(number: int, table: Table, arenas: Sequence[int], data: Data, external: set[str]) -> Value:
+    kind = table.number(0, "B")
+    content = table.table(1)
+    if kind not in KINDS or (content is None and kind != NULL):
+        raise CorruptError(f"value {number} has the unknown type {kind}, or no content")
+    if content is None or kind == NULL:
+        return Value(NULL, None)
+    if kind == TENSOR:
+        try:
+            return Value(kind, _tensor(content, arenas, data, external))
+        except CorruptError as error:
+            raise CorruptError(f"value {number}: {error}") from None
+    if kind == INT:
+        return Value(kind, content.number(0, "q"))
+    if kind == BOOL:
+        return Value(kind, bool(content.number(0, "B")))
+    if kind == DOUBLE:
+        return Value(kind, content.real(0))
+    if kind == STRING:
+        return Value(kind, content.text(0))
+    return Value(kind, content.numbers(0, {INT_LIST: "q", DOUBLE_LIST: "d", BOOL_LIST: "B"}.get(kind, "i")))
+
+
+def _tensor(table: Table, arenas: Sequence[int], data: Data, external: set[str]) -> Tensor:
+    code = table.number(0, "b")
+    if code not in DTYPES:
+        raise CorruptError(f"a tensor has the unknown element type {code}")
+    sizes, order, dynamism = table.numbers(2, "i"), table.numbers(3, "B"), table.number(8, "b")
+    if dynamism not in (0, 1, 2):
+        raise CorruptError(f"a tensor has the unknown dynamism {dynamism}")
+    if len(sizes) > MAX_RANK or any(size < 0 for size in sizes) or sorted(order) != list(range(len(sizes))):
+        raise CorruptError(f"a tensor has the shape {list(sizes)} with the dimensions in the order {list(order)}")
+    dtype = DTYPES[code]
+    size = math.prod(sizes) * dtype.itemsize if dynamism != 2 else 0
+    _check_place(table, size, arenas, data, external)
+    return Tensor(dtype, sizes, order, dynamism != 0, dynamism == 2)
+
+
+def _check_place(table: Table, size: int, arenas: Sequence[int], data: Data, external: set[str]) -> None:
+    """Check that a tensor of a size lies inside of the memory, or the part of the file, that it is given."""
+    place, extra, constant = table.table(6), table.table(9), table.number(5, "I")
+    if place is not None:
+        memory, low, high = (place.number(field, "I") for field in range(3))
+        offset = low + (high << 32)
+        if not 0 < memory < len(arenas) or offset + size > arenas[memory]:
+            raise CorruptError(f"a tensor of {size} bytes at byte {offset} of memory {memory} of {list(arenas)}")
+    if extra is not None and extra.number(2, "b") == 1:
+        name = extra.text(1)
+        if not name:
+            raise CorruptError("a tensor is in a data file without a name")
+        external.add(name)
+    elif constant and place is None and data.inline_constants:
+        _index(constant, data.inline_constants, "a tensor", "constants")
+    elif constant:
+        which = extra.number(0, "Q") if extra is not None else 0
+        if place is not None:
+            _index(which, len(data.initial), "a tensor", "lists of initial values")
+        offsets = data.constants if place is None else data.initial[which]
+        _index(constant, len(offsets), "a tensor", "constants")
+        start, segment = offsets[constant]
+        if start + size > segment:
+            raise CorruptError(f"a tensor of {size} bytes at byte {start} of a segment of {segment} bytes")
+
+
+def _check_instructions(
+    chains: Sequence[Sequence[Table]],
+    values: Sequence[Value],
+    operators: Sequence[tuple[str, str]],
+    delegates: int,
+    inputs: frozenset[int],
+) -> frozenset[int]:
+    """Check all instructions; return the values that one reads as something that None is not."""
+    calls = [[_instruction(table, len(values)) for table in chain] for chain in chains]
+    # A value that an instruction writes gets its type then.
+    untyped = set(inputs)
+    for chain in calls:
+        for code, _, arguments in chain:
+            untyped.update(arguments if code in (2, 3) else arguments[-1:])
+    untyped = {index for index in untyped if values[index].kind == NULL}
+    for number, value in enumerate(values):
+        _check_list(number, value, values, untyped)
+    schemas = [_upstream.argument_types(*operator) for operator in operators]
+    read: set[int] = set()
+    for chain in calls:
+        for code, target, arguments in chain:
+            if code == 1:
+                _index(target, len(operators), "a kernel call", "operators")
+                _check_call(operators[target], schemas[target], arguments, values, untyped, read)
+            elif code == 2:
+                _index(target, delegates, "a delegate call", "delegates")
+            elif code == 4:
+                _index(target, len(chain) + 1, "a jump", "instructions")
+                if values[arguments[0]].kind != BOOL and arguments[0] not in untyped:
+                    raise CorruptError(f"a jump depends on value {arguments[0]}, which is not a bool")
+            elif code == 5 and values[arguments[0]].kind != TENSOR:
+                raise CorruptError(f"value {arguments[0]} is freed and is not a tensor")
+    return frozenset(read)
+
+
+def _instruction(table: Table, size: int) -> tuple[int, int, tuple[int, ...]]:
+    """Return the kind of an instruction, what it calls or where it jumps to, and the values it takes."""
+    code, content = table.number(0, "B"), table.table(1)
+    if code not in (1, 2, 3, 4, 5) or content is None:
+        raise CorruptError(f"an instruction has the unknown type {code}")
+    target = 0
+    if code in (1, 2):
+        target, arguments = content.number(0, "i"), content.numbers(1, "i")
+    elif code == 3:
+        arguments = (content.number(0, "i"), content.number(1, "i"))
+    else:
+        target, arguments = content.number(1, "i") if code == 4 else 0, (content.number(0, "i"),)
+    for index in arguments:
+        _index(index, size, "an instruction", "values")
+    return code, target, arguments
+
+
+def _check_list(number: int, value: Value, values: Sequence[Value], untyped: set[int]) -> None:
+    """Check the lists whose items are values themselves."""
+    wanted = {INT_LIST: INT, TENSOR_LIST: TENSOR, OPTIONAL_TENSOR_LIST: TENSOR}.get(value.kind)
+    if wanted is None or not isinstance(value.content, tuple):
+        return
+    for index in value.content:
+        if index == -1 and value.kind == OPTIONAL_TENSOR_LIST:
+            continue
+        _index(index, len(values), f"value {number}", "values")
+        kind = values[index].kind
+        if kind != wanted and index not in untyped and not (kind == NULL and value.kind == OPTIONAL_TENSOR_LIST):
+            raise CorruptError(f"value {number} is {KINDS[value.kind]}, with {KINDS[kind]} in it")
+
+
+def _check_call(
+    operator: tuple[str, str],
+    schema: tuple[str, ...] | None,
+    arguments: Sequence[int],
+    values: Sequence[Value],
+    untyped: set[int],
+    read: set[int],
+) -> None:
+    if schema is None:
+        return
+    name = ".".join(part for part in operator if part)
+    if len(arguments) < len(schema):
+        raise CorruptError(f"{name} is called with {len(arguments)} values, it takes {len(schema)}")
+    for index, type_ in zip(arguments, schema, strict=False):  # what it returns follows its arguments
+        allowed = _allowed(type_)
+        if not allowed:
+            continue
+        kind = values[index].kind
+        used = values[index].content if kind == INT_LIST else None
+        read.update(index_ for index_ in (used if isinstance(used, tuple) else ()) if index_ in untyped)
+        if kind in allowed:
+            continue
+        if index not in untyped:
+            raise CorruptError(f"{name} is called with {KINDS[kind]} for its {type_}")
+        read.add(index)
+
+
+def _allowed(type_: str) -> frozenset[int]:
+    """Return the kinds of values that a kernel accepts for a type of a schema; empty when that is not known."""
+    optional = type_.startswith("Optional[")
+    kinds = _ACCEPTED.get(type_[len("Optional[") : -1] if optional else type_)
+    if kinds is None:
+        return frozenset()
+    return kinds | {NULL} if optional else kinds
+
+
+def _index(index: int, size: int, who: str, what: str) -> None:
+    if not 0 <= index < size:
+        raise CorruptError(f"{who} refers to number {index} of {size} {what}")

@@ -1,0 +1,162 @@
+"""Check the inputs of a method, and put them into the form that the runtime takes them in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from exir_lowering.errors import InputError
+from exir_lowering.runtime.format import BOOL, DOUBLE, INT, KINDS, NULL, Method, Tensor, Value
+
+
+def prepare(where: str, method: Method, inputs: Sequence[Any]) -> list[Any]:
+    """Return the inputs as the runtime takes them.
+
+    Args:
+        where: The method and its file, to begin messages with.
+        method: What the file says about the method.
+        inputs: What the caller gave. None of it is changed.
+
+    Raises:
+        InputError: An input is missing, surplus, or not what the file says.
+    """
+    if len(inputs) != len(method.inputs):
+        expected = ", ".join(f"{index}: {describe(value)}" for index, value in enumerate(method.inputs))
+        raise InputError(
+            f"{where}: got {len(inputs)} input{'' if len(inputs) == 1 else 's'}, expected {len(method.inputs)}"
+            f"{f' ({expected})' if expected else ''}."
+            f"{_hint_of_structure(inputs)}"
+        )
+    prepared = []
+    for index, (value, given) in enumerate(zip(method.inputs, inputs, strict=True)):
+        if index in method.lost:
+            raise InputError(
+                f"{where}: input {index} cannot be given. It was an integer of any value when the model was exported, "
+                "which ExecuTorch's .pte files have no room for: they say None instead, and the runtime takes nothing "
+                "else. Export the model with a fixed integer, or with a tensor in its place."
+            )
+        problem, given = _check(value, given)
+        if problem:
+            raise InputError(f"{where}: input {index} is {show(given)}, expected {describe(value)}. {problem}".rstrip())
+        prepared.append(given)
+    return prepared
+
+
+def describe(value: Value) -> str:
+    """Say what an input has to be."""
+    if isinstance(value.content, Tensor):
+        tensor = value.content
+        if tensor.unbound:
+            return f"a tensor of {_name(tensor.dtype)} with {len(tensor.sizes)} dimensions"
+        if tensor.dynamic:
+            return f"a tensor of {_name(tensor.dtype)} of shape at most {list(tensor.sizes)}"
+        return f"a tensor of {_name(tensor.dtype)} of shape {list(tensor.sizes)}"
+    if value.kind == NULL:
+        return "None"
+    if value.kind in (INT, BOOL, DOUBLE):
+        return f"the {KINDS[value.kind].split()[1]} {value.content}, which it was exported with"
+    return KINDS[value.kind]
+
+
+def show(given: Any) -> str:
+    """Say what was given, shortly."""
+    if isinstance(given, torch.Tensor):
+        place = "" if given.device.type == "cpu" else f" on {given.device}"
+        layout = "" if given.layout == torch.strided else f" with the layout {_name(given.layout)}"
+        return f"a tensor of {_name(given.dtype)} of shape {list(given.shape)}{place}{layout}"
+    if given is None:
+        return "None"
+    if isinstance(given, (bool, int, float, str)):
+        text = repr(given)
+        return f"the {type(given).__name__} {text if len(text) <= 40 else text[:37] + '...'}"
+    return f"of type {type(given).__module__}.{type(given).__qualname__}"
+
+
+def _check(value: Value, given: Any) -> tuple[str | None, Any]:
+    """Return what is wrong with an input ("" when nothing needs to be added), and the input as the runtime takes it."""
+    if isinstance(value.content, Tensor):
+        return _check_tensor(value.content, given)
+    if value.kind == NULL:
+        return (None, None) if given is None else ("A str or None at export is None in a .pte file.", given)
+    if value.kind == BOOL:
+        same = isinstance(given, bool) and given == value.content
+    elif value.kind == INT:
+        same = isinstance(given, int) and not isinstance(given, bool) and given == value.content
+    elif value.kind == DOUBLE:
+        same = isinstance(given, (int, float)) and not isinstance(given, bool) and _equal(given, value.content)
+    else:
+        return "The runtime cannot be given such inputs from Python; export the model without it.", given
+    # The content is of the very type that the runtime compares with.
+    return (None, value.content) if same else ("Numbers are part of the program: export it again for another.", given)
+
+
+def _equal(given: float, expected: Any) -> bool:
+    return given == expected or (math.isnan(given) and math.isnan(expected))
+
+
+def _check_tensor(expected: Tensor, given: Any) -> tuple[str | None, Any]:
+    if not isinstance(given, torch.Tensor):
+        return _hint_of_tensor(given), given
+    if given.device.type != "cpu" or given.layout != torch.strided:
+        return "Pass a dense tensor on the CPU.", given
+    if given.dtype != expected.dtype:
+        return f"Convert it with .to(torch.{_name(expected.dtype)}).", given
+    if given.dim() != len(expected.sizes):
+        return f"It has {given.dim()} dimensions, not {len(expected.sizes)}.", given
+    for dim, (size, bound) in enumerate(zip(given.shape, expected.sizes, strict=True)):
+        if expected.unbound:
+            break
+        if size > bound and expected.dynamic:
+            return f"Its dimension {dim} is {size}, more than {bound}.", given
+        if size != bound and not expected.dynamic:
+            return f"Its dimension {dim} is {size}, not {bound}.", given
+    try:
+        return None, _laid_out(given.detach(), expected.dim_order)
+    except Exception as error:
+        # Tensors without memory: fake ones, those of functorch, subclasses of other libraries.
+        return f"Its memory cannot be read: {type(error).__name__}: {error}", given
+
+
+def _laid_out(tensor: torch.Tensor, dim_order: Sequence[int]) -> torch.Tensor:
+    """Return a tensor that lies in memory in the given order of dimensions, itself when it does already.
+
+    The runtime reads the memory of an input in the order that the file says, whatever the strides are.
+    """
+    tensor = tensor.resolve_conj().resolve_neg()
+    tensor.data_ptr()
+    inverse = [0] * len(dim_order)
+    for place, dim in enumerate(dim_order):
+        inverse[dim] = place
+    # Sizes of 1 leave strides undetermined; the runtime judges the layout by them.
+    ordered = tensor.permute(tuple(dim_order))
+    strides = []
+    step = 1
+    for size in reversed(ordered.shape):
+        strides.append(step)
+        step *= max(size, 1)
+    if ordered.stride() != tuple(reversed(strides)):
+        ordered = torch.empty(ordered.shape, dtype=tensor.dtype).copy_(ordered)
+    return ordered.permute(inverse)
+
+
+def _hint_of_tensor(given: Any) -> str:
+    if isinstance(given, (bool, int, float)):
+        return "Pass torch.tensor(...) of that dtype and shape."
+    if isinstance(given, (list, tuple, dict)):
+        return "Inputs are flat: pass what a list, tuple or dict holds one by one."
+    if type(given).__module__.partition(".")[0] == "numpy":
+        return "Pass torch.from_numpy(...)."
+    return ""
+
+
+def _hint_of_structure(inputs: Sequence[Any]) -> str:
+    if any(isinstance(given, (list, tuple, dict)) for given in inputs):
+        return " Inputs are flat: pass what a list, tuple or dict holds one by one."
+    return ""
+
+
+def _name(value: object) -> str:
+    return str(value).removeprefix("torch.")

@@ -1,0 +1,267 @@
+"""Load a `.pte` file, and run its methods in the ExecuTorch runtime that comes with the wheel."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import mmap
+import os
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from exir_lowering import _upstream
+from exir_lowering.errors import BackendUnavailableError, InputError
+from exir_lowering.runtime import format as file_format
+from exir_lowering.runtime.flatbuffer import CorruptError
+from exir_lowering.runtime.inputs import prepare
+
+Result = TypeVar("Result")
+
+# The runtime must not be entered by two threads: a delegate that runs Python code lets go of the interpreter's lock.
+_RUNTIME = threading.RLock()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedProgram:
+    """A `.pte` file that is open in the runtime; `load` makes it.
+
+    Methods are set up when they first run. What a method writes into its buffers it finds there at its next run, and
+    no other method changes it, unless the file was made with `share_mutable_buffers`: then its methods share them.
+    """
+
+    _name: str
+    _source: str | bytes
+    _data: str | None
+    _methods: Mapping[str, file_format.Method]
+    _programs: dict[str, Any]
+    _ready: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def method_names(self) -> tuple[str, ...]:
+        """The names of the methods, sorted."""
+        return tuple(self._methods)
+
+    def run(self, method: str, *inputs: Any) -> list[Any]:
+        """Run a method.
+
+        Args:
+            method: Its name.
+            inputs: Its inputs as they were at export, flat: what a list or dict holds one by one. A tensor may be
+                laid out in memory in any way, and may require a gradient. A number has to be the one at export.
+
+        Returns:
+            The outputs, flat. Tensors belong to the caller: no later run changes them.
+
+        Raises:
+            InputError: There is no such method, an input is not what the method takes, the runtime has no kernel for
+                one of its operators, or it failed to run. The program can be run again; after a run that failed
+                half-way, buffers that the method had written before have their new values.
+        """
+        found = self._methods.get(method) if isinstance(method, str) else None
+        if found is None:
+            raise InputError(self._unknown(method))
+        where = f"Method {method!r} of {self._name}"
+        given = prepare(where, found, inputs)
+        with _RUNTIME:
+            ready = self._load(where, found)
+            try:
+                outputs = ready(given, clone_outputs=True)
+            except Exception as error:
+                shapes = ", ".join(str(list(item.shape)) for item in given if isinstance(item, torch.Tensor))
+                raise InputError(
+                    f"{where} failed in the ExecuTorch runtime: {error}. The runtime's own lines above this one, on "
+                    f"stderr, say where. The inputs have the types that the file asks for (tensors of shapes "
+                    f"{shapes or 'none'}), so look at their values, and at sizes that were fixed when the model was "
+                    "exported: a file tells only how large a dynamic shape may be."
+                ) from error
+            return list(outputs)
+
+    def _load(self, where: str, method: file_format.Method) -> Any:
+        """Return the runtime's method, set up at its first use."""
+        if method.name in self._ready:
+            return self._ready[method.name]
+        missing = sorted(set(method.operators) - _upstream.executorch_runtime().operator_registry.operator_names)
+        if missing:
+            raise InputError(
+                f"{where} cannot run: the ExecuTorch runtime here has no kernel for {', '.join(missing)}. Import the "
+                "library that has it (custom and quantized operators have one), or change the model so that the "
+                "operator is decomposed or delegated."
+            )
+        program = self._programs[method.name]
+        try:
+            self._ready[method.name] = program.load_method(method.name)
+        except Exception as error:
+            needs = f" It calls {', '.join(method.backends)}." if method.backends else ""
+            raise InputError(
+                f"{where} cannot be set up by the ExecuTorch runtime: {error}.{needs} The runtime's own lines above "
+                "this one, on stderr, say why: the file may be damaged, be made for another version of a backend, or "
+                "keep weights in a .ptd data file that was not given as data=."
+            ) from error
+        # Setting up a method writes its initial state. Those that share it are set up at once, before one changes it;
+        # one that cannot be says so when it is run.
+        for name in self._methods:
+            if self._programs[name] is program and name not in self._ready:
+                with contextlib.suppress(Exception):
+                    self._ready[name] = program.load_method(name)
+        return self._ready[method.name]
+
+    def _unknown(self, method: object) -> str:
+        known = ", ".join(map(repr, self.method_names))
+        if not isinstance(method, str):
+            return (
+                f"run: got a {type(method).__name__} as the name of a method of {self._name}, expected one of {known}."
+            )
+        close = difflib.get_close_matches(method, self.method_names, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        return f"run: {self._name} has no method {method!r}; it has {known}.{hint}"
+
+    def __repr__(self) -> str:
+        return f"LoadedProgram({self._name}: {', '.join(self.method_names)})"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("A LoadedProgram is tied to the runtime of its process; load the file in the other one.")
+
+
+def load(source: str | os.PathLike[str] | bytes, *, data: str | os.PathLike[str] | None = None) -> LoadedProgram:
+    """Open a `.pte` file in the ExecuTorch runtime.
+
+    The file's tables are checked first, as the runtime ends the process on some damaged files. Damage inside of weights
+    or of a backend's payload cannot be seen there: weights are just numbers, a payload only its backend can judge.
+
+    Args:
+        source: The path of the file, or its content. A file is mapped, not read; it must not be changed in place while
+            the program is in use.
+        data: The path of the `.ptd` data file, needed if the file was emitted with `external_constants`. There is no
+            search for it: `Artifact.save` writes it beside the `.pte` file, by the name in `Artifact.data_files`.
+
+    Returns:
+        The program. Its methods are set up when they first run.
+
+    Raises:
+        InputError: The file cannot be read, is damaged, or is no `.pte` file; weights are in a data file that was not
+            given, or are not in the one that was.
+        BackendUnavailableError: A method needs a backend that the runtime of this machine does not have.
+    """
+    name, opened = _source(source)
+    if isinstance(opened, str):
+        methods = _read(name, Path(opened), file_format.read_program)
+    else:
+        methods = _parse(name, memoryview(opened), file_format.read_program)
+    _check_backends(name, methods)
+    data_path = _check_data(name, opened, data, methods)
+    with _RUNTIME:
+        try:
+            if _shares_state(methods):
+                one = _upstream.open_program(opened, data_path)
+                programs = dict.fromkeys(methods, one)
+            else:
+                programs = {method: _upstream.open_program(opened, data_path) for method in methods}
+        except Exception as error:
+            raise InputError(
+                f"{name} cannot be loaded: the ExecuTorch runtime refuses it: {error}. The runtime's own lines above "
+                "this one, on stderr, say why: most likely the file is damaged. Make or copy it again."
+            ) from error
+    return LoadedProgram(name, opened, data_path, methods, programs)
+
+
+def _source(source: object) -> tuple[str, str | bytes]:
+    """Return how to call a source in messages, and its path or content."""
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        content = bytes(source)
+        return f"the .pte content of {len(content)} bytes", content
+    path = _path(source, "load", "the path or the content of a .pte file")
+    return repr(path), path
+
+
+def _path(given: object, who: str, expected: str) -> str:
+    if isinstance(given, (str, os.PathLike)):
+        return os.fsdecode(given)
+    raise InputError(f"{who}: got a {type(given).__name__}, expected {expected}.")
+
+
+def _read(name: str, path: Path, parse: Callable[[memoryview], Result]) -> Result:
+    """Parse a file in place: it is mapped, and only its tables are read."""
+    if not path.exists():
+        raise InputError(f"{name} cannot be loaded: there is no such file.")
+    if not path.is_file():
+        kind = "a directory" if path.is_dir() else "not a regular file"
+        raise InputError(f"{name} cannot be loaded: it is {kind}.")
+    try:
+        with path.open("rb") as file:
+            empty = os.fstat(file.fileno()).st_size == 0
+            content = b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{name} cannot be loaded: {error}.") from error
+    return _parse(name, memoryview(content), parse)
+
+
+def _parse(name: str, content: memoryview, parse: Callable[[memoryview], Result]) -> Result:
+    if not content:
+        raise InputError(f"{name} cannot be loaded: it is empty.")
+    try:
+        return parse(content)
+    except CorruptError as error:
+        # Without the cause, whose frames would keep the file mapped.
+        message = str(error)
+    raise InputError(
+        f"{name} cannot be loaded: it is damaged, or not a file of ExecuTorch: {message}. Make or copy it again."
+    )
+
+
+def _check_backends(name: str, methods: Mapping[str, file_format.Method]) -> None:
+    registry = _upstream.executorch_runtime().backend_registry
+    registered = sorted(registry.registered_backend_names)
+    for method in methods.values():
+        for backend in method.backends:
+            if backend in registered and registry.is_available(backend):
+                continue
+            why = "says that it is not available" if backend in registered else "does not have it"
+            raise BackendUnavailableError(
+                f"{name} cannot be loaded: method {method.name!r} needs the backend {backend!r}, and the ExecuTorch "
+                f"runtime here {why}. It has {', '.join(registered) or 'none'}. Lower the model for one of these, or "
+                "install what the backend needs."
+            )
+
+
+def _check_data(name: str, source: str | bytes, data: object, methods: Mapping[str, file_format.Method]) -> str | None:
+    """Check that the data file has the weights that the program asks for; return its path."""
+    needed = {weight: method.name for method in methods.values() for weight in method.external}
+    if data is None:
+        if not needed:
+            return None
+        beside = sorted(file.name for file in Path(source).parent.glob("*.ptd")) if isinstance(source, str) else []
+        found = f" Beside it are: {', '.join(beside)}." if beside else ""
+        raise InputError(
+            f"{name} cannot be loaded: {len(needed)} of its weights are in a .ptd data file ({_some(needed)}). Pass "
+            f"its path as data=; saving an artifact writes it beside the .pte file.{found}"
+        )
+    path = _path(data, "load: data", "the path of a .ptd file")
+    names = _read(repr(path), Path(path), file_format.read_data_names)
+    missing = sorted(set(needed) - names)
+    if missing:
+        raise InputError(
+            f"{name} cannot be loaded: the data file {path!r} lacks {len(missing)} of the {len(needed)} weights that "
+            f"are to be in it ({_some(missing)}); it has {_some(sorted(names)) or 'none'}. Pass the data file that was "
+            "saved with this program."
+        )
+    return path
+
+
+def _shares_state(methods: Mapping[str, file_format.Method]) -> bool:
+    """Tell whether methods were planned to share their buffers: each has the same memory 2 for them, and no memory 3.
+
+    They work on one memory only in one program of the runtime. In all other files each method gets a program of its
+    own, as methods of one program share all memory, so that one method's intermediate values destroy another's state.
+    """
+    arenas = [method.arenas for method in methods.values()]
+    return len(arenas) > 1 and all(len(sizes) == 3 and sizes[2] == arenas[0][2] > 0 for sizes in arenas)
+
+
+def _some(names: Any) -> str:
+    listed = list(names)
+    return ", ".join(listed[:3]) + (f" and {len(listed) - 3} more" if len(listed) > 3 else "")
