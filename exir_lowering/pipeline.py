@@ -133,13 +133,14 @@ def _lower_edge(
 ) -> LoweredMethods:
     """Lower Edge programs: the line."""
     registry.check_backends(backends)
-    with Progress(options.progress) as progress:
+    with Progress(options.progress) as progress, collector.heap_frozen() as set_aside:
         tagged: list[TaggedMethod] = []
         extracted: list[ExtractedMethod] = []
         for name, program in progress.each("partition", methods.items()):
             steps = _partition(name, program, chosen[name], options, times)
             tagged += steps[0]
             extracted.append(steps[1])
+        set_aside()
         groups = _group(extracted)
         found = {group.backend_id: registry.find_backend(group.backend_id, backends) for group in groups}
         with times.step("preprocess"):

@@ -9,7 +9,7 @@ from executorch.exir.backend.backend_details import PreprocessResult
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 from torch.export import ExportedProgram
 
-from exir_lowering import checks, graphs
+from exir_lowering import checks, collector, graphs
 from exir_lowering.errors import BackendContractError, BackendFailure, LoweringError
 from exir_lowering.interfaces import Backend
 from exir_lowering.model import BackendGroup, LoweredPartition, Partition
@@ -60,10 +60,11 @@ def preprocess(
 def _one_by_one(
     group: BackendGroup, backend: Backend, on_partition: Callable[[Partition], None]
 ) -> list[LoweredPartition]:
+    lent = _lend(group, backend)
     lowered = []
     for partition in group.partitions:
         try:
-            result = backend.preprocess(*_hand_over(backend, partition))
+            result = backend.preprocess(*lent.pop(partition.id))
         except Exception as error:
             raise _failure(group.backend_id, [partition], error) from error
         _check_result(group.backend_id, partition, result)
@@ -75,15 +76,12 @@ def _one_by_one(
 def _all_at_once(
     group: BackendGroup, backend: Backend, on_partition: Callable[[Partition], None]
 ) -> list[LoweredPartition]:
+    lent = _lend(group, backend)
     by_method: dict[str, list[Partition]] = {}
     for partition in group.partitions:
         by_method.setdefault(partition.method, []).append(partition)
-    programs: dict[str, list[ExportedProgram]] = {}
-    specs: dict[str, list[list[CompileSpec]]] = {}
-    for method, partitions in by_method.items():
-        pairs = [_hand_over(backend, partition) for partition in partitions]
-        programs[method] = [program for program, _ in pairs]
-        specs[method] = [spec for _, spec in pairs]
+    programs = {method: [lent[partition.id][0] for partition in found] for method, found in by_method.items()}
+    specs = {method: [lent[partition.id][1] for partition in found] for method, found in by_method.items()}
     try:
         results = backend.preprocess_all(programs, specs)
     except Exception as error:
@@ -99,10 +97,15 @@ def _all_at_once(
     return [LoweredPartition(partition, found[partition.id]) for partition in group.partitions]
 
 
-def _hand_over(backend: Backend, partition: Partition) -> tuple[ExportedProgram, list[CompileSpec]]:
-    specs = list(partition.compile_specs)
-    own = backend.lend(partition.program, specs)
-    return (graphs.copy_program(partition.program) if own is None else own), specs
+def _lend(group: BackendGroup, backend: Backend) -> dict[str, tuple[ExportedProgram, list[CompileSpec]]]:
+    """Make what the backend gets of each partition: a graph of its own and the model's tensors."""
+    lent: dict[str, tuple[ExportedProgram, list[CompileSpec]]] = {}
+    with collector.paused():
+        for partition in group.partitions:
+            specs = list(partition.compile_specs)
+            own = backend.lend(partition.program, specs)
+            lent[partition.id] = (graphs.copy_program(partition.program) if own is None else own), specs
+    return lent
 
 
 def _weights(group: BackendGroup) -> dict[str, Any]:
