@@ -1,30 +1,34 @@
 """Lower a map of torch.export programs to one ExecuTorch `.pte` file."""
 
-from exir_lowering.emission import Artifact
-from exir_lowering.errors import (
-    BackendContractError,
-    BackendFailure,
-    BackendUnavailableError,
-    InputError,
-    InvariantError,
-    LoweringError,
-    PartitionerContractError,
-    PluginLoadError,
-    UnknownPluginError,
-)
-from exir_lowering.interfaces import (
-    Backend,
-    CompileSpec,
-    DelegationSpec,
-    Partitioner,
-    PartitionResult,
-    PreprocessResult,
-)
-from exir_lowering.lowered import LoweredMethods
-from exir_lowering.model import Rejection
-from exir_lowering.options import LoweringOptions
-from exir_lowering.pipeline import lower, lower_whole_program, to_backend
-from exir_lowering.runtime import LoadedProgram, load
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from exir_lowering.emission import Artifact
+    from exir_lowering.errors import (
+        BackendContractError,
+        BackendFailure,
+        BackendUnavailableError,
+        InputError,
+        InvariantError,
+        LoweringError,
+        PartitionerContractError,
+        PluginLoadError,
+        UnknownPluginError,
+    )
+    from exir_lowering.interfaces import (
+        Backend,
+        CompileSpec,
+        DelegationSpec,
+        Partitioner,
+        PartitionResult,
+        PreprocessResult,
+    )
+    from exir_lowering.lowered import LoweredMethods
+    from exir_lowering.model import Rejection
+    from exir_lowering.options import LoweringOptions
+    from exir_lowering.pipeline import lower, lower_whole_program, to_backend
+    from exir_lowering.runtime import LoadedProgram, load
 
 __all__ = [
     "Artifact",
@@ -52,3 +56,49 @@ __all__ = [
     "lower_whole_program",
     "to_backend",
 ]
+
+_HOMES = {
+    "emission": ("Artifact",),
+    "errors": (
+        "BackendContractError",
+        "BackendFailure",
+        "BackendUnavailableError",
+        "InputError",
+        "InvariantError",
+        "LoweringError",
+        "PartitionerContractError",
+        "PluginLoadError",
+        "UnknownPluginError",
+    ),
+    "interfaces": (
+        "Backend",
+        "CompileSpec",
+        "DelegationSpec",
+        "Partitioner",
+        "PartitionResult",
+        "PreprocessResult",
+    ),
+    "lowered": ("LoweredMethods",),
+    "model": ("Rejection",),
+    "options": ("LoweringOptions",),
+    "pipeline": (
+        "lower",
+        "lower_whole_program",
+        "to_backend",
+    ),
+    "runtime": ("LoadedProgram", "load"),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used: `exir-lower --help` must not wait for torch."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"exir_lowering.{_HOME[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the public names too, those that are not imported yet included."""
+    return sorted({*globals(), *__all__})

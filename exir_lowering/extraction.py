@@ -226,8 +226,8 @@ class _GraphSweep:
             if self.method.non_convex == "raise":
                 raise PartitionerContractError(
                     f"Method {self.method.tagged.name}: the nodes tagged {cycle.tag!r} are not convex: the path "
-                    f"{cycle} leaves the tag and comes back, so the partition would need its own result as an input. Tag "
-                    'the nodes on the path too, use two tags, or set LoweringOptions(non_convex="split").',
+                    f"{cycle} leaves the tag and comes back, so the partition would need its own result as an input. "
+                    'Tag the nodes on the path too, use two tags, or set LoweringOptions(non_convex="split").',
                     violation="not_convex",
                     details={"tag": cycle.tag, "path": cycle.path},
                 )

@@ -52,7 +52,7 @@ def preprocess(
     if changed:
         raise BackendContractError(
             f"Backend {group.backend_id!r} wrote into {_some(list(changed))} during preprocess: those tensors "
-            f"belong to the model and have changed. Restore them before lowering again; a backend has to work on a copy."
+            f"belong to the model and have changed. Restore them before lowering again; a backend works on a copy."
         )
     return lowered
 

@@ -419,7 +419,7 @@ def _check_instructions(
                 _index(target, delegates, "a delegate call", "delegates")
             elif code == 4:
                 _index(target, len(chain) + 1, "a jump", "instructions")
-                if values[arguments[0]].kind != BOOL and arguments[0] not in untyped:
+                if values[arguments[0]].kind not in (BOOL, TENSOR) and arguments[0] not in untyped:
                     raise CorruptError(f"a jump depends on value {arguments[0]}, which is not a bool")
             elif code == 5 and values[arguments[0]].kind != TENSOR:
                 raise CorruptError(f"value {arguments[0]} is freed and is not a tensor")
