@@ -11,6 +11,7 @@ from torch.export import ExportedProgram
 
 from exir_lowering import registry
 from exir_lowering.errors import InputError
+from exir_lowering.options import LoweringOptions
 
 EDGE_DIALECT = "EDGE"
 
@@ -85,6 +86,19 @@ def _one(who: str, value: Any) -> Partitioner:
     raise InputError(
         f"{who}: got {value!r}, expected an ExecuTorch Partitioner or the name of an installed one.{hint}"
     )
+
+
+def options(value: Any) -> LoweringOptions:
+    """Return the options; None is the defaults.
+
+    Raises:
+        InputError: It is something else.
+    """
+    if value is None:
+        return LoweringOptions()
+    if not isinstance(value, LoweringOptions):
+        raise InputError(f"options: got {type(value).__name__}, expected LoweringOptions(...).")
+    return value
 
 
 def require_edge(methods: Mapping[str, ExportedProgram]) -> None:

@@ -112,10 +112,13 @@ _BLOCK = 512
 
 
 def _checksum(storage: torch.UntypedStorage) -> int:
-    """Sum blocks of 64-bit words at memory speed, then run a CRC over the sums."""
+    """Add up blocks of 64-bit words at memory speed, each word times its place, then run a CRC over the sums.
+
+    The factors are odd, so that no change of one word and hardly any exchange of two is lost.
+    """
     memory = torch.empty(0, dtype=torch.uint8).set_(storage)
     words = memory[: memory.numel() // 8 * 8].view(torch.int64) if storage.data_ptr() % 8 == 0 else memory[:0]
-    blocks = words[: words.numel() // _BLOCK * _BLOCK].view(-1, _BLOCK).sum(dim=1)
+    blocks = words[: words.numel() // _BLOCK * _BLOCK].view(-1, _BLOCK) @ torch.arange(1, 2 * _BLOCK, 2)
     rest = memory[blocks.numel() * _BLOCK * 8 :] if words.numel() else memory
     return zlib.crc32(rest.numpy().data, zlib.crc32(blocks.numpy().data))
 

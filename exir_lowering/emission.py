@@ -51,7 +51,10 @@ class Artifact:
         Raises:
             InputError: The path does not end in `.pte`, or cannot be written.
         """
-        target = Path(path)
+        try:
+            target = Path(path)
+        except TypeError as error:
+            raise InputError(f"Cannot save to {path!r}: expected a path that ends in .pte.") from error
         if target.suffix != ".pte":
             raise InputError(f"Cannot save to {str(target)!r}: expected a path that ends in .pte.")
         try:
@@ -74,6 +77,15 @@ def emit(
     report: Report,
 ) -> Artifact:
     """Emit lowered programs; see `LoweredMethods.emit`."""
+    if config is not None and not isinstance(config, ExecutorchBackendConfig):
+        raise InputError(f"config: got {type(config).__name__}, expected ExecuTorch's ExecutorchBackendConfig.")
+    if constant_methods is not None and (
+        not isinstance(constant_methods, Mapping) or not all(isinstance(name, str) for name in constant_methods)
+    ):
+        raise InputError(
+            f"constant_methods: got {type(constant_methods).__name__} {constant_methods!r}, expected a mapping from "
+            "method names to values."
+        )
     both = sorted(set(programs) & set(constant_methods or ()))
     if both:
         raise InputError(f"constant_methods: {both} are methods of the program too; choose other names.")

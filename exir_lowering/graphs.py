@@ -171,7 +171,7 @@ def source_line(node: Node) -> str:
     frames = list(_FRAME.finditer(trace))
     if not frames:
         return ""
-    last = frames[-1]
+    last = next((frame for frame in reversed(frames) if not frame[1].startswith("<")), frames[-1])  # not generated code
     code = trace[last.end() :].strip().splitlines()
     text = f": {code[0].strip()}" if code else ""
     return f'File "{last[1]}", line {last[2]}, in {last[3]}{text}'

@@ -34,3 +34,11 @@ class LoweringOptions:
             raise InputError(
                 f'LoweringOptions(non_convex={self.non_convex!r}): expected "split" or "raise".'
             )
+        for name in ("check_weights", "progress"):
+            if not isinstance(getattr(self, name), bool):
+                raise InputError(f"LoweringOptions({name}={getattr(self, name)!r}): expected True or False.")
+        if not isinstance(self.edge_compile_config, (EdgeCompileConfig, type(None))):
+            raise InputError(
+                f"LoweringOptions(edge_compile_config={self.edge_compile_config!r}): expected ExecuTorch's "
+                "EdgeCompileConfig or None."
+            )

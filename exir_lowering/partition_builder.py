@@ -120,6 +120,8 @@ class PartitionBuilder:
     def _placeholder(self, node: Node, spec: InputSpec) -> Node:
         name = str(spec.arg.name)
         placeholder = self.graph.create_node("placeholder", name, name=name)
+        # Another name when that of a constant's copy is taken: the argument and the signature have to follow.
+        placeholder.target = spec.arg.name = placeholder.name
         placeholder.meta = {k: v for k, v in node.meta.items() if k != DELEGATION_TAG}
         self.env[node] = placeholder
         self.input_specs.append(spec)

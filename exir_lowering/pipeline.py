@@ -63,7 +63,7 @@ def lower(
         BackendFailure: A backend raised.
         BackendContractError: A backend returned something wrong, or wrote into a weight.
     """
-    options = options or LoweringOptions()
+    options = arguments.options(options)
     methods = arguments.programs(programs)
     chosen = arguments.partitioners(partitioners, methods)
     times = Times()
@@ -86,7 +86,7 @@ def to_backend(
     Raises:
         InputError: Also when a program is not in Edge dialect.
     """
-    options = options or LoweringOptions()
+    options = arguments.options(options)
     methods = arguments.programs(method_to_program)
     arguments.require_edge(methods)
     chosen = arguments.partitioners(method_to_partitioner, methods)

@@ -47,14 +47,23 @@ def preprocess(
             lowered = _one_by_one(group, backend, on_partition)
         else:
             lowered = _all_at_once(group, backend, on_partition)
-    finally:
-        changed = checks.changed(before, checks.weight_digests(weights))
+    except LoweringError as error:
+        _check_unwritten(group, before, weights, error)
+        raise
+    _check_unwritten(group, before, weights, None)
+    return lowered
+
+
+def _check_unwritten(
+    group: BackendGroup, before: Mapping[str, Any], weights: Mapping[str, Any], failure: LoweringError | None
+) -> None:
+    changed = checks.changed(before, checks.weight_digests(weights))
     if changed:
         raise BackendContractError(
             f"Backend {group.backend_id!r} wrote into {_some(list(changed))} during preprocess: those tensors "
             f"belong to the model and have changed. Restore them before lowering again; a backend works on a copy."
-        )
-    return lowered
+            + (f"\nThen it failed: {failure}" if failure is not None else "")
+        ) from failure
 
 
 def _one_by_one(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
@@ -98,7 +99,9 @@ def _destinations(who: str, partitioner: Partitioner, result: Any) -> dict[str, 
             details={"partitioner": partitioner},
         )
     for name, spec in tags.items():
-        if not isinstance(getattr(spec, "backend_id", None), str) or getattr(spec, "compile_specs", None) is None:
+        specs = getattr(spec, "compile_specs", None)
+        well_formed = isinstance(specs, (list, tuple)) and all(isinstance(item, CompileSpec) for item in specs)
+        if not isinstance(getattr(spec, "backend_id", None), str) or not well_formed:
             raise PartitionerContractError(
                 f"{who} sends tag {name!r} to {spec!r}, expected DelegationSpec(backend_id, [CompileSpec, ...]).",
                 violation="destinations",
@@ -131,7 +134,7 @@ def _check_tags(who: str, tagged: ExportedProgram, destinations: Mapping[str, De
                     violation="input_tagged",
                     details={"node": node.name, "tag": name},
                 )
-            if name not in destinations:
+            if not isinstance(name, str) or name not in destinations:
                 raise PartitionerContractError(
                     f"{who} tagged {'.'.join((*path, node.name))} with {name!r}, but partition_tags has no destination "
                     f"for it (it has: {', '.join(map(repr, destinations)) or 'none'}). Add it with a DelegationSpec.",

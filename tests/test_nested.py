@@ -16,7 +16,7 @@ import exir_lowering
 from exir_lowering.graphs import is_delegate_call, operator_name, walk
 
 HIGHER_ORDER = ("cond", "map_impl", "scan", "while_loop")
-X = torch.linspace(-1, 1, 12).reshape(3, 4)
+X = torch.linspace(-1, 1, 12).reshape(3, 4) + 0.25  # the sum, which cond looks at, is not near 0
 INPUTS = (X, -X, X.abs() * 3, X * 0.1)
 
 
