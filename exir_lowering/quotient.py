@@ -207,11 +207,12 @@ def _merge_back(members: Sequence[Node], piece_of: dict[Node, Piece]) -> None:
     pieces = [unit.piece for unit in units if unit.piece is not None]
     if len(pieces) > _MERGE_LIMIT:
         return
+    claimed = [node for node in members if node in piece_of]
     for tag in dict.fromkeys(piece[0] for piece in pieces):
         levels = sorted(piece[1] for piece in pieces if piece[0] == tag)
         kept = levels[0]
         for level in levels[1:]:
-            trial = {n: ((tag, kept) if p == (tag, level) else p) for n, p in piece_of.items() if n in set(members)}
+            trial = {n: (tag, kept) if piece_of[n] == (tag, level) else piece_of[n] for n in claimed}
             if _kahn(members, trial)[1]:
                 kept = level
             else:
