@@ -17,6 +17,7 @@ from types import MappingProxyType
 import torch
 
 from exir_lowering import _upstream
+from exir_lowering.runtime import xnnpack_payload
 from exir_lowering.runtime.flatbuffer import CorruptError, Table, root
 
 PTE_MAGIC = b"ET12"
@@ -131,7 +132,7 @@ class Method:
         operators: The kernels it calls.
         backends: The backends it calls.
         arenas: The sizes of its planned memory.
-        external: The names of the weights that lie in a data file.
+        external: The names of the weights that are not in the file, so are in a data file.
     """
 
     name: str
@@ -148,14 +149,16 @@ class Data:
     """The places in a file that its methods may refer to.
 
     Attributes:
-        segments: The sizes of the segments.
+        segments: The segments, not copied.
+        names: The names of the segments that have one.
         constants: Where each constant starts, and the size of the segment it is in.
         initial: The same for the initial values of each list of mutable tensors.
         inline_constants: How many constants an old file holds in its tables.
         inline_payloads: How many payloads are in the tables.
     """
 
-    segments: tuple[int, ...]
+    segments: tuple[memoryview, ...]
+    names: frozenset[str]
     constants: tuple[tuple[int, int], ...]
     initial: tuple[tuple[tuple[int, int], ...], ...]
     inline_constants: int
@@ -184,13 +187,12 @@ def read_program(file: memoryview) -> dict[str, Method]:
     constants = program.table(5)
     data = Data(
         segments,
+        _names(program.tables(7), len(segments)),
         _offsets(constants, segments) if constants is not None else (),
         tuple(_offsets(table, segments) for table in program.tables(6)),
         program.count(2),
         program.count(3),
     )
-    for named in program.tables(7):
-        _index(named.number(1, "I"), len(segments), f"the data {named.text(0)!r}", "segments")
     methods: dict[str, Method] = {}
     for plan in program.tables(1):
         method = _method(plan, data)
@@ -222,20 +224,14 @@ def read_data_names(file: memoryview) -> frozenset[str]:
             "it may have been cut short"
         )
     # Offsets in the tables count from the start of the file.
-    tables = file[: start + size]
-    table = root(tables)
-    segments = _segments(table.tables(1), space)
-    names = []
-    for named in table.tables(2):
-        _index(named.number(1, "I"), len(segments), f"the data {named.text(0)!r}", "segments")
-        names.append(named.text(0))
-    return frozenset(names)
+    table = root(file[: start + size])
+    return _names(table.tables(2), len(_segments(table.tables(1), file[base : base + space])))
 
 
-def _pte_extent(file: memoryview) -> tuple[memoryview, int]:
-    """Return the tables of the file, and how many bytes the segments have."""
+def _pte_extent(file: memoryview) -> tuple[memoryview, memoryview]:
+    """Return the part of the file that has its tables, and the one that has the segments."""
     if len(file) < 40 or bytes(file[8:12]) != b"eh00":
-        return file, 0
+        return file, file[:0]
     length, size, base, space = struct.unpack_from("<IQQQ", file, 12)
     if length < 24:
         raise CorruptError(f"its header has {length} bytes, 24 or more are needed")
@@ -246,23 +242,31 @@ def _pte_extent(file: memoryview) -> tuple[memoryview, int]:
         raise CorruptError(f"its header tells of {end} bytes, the file has {len(file)}; it may have been cut short")
     if size < 40 or (base and base < size):
         raise CorruptError(f"its header puts the segments at byte {base}, inside of {size} bytes of tables")
-    return file[:size], space if base else 0
+    return file[:size], file[base : base + space] if base else file[:0]
 
 
-def _segments(tables: Iterable[Table], space: int) -> tuple[int, ...]:
-    sizes = []
-    for number, segment in enumerate(tables):
-        offset, size = segment.number(0, "Q"), segment.number(1, "Q")
-        if offset + size > space:
+def _segments(tables: Iterable[Table], space: memoryview) -> tuple[memoryview, ...]:
+    segments = []
+    for number, table in enumerate(tables):
+        offset, size = table.number(0, "Q"), table.number(1, "Q")
+        if offset + size > len(space):
             raise CorruptError(
-                f"segment {number} ends at byte {offset + size} of the segments, they have {space} bytes; "
+                f"segment {number} ends at byte {offset + size} of the segments, they have {len(space)} bytes; "
                 "the file may have been cut short"
             )
-        sizes.append(size)
-    return tuple(sizes)
+        segments.append(space[offset : offset + size])
+    return tuple(segments)
 
 
-def _offsets(table: Table, segments: Sequence[int]) -> tuple[tuple[int, int], ...]:
+def _names(tables: Iterable[Table], segments: int) -> frozenset[str]:
+    names = set()
+    for table in tables:
+        names.add(table.text(0))
+        _index(table.number(1, "I"), segments, f"the data {table.text(0)!r}", "segments")
+    return frozenset(names)
+
+
+def _offsets(table: Table, segments: Sequence[memoryview]) -> tuple[tuple[int, int], ...]:
     offsets = table.numbers(1, "Q")
     if not offsets:
         return ()
@@ -271,7 +275,7 @@ def _offsets(table: Table, segments: Sequence[int]) -> tuple[tuple[int, int], ..
     if offsets == (0,) and index >= len(segments):
         return ((0, 0),)
     _index(index, len(segments), "a list of constants", "segments")
-    return tuple((offset, segments[index]) for offset in offsets)
+    return tuple((offset, len(segments[index])) for offset in offsets)
 
 
 def _method(plan: Table, data: Data) -> Method:
@@ -293,14 +297,7 @@ def _checked_method(name: str, plan: Table, data: Data) -> Method:
     for index in (*inputs, *outputs):
         _index(index, len(values), "an input or output", "values")
     operators = [(table.text(0), table.text(1)) for table in plan.tables(6)]
-    backends = []
-    for delegate in plan.tables(7):
-        backends.append(delegate.text(0))
-        reference = delegate.table(1)
-        if reference is None:
-            raise CorruptError(f"a delegate of {backends[-1]!r} has no payload")
-        size = len(data.segments) if reference.number(0, "b") else data.inline_payloads
-        _index(reference.number(1, "I"), size, f"the payload of {backends[-1]!r}", "payloads")
+    backends = [_backend(table, data, external) for table in plan.tables(7)]
     chains = [list(chain.tables(2)) for chain in plan.tables(5)]
     read = _check_instructions(chains, values, operators, len(backends), frozenset(inputs))
     lost = {position for position, index in enumerate(inputs) if values[index].kind == NULL and index in read}
@@ -313,6 +310,20 @@ def _checked_method(name: str, plan: Table, data: Data) -> Method:
         arenas,
         tuple(sorted(external)),
     )
+
+
+def _backend(delegate: Table, data: Data, external: set[str]) -> str:
+    """Return the backend of a delegate, and add the weights that it needs and the file does not have."""
+    backend, reference = delegate.text(0), delegate.table(1)
+    if reference is None:
+        raise CorruptError(f"a delegate of {backend!r} has no payload")
+    for spec in delegate.tables(2):
+        spec.text(0)
+    in_segment, index = reference.number(0, "b"), reference.number(1, "I")
+    _index(index, len(data.segments) if in_segment else data.inline_payloads, f"a payload of {backend!r}", "payloads")
+    if in_segment and backend == xnnpack_payload.BACKEND:
+        external.update(set(xnnpack_payload.weight_names(data.segments[index])) - data.names)
+    return backend
 
 
 def _check_arenas(arenas: Sequence[int]) -> None:

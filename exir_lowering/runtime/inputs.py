@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from exir_lowering import _upstream
 from exir_lowering.errors import InputError
 from exir_lowering.runtime.format import BOOL, DOUBLE, INT, KINDS, NULL, Method, Tensor, Value
 
@@ -39,7 +40,7 @@ def prepare(where: str, method: Method, inputs: Sequence[Any]) -> list[Any]:
                 "else. Export the model with a fixed integer, or with a tensor in its place."
             )
         problem, given = _check(value, given)
-        if problem:
+        if problem is not None:
             raise InputError(f"{where}: input {index} is {show(given)}, expected {describe(value)}. {problem}".rstrip())
         prepared.append(given)
     return prepared
@@ -76,7 +77,7 @@ def show(given: Any) -> str:
 
 
 def _check(value: Value, given: Any) -> tuple[str | None, Any]:
-    """Return what is wrong with an input ("" when nothing needs to be added), and the input as the runtime takes it."""
+    """Return a hint when an input is wrong, "" when there is none to give; and the input as the runtime takes it."""
     if isinstance(value.content, Tensor):
         return _check_tensor(value.content, given)
     if value.kind == NULL:
@@ -113,20 +114,25 @@ def _check_tensor(expected: Tensor, given: Any) -> tuple[str | None, Any]:
             return f"Its dimension {dim} is {size}, more than {bound}.", given
         if size != bound and not expected.dynamic:
             return f"Its dimension {dim} is {size}, not {bound}.", given
+    if isinstance(given, _upstream.FakeTensor):
+        return "It is a fake tensor, which has no values.", given
     try:
-        return None, _laid_out(given.detach(), expected.dim_order)
+        plain = given.detach().as_subclass(torch.Tensor)
+        if plain.numel() and not plain.data_ptr():
+            return f"A {type(given).__name__} has no memory of its own; convert it to a plain tensor.", given
+        return None, _laid_out(plain, expected.dim_order)
     except Exception as error:
-        # Tensors without memory: fake ones, those of functorch, subclasses of other libraries.
-        return f"Its memory cannot be read: {type(error).__name__}: {error}", given
+        # Tensors of transforms such as vmap, and subclasses of other libraries.
+        return f"Its values cannot be read: {type(error).__name__}: {error}", given
 
 
 def _laid_out(tensor: torch.Tensor, dim_order: Sequence[int]) -> torch.Tensor:
-    """Return a tensor that lies in memory in the given order of dimensions, itself when it does already.
+    """Return a tensor that lies in memory in the given order of dimensions, without a copy when it does already.
 
-    The runtime reads the memory of an input in the order that the file says, whatever the strides are.
+    The runtime reads the memory of an input in the order that the file says: one that lies there in another order
+    gives wrong results, silently.
     """
     tensor = tensor.resolve_conj().resolve_neg()
-    tensor.data_ptr()
     inverse = [0] * len(dim_order)
     for place, dim in enumerate(dim_order):
         inverse[dim] = place

@@ -209,7 +209,7 @@ def _parse(name: str, content: memoryview, parse: Callable[[memoryview], Result]
         # Without the cause, whose frames would keep the file mapped.
         message = str(error)
     raise InputError(
-        f"{name} cannot be loaded: it is damaged, or not a file of ExecuTorch: {message}. Make or copy it again."
+        f"{name} cannot be loaded: it is damaged, or not what ExecuTorch writes: {message}. Make or copy it again."
     )
 
 
@@ -237,8 +237,8 @@ def _check_data(name: str, source: str | bytes, data: object, methods: Mapping[s
         beside = sorted(file.name for file in Path(source).parent.glob("*.ptd")) if isinstance(source, str) else []
         found = f" Beside it are: {', '.join(beside)}." if beside else ""
         raise InputError(
-            f"{name} cannot be loaded: {len(needed)} of its weights are in a .ptd data file ({_some(needed)}). Pass "
-            f"its path as data=; saving an artifact writes it beside the .pte file.{found}"
+            f"{name} cannot be loaded: it lacks {len(needed)} of its weights ({_some(sorted(needed))}), which are in a "
+            f".ptd data file. Pass its path as data=; saving an artifact writes it beside the .pte file.{found}"
         )
     path = _path(data, "load: data", "the path of a .ptd file")
     names = _read(repr(path), Path(path), file_format.read_data_names)
