@@ -83,9 +83,7 @@ def _one(who: str, value: Any) -> Partitioner:
     if isinstance(value, Partitioner):
         return value
     hint = " Make an object of it." if isinstance(value, type) and issubclass(value, Partitioner) else ""
-    raise InputError(
-        f"{who}: got {value!r}, expected an ExecuTorch Partitioner or the name of an installed one.{hint}"
-    )
+    raise InputError(f"{who}: got {value!r}, expected an ExecuTorch Partitioner or the name of an installed one.{hint}")
 
 
 def options(value: Any) -> LoweringOptions:

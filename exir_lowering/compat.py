@@ -171,8 +171,7 @@ _MESSAGES: Mapping[str, tuple[type[Exception], Callable[[Mapping[str, Any]], str
     "input_tagged": (
         RuntimeError,
         lambda d: (
-            "placeholder node for non-params, non-buffer, and non-tensor constants should not be tagged: "
-            f"{d['node']} "
+            f"placeholder node for non-params, non-buffer, and non-tensor constants should not be tagged: {d['node']} "
         ),
     ),
     "no_copy": (

@@ -97,9 +97,7 @@ class _MethodSweep:
         suffix = f".{piece[1]}" if pieces > 1 else ""
         return f"{'.'.join((self.tagged.name, *path))}/{number}:{piece[0]}{suffix}"
 
-    def _owner(
-        self, module: GraphModule, sweep: _GraphSweep, lifted: Mapping[Node, InputSpec]
-    ) -> ExportedProgram:
+    def _owner(self, module: GraphModule, sweep: _GraphSweep, lifted: Mapping[Node, InputSpec]) -> ExportedProgram:
         """Build the owner program: its signature without the inputs and mutations that partitions took over."""
         moved = {
             node for node in lifted if node.users and not sweep.env[node].users
@@ -281,9 +279,7 @@ class _GraphSweep:
             if outer is not None and outer in self.lifted and str(self.lifted[outer].target) not in mutated
         }
 
-    def _drop_operands(
-        self, call: Node, position: int, sweeps: Sequence[tuple[NestedGraph, _GraphSweep]]
-    ) -> None:
+    def _drop_operands(self, call: Node, position: int, sweeps: Sequence[tuple[NestedGraph, _GraphSweep]]) -> None:
         """Remove constants from a call's operands that only partitions inside of its graphs read now."""
         before: Any = call.args[position]
         operands = list(before)

@@ -66,8 +66,7 @@ class Backend(ABC):
         """
         return {
             method: [
-                self.preprocess(program, specs)
-                for program, specs in zip(programs, compile_specs[method], strict=True)
+                self.preprocess(program, specs) for program, specs in zip(programs, compile_specs[method], strict=True)
             ]
             for method, programs in edge_programs.items()
         }

@@ -31,9 +31,7 @@ class LoweringOptions:
 
     def __post_init__(self) -> None:
         if self.non_convex not in ("split", "raise"):
-            raise InputError(
-                f'LoweringOptions(non_convex={self.non_convex!r}): expected "split" or "raise".'
-            )
+            raise InputError(f'LoweringOptions(non_convex={self.non_convex!r}): expected "split" or "raise".')
         for name in ("check_weights", "progress"):
             if not isinstance(getattr(self, name), bool):
                 raise InputError(f"LoweringOptions({name}={getattr(self, name)!r}): expected True or False.")

@@ -51,9 +51,7 @@ def mutated_targets(program: ExportedProgram) -> frozenset[str]:
     return frozenset(spec.target for spec in specs if spec.kind in _MUTATIONS and spec.target is not None)
 
 
-def top_graph(
-    program: ExportedProgram, piece_of: Mapping[Node, Piece], lifted: Mapping[Node, InputSpec]
-) -> Ownership:
+def top_graph(program: ExportedProgram, piece_of: Mapping[Node, Piece], lifted: Mapping[Node, InputSpec]) -> Ownership:
     """Decide for the top graph, where partitioners tag the constants that their partitions shall own.
 
     Args:

@@ -13,9 +13,7 @@ from exir_lowering.graphs import attribute
 from exir_lowering.model import ExtractedMethod, LoweredPartition
 
 
-def splice(
-    methods: Iterable[ExtractedMethod], lowered: Mapping[str, LoweredPartition]
-) -> dict[str, ExportedProgram]:
+def splice(methods: Iterable[ExtractedMethod], lowered: Mapping[str, LoweredPartition]) -> dict[str, ExportedProgram]:
     """Replace the pending delegate at each call site by the lowered one.
 
     Args:

@@ -66,9 +66,7 @@ def _run(who: str, partitioner: Partitioner, view: ExportedProgram) -> Any:
     try:
         result = partitioner(view)
     except Exception as error:
-        raise PartitionerContractError(
-            f"{who} raised {type(error).__name__}: {error}", violation="raised"
-        ) from error
+        raise PartitionerContractError(f"{who} raised {type(error).__name__}: {error}", violation="raised") from error
     if not isinstance(getattr(result, "tagged_exported_program", None), ExportedProgram):
         raise PartitionerContractError(
             f"{who} returned {type(result).__name__}, expected a PartitionResult with the tagged ExportedProgram.",
@@ -111,11 +109,13 @@ def _destinations(who: str, partitioner: Partitioner, result: Any) -> dict[str, 
 
 
 def _check_tags(who: str, tagged: ExportedProgram, destinations: Mapping[str, DelegationSpec]) -> None:
-    specs = dict(zip(
-        (node for node in tagged.graph.nodes if node.op == "placeholder"),
-        tagged.graph_signature.input_specs,
-        strict=True,
-    ))
+    specs = dict(
+        zip(
+            (node for node in tagged.graph.nodes if node.op == "placeholder"),
+            tagged.graph_signature.input_specs,
+            strict=True,
+        )
+    )
     for path, module in _staying(tagged.graph_module, ()):
         for node in module.graph.nodes:
             name = node.meta.get(DELEGATION_TAG)

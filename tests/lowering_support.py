@@ -35,7 +35,9 @@ class TagPartitioner(Partitioner):
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         tags: dict[str, DelegationSpec] = {}
-        modules = [m for _, m in walk(exported_program.graph_module)] if self.nested else [exported_program.graph_module]
+        modules = (
+            [m for _, m in walk(exported_program.graph_module)] if self.nested else [exported_program.graph_module]
+        )
         for module in modules:
             for node in module.graph.nodes:
                 tag = self.tag_of(node) if node.op == "call_function" else None

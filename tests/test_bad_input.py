@@ -431,9 +431,7 @@ TAGS: dict[str, tuple[str, Callable[[ExportedProgram], Any], tuple[str, ...]]] =
 @pytest.mark.parametrize("case", TAGS)
 def test_tags_that_cannot_be_followed(case: str) -> None:
     violation, also, words = TAGS[case]
-    error = refused(
-        PartitionerContractError, ("Also", "'prefill'", *words), lambda: lower({"prefill": Also(also)})
-    )
+    error = refused(PartitionerContractError, ("Also", "'prefill'", *words), lambda: lower({"prefill": Also(also)}))
     check(error.violation == violation, error.violation)
 
 
@@ -576,9 +574,7 @@ def _raise(error: Exception) -> Any:
 def test_preprocess_all_that_raises() -> None:
     cause = ValueError("cannot share")
     words = ("'good'", "ValueError: cannot share", "method 'prefill'", "method 'decode'", "torch.sin(x) * x")
-    error = refused(
-        BackendFailure, words, lambda: lower(good_partitioner(), Answers(lambda right: _raise(cause)))
-    )
+    error = refused(BackendFailure, words, lambda: lower(good_partitioner(), Answers(lambda right: _raise(cause))))
     check(error.__cause__ is cause, "the backend's own exception is the cause")
     check("y = torch.cond(" in str(error), "a branch's line is that of the model")
     check("<eval_with_key>" not in str(error), "a branch's line is that of generated code")
@@ -667,9 +663,7 @@ WRITES = [_in_place, _one_element, _data, _new_data, _numpy, _repack]
 @pytest.mark.parametrize("backend", [Writes, WritesAll], ids=["preprocess", "preprocess_all"])
 @pytest.mark.parametrize("name", ["weight", "kept", "np", "constant"])
 @pytest.mark.parametrize("write", WRITES, ids=lambda f: f.__name__.strip("_"))
-def test_a_backend_that_writes_into_a_weight(
-    write: Callable[..., None], name: str, backend: type[Writes]
-) -> None:
+def test_a_backend_that_writes_into_a_weight(write: Callable[..., None], name: str, backend: type[Writes]) -> None:
     words = ("'good'", "wrote into", f"prefill:{name}", "Restore", "copy")
     error = refused(BackendContractError, words, lambda: lower(good_partitioner(), backend(name, write)))
     others = {"weight", "kept", "np", "constant"} - {name}
@@ -944,9 +938,7 @@ def test_a_good_plugin_works_beside_broken_ones(case: str, plugins: dict[str, li
 def _optimised(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-O", "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
     environment = {**os.environ, OPTIMISED: "1"}
-    return subprocess.run(
-        command, capture_output=True, text=True, env=environment, cwd=TESTS.parent, timeout=600
-    )
+    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=TESTS.parent, timeout=600)
 
 
 @pytest.mark.skipif(OPTIMISED in os.environ, reason="this is that run")

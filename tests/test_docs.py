@@ -1,4 +1,4 @@
-"""The Python in the README and the docs runs, page by page, top to bottom; links lead somewhere; no command is stale."""
+"""The Python in the README and the docs runs, page by page; links lead somewhere; no command is stale."""
 
 import re
 import subprocess

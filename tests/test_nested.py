@@ -132,7 +132,9 @@ def test_a_branch_that_is_called_twice_keeps_its_operands() -> None:
     output = graph.output_node()
     output.args = ((item,),)
     with graph.inserting_before(output):
-        add = next(n.target for _, m in walk(program.graph_module) for n in m.graph.nodes if "add.Tensor" in str(n.target))
+        add = next(
+            n.target for _, m in walk(program.graph_module) for n in m.graph.nodes if "add.Tensor" in str(n.target)
+        )
         total = graph.call_function(add, (item, second))
         total.meta = dict(item.meta)
     output.args = ((total,),)

@@ -21,8 +21,11 @@ CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 def _packages_on_disk() -> set[str]:
     found = set()
-    for folder, name in ((ROOT / "exir_lowering", "exir_lowering"), (ROOT / "backends", "exir_lowering.backends"),
-                         (ROOT / "partitioners", "exir_lowering.partitioners")):
+    for folder, name in (
+        (ROOT / "exir_lowering", "exir_lowering"),
+        (ROOT / "backends", "exir_lowering.backends"),
+        (ROOT / "partitioners", "exir_lowering.partitioners"),
+    ):
         for init in folder.rglob("__init__.py"):
             parts = init.parent.relative_to(folder).parts
             if folder.name == "exir_lowering" and parts and parts[0] in ("backends", "partitioners"):

@@ -44,13 +44,22 @@ def test_the_signatures() -> None:
         return str(inspect.signature(function)).replace("'", "").replace('"', "")  # type: ignore[arg-type]
 
     assert [p.name for p in inspect.signature(exir_lowering.lower).parameters.values()] == [
-        "programs", "partitioners", "backends", "options",
+        "programs",
+        "partitioners",
+        "backends",
+        "options",
     ]
     assert [p.name for p in inspect.signature(exir_lowering.to_backend).parameters.values()] == [
-        "method_to_program", "method_to_partitioner", "backends", "options",
+        "method_to_program",
+        "method_to_partitioner",
+        "backends",
+        "options",
     ]
     assert [p.name for p in inspect.signature(exir_lowering.lower_whole_program).parameters.values()] == [
-        "program", "backend_id", "compile_specs", "backends",
+        "program",
+        "backend_id",
+        "compile_specs",
+        "backends",
     ]
     assert parameters(exir_lowering.load).startswith("(source")
 

@@ -637,9 +637,7 @@ def _control_flow(model: type[Weights]) -> ExportedProgram:
 
 @both_engines
 @pytest.mark.parametrize("model", CONTROL_FLOW, ids=lambda model: model.__name__)
-def test_m10_branches_are_lowered_own_their_weights_and_are_left_clean(
-    model: type[Weights], engine: Engine
-) -> None:
+def test_m10_branches_are_lowered_own_their_weights_and_are_left_clean(model: type[Weights], engine: Engine) -> None:
     module, program = model(), copy.deepcopy(_control_flow(model))
     lowered = engine(program, PerGraph())
     for y in (Y, -Y):

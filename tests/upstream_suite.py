@@ -1,8 +1,8 @@
 """Run ExecuTorch's own tests of its backend API (in its wheel) with this package's engine.
 
-    python tests/upstream_suite.py                     each test that passes on ExecuTorch's engine has to pass
-    python tests/upstream_suite.py --engine upstream   run them on ExecuTorch's engine
-    python tests/upstream_suite.py --record            write down which pass there, in upstream_suite_passing.txt
+python tests/upstream_suite.py                     each test that passes on ExecuTorch's engine has to pass
+python tests/upstream_suite.py --engine upstream   run them on ExecuTorch's engine
+python tests/upstream_suite.py --record            write down which pass there, in upstream_suite_passing.txt
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ def main() -> int:
         return 0
     expected = set(PASSING.read_text().split())
     missing = sorted(expected - passed)
-    print(f"engine {arguments.engine}: {len(expected) - len(missing)} of {len(expected)} tests that pass on ExecuTorch's")
+    passing = len(expected) - len(missing)
+    print(f"engine {arguments.engine}: {passing} of {len(expected)} tests that pass on ExecuTorch's")
     for name in missing:
         print(f"  does not pass: {name}")
     return 1 if missing else 0

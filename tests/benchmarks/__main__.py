@@ -56,7 +56,12 @@ def chains(sizes: list[int], repeat: int) -> list[dict[str, Any]]:
         ours, steps = best(
             lambda program=program: exir_lowering.to_backend(program, EachBlock()).report.seconds, repeat
         )
-        row: dict[str, Any] = {"partitions": size, "nodes": len(program.graph.nodes), "deepcopy_s": floor, "ours_s": ours}
+        row: dict[str, Any] = {
+            "partitions": size,
+            "nodes": len(program.graph.nodes),
+            "deepcopy_s": floor,
+            "ours_s": ours,
+        }
         row["times_deepcopy"] = ours / floor
         row["steps_times_deepcopy"] = {name: seconds / floor for name, seconds in steps.items()}
         if rows and rows[-1]["partitions"] * 2 == size:
@@ -84,7 +89,16 @@ def memory(megabytes: int, methods: int) -> dict[str, Any]:
 def show(console: Console, rows: list[dict[str, Any]], memory_row: dict[str, Any]) -> None:
     """Print the tables."""
     table = Table(title="A chain of T partitions, no-op backend, no proposal algorithm")
-    for column in ("T", "nodes", "upstream CPU s", "ours CPU s", "faster", "time(2T)/time(T)", "x deepcopy", "where (x deepcopy)"):
+    for column in (
+        "T",
+        "nodes",
+        "upstream CPU s",
+        "ours CPU s",
+        "faster",
+        "time(2T)/time(T)",
+        "x deepcopy",
+        "where (x deepcopy)",
+    ):
         table.add_column(column, justify="right")
     for row in rows:
         steps = "  ".join(f"{name} {value:.1f}" for name, value in row["steps_times_deepcopy"].items())
