@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.backend.partitioner import Partitioner
 from torch.export import ExportedProgram
 
@@ -36,7 +37,7 @@ def programs(value: Any) -> dict[str, ExportedProgram]:
     """Return the programs by method name; a single program is the method "forward".
 
     Raises:
-        InputError: There is none, a name is not an identifier-like string, or a value is not an ExportedProgram.
+        InputError: There is none, a name is not a string that can name a method, or a value is not an ExportedProgram.
     """
     if not isinstance(value, Mapping):
         return {"forward": program("programs", value)}
@@ -45,6 +46,10 @@ def programs(value: Any) -> dict[str, ExportedProgram]:
     for name, candidate in value.items():
         if not isinstance(name, str) or not name:
             raise InputError(f"programs: got the method name {name!r}, expected a non-empty string.")
+        if "/" in name:
+            raise InputError(
+                f"programs: the method name {name!r} holds a slash, which separates names in partition ids."
+            )
         program(f"Method {name!r}", candidate)
     return dict(value)
 
@@ -116,3 +121,15 @@ def require_edge(methods: Mapping[str, ExportedProgram]) -> None:
 def is_edge(candidate: ExportedProgram) -> bool:
     """Tell whether a program is in Edge dialect."""
     return bool(candidate.dialect == EDGE_DIALECT)
+
+
+def destination(who: str, backend_id: Any, compile_specs: Any) -> None:
+    """Check a backend id and compile specs.
+
+    Raises:
+        InputError: One is of another type.
+    """
+    if not isinstance(backend_id, str):
+        raise InputError(f"{who}: got {backend_id!r} as the backend id, expected a string.")
+    if isinstance(compile_specs, (str, bytes)) or not all(isinstance(s, CompileSpec) for s in compile_specs):
+        raise InputError(f"{who}: got compile_specs={compile_specs!r}, expected a sequence of CompileSpec.")

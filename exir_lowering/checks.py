@@ -11,7 +11,6 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import GraphModule
 
-from exir_lowering import _upstream
 from exir_lowering.errors import InvariantError
 from exir_lowering.graphs import DELEGATION_TAG, attribute, walk
 from exir_lowering.model import ExtractedMethod, Partition
@@ -101,8 +100,7 @@ def weight_digests(tensors: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 def _readable(tensor: Any) -> bool:
     return (
-        isinstance(tensor, torch.Tensor)
-        and not isinstance(tensor, _upstream.FakeTensor)
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)  # subclasses may have no memory of their own
         and tensor.layout is torch.strided
         and tensor.device.type == "cpu"
     )

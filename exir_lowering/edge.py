@@ -107,7 +107,7 @@ def check_preserved(
             continue
         try:
             preserved = _upstream.preserved_ops_left_over(name, lowered[name], partitioners[name])
-        except RuntimeError as error:
+        except Exception as error:
             raise PartitionerContractError(f"Method {name!r}: {error}", violation="raised") from error
         config = _config(options)
         if _upstream.checks_validity(config):

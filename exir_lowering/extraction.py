@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from executorch.exir.backend.partitioner import DelegationSpec
@@ -74,6 +75,10 @@ class _MethodSweep:
     rejections: list[Rejection] = field(default_factory=list)
     debug_handle: int = 0
 
+    @cached_property
+    def mutated(self) -> frozenset[str]:
+        return ownership.mutated_targets(self.program)
+
     @property
     def program(self) -> ExportedProgram:
         return self.tagged.program
@@ -95,7 +100,7 @@ class _MethodSweep:
     def new_partition_id(self, path: tuple[str, ...], piece: Piece, pieces: int) -> str:
         number = self.earlier + len(self.partitions) + len(self.nested_partitions)
         suffix = f".{piece[1]}" if pieces > 1 else ""
-        return f"{'.'.join((self.tagged.name, *path))}/{number}:{piece[0]}{suffix}"
+        return f"{'/'.join((self.tagged.name, *path))}/{number}:{piece[0]}{suffix}"
 
     def _owner(self, module: GraphModule, sweep: _GraphSweep, lifted: Mapping[Node, InputSpec]) -> ExportedProgram:
         """Build the owner program: its signature without the inputs and mutations that partitions took over."""
@@ -150,8 +155,10 @@ class _GraphSweep:
         self.calls = Counter(str(n.target) for n in nodes if n.op == "get_attr" for _ in n.users)
         computing = [node for node in nodes if node.op == "call_function"]
         tag_of = self._claims(computing)
-        units, cycles = quotient.order(computing, tag_of)
-        self._report_cycles(cycles)
+        refuse = self.method.non_convex == "raise"
+        units, cycles = quotient.order(computing, tag_of, explain=refuse)
+        if refuse and cycles:
+            raise self._not_convex(cycles[0])
         units = self._inner_order(nodes, units)
         piece_of = {node: unit.piece for unit in units if unit.piece is not None for node in unit.nodes}
         self.owned = self._ownership(piece_of)
@@ -219,16 +226,14 @@ class _GraphSweep:
             for unit in units
         ]
 
-    def _report_cycles(self, cycles: Iterable[quotient.Cycle]) -> None:
-        for cycle in cycles:
-            if self.method.non_convex == "raise":
-                raise PartitionerContractError(
-                    f"Method {self.method.tagged.name}: the nodes tagged {cycle.tag!r} are not convex: the path "
-                    f"{cycle} leaves the tag and comes back, so the partition would need its own result as an input. "
-                    'Tag the nodes on the path too, use two tags, or set LoweringOptions(non_convex="split").',
-                    violation="not_convex",
-                    details={"tag": cycle.tag, "path": cycle.path},
-                )
+    def _not_convex(self, cycle: quotient.Cycle) -> PartitionerContractError:
+        return PartitionerContractError(
+            f"Method {self.method.tagged.name}: the nodes tagged {cycle.tag!r} are not convex: the path {cycle} leaves "
+            "the tag and comes back, so the partition would need its own result as an input. Tag the nodes on the path "
+            'too, use two tags, or set LoweringOptions(non_convex="split").',
+            violation="not_convex",
+            details={"tag": cycle.tag, "path": cycle.path},
+        )
 
     def _ownership(self, piece_of: Mapping[Node, Piece]) -> Ownership:
         if self.path:
@@ -271,7 +276,7 @@ class _GraphSweep:
 
     def _bound(self, graph: NestedGraph) -> dict[Node, InputSpec]:
         """Return the placeholders of a nested graph that stand for constants of the program."""
-        mutated = ownership.mutated_targets(self.method.program)
+        mutated = self.method.mutated
         placeholders = [n for n in graph.module.graph.nodes if n.op == "placeholder"]
         return {
             inner: self.lifted[outer]
@@ -319,7 +324,7 @@ class _GraphSweep:
                 self.method.reject(node, self.path, f"nothing reads a result of tag {piece[0]!r}")
                 self._keep(node)
             return
-        owned = self.owned.inputs.get(piece, ())
+        owned = self.owned.inputs.get(piece, {})
         builder = PartitionBuilder(self.method.program, self.module, self.path, self.lifted, unit, owned)
         program = builder.build(mutations, results)
         target = self._new_target()
@@ -358,9 +363,17 @@ class _GraphSweep:
 
     def _is_output(self, node: Node, besides: OutputSpec) -> bool:
         """Tell whether a value is an output of the program in another way than as one mutation."""
+        return any(spec is not besides for spec in self.outputs_of.get(node, ()))
+
+    @cached_property
+    def outputs_of(self) -> dict[Node, list[OutputSpec]]:
+        """For each value that the program returns or writes, its output specs."""
+        found: dict[Node, list[OutputSpec]] = {}
         values: Any = self.module.graph.output_node().args[0]
-        specs = self.method.program.graph_signature.output_specs
-        return any(value is node and spec is not besides for value, spec in zip(values, specs, strict=True))
+        for value, spec in zip(values, self.method.program.graph_signature.output_specs, strict=True):
+            if isinstance(value, Node):
+                found.setdefault(value, []).append(spec)
+        return found
 
     def _new_target(self) -> str:
         while hasattr(self.module, f"lowered_module_{self.lowered_modules}"):

@@ -135,10 +135,10 @@ def copy_graph_module(graph_module: GraphModule) -> GraphModule:
     return copied
 
 
-def copy_program(program: ExportedProgram) -> ExportedProgram:
-    """Copy a program's graph, signature and tables; the tensors are shared."""
+def copy_program(program: ExportedProgram, graph_module: GraphModule | None = None) -> ExportedProgram:
+    """Copy a program's graph (or take another one), signature and tables; the tensors are shared."""
     return _upstream.assemble_program(
-        graph_module=copy_graph_module(program.graph_module),
+        graph_module=graph_module or copy_graph_module(program.graph_module),
         signature=copy_signature(program),
         state_dict=dict(program.state_dict),
         constants=dict(program.constants),
@@ -151,10 +151,18 @@ def copy_program(program: ExportedProgram) -> ExportedProgram:
 
 
 def copy_signature(program: ExportedProgram) -> ExportGraphSignature:
-    """Copy a program's signature, output names included: they follow the nodes when those are renamed."""
+    """Copy a program's signature with the names in it: torch renames them in place when a node is replaced."""
     signature = program.graph_signature
+    inputs = [replace(spec, arg=copy.copy(spec.arg)) for spec in signature.input_specs]
     outputs = [replace(spec, arg=copy.copy(spec.arg)) for spec in signature.output_specs]
-    return ExportGraphSignature(input_specs=list(signature.input_specs), output_specs=outputs)
+    return ExportGraphSignature(input_specs=inputs, output_specs=outputs)
+
+
+def strip_tags(graph_module: GraphModule) -> None:
+    """Remove the tags of a graph and of the graphs nested in it."""
+    for _, module in walk(graph_module):
+        for node in module.graph.nodes:
+            node.meta.pop(DELEGATION_TAG, None)
 
 
 def operator_name(node: Node) -> str:

@@ -8,7 +8,7 @@ mutation stays an output of the host program.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch.export import ExportedProgram
@@ -30,11 +30,11 @@ class Ownership:
     """What the partitions of one graph own.
 
     Attributes:
-        inputs: For each piece, the lifted placeholders that it owns, in graph order.
+        inputs: For each piece, the lifted placeholders that it owns, in graph order, with their names in it.
         mutations: For each piece, the values that it writes to buffers it owns, with the owner's output specs.
     """
 
-    inputs: Mapping[Piece, tuple[Node, ...]]
+    inputs: Mapping[Piece, Mapping[Node, str]]
     mutations: Mapping[Piece, tuple[tuple[Node, OutputSpec], ...]]
 
 
@@ -63,27 +63,28 @@ def top_graph(program: ExportedProgram, piece_of: Mapping[Node, Piece], lifted: 
         PartitionerContractError: A constant marked `no_copy` is tagged and read outside of its tag.
     """
     mutated = mutated_targets(program)
-    inputs: dict[Piece, list[Node]] = {}
+    inputs: dict[Piece, dict[Node, str]] = {}
     state: dict[str, tuple[Node, Piece]] = {}
     for node, spec in lifted.items():
         if DELEGATION_TAG not in node.meta:
             continue
         _check_no_copy(node)
-        pieces = _reading_pieces(node, piece_of)
+        names = _names_in_pieces(node, piece_of)
+        (piece, *others) = names or (None,)
         if spec.target not in mutated:
-            for piece in pieces:
-                if piece is not None:
-                    inputs.setdefault(piece, []).append(node)
-        elif len(pieces) == 1 and pieces[0] is not None and spec.kind == InputKind.BUFFER:
-            state[str(spec.target)] = (node, pieces[0])
+            _own(inputs, node, names)
+        elif piece is not None and not others and spec.kind == InputKind.BUFFER:
+            state[str(spec.target)] = (node, piece)
     mutations = _owned_mutations(program, piece_of, state)
     for piece, written in mutations.items():
         for _, output in written:
-            inputs.setdefault(piece, []).append(state[str(output.target)][0])
+            node = state[str(output.target)][0]
+            _own(inputs, node, {piece: node.name})
     position = {node: i for i, node in enumerate(lifted)}
-    return Ownership(
-        {piece: tuple(sorted(nodes, key=position.__getitem__)) for piece, nodes in inputs.items()}, mutations
-    )
+    ordered = {
+        piece: dict(sorted(names.items(), key=lambda item: position[item[0]])) for piece, names in inputs.items()
+    }
+    return Ownership(ordered, mutations)
 
 
 def nested_graph(piece_of: Mapping[Node, Piece], lifted: Mapping[Node, InputSpec]) -> Ownership:
@@ -95,16 +96,32 @@ def nested_graph(piece_of: Mapping[Node, Piece], lifted: Mapping[Node, InputSpec
         piece_of: The piece of each claimed node.
         lifted: The branch's placeholders that stand for a constant which the program does not mutate.
     """
-    inputs: dict[Piece, list[Node]] = {}
+    inputs: dict[Piece, dict[Node, str]] = {}
     for node in lifted:
-        for piece in _reading_pieces(node, piece_of):
-            if piece is not None:
-                inputs.setdefault(piece, []).append(node)
-    return Ownership({piece: tuple(nodes) for piece, nodes in inputs.items()}, {})
+        _own(inputs, node, _names_in_pieces(node, piece_of))
+    return Ownership(inputs, {})
 
 
-def _reading_pieces(node: Node, piece_of: Mapping[Node, Piece]) -> Sequence[Piece | None]:
-    return list(dict.fromkeys(piece_of.get(user) for user in node.users))
+def _own(
+    inputs: dict[Piece, dict[Node, str]], node: Node, names: Mapping[Piece, str] | Mapping[Piece | None, str]
+) -> None:
+    for piece, name in names.items():
+        if piece is not None:
+            inputs.setdefault(piece, {})[node] = name
+
+
+def _names_in_pieces(constant: Node, piece_of: Mapping[Node, Piece]) -> dict[Piece | None, str]:
+    """Return the pieces that read a constant (None: the host), each with the constant's name in it.
+
+    ExecuTorch copies a constant that is read outside of its tag once for each reader, and numbers the copies. A piece
+    has one placeholder here; it has the name of the first copy that the piece would get, as payloads may carry it.
+    """
+    first: dict[Piece | None, int] = {}
+    for i, user in enumerate(constant.users):
+        first.setdefault(piece_of.get(user), i)
+    if len(first) == 1:
+        return dict.fromkeys(first, constant.name)
+    return {piece: f"{constant.name}_copy_{i - 1}" if i else constant.name for piece, i in first.items()}
 
 
 def _owned_mutations(

@@ -22,7 +22,7 @@ from torch.export.graph_signature import (
 from torch.fx import Graph, GraphModule, Node
 
 from exir_lowering import _upstream
-from exir_lowering.graphs import DELEGATION_TAG, attribute, copy_graph_module, walk
+from exir_lowering.graphs import DELEGATION_TAG, attribute, copy_graph_module, strip_tags
 from exir_lowering.ownership import LIFTED_ORDER
 from exir_lowering.quotient import Unit
 
@@ -37,7 +37,7 @@ class PartitionBuilder:
         path: See `module`.
         lifted: The placeholders of that graph that stand for constants of the owner, with their specs.
         unit: The nodes to move.
-        owned: The lifted placeholders that the unit shall own, in graph order.
+        owned: The lifted placeholders that the unit shall own, in graph order, with their names in it.
         user_inputs: After `build`, the nodes that a call of the partition passes.
     """
 
@@ -46,7 +46,7 @@ class PartitionBuilder:
     path: tuple[str, ...]
     lifted: Mapping[Node, InputSpec]
     unit: Unit
-    owned: Sequence[Node]
+    owned: Mapping[Node, str]
     user_inputs: list[Node] = field(default_factory=list)
     graph: Graph = field(default_factory=Graph)
     env: dict[Node, Node] = field(default_factory=dict)
@@ -88,10 +88,8 @@ class PartitionBuilder:
                 if key in known:
                     self.env[node] = known[key]
                     continue
-                name = _name_in_partition(node, self.unit)
-                known[key] = self._placeholder(
-                    node, InputSpec(kind, TensorArgument(name=name), spec.target, spec.persistent)
-                )
+                argument = TensorArgument(name=self.owned[node])
+                known[key] = self._placeholder(node, InputSpec(kind, argument, spec.target, spec.persistent))
                 stored = self.owner.state_dict
                 (self.state_dict if spec.target in stored else self.constants)[str(spec.target)] = tensor
         for node in external:
@@ -160,9 +158,7 @@ def copy_node(graph: Graph, node: Node, value: Callable[[Node], Node]) -> Node:
 def _untagged(graph_module: GraphModule) -> GraphModule:
     """Copy a graph that moves as a whole, without tags: they meant its nodes, and those go with the call."""
     copied = copy_graph_module(graph_module)
-    for _, module in walk(copied):
-        for node in module.graph.nodes:
-            node.meta.pop(DELEGATION_TAG, None)
+    strip_tags(copied)
     return copied
 
 
@@ -179,19 +175,6 @@ def _argument(node: Node) -> ArgumentSpec:
 
 def _user_input(node: Node) -> InputSpec:
     return InputSpec(InputKind.USER_INPUT, _argument(node), None)
-
-
-def _name_in_partition(constant: Node, unit: Unit) -> str:
-    """Name a constant in a partition as ExecuTorch names the copy it makes there: payloads may carry the name.
-
-    ExecuTorch copies a constant that is read outside of its tag once for each reader, and numbers the copies.
-    """
-    inside = set(unit.nodes)
-    readers = list(constant.users)
-    if all(reader in inside for reader in readers):
-        return constant.name
-    first = next(i for i, reader in enumerate(readers) if reader in inside)
-    return f"{constant.name}_copy_{first - 1}" if first else constant.name
 
 
 def _fake(tensor: torch.Tensor, program: ExportedProgram) -> torch.Tensor:

@@ -70,7 +70,8 @@ def lower(
     with Progress(options.progress) as progress, times.step("edge"):
         edge = to_edge(methods, chosen, options, progress)
     lowered = _lower_edge(edge, chosen, backends, options, times)
-    check_preserved(lowered, chosen, set(methods) - {name for name, p in edge.items() if p is methods[name]}, options)
+    converted = [name for name in methods if edge[name] is not methods[name]]
+    check_preserved(lowered, chosen, converted, options)
     return lowered
 
 
@@ -112,10 +113,11 @@ def lower_whole_program(
         ExecuTorch's module with the payload; it can be called from a module that is then exported, or emitted alone.
 
     Raises:
-        InputError: The program is not an ExportedProgram.
+        InputError: The program is not an ExportedProgram in Edge dialect, or the id or a compile spec is none.
         UnknownPluginError, PluginLoadError, BackendFailure, BackendContractError: As for `lower`.
     """
-    arguments.program("lower_whole_program", program)
+    arguments.require_edge({"forward": arguments.program("lower_whole_program", program)})
+    arguments.destination("lower_whole_program", backend_id, compile_specs)
     registry.check_backends(backends)
     backend = registry.find_backend(backend_id, backends)
     site = CallSite("forward", (), "", (), ())
@@ -161,7 +163,9 @@ def _partition(
     """Tag and extract, once for each partitioner: what an earlier one took is a delegate call to a later one."""
     tagged: list[TaggedMethod] = []
     if not partitioners:
-        return tagged, ExtractedMethod(name, graphs.copy_program(program), ())
+        host = graphs.copy_program(program)
+        graphs.strip_tags(host.graph_module)
+        return tagged, ExtractedMethod(name, host, ())
     method = ExtractedMethod(name, program, ())
     state = fake_state(program)
     for partitioner in partitioners:

@@ -9,7 +9,7 @@ from executorch.exir.backend.backend_details import PreprocessResult
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 from torch.export import ExportedProgram
 
-from exir_lowering import checks, collector, graphs
+from exir_lowering import checks, graphs
 from exir_lowering.errors import BackendContractError, BackendFailure, LoweringError
 from exir_lowering.interfaces import Backend
 from exir_lowering.model import BackendGroup, LoweredPartition, Partition
@@ -69,11 +69,11 @@ def _check_unwritten(
 def _one_by_one(
     group: BackendGroup, backend: Backend, on_partition: Callable[[Partition], None]
 ) -> list[LoweredPartition]:
-    lent = _lend(group, backend)
     lowered = []
     for partition in group.partitions:
+        program, specs = _lend(group.backend_id, backend, partition)
         try:
-            result = backend.preprocess(*lent.pop(partition.id))
+            result = backend.preprocess(program, specs)
         except Exception as error:
             raise _failure(group.backend_id, [partition], error) from error
         _check_result(group.backend_id, partition, result)
@@ -85,7 +85,7 @@ def _one_by_one(
 def _all_at_once(
     group: BackendGroup, backend: Backend, on_partition: Callable[[Partition], None]
 ) -> list[LoweredPartition]:
-    lent = _lend(group, backend)
+    lent = {partition.id: _lend(group.backend_id, backend, partition) for partition in group.partitions}
     by_method: dict[str, list[Partition]] = {}
     for partition in group.partitions:
         by_method.setdefault(partition.method, []).append(partition)
@@ -106,15 +106,19 @@ def _all_at_once(
     return [LoweredPartition(partition, found[partition.id]) for partition in group.partitions]
 
 
-def _lend(group: BackendGroup, backend: Backend) -> dict[str, tuple[ExportedProgram, list[CompileSpec]]]:
-    """Make what the backend gets of each partition: a graph of its own and the model's tensors."""
-    lent: dict[str, tuple[ExportedProgram, list[CompileSpec]]] = {}
-    with collector.paused():
-        for partition in group.partitions:
-            specs = list(partition.compile_specs)
-            own = backend.lend(partition.program, specs)
-            lent[partition.id] = (graphs.copy_program(partition.program) if own is None else own), specs
-    return lent
+def _lend(backend_id: str, backend: Backend, partition: Partition) -> tuple[ExportedProgram, list[CompileSpec]]:
+    """Make what the backend gets of a partition: a graph of its own and the model's tensors, or the copy it makes."""
+    specs = list(partition.compile_specs)
+    try:
+        own = backend.lend(partition.program, specs)
+    except Exception as error:
+        raise _failure(backend_id, [partition], error) from error
+    if own is not None and not isinstance(own, ExportedProgram):
+        raise BackendContractError(
+            f"Backend {backend_id!r} made a {type(own).__name__} as its copy of partition {partition.id}, expected an "
+            f"ExportedProgram."
+        )
+    return (graphs.copy_program(partition.program) if own is None else own), specs
 
 
 def _weights(group: BackendGroup) -> dict[str, Any]:

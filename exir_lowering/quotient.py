@@ -74,22 +74,23 @@ class Cycle:
         return " -> ".join(self.path)
 
 
-def order(nodes: Sequence[Node], tag_of: Mapping[Node, str]) -> tuple[list[Unit], list[Cycle]]:
+def order(nodes: Sequence[Node], tag_of: Mapping[Node, str], *, explain: bool = True) -> tuple[list[Unit], list[Cycle]]:
     """Contract tags to units and order the units, splitting the tags that would close a cycle.
 
     Args:
         nodes: The computing nodes of one graph, in graph order.
         tag_of: The tag of each claimed node.
+        explain: Whether to look for the cycles: a search of its own for each tag on one.
 
     Returns:
-        The units in an order in which each comes after its inputs, and one cycle for each tag that was split.
+        The units, each after its inputs, and, if asked for, one cycle for each tag that is on one.
         Units keep the order of the graph where their inputs allow it.
     """
     piece_of = {node: (tag, 0) for node, tag in tag_of.items()}
     units, stuck = _kahn(nodes, piece_of)
     if not stuck:
         return units, []
-    cycles = _split(nodes, piece_of, stuck)
+    cycles = _split(nodes, piece_of, stuck, explain)
     units, stuck = _kahn(nodes, piece_of)
     if stuck:
         raise InvariantError(
@@ -164,7 +165,7 @@ def _kahn(nodes: Sequence[Node], piece_of: Mapping[Node, Piece]) -> tuple[list[U
     return ordered, [unit for i, unit in enumerate(units) if waiting[i] > 0]
 
 
-def _split(nodes: Sequence[Node], piece_of: dict[Node, Piece], stuck: Sequence[Unit]) -> list[Cycle]:
+def _split(nodes: Sequence[Node], piece_of: dict[Node, Piece], stuck: Sequence[Unit], explain: bool) -> list[Cycle]:
     """Split the tags of each strongly connected component into levels; `piece_of` is updated."""
     successors = _edges(stuck)
     graph = nx.DiGraph([(i, j) for i, following in enumerate(successors) for j in following])
@@ -173,7 +174,8 @@ def _split(nodes: Sequence[Node], piece_of: dict[Node, Piece], stuck: Sequence[U
     cycles: list[Cycle] = []
     for component in sorted(components):
         units = [stuck[i] for i in component]
-        cycles += _cycles(graph, component, stuck)
+        if explain:
+            cycles += _cycles(graph, component, stuck)
         members = sorted((node for unit in units for node in unit.nodes), key=position.__getitem__)
         _merge_back(members, _assign_levels(members, piece_of))
         _number_levels(members, piece_of)
@@ -233,13 +235,15 @@ def _number_levels(members: Sequence[Node], piece_of: dict[Node, Piece]) -> None
 
 
 def _cycles(graph: nx.DiGraph, component: Iterable[int], stuck: Sequence[Unit]) -> list[Cycle]:
-    """Describe one cycle through each tag of a component."""
+    """Describe the shortest cycle through each tag of a component."""
     subgraph = graph.subgraph(component)
+    backwards = subgraph.reverse(copy=False)
     found: list[Cycle] = []
     for i in sorted(component):
         piece = stuck[i].piece
         if piece is not None:
-            following = min(subgraph.successors(i), key=lambda j: nx.shortest_path_length(subgraph, j, i))
+            steps = nx.single_source_shortest_path_length(backwards, i)
+            following = min(subgraph.successors(i), key=lambda j, steps=steps: (steps[j], j))  # type: ignore[misc]
             loop = [i, *nx.shortest_path(subgraph, following, i)]
             found.append(Cycle(piece[0], _names(loop, stuck)))
     return found

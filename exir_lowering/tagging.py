@@ -51,15 +51,15 @@ def tag(method: str, program: ExportedProgram, partitioner: Partitioner, state: 
     view = graphs.copy_program(program)
     view.state_dict.clear()
     view.state_dict.update({name: state[name] for name in program.state_dict})
-    for _, module in graphs.walk(view.graph_module):
-        for node in module.graph.nodes:
-            node.meta.pop(DELEGATION_TAG, None)
+    graphs.strip_tags(view.graph_module)
     result = _run(who, partitioner, view)
     tagged = result.tagged_exported_program
     _check_graph(who, partitioner, program, tagged)
     destinations = _destinations(who, partitioner, result)
     _check_tags(who, tagged, destinations)
-    return TaggedMethod(method, _with_real_state(tagged, program), destinations, _rejections(method, result))
+    return TaggedMethod(
+        method, graphs.copy_program(program, tagged.graph_module), destinations, _rejections(who, result)
+    )
 
 
 def _run(who: str, partitioner: Partitioner, view: ExportedProgram) -> Any:
@@ -156,23 +156,13 @@ def _kind(spec: Any) -> str:
     return "a user input" if spec.kind is InputKind.USER_INPUT else spec.kind.name.lower().replace("_", " ")
 
 
-def _with_real_state(tagged: ExportedProgram, program: ExportedProgram) -> ExportedProgram:
-    return _upstream.assemble_program(
-        graph_module=tagged.graph_module,
-        signature=graphs.copy_signature(program),
-        state_dict=dict(program.state_dict),
-        constants=dict(program.constants),
-        range_constraints=dict(program.range_constraints),
-        module_call_graph=list(program.module_call_graph),
-        example_inputs=program.example_inputs,
-        verifiers=program.verifiers,
-        guards_code=_upstream.guards_code_of(program),
-    )
-
-
-def _rejections(method: str, result: Any) -> tuple[Rejection, ...]:
+def _rejections(who: str, result: Any) -> tuple[Rejection, ...]:
     given = getattr(result, "rejections", None) or ()
-    return tuple(rejection for rejection in given if isinstance(rejection, Rejection))
+    if not isinstance(given, (list, tuple)) or not all(isinstance(rejection, Rejection) for rejection in given):
+        raise PartitionerContractError(
+            f"{who} returned rejections={given!r}, expected a list of exir_lowering.Rejection.", violation="result_type"
+        )
+    return tuple(given)
 
 
 __all__ = ["FakeState", "fake_state", "tag"]

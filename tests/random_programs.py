@@ -15,7 +15,6 @@ from executorch.exir import EdgeCompileConfig, to_edge
 from executorch.exir.lowered_backend_module import LoweredBackendModule
 from functorch.experimental.control_flow import map as torch_map
 from torch import nn
-from torch._export.verifier import SpecViolationError
 from torch._higher_order_ops.scan import scan as torch_scan
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
@@ -308,17 +307,19 @@ _WRITES = (
 # -- making programs --------------------------------------------------------------------------------------------------
 
 
-def random_programs(seed: int, count: int) -> list[RandomProgram]:
-    """Make programs from consecutive seeds, without those that torch.export cannot export.
+class NotExportable(Exception):
+    """torch cannot export a module: some values that are written and returned too, some operands of bodies."""
 
-    It refuses some values that are written to a buffer and returned too (SpecViolationError from its own verifier).
-    """
+
+def random_programs(seed: int, count: int) -> list[RandomProgram]:
+    """Make programs from consecutive seeds, without those that torch cannot export; most it can."""
     programs: list[RandomProgram] = []
-    while len(programs) < count:
-        with contextlib.suppress(SpecViolationError):
-            programs.append(random_program(seed))
-        seed += 1
-    return programs
+    for candidate in range(seed, seed + 2 * count):
+        with contextlib.suppress(NotExportable):
+            programs.append(random_program(candidate))
+        if len(programs) == count:
+            return programs
+    raise NotExportable(f"torch exports {len(programs)} of {2 * count} random modules only")
 
 
 def random_program(seed: int) -> RandomProgram:
@@ -343,11 +344,17 @@ def random_program(seed: int) -> RandomProgram:
         batch_dim = torch.export.Dim("batch", min=2, max=8)
         shapes = ({0: batch_dim}, {0: batch_dim}, torch.export.Dim.DYNAMIC) if dynamic else None
         example = copy.deepcopy(inputs[name][0])
-        exported = torch.export.export(Method(store, steps, results).eval(), example, dynamic_shapes=shapes)
-        config = EdgeCompileConfig(_check_ir_validity=False)
-        methods[name] = to_edge(exported, compile_config=config).exported_program()
+        methods[name] = _edge(Method(store, steps, results), example, shapes)
         _number(methods[name])
     return RandomProgram(methods, inputs, expected, nested)
+
+
+def _edge(module: nn.Module, example: tuple[Any, ...], shapes: Any) -> ExportedProgram:
+    try:
+        exported = torch.export.export(module.eval(), example, dynamic_shapes=shapes)
+        return to_edge(exported, compile_config=EdgeCompileConfig(_check_ir_validity=False)).exported_program()
+    except Exception as error:  # torch raises what it likes
+        raise NotExportable(str(error)) from error
 
 
 def _call(module: nn.Module, arguments: tuple[Any, ...]) -> list[Any]:
