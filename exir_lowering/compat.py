@@ -53,7 +53,8 @@ def to_backend(first: Any, *rest: Any, **named: Any) -> Any:
 
     Raises:
         NotImplementedError: The backend was not found.
-        AssertionError, RuntimeError: As ExecuTorch's; the `LoweringError` with the full story is `__cause__`.
+        AssertionError, RuntimeError: As ExecuTorch's; the `LoweringError` with the full story is its `__cause__` or
+            `__context__`.
         TypeError: No overload takes the first argument.
     """
     overloads: tuple[Callable[..., Any], ...] = (_whole_program, _one_method, _all_methods)
