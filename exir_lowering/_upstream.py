@@ -50,6 +50,7 @@ __all__ = [
     "FakeTensor",
     "LoweredBackendModule",
     "SpecViolationError",
+    "argument_names",
     "argument_types",
     "assemble_program",
     "checks_validity",
@@ -60,11 +61,14 @@ __all__ = [
     "flat_call_signature",
     "gen_edge_manager",
     "guards_code_of",
+    "known_operators",
     "lazy_graph_module",
     "open_program",
     "operator_name",
+    "operator_packet",
     "preserved_ops_left_over",
     "pte_contents",
+    "size_hint",
     "without_validity_checks",
 ]
 
@@ -160,6 +164,32 @@ def operator_name(target: Any) -> str:
     if isinstance(op, (torch._ops.OpOverload, torch._ops.HigherOrderOperator)):
         return str(op)
     return str(getattr(op, "__name__", op))
+
+
+def operator_packet(target: Any) -> Any:
+    """Return an operator without its overload, such as `torch.ops.aten.add`; Edge operators wrap the ATen one."""
+    op = getattr(target, "_op", target)
+    return getattr(op, "overloadpacket", op)
+
+
+def argument_names(target: Any) -> tuple[str, ...]:
+    """Return the names of an operator's arguments by position; none when it has no schema."""
+    schema = getattr(getattr(target, "_op", target), "_schema", None)
+    return tuple(argument.name for argument in schema.arguments) if schema is not None else ()
+
+
+def known_operators() -> frozenset[str]:
+    """Return the names of all operators that are registered, such as `aten.add.Tensor`."""
+    names = (name.replace("::", ".") for name in torch._C._dispatch_get_all_op_names())
+    return frozenset(name if name.count(".") > 1 else f"{name}.default" for name in names)
+
+
+def size_hint(size: Any) -> int:
+    """Return a size, that of the example inputs when it is symbolic, 1 when it depends on data."""
+    if isinstance(size, int):
+        return size
+    hint = size.node.hint
+    return 1 if hint is None else int(hint)
 
 
 def delegate_info(result: PreprocessResult) -> Any:

@@ -12,9 +12,8 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import GraphModule
 
 from exir_lowering.errors import InvariantError
-from exir_lowering.graphs import DELEGATION_TAG, attribute, walk
+from exir_lowering.graphs import DELEGATION_TAG, LIFTED_ORDER, attribute, walk
 from exir_lowering.model import ExtractedMethod, Partition
-from exir_lowering.ownership import LIFTED_ORDER
 
 Fingerprint = tuple[tuple[str, str, Any, str, str], ...]
 

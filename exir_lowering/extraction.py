@@ -31,6 +31,7 @@ from exir_lowering.graphs import (
     copy_signature,
     is_delegate_call,
     is_getitem,
+    lifted_inputs,
     nested_graphs,
     operator_name,
     walk,
@@ -86,7 +87,7 @@ class _MethodSweep:
     def run(self) -> ExtractedMethod:
         nodes = self.program.graph.nodes
         self.debug_handle = max((node.meta.get("debug_handle") or 0 for node in nodes), default=0)
-        lifted = ownership.lifted_inputs(self.program)
+        lifted = lifted_inputs(self.program)
         sweep = _GraphSweep(self, self.program.graph_module, (), lifted)
         owner_module = sweep.run()
         program = self._owner(owner_module, sweep, lifted)

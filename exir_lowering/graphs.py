@@ -7,16 +7,21 @@ import operator
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram, ExportGraphSignature
+from torch.export.graph_signature import InputKind, InputSpec
 from torch.fx import Graph, GraphModule, Node
 
 from exir_lowering import _upstream
 
 DELEGATION_TAG = "delegation_tag"
 """The one key of node.meta that the line uses: ExecuTorch's contract with partitioners."""
+
+LIFTED_ORDER = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+"""The kinds of lifted inputs, in the order of a partition's placeholders."""
 
 _HOPS = torch.ops.higher_order
 
@@ -167,7 +172,40 @@ def strip_tags(graph_module: GraphModule) -> None:
 
 def operator_name(node: Node) -> str:
     """Return a node's operator as people write it, such as `aten.add.Tensor`."""
-    return _upstream.operator_name(node.target)
+    return target_name(node.target)
+
+
+def target_name(operator: Any) -> str:
+    """Return an operator's name as people write it, such as `aten.add.Tensor`."""
+    return _upstream.operator_name(operator)
+
+
+@lru_cache(maxsize=1)
+def known_operators() -> frozenset[str]:
+    """Return the names of all operators that torch knew when this was first called."""
+    return _upstream.known_operators()
+
+
+def argument(node: Node, name: str) -> Any:
+    """Return what a node passes for an argument of its operator, by name; None when it passes nothing.
+
+    Args:
+        node: The node.
+        name: The argument's name in the operator's schema.
+    """
+    if name in node.kwargs:
+        return node.kwargs[name]
+    names = _upstream.argument_names(node.target)
+    if name in names and names.index(name) < len(node.args):
+        return node.args[names.index(name)]
+    return None
+
+
+def lifted_inputs(program: ExportedProgram) -> dict[Node, InputSpec]:
+    """Return the placeholders that hold parameters, buffers and lifted constants, with their specs."""
+    placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
+    specs = program.graph_signature.input_specs
+    return {node: spec for node, spec in zip(placeholders, specs, strict=True) if spec.kind in LIFTED_ORDER}
 
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')

@@ -19,9 +19,6 @@ from exir_lowering.errors import PartitionerContractError
 from exir_lowering.graphs import DELEGATION_TAG
 from exir_lowering.quotient import Piece
 
-LIFTED_ORDER = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
-"""The kinds of lifted inputs, in the order of a partition's placeholders."""
-
 _MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
 
 
@@ -38,13 +35,6 @@ class Ownership:
     mutations: Mapping[Piece, tuple[tuple[Node, OutputSpec], ...]]
 
 
-def lifted_inputs(program: ExportedProgram) -> dict[Node, InputSpec]:
-    """Return the placeholders that hold parameters, buffers and lifted constants, with their specs."""
-    placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
-    specs = program.graph_signature.input_specs
-    return {node: spec for node, spec in zip(placeholders, specs, strict=True) if spec.kind in LIFTED_ORDER}
-
-
 def mutated_targets(program: ExportedProgram) -> frozenset[str]:
     """Return the names of the parameters and buffers that the program writes."""
     specs = program.graph_signature.output_specs
@@ -57,7 +47,7 @@ def top_graph(program: ExportedProgram, piece_of: Mapping[Node, Piece], lifted: 
     Args:
         program: The tagged program.
         piece_of: The piece of each claimed node.
-        lifted: The lifted inputs, see `lifted_inputs`.
+        lifted: The lifted inputs, see `graphs.lifted_inputs`.
 
     Raises:
         PartitionerContractError: A constant marked `no_copy` is tagged and read outside of its tag.

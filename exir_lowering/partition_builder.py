@@ -22,8 +22,7 @@ from torch.export.graph_signature import (
 from torch.fx import Graph, GraphModule, Node
 
 from exir_lowering import _upstream
-from exir_lowering.graphs import DELEGATION_TAG, attribute, copy_graph_module, strip_tags
-from exir_lowering.ownership import LIFTED_ORDER
+from exir_lowering.graphs import DELEGATION_TAG, LIFTED_ORDER, attribute, copy_graph_module, strip_tags
 from exir_lowering.quotient import Unit
 
 

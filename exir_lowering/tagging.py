@@ -13,9 +13,8 @@ from torch.fx import GraphModule
 
 from exir_lowering import _upstream, checks, graphs
 from exir_lowering.errors import PartitionerContractError
-from exir_lowering.graphs import DELEGATION_TAG
+from exir_lowering.graphs import DELEGATION_TAG, LIFTED_ORDER
 from exir_lowering.model import Rejection, TaggedMethod
-from exir_lowering.ownership import LIFTED_ORDER
 
 FakeState = dict[str, Any]
 

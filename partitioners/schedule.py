@@ -1,0 +1,250 @@
+"""The schedule behind the proposals: which partition each vertex of a directed acyclic graph goes to.
+
+Vertices are numbered in topological order and have a label, the backend that takes them, or None for the host. A
+schedule is a sequence of epochs, each with a label; every labelled vertex goes to an epoch of its label so that no edge
+leads to an earlier epoch, and the vertices of an epoch are one partition. Host vertices lie between epochs. In one
+number: an epoch e has the stage 2e, the gap behind it 2e + 1, and along each edge the stage must not fall. Contracting
+the epochs therefore leaves the graph acyclic.
+
+For one label the fewest epochs are known: a path that alternates k times between host and backend needs k partitions,
+and putting each vertex into the epoch of its longest alternating path uses no more. Several labels are scheduled
+greedily, longest remaining alternation first, forwards and backwards, then shortened; LiteRT partitions a graph by
+such alternating epochs too (tensorflow/lite/graph_info.cc).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+Edges = Sequence[Sequence[int]]
+Label = str
+
+_TRIALS = 2_000_000
+"""Vertices to look at, at most, when epochs of several labels are left out on trial."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dag:
+    """A directed acyclic graph whose vertices are numbered in topological order.
+
+    Attributes:
+        predecessors: For each vertex the vertices before it, each once.
+        successors: For each vertex the vertices after it, each once.
+        labels: For each vertex its backend, None for the host.
+        size: How many bytes a vertex hands over.
+        leaves: For each vertex whether the caller of the graph gets its result.
+    """
+
+    predecessors: Edges
+    successors: Edges
+    labels: Sequence[Label | None]
+    size: Callable[[int], int] = field(default=lambda vertex: 1)
+    leaves: Callable[[int], bool] = field(default=lambda vertex: False)
+
+
+def dag(predecessors: Edges, labels: Sequence[Label | None]) -> Dag:
+    """Make a graph from its predecessors alone."""
+    successors: list[list[int]] = [[] for _ in labels]
+    for vertex, before in enumerate(predecessors):
+        for other in before:
+            successors[other].append(vertex)
+    return Dag(predecessors, successors, labels)
+
+
+def fewest(graph: Dag) -> int:
+    """Return the most alternations on a path: no acyclic contraction has fewer partitions.
+
+    For one label it is the number of partitions that `schedule` makes, for several a bound.
+    """
+    return max(_alternations(graph.predecessors, graph.labels), default=0)
+
+
+def schedule(graph: Dag) -> list[int]:
+    """Assign each labelled vertex to an epoch.
+
+    Args:
+        graph: The graph.
+
+    Returns:
+        For each vertex the number of its epoch, from 1 in topological order; 0 for the host.
+    """
+    kinds = list(dict.fromkeys(label for label in graph.labels if label is not None))
+    if not kinds:
+        return [0] * len(graph.labels)
+    if len(kinds) == 1:
+        sequence = [kinds[0]] * fewest(graph)
+    else:
+        sequence = _shortened(graph, _greedy(graph, kinds))
+    stages = _latest(graph, sequence)
+    if stages is None:
+        raise AssertionError("the sequence of a schedule is feasible")
+    _move_earlier(graph, sequence, stages)
+    _move_later(graph, sequence, stages)
+    used = sorted({stage for stage, label in zip(stages, graph.labels, strict=True) if label is not None})
+    number = {stage: i for i, stage in enumerate(used, 1)}
+    return [0 if label is None else number[stage] for stage, label in zip(stages, graph.labels, strict=True)]
+
+
+def _alternations(predecessors: Edges, labels: Sequence[Label | None]) -> list[int]:
+    """Return for each vertex the most segments of equal labels, the host's not counted, on a path that ends there."""
+    most = [0] * len(labels)
+    for vertex, label in enumerate(labels):
+        count = 0
+        if label is None:
+            for before in predecessors[vertex]:
+                if most[before] > count:
+                    count = most[before]
+        else:
+            count = 1
+            for before in predecessors[vertex]:
+                found = most[before] + (labels[before] != label)
+                if found > count:
+                    count = found
+        most[vertex] = count
+    return most
+
+
+# -- several labels ----------------------------------------------------------------------------------------------------
+
+
+def _greedy(graph: Dag, kinds: Sequence[Label]) -> list[Label]:
+    """Return the shortest sequence of labels that a few greedy runs find."""
+    least = fewest(graph)
+    best: list[Label] | None = None
+    for backwards in (False, True):
+        view = _reversed(graph) if backwards else graph
+        for preferred in kinds:
+            found = _epochs(view, preferred)
+            if best is None or len(found) < len(best):
+                best = found[::-1] if backwards else found
+            if len(best) == least:
+                return best
+    return best or []
+
+
+def _reversed(graph: Dag) -> Dag:
+    last = len(graph.labels) - 1
+
+    def flipped(edges: Edges) -> list[list[int]]:
+        return [[last - other for other in edges[last - vertex]] for vertex in range(last + 1)]
+
+    return Dag(flipped(graph.successors), flipped(graph.predecessors), list(reversed(graph.labels)))
+
+
+def _epochs(graph: Dag, preferred: Label) -> list[Label]:
+    """Take everything of one label that is ready, then of the label with the longest alternation still to come."""
+    last = len(graph.labels) - 1
+    flipped = _reversed(graph)
+    remaining = _alternations(flipped.predecessors, flipped.labels)
+    waiting = [len(before) for before in graph.predecessors]
+    ready: dict[Label, list[tuple[int, int]]] = {}
+    host: list[int] = []
+
+    def release(vertex: int) -> None:
+        label = graph.labels[vertex]
+        if label is None:
+            host.append(vertex)
+        else:
+            heapq.heappush(ready.setdefault(label, []), (-remaining[last - vertex], vertex))
+
+    def done(vertex: int) -> None:
+        for after in graph.successors[vertex]:
+            waiting[after] -= 1
+            if waiting[after] == 0:
+                release(after)
+
+    for vertex, count in enumerate(waiting):
+        if count == 0:
+            release(vertex)
+    sequence: list[Label] = []
+    while True:
+        while host:
+            done(host.pop())
+        choices = [(heap[0][0], label != preferred, label) for label, heap in ready.items() if heap]
+        if not choices:
+            return sequence
+        label = min(choices)[2]
+        sequence.append(label)
+        while ready[label]:
+            done(heapq.heappop(ready[label])[1])
+
+
+def _shortened(graph: Dag, sequence: list[Label]) -> list[Label]:
+    """Leave out epochs, one at a time, as long as every vertex still finds one."""
+    least, size = fewest(graph), len(graph.labels)
+    trials = max(0, _TRIALS // max(1, size))
+    i = 0
+    while i < len(sequence) and len(sequence) > least and trials > 0:
+        shorter = sequence[:i] + sequence[i + 1 :]
+        trials -= 1
+        if _latest(graph, shorter) is None:
+            i += 1
+        else:
+            sequence = shorter
+    return sequence
+
+
+# -- stages ------------------------------------------------------------------------------------------------------------
+
+
+def _latest(graph: Dag, sequence: Sequence[Label]) -> list[int] | None:
+    """Put each vertex as late as it can be; None when one of them finds no epoch."""
+    floor = _floors(sequence)
+    stages = [0] * len(graph.labels)
+    top = 2 * len(sequence) + 1
+    for vertex in range(len(stages) - 1, -1, -1):
+        stage = top
+        for after in graph.successors[vertex]:
+            if stages[after] < stage:
+                stage = stages[after]
+        label = graph.labels[vertex]
+        if label is None:
+            stage = stage if stage % 2 else stage - 1
+        else:
+            stage = 2 * floor[label][stage // 2]
+        if stage < 1:
+            return None
+        stages[vertex] = stage
+    return stages
+
+
+def _floors(sequence: Sequence[Label]) -> dict[Label, list[int]]:
+    """For each label and epoch, the latest epoch of that label up to it; 0 for none."""
+    floors: dict[Label, list[int]] = {label: [0] for label in dict.fromkeys(sequence)}
+    for number, label in enumerate(sequence, 1):
+        for other, table in floors.items():
+            table.append(number if other == label else table[-1])
+    return floors
+
+
+def _move_earlier(graph: Dag, sequence: Sequence[Label], stages: list[int]) -> None:
+    """Move vertices to where their inputs are made, in topological order, unless more bytes would cross."""
+    for vertex, label in enumerate(graph.labels):
+        low = max((stages[before] for before in graph.predecessors[vertex]), default=0)
+        if label is None:
+            stages[vertex] = low if low % 2 else low + 1
+        elif 0 < low < stages[vertex] and low % 2 == 0 and sequence[low // 2 - 1] == label:
+            if _crossing(graph, stages, vertex, low) <= _crossing(graph, stages, vertex, stages[vertex]):
+                stages[vertex] = low
+
+
+def _move_later(graph: Dag, sequence: Sequence[Label], stages: list[int]) -> None:
+    """Move vertices to where their results are read, in reverse topological order, where fewer bytes cross then."""
+    top = 2 * len(sequence) + 1
+    for vertex in range(len(stages) - 1, -1, -1):
+        label = graph.labels[vertex]
+        high = min((stages[after] for after in graph.successors[vertex]), default=top)
+        if label is None:
+            stages[vertex] = high if high % 2 else high - 1
+        elif stages[vertex] < high < top and high % 2 == 0 and sequence[high // 2 - 1] == label:
+            if _crossing(graph, stages, vertex, high) < _crossing(graph, stages, vertex, stages[vertex]):
+                stages[vertex] = high
+
+
+def _crossing(graph: Dag, stages: Sequence[int], vertex: int, stage: int) -> int:
+    """Return the bytes that a vertex would read from and hand to other partitions at a stage."""
+    read = sum(graph.size(before) for before in graph.predecessors[vertex] if stages[before] != stage)
+    handed = graph.leaves(vertex) or any(stages[after] != stage for after in graph.successors[vertex])
+    return read + (graph.size(vertex) if handed else 0)
