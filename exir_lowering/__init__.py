@@ -20,17 +20,19 @@ if TYPE_CHECKING:
         Backend,
         CompileSpec,
         DelegationSpec,
+        ExplainedResult,
         Partitioner,
         PartitionResult,
         PreprocessResult,
     )
     from exir_lowering.lowered import LoweredMethods
-    from exir_lowering.model import Rejection
+    from exir_lowering.model import Adjustment, Rejection
     from exir_lowering.options import LoweringOptions
     from exir_lowering.pipeline import lower, lower_whole_program, to_backend
     from exir_lowering.runtime import LoadedProgram, load
 
 __all__ = [
+    "Adjustment",
     "Artifact",
     "Backend",
     "BackendContractError",
@@ -38,6 +40,7 @@ __all__ = [
     "BackendUnavailableError",
     "CompileSpec",
     "DelegationSpec",
+    "ExplainedResult",
     "InputError",
     "InvariantError",
     "LoadedProgram",
@@ -74,12 +77,13 @@ _HOMES = {
         "Backend",
         "CompileSpec",
         "DelegationSpec",
+        "ExplainedResult",
         "Partitioner",
         "PartitionResult",
         "PreprocessResult",
     ),
     "lowered": ("LoweredMethods",),
-    "model": ("Rejection",),
+    "model": ("Adjustment", "Rejection"),
     "options": ("LoweringOptions",),
     "pipeline": (
         "lower",

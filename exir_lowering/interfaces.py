@@ -6,6 +6,8 @@ A partitioner is ExecuTorch's `Partitioner`. A backend is a `Backend`; an ExecuT
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from executorch.exir.backend.backend_details import BackendDetails, PreprocessResult
@@ -13,15 +15,31 @@ from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
 from torch.export import ExportedProgram
 
+from exir_lowering.model import Adjustment, Rejection
+
 __all__ = [
     "Backend",
     "CompileSpec",
     "DelegationSpec",
     "ExecutorchBackend",
+    "ExplainedResult",
     "PartitionResult",
     "Partitioner",
     "PreprocessResult",
 ]
+
+
+@dataclass
+class ExplainedResult(PartitionResult):
+    """ExecuTorch's `PartitionResult`, with the reasons of a partitioner that explains itself.
+
+    Attributes:
+        rejections: For each operator that it left, why. `method` may be "": it is filled in.
+        adjustments: For each partition that it dropped or cut, why. `method` may be "".
+    """
+
+    rejections: Sequence[Rejection] = ()
+    adjustments: Sequence[Adjustment] = ()
 
 
 class Backend(ABC):

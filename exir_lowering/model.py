@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from executorch.exir.backend.backend_details import PreprocessResult
 from executorch.exir.backend.compile_spec_schema import CompileSpec
@@ -25,6 +26,7 @@ class Rejection:
         target: The operator.
         reason: The reason, in words.
         by: Who said so: a partitioner's class, or the step of the compiler.
+        code: The kind of reason, for programs: "op", "dtype", "dropped", "unclaimed", ...
     """
 
     method: str
@@ -32,9 +34,33 @@ class Rejection:
     target: str
     reason: str
     by: str
+    code: str = "unclaimed"
 
     def __str__(self) -> str:
         return f"{self.method}: {self.node} ({self.target}) stays on the host: {self.reason} [{self.by}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Adjustment:
+    """What a partitioner changed about a partition that it could have made.
+
+    Attributes:
+        method: The method.
+        kind: "dropped" (its nodes stay on the host), "cut" (it became several), or "skipped" (a whole backend).
+        nodes: The names of the nodes that it is about, with the path of the nested graph that holds them.
+        reason: Why, in words, with the figures.
+        by: Who did it.
+    """
+
+    method: str
+    kind: Literal["dropped", "cut", "skipped"]
+    nodes: tuple[str, ...]
+    reason: str
+    by: str
+
+    def __str__(self) -> str:
+        what = f"{len(self.nodes)} nodes from {self.nodes[0]} to {self.nodes[-1]}" if self.nodes else "nothing"
+        return f"{self.method}: {self.kind} {what}: {self.reason} [{self.by}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +72,14 @@ class TaggedMethod:
         program: A private copy of the method's graph; claimed nodes carry `meta["delegation_tag"]`.
         destinations: For each tag, the backend and compile specs that its nodes go to.
         rejections: What the partitioner said about the nodes that it left.
+        adjustments: What the partitioner said about partitions that it dropped or cut.
     """
 
     name: str
     program: ExportedProgram
     destinations: Mapping[str, DelegationSpec]
     rejections: tuple[Rejection, ...] = ()
+    adjustments: tuple[Adjustment, ...] = ()
 
     def __str__(self) -> str:
         lines = [f"tagged method {self.name}: {len(self.destinations)} tags"]
@@ -93,6 +121,7 @@ class Partition:
         compile_specs: What the partitioner wants the backend to be told.
         program: An Edge-dialect program. Placeholders are ordered parameters, buffers, constants, user inputs.
         site: Where it is called from.
+        nodes: The names of the method's nodes that it took, with the path of the nested graph that holds them.
     """
 
     id: str
@@ -102,6 +131,7 @@ class Partition:
     compile_specs: tuple[CompileSpec, ...]
     program: ExportedProgram
     site: CallSite
+    nodes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"partition {self.id} -> {self.backend_id} at {self.site}\n{self.program.graph}"

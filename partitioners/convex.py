@@ -274,8 +274,8 @@ def _number(nodes: Sequence[Node], place: Mapping[Node, int], label_of: Mapping[
     number = {root: i for i, root in enumerate(order)}
     after = [[number[other] for other in successors[root]] for root in order]
     before: list[list[int]] = [[] for _ in order]
-    for i, following in enumerate(after):
-        for other in following:
+    for i, numbers in enumerate(after):
+        for other in numbers:
             before[other].append(i)
     units = [members[root] for root in order]
     return _Units(units, Dag(before, after, [_label(unit, label_of) for unit in units], _size(units), _leaves(units)))

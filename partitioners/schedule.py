@@ -73,10 +73,7 @@ def schedule(graph: Dag) -> list[int]:
     kinds = list(dict.fromkeys(label for label in graph.labels if label is not None))
     if not kinds:
         return [0] * len(graph.labels)
-    if len(kinds) == 1:
-        sequence = [kinds[0]] * fewest(graph)
-    else:
-        sequence = _shortened(graph, _greedy(graph, kinds))
+    sequence = kinds * fewest(graph) if len(kinds) == 1 else _shortened(graph, _greedy(graph, kinds))
     stages = _latest(graph, sequence)
     if stages is None:
         raise AssertionError("the sequence of a schedule is feasible")

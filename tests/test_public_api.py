@@ -7,6 +7,7 @@ import sys
 import exir_lowering
 
 PUBLIC = [
+    "Adjustment",
     "Artifact",
     "Backend",
     "BackendContractError",
@@ -14,6 +15,7 @@ PUBLIC = [
     "BackendUnavailableError",
     "CompileSpec",
     "DelegationSpec",
+    "ExplainedResult",
     "InputError",
     "InvariantError",
     "LoadedProgram",
