@@ -30,7 +30,7 @@ __all__ = [
 
 
 @dataclass
-class ExplainedResult(PartitionResult):
+class ExplainedResult(PartitionResult):  # type: ignore[misc]
     """ExecuTorch's `PartitionResult`, with the reasons of a partitioner that explains itself.
 
     Attributes:
