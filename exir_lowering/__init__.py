@@ -9,6 +9,7 @@ if TYPE_CHECKING:
         BackendContractError,
         BackendFailure,
         BackendUnavailableError,
+        CoverageError,
         InputError,
         InvariantError,
         LoweringError,
@@ -26,9 +27,10 @@ if TYPE_CHECKING:
         PreprocessResult,
     )
     from exir_lowering.lowered import LoweredMethods
+    from exir_lowering.lowering_plan import LoweringPlan
     from exir_lowering.model import Adjustment, Rejection
     from exir_lowering.options import LoweringOptions
-    from exir_lowering.pipeline import lower, lower_whole_program, to_backend
+    from exir_lowering.pipeline import lower, lower_whole_program, plan, to_backend
     from exir_lowering.runtime import LoadedProgram, load
 
 __all__ = [
@@ -39,6 +41,7 @@ __all__ = [
     "BackendFailure",
     "BackendUnavailableError",
     "CompileSpec",
+    "CoverageError",
     "DelegationSpec",
     "ExplainedResult",
     "InputError",
@@ -47,6 +50,7 @@ __all__ = [
     "LoweredMethods",
     "LoweringError",
     "LoweringOptions",
+    "LoweringPlan",
     "PartitionResult",
     "Partitioner",
     "PartitionerContractError",
@@ -57,6 +61,7 @@ __all__ = [
     "load",
     "lower",
     "lower_whole_program",
+    "plan",
     "to_backend",
 ]
 
@@ -66,6 +71,7 @@ _HOMES = {
         "BackendContractError",
         "BackendFailure",
         "BackendUnavailableError",
+        "CoverageError",
         "InputError",
         "InvariantError",
         "LoweringError",
@@ -88,8 +94,10 @@ _HOMES = {
     "pipeline": (
         "lower",
         "lower_whole_program",
+        "plan",
         "to_backend",
     ),
+    "lowering_plan": ("LoweringPlan",),
     "runtime": ("LoadedProgram", "load"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

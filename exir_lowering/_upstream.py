@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from threading import RLock
 from typing import Any
 
 import torch
 from executorch.exir import EdgeCompileConfig, ExecutorchProgramManager
 from executorch.exir.backend.backend_details import PreprocessResult
+from executorch.exir.backend.utils import WhyNoPartition, WhyNoPartitionReporter
 
 # What a delegate call calls; its module has no public alias.
 from executorch.exir.lowered_backend_module import LoweredBackendModule
@@ -40,6 +43,9 @@ from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
 # Generates Python code only when a graph module is called; most partitions never are.
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
+# Whose answer for each node, and whose table of all downstream nodes, have private names.
+from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
+
 # An ExportedProgram describes its inputs and outputs by pytree specs.
 from torch.utils import _pytree as pytree
 
@@ -63,6 +69,7 @@ __all__ = [
     "guards_code_of",
     "known_operators",
     "lazy_graph_module",
+    "listening",
     "open_program",
     "operator_name",
     "operator_packet",
@@ -158,9 +165,14 @@ def flat_call_signature(signature: ExportGraphSignature) -> ModuleCallEntry:
     return ModuleCallEntry("", ModuleCallSignature(inputs=[], outputs=[], in_spec=in_spec, out_spec=out_spec))
 
 
+def _operator(target: Any) -> Any:
+    """Return the ATen operator that an Edge operator wraps; torch's own operators keep something else under `_op`."""
+    return target if isinstance(target, torch._ops.OpOverload) else getattr(target, "_op", target)
+
+
 def operator_name(target: Any) -> str:
     """Return an operator's name as people write it, such as `aten.add.Tensor`; Edge operators wrap the ATen one."""
-    op = getattr(target, "_op", target)
+    op = _operator(target)
     if isinstance(op, (torch._ops.OpOverload, torch._ops.HigherOrderOperator)):
         return str(op)
     return str(getattr(op, "__name__", op))
@@ -168,13 +180,13 @@ def operator_name(target: Any) -> str:
 
 def operator_packet(target: Any) -> Any:
     """Return an operator without its overload, such as `torch.ops.aten.add`; Edge operators wrap the ATen one."""
-    op = getattr(target, "_op", target)
+    op = _operator(target)
     return getattr(op, "overloadpacket", op)
 
 
 def argument_names(target: Any) -> tuple[str, ...]:
     """Return the names of an operator's arguments by position; none when it has no schema."""
-    schema = getattr(getattr(target, "_op", target), "_schema", None)
+    schema = getattr(_operator(target), "_schema", None)
     return tuple(argument.name for argument in schema.arguments) if schema is not None else ()
 
 
@@ -190,6 +202,49 @@ def size_hint(size: Any) -> int:
         return size
     hint = size.node.hint
     return 1 if hint is None else int(hint)
+
+
+Refusal = Callable[[torch.fx.Node, str, str], None]
+"""Takes a node, the reason why a partitioner left it, and who said so."""
+
+
+@contextmanager
+def listening(heard: Refusal) -> Iterator[None]:
+    """Hear what ExecuTorch's partitioners say of the nodes that they leave, while the context lasts.
+
+    They say it to a logger (WhyNoPartition), to a reporter of their own (WhyNoPartitionReporter), or not at all, when
+    torch.fx asks an operator support for them. The methods where they do are replaced on the classes, and put back.
+    """
+    why, report = WhyNoPartition.__call__, WhyNoPartitionReporter.report_reject
+    supported = CapabilityBasedPartitioner._is_node_supported
+
+    def said(self: WhyNoPartition, node: torch.fx.Node, reason: str) -> None:
+        why(self, node, reason)
+        heard(node, reason, "")
+
+    def reported(self: WhyNoPartitionReporter, node: torch.fx.Node, reason: str) -> None:
+        report(self, node, reason)
+        heard(node, reason, "")
+
+    def answered(self: CapabilityBasedPartitioner, node: torch.fx.Node) -> bool:
+        answer: bool = supported(self, node)
+        name = type(self.operator_support).__name__
+        if not answer and name != "MatchTag":  # ExecuTorch's mark of what a partitioner chose before
+            heard(node, f"{name}.is_node_supported said no", name)
+        return answer
+
+    with _LISTENING:
+        WhyNoPartition.__call__, WhyNoPartitionReporter.report_reject = said, reported
+        CapabilityBasedPartitioner._is_node_supported = answered  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            WhyNoPartition.__call__, WhyNoPartitionReporter.report_reject = why, report
+            CapabilityBasedPartitioner._is_node_supported = supported  # type: ignore[method-assign]
+
+
+_LISTENING = RLock()
+"""One partitioner is heard at a time, so that nobody puts back what another thread replaced."""
 
 
 def delegate_info(result: PreprocessResult) -> Any:

@@ -11,9 +11,11 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import GraphModule
 
-from exir_lowering.errors import InvariantError
+from exir_lowering.errors import CoverageError, InvariantError
 from exir_lowering.graphs import DELEGATION_TAG, LIFTED_ORDER, attribute, walk
+from exir_lowering.lowering_plan import HostNode, LoweringPlan
 from exir_lowering.model import ExtractedMethod, Partition
+from exir_lowering.options import LoweringOptions
 
 Fingerprint = tuple[tuple[str, str, Any, str, str], ...]
 
@@ -37,6 +39,40 @@ def extracted(method: ExtractedMethod) -> None:
     for partition in method.partitions:
         _program(f"partition {partition.id}", partition.program)
         _delegate_contract(partition)
+
+
+def coverage(plan: LoweringPlan, options: LoweringOptions) -> None:
+    """Check that as much is delegated as the options require.
+
+    Raises:
+        CoverageError: A method falls short; the message lists what stays on the host.
+    """
+    required = 1.0 if options.require_full else options.require_coverage
+    short = [method for method in plan.methods if method.coverage < required]
+    if not short:
+        return
+    lines = []
+    for method in short:
+        lines.append(
+            f"Method {method.name!r}: {method.delegated} of {len(method.nodes)} operators are delegated "
+            f"({method.coverage:.1%}), required: {required:.1%}. On the host:"
+        )
+        groups: dict[tuple[str, str], list[HostNode]] = {}
+        for node in method.host:
+            groups.setdefault((node.operator, node.reason), []).append(node)
+        for (operator, reason), nodes in list(groups.items())[:_LISTED]:
+            source = next((f" at {node.source}" for node in nodes if node.source), "")
+            lines.append(f"  {len(nodes)} x {operator}: {reason}{source}")
+        if len(groups) > _LISTED:
+            lines.append(f"  ... and {len(groups) - _LISTED} more kinds; the error's `plan` has all of them.")
+        lines += [f"  {advice}" for advice in method.advice[:3]]
+    option = "require_full" if options.require_full else "require_coverage"
+    lines.append(f"Let a partitioner take them, or relax LoweringOptions({option}=...).")
+    raise CoverageError("\n".join(lines), plan=plan)
+
+
+_LISTED = 12
+"""How many kinds of host operators an error lists for each method."""
 
 
 def _program(what: str, program: ExportedProgram) -> None:

@@ -5,6 +5,7 @@
     ├── UnknownPluginError (LookupError) a backend or partitioner id that nobody provides
     ├── PluginLoadError                  a plug-in that is broken, or provided twice
     ├── PartitionerContractError         a partitioner broke its promise, or raised
+    ├── CoverageError                    less is delegated than the options require
     ├── BackendContractError             a backend returned something else than it should, or wrote into a weight
     ├── BackendFailure                   a backend raised; names the partition and the model's source lines
     ├── BackendUnavailableError          a file needs a backend that this machine's runtime does not have
@@ -68,6 +69,18 @@ class PartitionerContractError(LoweringError):
         super().__init__(message)
         self.violation = violation
         self.details: Mapping[str, Any] = MappingProxyType(dict(details or {}))
+
+
+class CoverageError(LoweringError):
+    """Less of a method is delegated than the options require.
+
+    Attributes:
+        plan: The `LoweringPlan`, with every operator that stays on the host and why.
+    """
+
+    def __init__(self, message: str, *, plan: Any) -> None:
+        super().__init__(message)
+        self.plan = plan
 
 
 class BackendContractError(LoweringError):

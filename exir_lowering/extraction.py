@@ -31,9 +31,11 @@ from exir_lowering.graphs import (
     copy_signature,
     is_delegate_call,
     is_getitem,
+    is_operator,
     lifted_inputs,
     nested_graphs,
     operator_name,
+    qualified_name,
     walk,
 )
 from exir_lowering.model import CallSite, ExtractedMethod, Partition, Rejection, TaggedMethod
@@ -95,8 +97,8 @@ class _MethodSweep:
         return ExtractedMethod(self.tagged.name, program, partitions, tuple(self.rejections))
 
     def reject(self, node: Node, path: tuple[str, ...], reason: str) -> None:
-        name = ".".join((*path, node.name))
-        self.rejections.append(Rejection(self.tagged.name, name, operator_name(node), reason, "extract"))
+        name = qualified_name(path, node)
+        self.rejections.append(Rejection(self.tagged.name, name, operator_name(node), reason, "extract", "extract"))
 
     def new_partition_id(self, path: tuple[str, ...], piece: Piece, pieces: int) -> str:
         number = self.earlier + len(self.partitions) + len(self.nested_partitions)
@@ -345,6 +347,7 @@ class _GraphSweep:
             compile_specs=tuple(spec.compile_specs),
             program=program,
             site=site,
+            nodes=tuple(qualified_name(self.path, node) for node in unit.nodes if is_operator(node)),
         )
         (self.method.nested_partitions if self.path else self.method.partitions).append(partition)
         self._call(partition, spec, builder.user_inputs, results)

@@ -54,6 +54,19 @@ def is_delegate_call(node: Node) -> bool:
     return node.op == "call_function" and node.target is _upstream.CALL_DELEGATE
 
 
+def is_operator(node: Node) -> bool:
+    """Tell whether a node is an operator: what partitions are made of, what a plan counts.
+
+    Calls of a delegate are none, and getitem is a part of the operator whose result it picks.
+    """
+    return node.op == "call_function" and not is_getitem(node) and not is_delegate_call(node)
+
+
+def qualified_name(path: tuple[str, ...], node: Node) -> str:
+    """Return a node's name, with the path of the nested graph that holds it."""
+    return ".".join((*path, node.name))
+
+
 def attribute(module: torch.nn.Module, target: str) -> Any:
     """Return what a get_attr node names."""
     value: Any = module
@@ -123,6 +136,19 @@ def walk(graph_module: GraphModule, path: tuple[str, ...] = ()) -> Iterator[tupl
             if nested.name not in seen:
                 seen.add(nested.name)
                 yield from walk(nested.module, (*path, nested.name))
+
+
+def staying_nodes(graph_module: GraphModule, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Node]]:
+    """Yield every node with the path of its graph; a tagged call moves with its graphs, whose nodes are left out."""
+    seen: set[str] = set()
+    for node in graph_module.graph.nodes:
+        yield path, node
+        if DELEGATION_TAG in node.meta:
+            continue
+        for nested in nested_graphs(graph_module, node):
+            if nested.name not in seen:
+                seen.add(nested.name)
+                yield from staying_nodes(nested.module, (*path, nested.name))
 
 
 def copy_graph_module(graph_module: GraphModule) -> GraphModule:
@@ -225,6 +251,16 @@ def source_line(node: Node) -> str:
 
 def module_stack(node: Node) -> str:
     """Return the path of the module that a node came from, "" when it is not known."""
+    stack = modules(node)
+    return stack[-1][0] if stack else ""
+
+
+def modules(node: Node) -> list[tuple[str, str]]:
+    """Return the modules that a node came from, the outermost first, each with its path and its class's full name."""
     stack = node.meta.get("nn_module_stack") or {}
-    paths = [entry[0] for entry in stack.values() if isinstance(entry, tuple) and entry]
-    return str(paths[-1]) if paths else ""
+    found = []
+    for entry in stack.values():
+        if isinstance(entry, tuple) and len(entry) == 2:
+            path, kind = entry
+            found.append((str(path), f"{kind.__module__}.{kind.__qualname__}" if isinstance(kind, type) else str(kind)))
+    return found

@@ -1,4 +1,4 @@
-"""The compiler, top to bottom: edge -> tag -> extract -> group -> preprocess -> splice."""
+"""The compiler, top to bottom: edge -> tag -> extract -> plan -> group -> preprocess -> splice."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from exir_lowering.edge import check_preserved, to_edge
 from exir_lowering.extraction import extract
 from exir_lowering.interfaces import Backend
 from exir_lowering.lowered import LoweredMethods
+from exir_lowering.lowering_plan import LoweringPlan, MethodPlan
 from exir_lowering.model import (
     BackendGroup,
     CallSite,
@@ -24,9 +25,10 @@ from exir_lowering.model import (
     TaggedMethod,
 )
 from exir_lowering.options import LoweringOptions
+from exir_lowering.planning import plan_method
 from exir_lowering.preprocessing import preprocess
 from exir_lowering.progress import Progress
-from exir_lowering.report import Times, report
+from exir_lowering.report import Report, Times
 from exir_lowering.splicing import delegate, splice
 from exir_lowering.tagging import fake_state, tag
 
@@ -62,6 +64,7 @@ def lower(
         PartitionerContractError: A partitioner raised, or did more or less than tagging.
         BackendFailure: A backend raised.
         BackendContractError: A backend returned something wrong, or wrote into a weight.
+        CoverageError: Less is delegated than the options require; no backend was called.
     """
     options = arguments.options(options)
     methods = arguments.programs(programs)
@@ -73,6 +76,38 @@ def lower(
     converted = [name for name in methods if edge[name] is not methods[name]]
     check_preserved(lowered, chosen, converted, options)
     return lowered
+
+
+def plan(
+    programs: ExportedProgram | Programs,
+    partitioners: Any = None,
+    *,
+    options: LoweringOptions | None = None,
+) -> LoweringPlan:
+    """Tell what `lower` would do with these programs and partitioners, without calling a backend.
+
+    The partitioners run, and their partitions are taken from the programs, as in `lower`; the backends need not be
+    installed.
+
+    Args:
+        programs: As for `lower`. None of them is changed.
+        partitioners: As for `lower`.
+        options: As for `lower`.
+
+    Returns:
+        For each method its partitions, and for each operator that stays on the host the reason.
+
+    Raises:
+        InputError, UnknownPluginError, PluginLoadError, PartitionerContractError: As for `lower`.
+        CoverageError: Less is delegated than the options require; the error has the plan.
+    """
+    options = arguments.options(options)
+    methods = arguments.programs(programs)
+    chosen = arguments.partitioners(partitioners, methods)
+    with Progress(options.progress) as progress, collector.heap_frozen():
+        edge = to_edge(methods, chosen, options, progress)
+        _, planned = _partition_all(edge, chosen, options, progress, Times())
+    return planned
 
 
 def to_backend(
@@ -136,12 +171,7 @@ def _lower_edge(
     """Lower Edge programs: the line."""
     registry.check_backends(backends)
     with Progress(options.progress) as progress, collector.heap_frozen() as set_aside:
-        tagged: list[TaggedMethod] = []
-        extracted: list[ExtractedMethod] = []
-        for name, program in progress.each("partition", methods.items()):
-            steps = _partition(name, program, chosen[name], options, times)
-            tagged += steps[0]
-            extracted.append(steps[1])
+        extracted, planned = _partition_all(methods, chosen, options, progress, times)
         set_aside()
         groups = _group(extracted)
         found = {group.backend_id: registry.find_backend(group.backend_id, backends) for group in groups}
@@ -149,8 +179,28 @@ def _lower_edge(
             lowered = _preprocess(groups, found, options, progress)
         with times.step("splice"):
             programs = splice(extracted, lowered)
-    result = report(methods, tagged, extracted, lowered, chosen, times)
-    return LoweredMethods(programs, result)
+    payloads = {name: len(partition.result.processed_bytes) for name, partition in lowered.items()}
+    return LoweredMethods(programs, Report(planned.methods, payloads, dict(times.seconds)))
+
+
+def _partition_all(
+    methods: Programs,
+    chosen: Mapping[str, Sequence[Partitioner]],
+    options: LoweringOptions,
+    progress: Progress,
+    times: Times,
+) -> tuple[list[ExtractedMethod], LoweringPlan]:
+    """Tag and extract every method, and write down what was decided: all that happens before a backend is called."""
+    extracted: list[ExtractedMethod] = []
+    plans: list[MethodPlan] = []
+    for name, program in progress.each("partition", methods.items()):
+        tagged, method = _partition(name, program, chosen[name], options, times)
+        extracted.append(method)
+        with times.step("plan"), collector.paused():
+            plans.append(plan_method(program, tagged, method))
+    planned = LoweringPlan(tuple(plans))
+    checks.coverage(planned, options)
+    return extracted, planned
 
 
 def _partition(

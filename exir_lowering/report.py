@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
-from executorch.exir.backend.partitioner import Partitioner
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from torch.export import ExportedProgram
-from torch.fx import GraphModule
 
-from exir_lowering import graphs
-from exir_lowering.model import ExtractedMethod, LoweredPartition, Rejection, TaggedMethod
+from exir_lowering.lowering_plan import LoweringPlan
 
 
 @dataclass
@@ -38,57 +32,15 @@ class Times:
 
 
 @dataclass(frozen=True, slots=True)
-class DelegateReport:
-    """One delegate: its partition, backend, operators (name to count), and the bytes of its payload."""
-
-    partition: str
-    backend_id: str
-    operators: Mapping[str, int]
-    payload_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class HostNode:
-    """A call_function node that stays on the host, with the reason and where the model has it."""
-
-    node: str
-    operator: str
-    reason: str
-    by: str
-    module: str
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
-class MethodReport:
-    """One method: its delegates and its host nodes."""
-
-    name: str
-    delegates: tuple[DelegateReport, ...]
-    host: tuple[HostNode, ...]
-
-    @property
-    def delegated(self) -> int:
-        """How many operators run in delegates."""
-        return sum(sum(delegate.operators.values()) for delegate in self.delegates)
-
-    @property
-    def coverage(self) -> float:
-        """The delegated share of the operators, 0 to 1; 1 for a method without operators."""
-        total = self.delegated + len(self.host)
-        return self.delegated / total if total else 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What a lowering did.
+class Report(LoweringPlan):
+    """What a lowering did: its plan, and what became of it.
 
     Attributes:
-        methods: A report for each method.
-        seconds: Time by step: edge, tag, extract, preprocess, splice.
+        payload_bytes: For each partition the bytes of its payload.
+        seconds: Time by step: edge, tag, extract, plan, preprocess, splice.
     """
 
-    methods: tuple[MethodReport, ...]
+    payload_bytes: Mapping[str, int]
     seconds: Mapping[str, float]
 
     def table(self) -> Table:
@@ -99,86 +51,24 @@ class Report:
             left = column in ("method", "delegates")
             table.add_column(column, justify="left" if left else "right", overflow="fold")
         for method in self.methods:
-            payload = sum(delegate.payload_bytes for delegate in method.delegates)
-            backends = Counter(delegate.backend_id for delegate in method.delegates)
+            backends = Counter(partition.backend_id for partition in method.partitions)
             table.add_row(
                 method.name,
                 ", ".join(f"{count} x {backend}" for backend, count in backends.items()) or "none",
                 str(method.delegated),
                 str(len(method.host)),
                 f"{method.coverage:.1%}",
-                f"{payload:,} B",
+                f"{sum(self.payload_bytes[partition.id] for partition in method.partitions):,} B",
             )
         return table
 
-    def to_text(self) -> str:
-        """Return the table, the host operators with their reasons, and the times, as plain text."""
-        console = Console(width=120, no_color=True, highlight=False)
+    def to_text(self, *, width: int = 120) -> str:
+        """Return the delegation table, the plan's tables and the times, as plain text."""
+        console = Console(width=width, no_color=True, highlight=False)
         with console.capture() as capture:
             console.print(self.table())
-            for method in self.methods:
-                reasons = Counter((node.operator, node.reason, node.by) for node in method.host)
-                for (operator, reason, by), count in reasons.items():
-                    console.print(f"{method.name}: {count} x {operator} on the host: {reason} [{by}]", markup=False)
             console.print("  ".join(f"{step} {seconds:.2f} s" for step, seconds in self.seconds.items()))
-        return capture.get()
-
-    def to_json(self) -> str:
-        """Return everything as JSON."""
-        return json.dumps(asdict(self), indent=2)
+        return LoweringPlan.to_text(self, width=width) + capture.get()
 
     def __str__(self) -> str:
         return self.to_text()
-
-
-def report(
-    methods: Mapping[str, ExportedProgram],
-    tagged: Sequence[TaggedMethod],
-    extracted: Sequence[ExtractedMethod],
-    lowered: Mapping[str, LoweredPartition],
-    partitioners: Mapping[str, Sequence[Partitioner]],
-    times: Times,
-) -> Report:
-    """Describe a lowering."""
-    said: dict[tuple[str, str], Rejection] = {}
-    for rejections in (*(method.rejections for method in tagged), *(method.rejections for method in extracted)):
-        said.update({(r.method, r.node): r for r in rejections})
-    return Report(
-        tuple(
-            MethodReport(
-                method.name,
-                tuple(_delegate(lowered[partition.id]) for partition in method.partitions),
-                tuple(_host(method, said, partitioners[method.name])),
-            )
-            for method in extracted
-        ),
-        dict(times.seconds),
-    )
-
-
-def _delegate(lowered: LoweredPartition) -> DelegateReport:
-    partition = lowered.partition
-    operators = Counter(name for name, _, _ in _operators(partition.program.graph_module))
-    return DelegateReport(partition.id, partition.backend_id, dict(operators), len(lowered.result.processed_bytes))
-
-
-def _operators(graph_module: GraphModule) -> Iterator[tuple[str, Any, str]]:
-    for path, module in graphs.walk(graph_module):
-        for node in module.graph.nodes:
-            if node.op == "call_function" and not graphs.is_getitem(node) and not graphs.is_delegate_call(node):
-                yield graphs.operator_name(node), node, ".".join((*path, node.name))
-
-
-def _host(
-    method: ExtractedMethod, said: Mapping[tuple[str, str], Rejection], partitioners: Sequence[Partitioner]
-) -> Iterator[HostNode]:
-    names = ", ".join(type(partitioner).__name__ for partitioner in partitioners)
-    for operator, node, name in _operators(method.program.graph_module):
-        rejection = said.get((method.name, name))
-        if rejection is not None:
-            reason, by = rejection.reason, rejection.by
-        elif names:
-            reason, by = "not claimed", names
-        else:
-            reason, by = "the method has no partitioner", "lower"
-        yield HostNode(name, operator, reason, by, graphs.module_stack(node), graphs.source_line(node))

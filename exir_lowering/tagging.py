@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
-from torch.fx import GraphModule
 
-from exir_lowering import _upstream, checks, graphs
+from exir_lowering import _upstream, checks, graphs, refusals
 from exir_lowering.errors import PartitionerContractError
 from exir_lowering.graphs import DELEGATION_TAG, LIFTED_ORDER
-from exir_lowering.model import Rejection, TaggedMethod
+from exir_lowering.model import Adjustment, Rejection, TaggedMethod
 
 FakeState = dict[str, Any]
+_Said = TypeVar("_Said", Rejection, Adjustment)
 
 
 def fake_state(program: ExportedProgram) -> FakeState:
@@ -51,13 +52,19 @@ def tag(method: str, program: ExportedProgram, partitioner: Partitioner, state: 
     view.state_dict.clear()
     view.state_dict.update({name: state[name] for name in program.state_dict})
     graphs.strip_tags(view.graph_module)
-    result = _run(who, partitioner, view)
+    with refusals.heard() as heard:
+        result = _run(who, partitioner, view)
     tagged = result.tagged_exported_program
     _check_graph(who, partitioner, program, tagged)
     destinations = _destinations(who, partitioner, result)
     _check_tags(who, tagged, destinations)
+    given = {rejection.node: rejection for rejection in _said(who, method, result, "rejections", Rejection)}
     return TaggedMethod(
-        method, graphs.copy_program(program, tagged.graph_module), destinations, _rejections(who, result)
+        name=method,
+        program=graphs.copy_program(program, tagged.graph_module),
+        destinations=destinations,
+        rejections=refusals.rejections(method, tagged, partitioner, given, heard),
+        adjustments=_said(who, method, result, "adjustments", Adjustment),
     )
 
 
@@ -115,53 +122,45 @@ def _check_tags(who: str, tagged: ExportedProgram, destinations: Mapping[str, De
             strict=True,
         )
     )
-    for path, module in _staying(tagged.graph_module, ()):
-        for node in module.graph.nodes:
-            name = node.meta.get(DELEGATION_TAG)
-            if name is None:
-                continue
-            if node.op == "output":
-                raise PartitionerContractError(
-                    f"{who} tagged the output node {node.name} with {name!r}. Tag the operators, not what they return.",
-                    violation="output_tagged",
-                    details={"node": node.name, "tag": name},
-                )
-            if node in specs and specs[node].kind not in LIFTED_ORDER:
-                raise PartitionerContractError(
-                    f"{who} tagged {node.name} with {name!r}, an input of the model ({_kind(specs[node])}). Expected "
-                    f"tags on operators, parameters, buffers and lifted constants only.",
-                    violation="input_tagged",
-                    details={"node": node.name, "tag": name},
-                )
-            if not isinstance(name, str) or name not in destinations:
-                raise PartitionerContractError(
-                    f"{who} tagged {'.'.join((*path, node.name))} with {name!r}, but partition_tags has no destination "
-                    f"for it (it has: {', '.join(map(repr, destinations)) or 'none'}). Add it with a DelegationSpec.",
-                    violation="tag_without_destination",
-                    details={"node": node.name, "tag": name},
-                )
-
-
-def _staying(module: GraphModule, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], GraphModule]]:
-    """Walk the nested graphs whose calls are not tagged; a tagged call moves with its graphs and their tags."""
-    yield path, module
-    for node in module.graph.nodes:
-        if DELEGATION_TAG not in node.meta:
-            for nested in graphs.nested_graphs(module, node):
-                yield from _staying(nested.module, (*path, nested.name))
+    for path, node in graphs.staying_nodes(tagged.graph_module):
+        name = node.meta.get(DELEGATION_TAG)
+        if name is None:
+            continue
+        if node.op == "output":
+            raise PartitionerContractError(
+                f"{who} tagged the output node {node.name} with {name!r}. Tag the operators, not what they return.",
+                violation="output_tagged",
+                details={"node": node.name, "tag": name},
+            )
+        if node in specs and specs[node].kind not in LIFTED_ORDER:
+            raise PartitionerContractError(
+                f"{who} tagged {node.name} with {name!r}, an input of the model ({_kind(specs[node])}). Expected "
+                f"tags on operators, parameters, buffers and lifted constants only.",
+                violation="input_tagged",
+                details={"node": node.name, "tag": name},
+            )
+        if not isinstance(name, str) or name not in destinations:
+            raise PartitionerContractError(
+                f"{who} tagged {'.'.join((*path, node.name))} with {name!r}, but partition_tags has no destination "
+                f"for it (it has: {', '.join(map(repr, destinations)) or 'none'}). Add it with a DelegationSpec.",
+                violation="tag_without_destination",
+                details={"node": node.name, "tag": name},
+            )
 
 
 def _kind(spec: Any) -> str:
     return "a user input" if spec.kind is InputKind.USER_INPUT else spec.kind.name.lower().replace("_", " ")
 
 
-def _rejections(who: str, result: Any) -> tuple[Rejection, ...]:
-    given = getattr(result, "rejections", None) or ()
-    if not isinstance(given, (list, tuple)) or not all(isinstance(rejection, Rejection) for rejection in given):
+def _said(who: str, method: str, result: Any, name: str, kind: type[_Said]) -> tuple[_Said, ...]:
+    """Return what a partitioner says beside its tags, for this method."""
+    given = getattr(result, name, None) or ()
+    if not isinstance(given, (list, tuple)) or not all(isinstance(item, kind) for item in given):
         raise PartitionerContractError(
-            f"{who} returned rejections={given!r}, expected a list of exir_lowering.Rejection.", violation="result_type"
+            f"{who} returned {name}={given!r}, expected a list of exir_lowering.{kind.__name__}.",
+            violation="result_type",
         )
-    return tuple(given)
+    return tuple(replace(item, method=method) for item in given)
 
 
 __all__ = ["FakeState", "fake_state", "tag"]

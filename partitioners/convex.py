@@ -71,7 +71,7 @@ def propose_partitions(
     taken = {
         node: next((name for name, check in checks if check(node) is None), None)
         for node in computing(scope.graph_module)
-        if not _follows(node)
+        if not _follows(node) and not graphs.is_delegate_call(node)
     }
     together = [*groups, *(group for _, candidate in bound for group in candidate.groups(scope))]
     return contract(

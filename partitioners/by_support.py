@@ -1,0 +1,146 @@
+"""A partitioner for backends that can say, node by node, what they take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+
+from exir_lowering import CompileSpec, ExplainedResult, InputError, Partitioner, graphs
+from exir_lowering.partitioners import limits as capacity
+from exir_lowering.partitioners.claims import Claims
+from exir_lowering.partitioners.convex import propose_partitions
+from exir_lowering.partitioners.limits import Limits
+from exir_lowering.partitioners.support import Check, No, Scope, Support, SupportLike, as_support, asked
+
+
+class SupportPartitioner(Partitioner):  # type: ignore[misc]
+    """Gives each backend the fewest convex partitions of what it supports, and says why the rest stays.
+
+    Args:
+        supports: For each backend id what it supports: a `Support`, a torch.fx `OperatorSupportBase`, or a function
+            from a node to a bool. The first backend that takes a node gets it.
+        compile_specs: For each backend id what it is to be told.
+        limits: How small and how large a partition may be.
+        keep_apart: Whether parts of a partition that share no edge become partitions of their own.
+        keep_whole: ATen operators, such as `torch.ops.aten.linear.default`, that are not decomposed on the way to Edge
+            dialect where a backend supports them.
+
+    Raises:
+        InputError: An argument is not what it should be.
+    """
+
+    def __init__(
+        self,
+        supports: Mapping[str, SupportLike],
+        *,
+        compile_specs: Mapping[str, Sequence[CompileSpec]] | None = None,
+        limits: Limits | None = None,
+        keep_apart: bool = False,
+        keep_whole: Sequence[Any] = (),
+    ) -> None:
+        super().__init__()
+        self.supports = supports_of(type(self).__name__, supports)
+        self.compile_specs = compile_specs_of(type(self).__name__, self.supports, compile_specs)
+        self.limits = limits or Limits()
+        self.keep_apart = keep_apart
+        self.keep_whole = list(keep_whole)
+
+    def partition(self, exported_program: ExportedProgram) -> ExplainedResult:
+        """Tag what the backends support.
+
+        Args:
+            exported_program: A program in Edge dialect; its nodes get tags.
+
+        Returns:
+            The tagged program with a rejection for each operator that is left.
+
+        Raises:
+            PartitionerContractError: A support raised.
+            InputError: A group of nodes that must stay together cannot be convex.
+        """
+        name = type(self).__name__
+        claims = Claims(exported_program, self.compile_specs, name)
+        for scope in claims.scopes():
+            groups = [group for support in self.supports.values() for group in support.groups(scope)]
+            proposals = propose_partitions(scope, self.supports, keep_apart=self.keep_apart)
+            kept, rejections, adjustments = capacity.apply(proposals, self.limits, scope, groups=groups, by=name)
+            claims.claim(scope, kept)
+            claims.explain(rejections, adjustments)
+            why = reasons(self.supports, scope)
+            for node in claims.left(scope):
+                claims.reject(scope, node, why(node))
+        return claims.result()
+
+    def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[Any], Callable[[Node], bool] | None]:
+        """Keep the operators of `keep_whole` where a backend supports them."""
+        if not self.keep_whole:
+            return [], None
+        constants = {node.name for node in graphs.lifted_inputs(ep)}
+        checks: dict[Any, list[Check]] = {}
+
+        def supported(node: Node) -> bool:
+            if node.graph not in checks:  # the program that was given, or ExecuTorch's copy of it
+                held = frozenset(n for n in node.graph.nodes if n.op == "placeholder" and n.name in constants)
+                scope = Scope(node.graph.owning_module or GraphModule({}, node.graph), held)
+                checks[node.graph] = [asked(support, scope) for support in self.supports.values()]
+            return any(check(node) is None for check in checks[node.graph])
+
+        return list(self.keep_whole), supported
+
+
+def supports_of(who: str, supports: Any) -> dict[str, Support]:
+    """Check a mapping from backend ids to supports.
+
+    Raises:
+        InputError: It is none.
+    """
+    if not isinstance(supports, Mapping) or not supports or not all(isinstance(key, str) and key for key in supports):
+        raise InputError(
+            f"{who}: got supports={supports!r}, expected a mapping from backend ids to what each backend supports, "
+            "such as {'MyBackend': ops('aten.add.Tensor')}."
+        )
+    return {backend_id: as_support(support) for backend_id, support in supports.items()}
+
+
+def compile_specs_of(
+    who: str, backends: Mapping[str, Any], given: Mapping[str, Sequence[CompileSpec]] | None
+) -> dict[str, list[CompileSpec]]:
+    """Check a mapping from backend ids to compile specs.
+
+    Raises:
+        InputError: It is none, or names a backend that the partitioner does not know.
+    """
+    given = {} if given is None else given
+    if not isinstance(given, Mapping):
+        raise InputError(f"{who}: got compile_specs={given!r}, expected a mapping from backend ids to lists.")
+    for backend_id, specs in given.items():
+        if backend_id not in backends:
+            raise InputError(
+                f"{who}: compile_specs names {backend_id!r}, which is none of its backends: {', '.join(backends)}."
+            )
+        if not isinstance(specs, (list, tuple)) or not all(isinstance(spec, CompileSpec) for spec in specs):
+            raise InputError(f"{who}: compile_specs[{backend_id!r}] is {specs!r}, expected a list of CompileSpec.")
+    return {backend_id: list(specs) for backend_id, specs in given.items()}
+
+
+def reasons(supports: Mapping[str, Support], scope: Scope) -> Callable[[Node], No]:
+    """Return a function that says why no backend has a node of a graph."""
+    checks = {backend_id: asked(support, scope) for backend_id, support in supports.items()}
+
+    def why(node: Node) -> No:
+        found = {backend_id: check(node) for backend_id, check in checks.items()}
+        if any(no is None for no in found.values()):
+            return No("group", "a node that it must stay together with is not supported", "")
+        said = {backend_id: no for backend_id, no in found.items() if no is not None}
+        if len(said) == 1:
+            return next(iter(said.values()))
+        text = "; ".join(f"{backend_id}: {no.text}" for backend_id, no in said.items())
+        return No(next(iter(said.values())).code, text, ", ".join(dict.fromkeys(no.by for no in said.values())))
+
+    return why
+
+
+__all__ = ["SupportPartitioner", "compile_specs_of", "reasons", "supports_of"]

@@ -1,0 +1,130 @@
+"""Several partitioners as one: the first claim wins, and a backend that is not available is passed over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from executorch.exir.backend.partitioner import DelegationSpec
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from exir_lowering import (
+    Adjustment,
+    ExplainedResult,
+    InputError,
+    Partitioner,
+    PluginLoadError,
+    Rejection,
+    UnknownPluginError,
+    graphs,
+    registry,
+)
+from exir_lowering.partitioners import nested_run
+
+
+class ChainedPartitioner(Partitioner):  # type: ignore[misc]
+    """Asks partitioners in order; each sees what the ones before it left.
+
+    A partitioner that is not installed, and the claims for a backend that is not available here, are passed over, so
+    that the next partitioner gets the nodes; the plan tells. What is wrong with a partitioner that is there is an
+    error all the same.
+
+    Args:
+        partitioners: ExecuTorch Partitioners, or names of installed ones.
+        backends: Backends by id that the call to `lower` will be given beside the installed ones.
+
+    Raises:
+        InputError: An argument is not what it should be.
+    """
+
+    def __init__(self, *partitioners: Partitioner | str, backends: Mapping[str, Any] | None = None) -> None:
+        super().__init__()
+        if not partitioners:
+            raise InputError("ChainedPartitioner() has nobody to ask: give at least one partitioner.")
+        self.backends = backends
+        self.partitioners: list[Partitioner] = []
+        self._skipped: list[Adjustment] = []
+        for partitioner in partitioners:
+            if isinstance(partitioner, str):
+                self._find(partitioner)
+            elif isinstance(partitioner, Partitioner):
+                self.partitioners.append(partitioner)
+            else:
+                raise InputError(f"ChainedPartitioner: got {partitioner!r}, expected a Partitioner or a name.")
+
+    def _find(self, name: str) -> None:
+        try:
+            self.partitioners.append(registry.find_partitioner(name))
+        except (UnknownPluginError, PluginLoadError) as error:
+            reason = f"partitioner {name!r} is passed over: {error}"
+            self._skipped.append(Adjustment("", "skipped", (), reason, "ChainedPartitioner"))
+
+    def partition(self, exported_program: ExportedProgram) -> ExplainedResult:
+        """Ask each partitioner in turn.
+
+        Raises:
+            PartitionerContractError: One of them broke its contract.
+        """
+        tags: dict[Node, str] = {}
+        destinations: dict[str, DelegationSpec] = {}
+        said: dict[str, list[Rejection]] = {}
+        adjustments = list(self._skipped)
+        available: dict[str, str] = {}
+        for number, partitioner in enumerate(self.partitioners):
+            taken = [node for node in tags if node.op == "call_function"]
+            run = nested_run.run(partitioner, exported_program, taken)
+            adjustments += run.adjustments
+            for rejection in run.rejections:
+                said.setdefault(rejection.node, []).append(rejection)
+            missing: dict[str, list[str]] = {}
+            for path, module in graphs.walk(exported_program.graph_module):
+                for node in module.graph.nodes:
+                    if node not in run.tags:
+                        continue
+                    spec = run.destinations[run.tags[node]]
+                    if spec.backend_id not in available:
+                        available[spec.backend_id] = self._unavailable(spec.backend_id)
+                    if not available[spec.backend_id]:
+                        tag = f"{number}:{run.tags[node]}"
+                        destinations[tag] = spec
+                        tags.setdefault(node, tag)
+                    elif graphs.is_operator(node):
+                        name = graphs.qualified_name(path, node)
+                        missing.setdefault(spec.backend_id, []).append(name)
+                        said.setdefault(name, []).append(_rejected(name, node, partitioner, spec.backend_id))
+            for backend_id, names in missing.items():
+                reason = f"backend {backend_id!r} is passed over: {available[backend_id]}"
+                adjustments.append(Adjustment("", "skipped", tuple(names), reason, "ChainedPartitioner"))
+        for node, tag in tags.items():
+            node.meta[graphs.DELEGATION_TAG] = tag
+        used = {tag: spec for tag, spec in destinations.items() if tag in set(tags.values())}
+        return ExplainedResult(exported_program, used, tuple(map(_joined, said.values())), tuple(adjustments))
+
+    def _unavailable(self, backend_id: str) -> str:
+        """Say why a backend cannot be used, "" when it can."""
+        try:
+            registry.find_backend(backend_id, self.backends)
+        except (UnknownPluginError, PluginLoadError) as error:
+            return str(error)
+        return ""
+
+    def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[Any], Callable[[Node], bool] | None]:
+        """Keep from decomposition what one of the partitioners keeps."""
+        return nested_run.preserved(self.partitioners, ep, lambda number, node: True)
+
+
+def _rejected(name: str, node: Node, partitioner: Partitioner, backend_id: str) -> Rejection:
+    reason = f"{type(partitioner).__name__} would take it for {backend_id}, which is not available here"
+    return Rejection("", name, graphs.operator_name(node), reason, "ChainedPartitioner", "backend_unavailable")
+
+
+def _joined(rejections: list[Rejection]) -> Rejection:
+    """Make one rejection of what each partitioner said."""
+    first = rejections[0]
+    reason = "; ".join(dict.fromkeys(rejection.reason for rejection in rejections))
+    by = ", ".join(dict.fromkeys(rejection.by for rejection in rejections))
+    return Rejection("", first.node, first.target, reason, by, first.code)
+
+
+__all__ = ["ChainedPartitioner"]

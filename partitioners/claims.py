@@ -1,0 +1,79 @@
+"""From proposals to an ExecuTorch `PartitionResult`: tags, owned constants, and a reason for each operator left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from executorch.exir.backend.utils import tag_constant_data, tag_mutated_buffer
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from exir_lowering import Adjustment, CompileSpec, DelegationSpec, ExplainedResult, Rejection, graphs
+from exir_lowering.partitioners.convex import Proposal, computing
+from exir_lowering.partitioners.support import No, Scope, scopes
+
+
+@dataclass
+class Claims:
+    """What a partitioner claims of one program, graph by graph.
+
+    Attributes:
+        program: The program; its nodes get tags.
+        compile_specs: For each backend what it is to be told.
+        by: The partitioner's name, for the reasons.
+    """
+
+    program: ExportedProgram
+    compile_specs: Mapping[str, Sequence[CompileSpec]]
+    by: str
+    _destinations: dict[str, DelegationSpec] = field(default_factory=dict)
+    _rejections: dict[str, Rejection] = field(default_factory=dict)
+    _adjustments: list[Adjustment] = field(default_factory=list)
+    _moved: set[tuple[str, ...]] = field(default_factory=set)
+
+    def scopes(self) -> Iterator[Scope]:
+        """Yield the graphs, the top one first; those that a claimed operator calls move with it and are left out."""
+        for scope in scopes(self.program):
+            if not any(scope.path[:i] in self._moved for i in range(1, len(scope.path) + 1)):
+                yield scope
+
+    def claim(self, scope: Scope, proposals: Iterable[Proposal]) -> None:
+        """Tag the nodes of each proposal with a tag of its own."""
+        for proposal in proposals:
+            tag = f"{proposal.backend}_{len(self._destinations)}"
+            specs = list(self.compile_specs.get(proposal.backend, ()))
+            self._destinations[tag] = DelegationSpec(proposal.backend, specs)
+            for node in proposal.nodes:
+                node.meta[graphs.DELEGATION_TAG] = tag
+                for nested in graphs.nested_graphs(scope.graph_module, node):
+                    self._moved.add((*scope.path, nested.name))
+
+    def reject(self, scope: Scope, node: Node, no: No) -> None:
+        """Say why an operator is not claimed; what was said first counts."""
+        name = graphs.qualified_name(scope.path, node)
+        rejection = Rejection("", name, graphs.operator_name(node), no.text, no.by or self.by, no.code)
+        self._rejections.setdefault(name, rejection)
+
+    def explain(self, rejections: Iterable[Rejection], adjustments: Iterable[Adjustment]) -> None:
+        """Take over what `limits.apply` says."""
+        for rejection in rejections:
+            self._rejections.setdefault(rejection.node, rejection)
+        self._adjustments += adjustments
+
+    def left(self, scope: Scope) -> Iterator[Node]:
+        """Yield the operators of a graph that are not claimed."""
+        for node in computing(scope.graph_module):
+            if graphs.is_operator(node) and graphs.DELEGATION_TAG not in node.meta:
+                yield node
+
+    def result(self) -> ExplainedResult:
+        """Give the constants and the state that only partitions read to them, and return the result."""
+        tag_constant_data(self.program)
+        tag_mutated_buffer(self.program)
+        return ExplainedResult(
+            self.program, self._destinations, tuple(self._rejections.values()), tuple(self._adjustments)
+        )
+
+
+__all__ = ["Claims"]

@@ -1,0 +1,333 @@
+"""Rules on top of any partitioner: allow, deny and pin operators by name, node, module path or module class."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from executorch.exir.backend.partitioner import DelegationSpec
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from exir_lowering import CompileSpec, ExplainedResult, InputError, Partitioner, Rejection, graphs
+from exir_lowering.partitioners import nested_run
+from exir_lowering.partitioners.convex import Proposal, computing, contract
+from exir_lowering.partitioners.support import check_operator
+
+HOST = "host"
+
+_Names = str | Sequence[str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What to do with the operators that it matches; made by `allow`, `deny` and `pin`.
+
+    Attributes:
+        kind: What to do.
+        op: Operator names, such as "aten.add.Tensor" or "aten.add".
+        name: Node names, as a plan shows them.
+        module: Module paths, such as "model.layers.0"; what lies inside of a module matches too.
+        module_class: Names of module classes, such as "LayerNorm" or "torch.nn.modules.normalization.LayerNorm".
+        to: The backend id that the operators go to, "host" for none, None for the partitioner's own.
+        compile_specs: What that backend is to be told.
+        required: Whether it is an error when a name, path or class does not occur.
+    """
+
+    kind: Literal["allow", "deny", "pin"]
+    op: tuple[str, ...] = ()
+    name: tuple[str, ...] = ()
+    module: tuple[str, ...] = ()
+    module_class: tuple[str, ...] = ()
+    to: str | None = None
+    compile_specs: tuple[CompileSpec, ...] = ()
+    required: bool = True
+
+    def matches(self, path: tuple[str, ...], node: Node) -> bool:
+        """Tell whether all that the rule names is true of a node; `*` stands for anything."""
+        operator = graphs.operator_name(node)
+        stack = graphs.modules(node)
+        return (
+            (not self.op or _any(self.op, (operator, operator.rpartition(".")[0])))
+            and (not self.name or _any(self.name, (graphs.qualified_name(path, node), node.name)))
+            and (not self.module or _any(self.module, [where for where, _ in stack]))
+            and (not self.module_class or _any(self.module_class, [name for _, kind in stack for name in _names(kind)]))
+        )
+
+    def __str__(self) -> str:
+        given = [f"{key}={getattr(self, key)[0]!r}" for key in _CRITERIA if len(getattr(self, key)) == 1]
+        given += [f"{key}={list(getattr(self, key))!r}" for key in _CRITERIA if len(getattr(self, key)) > 1]
+        given += [f"to={self.to!r}"] if self.to is not None else []
+        return f"{self.kind}({', '.join(given)})"
+
+
+_CRITERIA = ("op", "name", "module", "module_class")
+
+
+def allow(
+    *,
+    op: _Names = None,
+    name: _Names = None,
+    module: _Names = None,
+    module_class: Any = None,
+    to: str | None = None,
+    required: bool = True,
+) -> Rule:
+    """Give operators to the backend though the partitioner leaves them, and keep them from the rules that follow.
+
+    Args:
+        op: Operator names; with several criteria, all of them have to be true.
+        name: Node names.
+        module: Module paths.
+        module_class: Module classes, or their names.
+        to: The backend, when the partitioner has several.
+        required: Whether it is an error when a name, path or class does not occur in a program.
+
+    Raises:
+        InputError: No criterion is given, or an operator does not exist.
+    """
+    return _rule("allow", op, name, module, module_class, to, (), required)
+
+
+def deny(
+    *,
+    op: _Names = None,
+    name: _Names = None,
+    module: _Names = None,
+    module_class: Any = None,
+    required: bool = True,
+) -> Rule:
+    """Keep operators on the host. Arguments and errors as for `allow`."""
+    return _rule("deny", op, name, module, module_class, HOST, (), required)
+
+
+def pin(
+    to: str,
+    *,
+    op: _Names = None,
+    name: _Names = None,
+    module: _Names = None,
+    module_class: Any = None,
+    compile_specs: Sequence[CompileSpec] = (),
+    required: bool = True,
+) -> Rule:
+    """Fix where operators go: to a backend, by id, or to the "host". Other arguments and errors as for `allow`."""
+    return _rule("pin", op, name, module, module_class, to, tuple(compile_specs), required)
+
+
+def _rule(kind: Any, op: Any, name: Any, module: Any, module_class: Any, to: Any, specs: Any, required: bool) -> Rule:
+    classes = [module_class] if isinstance(module_class, type) else module_class
+    if classes is not None and not isinstance(classes, str):
+        classes = [f"{c.__module__}.{c.__qualname__}" if isinstance(c, type) else c for c in classes]
+    found = {}
+    for key, value in zip(_CRITERIA, (op, name, module, classes), strict=True):
+        names = () if value is None else (value,) if isinstance(value, str) else tuple(value)
+        if not all(isinstance(item, str) and item for item in names) or (value is not None and not names):
+            raise InputError(f"{kind}({key}={value!r}): expected a name, or several.")
+        found[key] = names
+    if not any(found.values()):
+        raise InputError(f"{kind}() matches nothing: give op=, name=, module= or module_class=.")
+    for operator in found["op"]:
+        if "*" not in operator:
+            check_operator(operator)
+    if to is not None and (not isinstance(to, str) or not to):
+        raise InputError(f"{kind}(to={to!r}): expected a backend id" + (' or "host".' if kind == "pin" else "."))
+    return Rule(kind, **found, to=to, compile_specs=specs, required=required)
+
+
+class RuledPartitioner(Partitioner):  # type: ignore[misc]
+    """A partitioner with rules on top; the first rule that matches an operator decides.
+
+    What is denied or pinned is out of the partitioner's sight, so that its patterns and groups stay whole around it.
+    What is allowed or pinned to a backend joins the neighbouring partitions of that backend where they stay convex.
+
+    Args:
+        partitioner: The partitioner, ExecuTorch's own included.
+        rules: The rules.
+
+    Raises:
+        InputError: An argument is not what it should be.
+    """
+
+    def __init__(self, partitioner: Partitioner, *rules: Rule) -> None:
+        super().__init__()
+        if not isinstance(partitioner, Partitioner):
+            raise InputError(f"RuledPartitioner: got {partitioner!r}, expected an ExecuTorch Partitioner.")
+        for rule in rules:
+            if not isinstance(rule, Rule):
+                raise InputError(f"RuledPartitioner: got {rule!r}, expected a rule made by allow, deny or pin.")
+        self.partitioner = partitioner
+        self.rules = rules
+
+    def partition(self, exported_program: ExportedProgram) -> ExplainedResult:
+        """Run the partitioner under the rules.
+
+        Raises:
+            InputError: A rule names what the program does not have, or leaves open which backend it means.
+            PartitionerContractError: The partitioner broke its contract.
+        """
+        operators = list(_operators(exported_program))
+        self._check(exported_program, operators)
+        ruled = {node: rule for path, node in operators if (rule := self._rule(path, node)) is not None}
+        unseen = [node for node, rule in ruled.items() if rule.kind != "allow"]
+        run = nested_run.run(self.partitioner, exported_program, unseen)
+        kept_whole = self.partitioner.ops_to_not_decompose(exported_program)[0]
+        rejections = {rejection.node: rejection for rejection in run.rejections}
+        for path, node in operators:
+            rule = ruled.get(node)
+            if rule is not None and rule.to == HOST:
+                _check_kernel(rule, path, node, kept_whole)
+                key = graphs.qualified_name(path, node)
+                operator = graphs.operator_name(node)
+                rejections[key] = Rejection(
+                    "", key, operator, f"denied by the rule {rule}", "RuledPartitioner", "denied"
+                )
+        added = {node: rule for node, rule in ruled.items() if rule.to != HOST and node not in run.tags}
+        tags, destinations = _with(exported_program, run, added)
+        for node, tag in tags.items():
+            node.meta[graphs.DELEGATION_TAG] = tag
+        return ExplainedResult(exported_program, destinations, tuple(rejections.values()), run.adjustments)
+
+    def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[Any], Callable[[Node], bool] | None]:
+        """Ask the partitioner, but for what is kept from it: that is decomposed."""
+
+        def visible(number: int, node: Node) -> bool:
+            # The names of nodes change on the way to Edge dialect, so rules by name say nothing yet.
+            rule = next((r for r in self.rules if not r.name and r.matches((), node)), None)
+            return rule is None or rule.kind == "allow"
+
+        return nested_run.preserved([self.partitioner], ep, visible)
+
+    def _rule(self, path: tuple[str, ...], node: Node) -> Rule | None:
+        return next((rule for rule in self.rules if rule.matches(path, node)), None)
+
+    def _check(self, program: ExportedProgram, operators: Sequence[tuple[tuple[str, ...], Node]]) -> None:
+        """Check that what the rules name is there."""
+        if not operators:
+            return
+        present: dict[str, dict[str, None]] = {key: {} for key in _CRITERIA}
+        for path, node in operators:
+            operator = graphs.operator_name(node)
+            present["op"].update(dict.fromkeys((operator, operator.rpartition(".")[0])))
+            present["name"].update(dict.fromkeys((graphs.qualified_name(path, node), node.name)))
+            for where, kind in graphs.modules(node):
+                present["module"][where] = None
+                present["module_class"].update(dict.fromkeys(_names(kind)))
+        for rule in self.rules:
+            for key in _CRITERIA:
+                for wanted in getattr(rule, key):
+                    if not _any((wanted,), present[key]):
+                        _missing(rule, key, wanted, list(present[key]))
+
+
+def _operators(program: ExportedProgram) -> Iterable[tuple[tuple[str, ...], Node]]:
+    for path, module in graphs.walk(program.graph_module):
+        for node in module.graph.nodes:
+            if graphs.is_operator(node):
+                yield path, node
+
+
+def _missing(rule: Rule, key: str, wanted: str, present: Sequence[str]) -> None:
+    close = difflib.get_close_matches(wanted, present, n=3)
+    hint = f"Did you mean {' or '.join(map(repr, close))}?" if close else f"It has: {', '.join(present[:8]) or 'none'}."
+    what = {"op": "operator", "name": "node", "module": "module", "module_class": "module class"}[key]
+    text = f"The rule {rule} names the {what} {wanted!r}, which the program does not have. {hint}"
+    if key == "op" or not rule.required:
+        warnings.warn(text, UserWarning, stacklevel=2)
+        return
+    raise InputError(f"{text} Rules for some methods only go to those methods' partitioners, or say required=False.")
+
+
+def _check_kernel(rule: Rule, path: tuple[str, ...], node: Node, kept_whole: Sequence[Any]) -> None:
+    """Refuse to leave an operator to the host that was kept whole for the backend: the host has no kernel for it."""
+    if node.target in kept_whole and rule.name:
+        operator, module = graphs.operator_name(node), graphs.module_stack(node)
+        raise InputError(
+            f"The rule {rule} keeps {graphs.qualified_name(path, node)} on the host, but {operator} was kept from "
+            f"decomposition for the partitioner, before nodes had these names, and the host has no kernel for it. Deny "
+            f"it by operator or module: deny(op={operator!r}, module={module!r})."
+        )
+
+
+def _with(
+    program: ExportedProgram, run: nested_run.Run, added: dict[Node, Rule]
+) -> tuple[dict[Node, str], dict[str, DelegationSpec]]:
+    """Add operators to the partitions of a run; a partition of the run is never split."""
+    tags, destinations = dict(run.tags), dict(run.destinations)
+    if not added:
+        return tags, destinations
+    specs: dict[str, DelegationSpec] = {_key(spec): spec for spec in destinations.values()}
+    label_of_added = {}
+    for node, rule in added.items():
+        spec = _destination(rule, list(specs.values()))
+        specs.setdefault(_key(spec), spec)
+        label_of_added[node] = _key(spec)
+    renamed: dict[str, str] = {}
+    for _, module in graphs.walk(program.graph_module):
+        nodes = computing(module)
+        if any(node in added for node in nodes):
+            for proposal in _joined(nodes, tags, destinations, label_of_added):
+                names = list(dict.fromkeys(tags[node] for node in proposal.nodes if node in tags))
+                tag = names[0] if names else f"rule_{len(destinations)}"
+                destinations.setdefault(tag, specs[proposal.backend])
+                renamed.update(dict.fromkeys(names, tag))
+                tags.update(dict.fromkeys(proposal.nodes, tag))
+    tags = {node: renamed.get(tag, tag) for node, tag in tags.items()}  # constants follow the partitions that joined
+    used = set(tags.values())
+    return tags, {tag: spec for tag, spec in destinations.items() if tag in used}
+
+
+def _joined(
+    nodes: Sequence[Node],
+    tags: Mapping[Node, str],
+    destinations: Mapping[str, DelegationSpec],
+    added: Mapping[Node, str],
+) -> list[Proposal]:
+    """Propose partitions of a graph's tagged and added nodes, each tag whole."""
+    own = {node: _key(destinations[tags[node]]) for node in nodes if node in tags}
+    groups: dict[str, list[Node]] = {}
+    for node in own:
+        groups.setdefault(tags[node], []).append(node)
+    extra = {node: added[node] for node in nodes if node in added}
+    try:
+        return contract(nodes, {**own, **extra}, groups=groups.values())
+    except InputError:  # a tag of the partitioner is not convex, which extraction sees to; leave its tags as they are
+        return contract(nodes, extra)
+
+
+def _destination(rule: Rule, known: Sequence[DelegationSpec]) -> DelegationSpec:
+    if rule.to is None:
+        if len(known) == 1:
+            return known[0]
+        names = ", ".join(dict.fromkeys(spec.backend_id for spec in known)) or "none"
+        raise InputError(
+            f"The rule {rule} does not say which backend it means; the partitioner chose {names}. Write to='...'."
+        )
+    if rule.kind == "pin":
+        return DelegationSpec(rule.to, list(rule.compile_specs))
+    same = [spec for spec in known if spec.backend_id == rule.to]
+    return same[0] if same else DelegationSpec(rule.to, [])
+
+
+def _key(spec: DelegationSpec) -> str:
+    told = "".join(f" {item.key}={item.value!r}" for item in spec.compile_specs)
+    return f"{spec.backend_id}{told}"
+
+
+def _any(patterns: Iterable[str], values: Iterable[str]) -> bool:
+    found = list(values)
+    return any(
+        pattern in found or ("*" in pattern and any(fnmatch.fnmatchcase(value, pattern) for value in found))
+        for pattern in patterns
+    )
+
+
+def _names(kind: str) -> tuple[str, str]:
+    return kind, kind.rpartition(".")[2]
+
+
+__all__ = ["HOST", "Rule", "RuledPartitioner", "allow", "deny", "pin"]
