@@ -5,12 +5,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from threading import RLock
 from typing import Any
 
 import torch
 from executorch.exir import EdgeCompileConfig, ExecutorchProgramManager
 from executorch.exir.backend.backend_details import PreprocessResult
+from executorch.exir.backend.canonical_partitioners import group_partitioner
+from executorch.exir.backend.canonical_partitioners.group_partitioner import GroupBasedPartitioner
 from executorch.exir.backend.utils import WhyNoPartition, WhyNoPartitionReporter
 
 # What a delegate call calls; its module has no public alias.
@@ -43,8 +46,13 @@ from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
 # Generates Python code only when a graph module is called; most partitions never are.
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
+# The names that torch.fx's partitioner takes in its arguments.
+from torch.fx.node import _get_qualified_name
+
 # Whose answer for each node, and whose table of all downstream nodes, have private names.
+from torch.fx.passes.infra import partitioner as fx_partitioner
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
+from torch.fx.passes.operator_support import OperatorSupportBase
 
 # An ExportedProgram describes its inputs and outputs by pytree specs.
 from torch.utils import _pytree as pytree
@@ -74,7 +82,10 @@ __all__ = [
     "operator_name",
     "operator_packet",
     "preserved_ops_left_over",
+    "proposing_with",
     "pte_contents",
+    "qualified_operator",
+    "refused",
     "size_hint",
     "without_validity_checks",
 ]
@@ -228,23 +239,74 @@ def listening(heard: Refusal) -> Iterator[None]:
 
     def answered(self: CapabilityBasedPartitioner, node: torch.fx.Node) -> bool:
         answer: bool = supported(self, node)
-        name = type(self.operator_support).__name__
-        if not answer and name != "MatchTag":  # ExecuTorch's mark of what a partitioner chose before
-            heard(node, f"{name}.is_node_supported said no", name)
+        if not answer:
+            refused(self.operator_support, node)
         return answer
 
-    with _LISTENING:
+    with _LOCK:
         WhyNoPartition.__call__, WhyNoPartitionReporter.report_reject = said, reported
         CapabilityBasedPartitioner._is_node_supported = answered  # type: ignore[method-assign]
+        _listeners.append(heard)
         try:
             yield
         finally:
+            _listeners.pop()
             WhyNoPartition.__call__, WhyNoPartitionReporter.report_reject = why, report
             CapabilityBasedPartitioner._is_node_supported = supported  # type: ignore[method-assign]
 
 
-_LISTENING = RLock()
-"""One partitioner is heard at a time, so that nobody puts back what another thread replaced."""
+def refused(support: OperatorSupportBase, node: torch.fx.Node) -> None:
+    """Tell who listens that an operator support said no."""
+    name = type(support).__name__
+    if _listeners and name != "MatchTag":  # ExecuTorch's mark of what a partitioner chose before
+        _listeners[-1](node, f"{name}.is_node_supported said no", name)
+
+
+_listeners: list[Refusal] = []
+_LOCK = RLock()
+"""Held while classes are changed, so that no thread puts back what another one replaced."""
+
+
+@contextmanager
+def proposing_with(propose: Callable[[Any], Any]) -> Iterator[None]:
+    """Replace how torch.fx's and ExecuTorch's partitioners propose, while the context lasts.
+
+    Their constructors make a table of everything downstream of every node, quadratic in the graph; it is made when
+    somebody asks for it only.
+    """
+    classes = (CapabilityBasedPartitioner, GroupBasedPartitioner)
+    viewers = (fx_partitioner, group_partitioner)
+    methods = [kind.propose_partitions for kind in classes]
+    tables = [module._DependencyViewer for module in viewers]
+    with _LOCK:
+        for kind in classes:
+            kind.propose_partitions = propose  # type: ignore[method-assign]
+        for module, table in zip(viewers, tables, strict=True):
+            module._DependencyViewer = partial(_LazyTable, table)
+        try:
+            yield
+        finally:
+            for kind, method in zip(classes, methods, strict=True):
+                kind.propose_partitions = method
+            for module, table in zip(viewers, tables, strict=True):
+                module._DependencyViewer = table
+
+
+class _LazyTable:
+    """A table of downstream nodes that is made when it is first asked."""
+
+    def __init__(self, table: Callable[[torch.fx.GraphModule], Any], graph_module: torch.fx.GraphModule) -> None:
+        self._make, self._graph_module, self._made = table, graph_module, None
+
+    def __getattr__(self, name: str) -> Any:
+        if self._made is None:
+            self._made = self._make(self._graph_module)
+        return getattr(self._made, name)
+
+
+def qualified_operator(node: torch.fx.Node) -> str:
+    """Return the name by which torch.fx's partitioner knows a node's operator."""
+    return str(_get_qualified_name(node.target))  # type: ignore[arg-type]
 
 
 def delegate_info(result: PreprocessResult) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NoReturn, overload
 
 from executorch.exir.backend import backend_api
@@ -24,6 +24,7 @@ from exir_lowering.errors import (
     UnknownPluginError,
 )
 from exir_lowering.lowered import LoweredMethods
+from exir_lowering.partitioners.drop_in import convex_proposals as proposals
 
 _DISPATCHED = (str, ExportedProgram, MethodProgramsPartitionerSpec)
 """The types of the first argument that ExecuTorch's to_backend dispatches on."""
@@ -66,18 +67,24 @@ def to_backend(first: Any, *rest: Any, **named: Any) -> Any:
 
 
 @contextmanager
-def patch_executorch() -> Iterator[None]:
+def patch_executorch(*, convex_proposals: bool = False) -> Iterator[None]:
     """Make ExecuTorch's `to_backend` use this package's engine while the context lasts.
 
     `EdgeProgramManager.to_backend` and `to_edge_transform_and_lower` go through it, and so does every module that
     imported the function before: what is replaced are its overloads, not its name.
+
+    Args:
+        convex_proposals: Whether partitioners that stand on torch.fx's `CapabilityBasedPartitioner`, XNNPACK's
+            included, use this package's proposal algorithm too: never more partitions, in linear time. A node that
+            could be in either of two partitions may be in another one than with torch.fx's algorithm.
     """
     dispatcher = backend_api.to_backend
     originals = {kind: dispatcher.dispatch(kind) for kind in _DISPATCHED}
     for kind, replacement in zip(_DISPATCHED, (_whole_program, _one_method, _all_methods), strict=True):
         dispatcher.register(kind, replacement)
     try:
-        yield
+        with proposals() if convex_proposals else nullcontext():
+            yield
     finally:
         for kind, original in originals.items():
             dispatcher.register(kind, original)

@@ -13,6 +13,7 @@ from executorch.exir.backend.canonical_partitioners.config_partitioner import (
 from executorch.exir.backend.partitioner import Partitioner
 from torch.export import ExportedProgram
 from torch.fx import Node
+from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 
 from exir_lowering import _upstream, graphs, measures
 from exir_lowering.model import Rejection
@@ -119,3 +120,21 @@ def _with_values(node: Node, reason: str) -> str:
 def _type(tensor: object) -> str:
     dtype, shape = getattr(tensor, "dtype", ""), getattr(tensor, "shape", ())
     return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
+
+
+proposing_with = _upstream.proposing_with
+qualified_operator = _upstream.qualified_operator
+
+
+def supported(partitioner: CapabilityBasedPartitioner) -> dict[Node, None]:
+    """Ask a torch.fx partitioner's support for each node, and tell who listens of those that it refuses."""
+    modules = dict(partitioner.graph_module.named_modules())
+    found: dict[Node, None] = {}
+    for node in partitioner.graph_module.graph.nodes:
+        if node.op == "output":
+            continue
+        if partitioner.operator_support.is_node_supported(modules, node):
+            found[node] = None
+        else:
+            _upstream.refused(partitioner.operator_support, node)
+    return found

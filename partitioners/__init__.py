@@ -1,1 +1,70 @@
-"""Partitioners that come with exir-lowering."""
+"""Partitioners, and what to make partitioners of."""
+
+from exir_lowering.partitioners.by_pattern import (
+    ANY,
+    Constant,
+    Match,
+    Pattern,
+    PatternPartitioner,
+    PatternSupport,
+    one_of,
+)
+from exir_lowering.partitioners.by_support import SupportPartitioner
+from exir_lowering.partitioners.chained import ChainedPartitioner
+from exir_lowering.partitioners.convex import Proposal, contract, propose_partitions
+from exir_lowering.partitioners.drop_in import ConvexPartitioner, convex_proposals
+from exir_lowering.partitioners.limits import Limits
+from exir_lowering.partitioners.rules import Rule, RuledPartitioner, allow, deny, pin
+from exir_lowering.partitioners.support import (
+    No,
+    Scope,
+    Support,
+    argument_values,
+    constant_arguments,
+    constant_weights,
+    dtypes,
+    everything,
+    memory_format,
+    ops,
+    ranks,
+    scopes,
+    static_shapes,
+    where,
+)
+
+__all__ = [
+    "ANY",
+    "ChainedPartitioner",
+    "ConvexPartitioner",
+    "Constant",
+    "Limits",
+    "Match",
+    "No",
+    "Pattern",
+    "PatternPartitioner",
+    "PatternSupport",
+    "Proposal",
+    "Rule",
+    "RuledPartitioner",
+    "Scope",
+    "Support",
+    "SupportPartitioner",
+    "allow",
+    "argument_values",
+    "constant_arguments",
+    "constant_weights",
+    "contract",
+    "convex_proposals",
+    "deny",
+    "dtypes",
+    "everything",
+    "memory_format",
+    "one_of",
+    "ops",
+    "pin",
+    "propose_partitions",
+    "ranks",
+    "scopes",
+    "static_shapes",
+    "where",
+]

@@ -82,6 +82,8 @@ class SupportPartitioner(Partitioner):  # type: ignore[misc]
         checks: dict[Any, list[Check]] = {}
 
         def supported(node: Node) -> bool:
+            if node.target not in self.keep_whole:  # also the Edge operator, at the end: then it may stay, whole
+                return False
             if node.graph not in checks:  # the program that was given, or ExecuTorch's copy of it
                 held = frozenset(n for n in node.graph.nodes if n.op == "placeholder" and n.name in constants)
                 scope = Scope(node.graph.owning_module or GraphModule({}, node.graph), held)

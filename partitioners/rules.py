@@ -54,7 +54,7 @@ class Rule:
         return (
             (not self.op or _any(self.op, (operator, operator.rpartition(".")[0])))
             and (not self.name or _any(self.name, (graphs.qualified_name(path, node), node.name)))
-            and (not self.module or _any(self.module, [where for where, _ in stack]))
+            and (not self.module or _any(self.module, [outer for where, _ in stack for outer in _outer(where)]))
             and (not self.module_class or _any(self.module_class, [name for _, kind in stack for name in _names(kind)]))
         )
 
@@ -125,7 +125,7 @@ def _rule(kind: Any, op: Any, name: Any, module: Any, module_class: Any, to: Any
         classes = [f"{c.__module__}.{c.__qualname__}" if isinstance(c, type) else c for c in classes]
     found = {}
     for key, value in zip(_CRITERIA, (op, name, module, classes), strict=True):
-        names = () if value is None else (value,) if isinstance(value, str) else tuple(value)
+        names = tuple(value) if isinstance(value, (list, tuple, set, frozenset)) else (value,) if value else ()
         if not all(isinstance(item, str) and item for item in names) or (value is not None and not names):
             raise InputError(f"{kind}({key}={value!r}): expected a name, or several.")
         found[key] = names
@@ -180,7 +180,7 @@ class RuledPartitioner(Partitioner):  # type: ignore[misc]
         for path, node in operators:
             rule = ruled.get(node)
             if rule is not None and rule.to == HOST:
-                _check_kernel(rule, path, node, kept_whole)
+                _warn_whole(rule, path, node, kept_whole)
                 key = graphs.qualified_name(path, node)
                 operator = graphs.operator_name(node)
                 rejections[key] = Rejection(
@@ -215,7 +215,7 @@ class RuledPartitioner(Partitioner):  # type: ignore[misc]
             present["op"].update(dict.fromkeys((operator, operator.rpartition(".")[0])))
             present["name"].update(dict.fromkeys((graphs.qualified_name(path, node), node.name)))
             for where, kind in graphs.modules(node):
-                present["module"][where] = None
+                present["module"].update(dict.fromkeys(_outer(where)))
                 present["module_class"].update(dict.fromkeys(_names(kind)))
         for rule in self.rules:
             for key in _CRITERIA:
@@ -242,14 +242,17 @@ def _missing(rule: Rule, key: str, wanted: str, present: Sequence[str]) -> None:
     raise InputError(f"{text} Rules for some methods only go to those methods' partitioners, or say required=False.")
 
 
-def _check_kernel(rule: Rule, path: tuple[str, ...], node: Node, kept_whole: Sequence[Any]) -> None:
-    """Refuse to leave an operator to the host that was kept whole for the backend: the host has no kernel for it."""
-    if node.target in kept_whole and rule.name:
-        operator, module = graphs.operator_name(node), graphs.module_stack(node)
-        raise InputError(
+def _warn_whole(rule: Rule, path: tuple[str, ...], node: Node, kept_whole: Sequence[Any]) -> None:
+    """Warn of an operator that goes to the host though it was kept whole for the backend."""
+    operator = graphs.operator_name(node)
+    if rule.name and operator in {graphs.target_name(target) for target in kept_whole}:
+        warnings.warn(
             f"The rule {rule} keeps {graphs.qualified_name(path, node)} on the host, but {operator} was kept from "
-            f"decomposition for the partitioner, before nodes had these names, and the host has no kernel for it. Deny "
-            f"it by operator or module: deny(op={operator!r}, module={module!r})."
+            f"decomposition for the partitioner, before nodes had these names: the runtime needs a kernel for it, "
+            f"which ExecuTorch's portable library may not have. To have it decomposed, deny it by operator or module: "
+            f"deny(op={operator!r}, module={graphs.module_stack(node)!r}).",
+            UserWarning,
+            stacklevel=2,
         )
 
 
@@ -277,6 +280,10 @@ def _with(
                 renamed.update(dict.fromkeys(names, tag))
                 tags.update(dict.fromkeys(proposal.nodes, tag))
     tags = {node: renamed.get(tag, tag) for node, tag in tags.items()}  # constants follow the partitions that joined
+    for constant in graphs.lifted_inputs(program):
+        reader = next((user for user in constant.users if user in added), None)
+        if reader is not None and constant not in tags:
+            tags[constant] = tags[reader]
     used = set(tags.values())
     return tags, {tag: spec for tag, spec in destinations.items() if tag in used}
 
@@ -324,6 +331,12 @@ def _any(patterns: Iterable[str], values: Iterable[str]) -> bool:
         pattern in found or ("*" in pattern and any(fnmatch.fnmatchcase(value, pattern) for value in found))
         for pattern in patterns
     )
+
+
+def _outer(path: str) -> list[str]:
+    """Return a module path and those of the modules around it."""
+    atoms = path.split(".")
+    return [".".join(atoms[:i]) for i in range(1, len(atoms) + 1)]
 
 
 def _names(kind: str) -> tuple[str, str]:

@@ -200,7 +200,7 @@ def _latest(graph: Dag, sequence: Sequence[Label]) -> list[int] | None:
         if label is None:
             stage = stage if stage % 2 else stage - 1
         else:
-            stage = 2 * floor[label][stage // 2]
+            stage = 2 * floor[label][stage // 2] if label in floor else 0
         if stage < 1:
             return None
         stages[vertex] = stage

@@ -66,8 +66,12 @@ def scopes(program: ExportedProgram) -> Iterator[Scope]:
 def _scopes(module: GraphModule, constants: frozenset[Node], path: tuple[str, ...]) -> Iterator[Scope]:
     attributes = {n for n in module.graph.nodes if n.op == "get_attr" and not _is_graph(module, n)}
     yield Scope(module, constants | attributes, path)
+    seen: set[str] = set()
     for node in module.graph.nodes:
         for nested in graphs.nested_graphs(module, node):
+            if nested.name in seen:  # two calls share it
+                continue
+            seen.add(nested.name)
             inner = [n for n in nested.module.graph.nodes if n.op == "placeholder"]
             bound = frozenset(n for n, outer in zip(inner, nested.bound, strict=True) if outer in constants)
             yield from _scopes(nested.module, bound, (*path, nested.name))

@@ -80,12 +80,33 @@ def whisper_encoder() -> Built:
     )
 
 
+def convnext() -> Built:
+    from transformers import ConvNextConfig, ConvNextForImageClassification
+
+    config = ConvNextConfig(hidden_sizes=[8, 16, 32, 64], depths=[1, 1, 2, 1], image_size=64, num_labels=10)
+    return _Call(ConvNextForImageClassification(config).eval(), lambda m, x: m(pixel_values=x).logits), (
+        torch.randn(1, 3, 64, 64),
+    )
+
+
+def t5() -> Built:
+    from transformers import T5Config, T5Model
+
+    config = T5Config(vocab_size=200, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4)
+    return _Call(T5Model(config).eval(), lambda m, x, y: m(input_ids=x, decoder_input_ids=y, use_cache=False)[0]), (
+        torch.randint(0, 200, (1, 16)),
+        torch.randint(0, 200, (1, 8)),
+    )
+
+
 MODELS: dict[str, Callable[[], Built]] = {
     "mobilenet_v2": mobilenet_v2,
     "vit": vit,
     "bert": bert,
     "llama": llama,
     "whisper_encoder": whisper_encoder,
+    "convnext": convnext,
+    "t5": t5,
 }
 
 

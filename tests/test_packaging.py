@@ -87,6 +87,7 @@ def test_the_wheel_works_outside_of_the_tree(wheel: Path, tmp_path: Path) -> Non
         "from exir_lowering import *\n"
         "import exir_lowering.compat, exir_lowering.cli, exir_lowering.backends.echo, exir_lowering.partitioners\n"
         "missing = [n for n in exir_lowering.__all__ if not hasattr(exir_lowering, n)]\n"
+        "assert '<html' in exir_lowering.LoweringPlan(()).to_html()\n"
         "print(exir_lowering.__file__, missing)\n"
     )
     done = subprocess.run([python, "-c", script], capture_output=True, text=True, cwd=tmp_path, timeout=300)

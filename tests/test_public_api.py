@@ -14,6 +14,7 @@ PUBLIC = [
     "BackendFailure",
     "BackendUnavailableError",
     "CompileSpec",
+    "CoverageError",
     "DelegationSpec",
     "ExplainedResult",
     "InputError",
@@ -22,6 +23,7 @@ PUBLIC = [
     "LoweredMethods",
     "LoweringError",
     "LoweringOptions",
+    "LoweringPlan",
     "PartitionResult",
     "Partitioner",
     "PartitionerContractError",
@@ -32,6 +34,7 @@ PUBLIC = [
     "load",
     "lower",
     "lower_whole_program",
+    "plan",
     "to_backend",
 ]
 
@@ -63,6 +66,11 @@ def test_the_signatures() -> None:
         "compile_specs",
         "backends",
     ]
+    assert [p.name for p in inspect.signature(exir_lowering.plan).parameters.values()] == [
+        "programs",
+        "partitioners",
+        "options",
+    ]
     assert parameters(exir_lowering.load).startswith("(source")
 
 
@@ -75,6 +83,7 @@ def test_the_error_tree() -> None:
         "BackendContractError": Exception,
         "BackendFailure": Exception,
         "BackendUnavailableError": Exception,
+        "CoverageError": Exception,
         "InvariantError": Exception,
     }
     for name, other in tree.items():

@@ -1,0 +1,439 @@
+"""Cut a directed acyclic graph into ordered pieces within caps, where the fewest bytes cross.
+
+A value is a net: the vertex that makes it and those that read it. It crosses once for each further piece that has one
+of them, which is the connectivity metric of hypergraph partitioning; along each edge the piece must not fall. For a
+given topological order the cheapest segments are found exactly, by dynamic programming; then single vertices move
+between pieces while that helps. Several orders are tried, as in Herrmann et al., Multilevel Algorithms for Acyclic
+Partitioning of Directed Acyclic Graphs (SIAM J. Sci. Comput. 41(4), 2019), whose moves keep to the same rule.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice, pairwise
+
+import networkx as nx
+
+_EFFORT = 60_000
+"""Pins of nets to look at, at most, over all orders that are tried; three orders are tried in any case."""
+
+_ORDERS = 128
+"""Orders to try, at most."""
+
+_WIDE = 32
+"""A value that more pieces have than this draws no vertex to them."""
+
+_PASSES = 8
+"""Sweeps of moves after each other, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """What is cut.
+
+    Attributes:
+        successors: For each vertex the vertices after it, each once; vertices are numbered in topological order.
+        sizes: For each vertex how many operators it is.
+        weights: For each vertex the numbers of the constants that it reads, each once.
+        weight_bytes: For each constant its bytes; a piece has each of its constants once.
+        nets: For each value its bytes and the vertices that make or read it, each once.
+        max_size: The most operators of a piece, None for no cap; no vertex is over it.
+        max_weight_bytes: The most bytes of constants of a piece, None for no cap; no vertex is over it.
+    """
+
+    successors: Sequence[Sequence[int]]
+    sizes: Sequence[int]
+    weights: Sequence[Sequence[int]]
+    weight_bytes: Sequence[int]
+    nets: Sequence[tuple[int, Sequence[int]]]
+    max_size: int | None = None
+    max_weight_bytes: int | None = None
+
+
+def crossing(nets: Sequence[tuple[int, Sequence[int]]], pieces: Sequence[int]) -> int:
+    """Return the bytes that cross: those of each value, once for each piece that has one of its vertices but one."""
+    return sum(size * (len({pieces[vertex] for vertex in pins}) - 1) for size, pins in nets)
+
+
+def cut(problem: Problem) -> list[int]:
+    """Cut a graph: at or near the optimum for small ones, near-linear for large ones.
+
+    Args:
+        problem: The graph and the caps.
+
+    Returns:
+        For each vertex the number of its piece, from 0; along each edge it does not fall.
+    """
+    graph = _Graph(problem)
+    if graph.bound[1] <= 1:
+        return [0] * graph.count
+    best: list[int] = []
+    least: tuple[int, int] | None = None
+    for order in graph.orders():
+        pieces = graph.improved(order)
+        cost = graph.cost(pieces)
+        if least is None or cost < least:
+            best, least, first = pieces, cost, order
+        if least <= graph.bound:
+            return best
+    return graph.settled(best, first)
+
+
+class _Graph:
+    """A problem with what the steps look up: neighbours, the nets of each vertex."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.count = len(problem.successors)
+        self.predecessors: list[list[int]] = [[] for _ in range(self.count)]
+        for vertex, following in enumerate(problem.successors):
+            for after in following:
+                self.predecessors[after].append(vertex)
+        self.nets = [(size, tuple(pins)) for size, pins in problem.nets if size and len(pins) > 1]
+        self.nets_of: list[list[int]] = [[] for _ in range(self.count)]
+        for number, (_, pins) in enumerate(self.nets):
+            for vertex in pins:
+                self.nets_of[vertex].append(number)
+        self.max_size = sum(problem.sizes) if problem.max_size is None else problem.max_size
+        total = sum(problem.weight_bytes)
+        self.max_weight_bytes = total if problem.max_weight_bytes is None else problem.max_weight_bytes
+        by_size = -(-sum(problem.sizes) // max(1, self.max_size))
+        self.bound = (0, max(by_size, -(-total // max(1, self.max_weight_bytes))))
+
+    def cost(self, pieces: Sequence[int]) -> tuple[int, int]:
+        """Return the bytes that cross and the number of pieces: what is to be least."""
+        return crossing(self.nets, pieces), len(set(pieces))
+
+    def improved(self, order: Sequence[int]) -> list[int]:
+        """Cut an order into segments, then move vertices."""
+        return _numbered(_Moves(self, self.segments(order)).run())
+
+    def settled(self, pieces: list[int], order: Sequence[int]) -> list[int]:
+        """Cut the order that the moves have made, and move again, as long as that helps."""
+        cost = self.cost(pieces)
+        place = {vertex: i for i, vertex in enumerate(order)}
+        while True:
+            row = sorted(place, key=lambda vertex: (pieces[vertex], place[vertex]))
+            further = self.improved(row)
+            if self.cost(further) >= cost:
+                return pieces
+            pieces, cost = further, self.cost(further)
+
+    # -- segments of an order ------------------------------------------------------------------------------------------
+
+    def segments(self, order: Sequence[int]) -> list[int]:
+        """Return for each vertex its segment, where the segments of this order that cost least are."""
+        place = {vertex: i for i, vertex in enumerate(order)}
+        before: list[list[tuple[int, int]]] = [[] for _ in order]
+        scale = len(order) + 1  # bytes first, then segments
+        for size, pins in self.nets:
+            for one, other in pairwise(sorted([place[vertex] for vertex in pins])):
+                before[other].append((one, size * scale))
+        starts, costs = _Minimum(len(order)), 0
+        chosen: list[int] = []
+        first = 0
+        for i, start in enumerate(self._windows(order)):
+            starts.put(i, costs)
+            # A segment that starts between the two vertices of a value and has the second one reads it from outside.
+            for one, size in before[i]:
+                starts.add_after(one, size)
+            for expired in range(first, start):
+                starts.take_out(expired)
+            first = start
+            costs, best = starts.least()
+            costs += 1
+            chosen.append(best)
+        pieces = [0] * len(order)
+        end = len(order)
+        while end:
+            start = chosen[end - 1]
+            for i in range(start, end):
+                pieces[order[i]] = start
+            end = start
+        # Numbered by where they start, which rises along the order.
+        return _numbered(pieces)
+
+    def _windows(self, order: Sequence[int]) -> Iterator[int]:
+        """Yield for each place of an order where the longest segment that ends there and is within the caps starts."""
+        problem, start, size, held = self.problem, 0, 0, 0
+        readers = [0] * len(problem.weight_bytes)
+        for vertex in order:
+            size += problem.sizes[vertex]
+            for weight in problem.weights[vertex]:
+                held += 0 if readers[weight] else problem.weight_bytes[weight]
+                readers[weight] += 1
+            while size > self.max_size or held > self.max_weight_bytes:
+                size -= problem.sizes[order[start]]
+                for weight in problem.weights[order[start]]:
+                    readers[weight] -= 1
+                    held -= 0 if readers[weight] else problem.weight_bytes[weight]
+                start += 1
+            yield start
+
+    # -- orders --------------------------------------------------------------------------------------------------------
+
+    def orders(self) -> Iterator[list[int]]:
+        """Yield topological orders to try, as many as the effort allows."""
+        pins = sum(len(pins) for _, pins in self.nets) + self.count
+        return islice(self._orders(), max(3, min(_ORDERS, _EFFORT // pins)))
+
+    def _orders(self) -> Iterator[list[int]]:
+        """Yield topological orders without end; most keep together the parts that share no edge."""
+        following, preceding = self.problem.successors, self.predecessors
+        forwards, backwards = list(range(self.count)), list(range(self.count - 1, -1, -1))
+        parts = self._components()
+        yield forwards
+        yield sorted(self._fewest_alive(), key=parts.__getitem__)
+        yield sorted(_depth_first(preceding, forwards), key=parts.__getitem__)  # what each result needs
+        needing = _depth_first(following, backwards)[::-1]  # after each vertex, what needs it
+        yield sorted(needing, key=parts.__getitem__)
+        chance = random.Random(0)
+        while True:
+            keys = [chance.random() for _ in forwards]
+            roots = sorted(forwards, key=keys.__getitem__)
+            for edges in (preceding, following):
+                order = _depth_first([sorted(others, key=keys.__getitem__) for others in edges], roots)
+                order = order if edges is preceding else order[::-1]
+                yield sorted(order, key=lambda vertex: keys[parts[vertex]])
+            yield self._shuffled(keys)
+
+    def _shuffled(self, keys: Sequence[float]) -> list[int]:
+        """Return the topological order that takes the least key first."""
+        waiting = [len(before) for before in self.predecessors]
+        ready = [(keys[vertex], vertex) for vertex, count in enumerate(waiting) if count == 0]
+        heapq.heapify(ready)
+        order: list[int] = []
+        while ready:
+            vertex = heapq.heappop(ready)[1]
+            order.append(vertex)
+            for after in self.problem.successors[vertex]:
+                waiting[after] -= 1
+                if waiting[after] == 0:
+                    heapq.heappush(ready, (keys[after], after))
+        return order
+
+    def _components(self) -> list[int]:
+        """Number the parts that share no edge, by their first vertices."""
+        edges = ((vertex, after) for vertex, following in enumerate(self.problem.successors) for after in following)
+        graph = nx.Graph(edges)
+        graph.add_nodes_from(range(self.count))
+        component = [0] * self.count
+        for members in nx.connected_components(graph):
+            first = min(members)
+            for vertex in members:
+                component[vertex] = first
+        return component
+
+    def _fewest_alive(self) -> list[int]:
+        """Order so that few bytes are alive: always the vertex next that adds least to them."""
+        left = [len(pins) for _, pins in self.nets]
+        waiting = [len(before) for before in self.predecessors]
+
+        def added(vertex: int) -> int:
+            change = 0
+            for net in self.nets_of[vertex]:
+                size, pins = self.nets[net]
+                change += size if left[net] == len(pins) else -size if left[net] == 1 else 0
+            return change
+
+        ready = [(added(vertex), 0, vertex) for vertex, count in enumerate(waiting) if count == 0]
+        heapq.heapify(ready)
+        done = [False] * self.count
+        order: list[int] = []
+        while ready:
+            vertex = heapq.heappop(ready)[2]
+            if done[vertex]:
+                continue
+            done[vertex] = True
+            order.append(vertex)
+            changed = list(self.problem.successors[vertex])
+            for after in changed:
+                waiting[after] -= 1
+            for net in self.nets_of[vertex]:
+                left[net] -= 1
+                if left[net] == 1 or left[net] == len(self.nets[net][1]) - 1:
+                    changed += self.nets[net][1]
+            for other in dict.fromkeys(changed):
+                if not waiting[other] and not done[other]:
+                    heapq.heappush(ready, (added(other), -len(order), other))
+        return order
+
+
+def _depth_first(edges: Sequence[Sequence[int]], roots: Sequence[int]) -> list[int]:
+    """Return the vertices in the order in which a depth-first search leaves them."""
+    seen = [False] * len(edges)
+    order: list[int] = []
+    for root in roots:
+        if seen[root]:
+            continue
+        seen[root] = True
+        stack = [(root, iter(edges[root]))]
+        while stack:
+            vertex, others = stack[-1]
+            other = next((o for o in others if not seen[o]), None)
+            if other is None:
+                stack.pop()
+                order.append(vertex)
+            else:
+                seen[other] = True
+                stack.append((other, iter(edges[other])))
+    return order
+
+
+def _numbered(pieces: Sequence[int]) -> list[int]:
+    """Number pieces 0, 1, ... in their order."""
+    number = {piece: i for i, piece in enumerate(sorted(set(pieces)))}
+    return [number[piece] for piece in pieces]
+
+
+class _Minimum:
+    """The least of a row of numbers, of which all behind a place can grow at once: a tree, each step logarithmic."""
+
+    def __init__(self, count: int) -> None:
+        self.size = 1 << max(0, count - 1).bit_length()
+        self.none = 1 << 200
+        self.least_of = [self.none] * (2 * self.size)
+        self.grown = [0] * (2 * self.size)
+
+    def put(self, place: int, number: int) -> None:
+        """Put a number in its place."""
+        i = place + self.size
+        parent = i >> 1
+        while parent:
+            number -= self.grown[parent]
+            parent >>= 1
+        self.least_of[i] = number
+        self._lift(i)
+
+    def take_out(self, place: int) -> None:
+        """Take the number at a place out."""
+        self.least_of[place + self.size] = self.none
+        self._lift(place + self.size)
+
+    def add_after(self, place: int, amount: int) -> None:
+        """Let every number behind a place grow."""
+        least_of, grown = self.least_of, self.grown
+        i = place + self.size
+        while i > 1:
+            if not i & 1:
+                least_of[i + 1] += amount
+                grown[i + 1] += amount
+            i >>= 1
+            left, right = least_of[2 * i], least_of[2 * i + 1]
+            least_of[i] = (left if left <= right else right) + grown[i]
+
+    def least(self) -> tuple[int, int]:
+        """Return the least number and its place, the first one of several."""
+        i = 1
+        while i < self.size:
+            i = 2 * i if self.least_of[2 * i] <= self.least_of[2 * i + 1] else 2 * i + 1
+        return self.least_of[1], i - self.size
+
+    def _lift(self, i: int) -> None:
+        least_of, grown = self.least_of, self.grown
+        while i > 1:
+            i >>= 1
+            left, right = least_of[2 * i], least_of[2 * i + 1]
+            least_of[i] = (left if left <= right else right) + grown[i]
+
+
+class _Moves:
+    """Pieces while single vertices move between them."""
+
+    def __init__(self, graph: _Graph, pieces: list[int]) -> None:
+        self.graph, self.pieces = graph, pieces
+        count = max(pieces, default=-1) + 1
+        self.members, self.sizes, self.held = [0] * count, [0] * count, [0] * count
+        self.readers: list[dict[int, int]] = [{} for _ in range(count)]
+        for vertex, piece in enumerate(pieces):
+            self._put(vertex, piece)
+        self.pins: list[dict[int, int]] = []
+        for _, vertices in graph.nets:
+            found: dict[int, int] = {}
+            for vertex in vertices:
+                found[pieces[vertex]] = found.get(pieces[vertex], 0) + 1
+            self.pins.append(found)
+
+    def run(self) -> list[int]:
+        """Sweep forwards and backwards until nothing moves."""
+        for i in range(_PASSES):
+            row = range(len(self.pieces)) if i % 2 else range(len(self.pieces) - 1, -1, -1)
+            moved = [self._try(vertex) for vertex in row]
+            if i and not any(moved):
+                break
+        return self.pieces
+
+    def _try(self, vertex: int) -> bool:
+        """Move a vertex to the piece where the fewest bytes cross then; tell whether it moved."""
+        pieces, here = self.pieces, self.pieces[vertex]
+        nets = self.graph.nets_of[vertex]
+        if self.members[here] > 1 and all(len(self.pins[net]) == 1 for net in nets):
+            return False
+        low = max((pieces[before] for before in self.graph.predecessors[vertex]), default=0)
+        high = min((pieces[after] for after in self.graph.problem.successors[vertex]), default=len(self.members) - 1)
+        if low == high:
+            return False
+        empties = self.members[here] == 1
+        for change, piece in sorted(self._changes(nets, here, low, high)):
+            if change > 0 or (change == 0 and not empties):
+                return False
+            if self._fits(vertex, piece):
+                self._move(vertex, here, piece)
+                return True
+        return False
+
+    def _changes(self, nets: Sequence[int], here: int, low: int, high: int) -> list[tuple[int, int]]:
+        """Return the pieces that the values of a vertex reach, each with the bytes that would cross more."""
+        reached: dict[int, None] = {}
+        for net in nets:
+            if len(self.pins[net]) <= _WIDE:
+                reached.update(dict.fromkeys(self.pins[net]))
+        changes = []
+        for piece in reached:
+            if piece != here and low <= piece <= high:
+                change = 0
+                for net in nets:
+                    pins = self.pins[net]
+                    change += self.graph.nets[net][0] * ((piece not in pins) - (pins[here] == 1))
+                changes.append((change, piece))
+        return changes
+
+    def _fits(self, vertex: int, piece: int) -> bool:
+        problem = self.graph.problem
+        if self.sizes[piece] + problem.sizes[vertex] > self.graph.max_size:
+            return False
+        more = sum(problem.weight_bytes[w] for w in problem.weights[vertex] if not self.readers[piece].get(w))
+        return self.held[piece] + more <= self.graph.max_weight_bytes
+
+    def _put(self, vertex: int, piece: int) -> None:
+        problem = self.graph.problem
+        self.members[piece] += 1
+        self.sizes[piece] += problem.sizes[vertex]
+        readers = self.readers[piece]
+        for weight in problem.weights[vertex]:
+            if not readers.get(weight):
+                self.held[piece] += problem.weight_bytes[weight]
+            readers[weight] = readers.get(weight, 0) + 1
+
+    def _move(self, vertex: int, here: int, there: int) -> None:
+        problem = self.graph.problem
+        self.members[here] -= 1
+        self.sizes[here] -= problem.sizes[vertex]
+        for weight in problem.weights[vertex]:
+            self.readers[here][weight] -= 1
+            if not self.readers[here][weight]:
+                self.held[here] -= problem.weight_bytes[weight]
+        self._put(vertex, there)
+        self.pieces[vertex] = there
+        for net in self.graph.nets_of[vertex]:
+            pins = self.pins[net]
+            pins[there] = pins.get(there, 0) + 1
+            pins[here] -= 1
+            if not pins[here]:
+                del pins[here]
+
+
+__all__ = ["Problem", "crossing", "cut"]

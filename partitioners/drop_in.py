@@ -1,0 +1,127 @@
+"""The proposal algorithm in the place of torch.fx's `CapabilityBasedPartitioner`, for code that calls that one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch.fx import GraphModule, Node
+from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner, Partition
+from torch.fx.passes.operator_support import OperatorSupportBase
+
+from exir_lowering import InputError, refusals
+from exir_lowering.partitioners.convex import Proposal, computing, contract
+
+_NON_COMPUTE = ("torch.ops.aten.view", "_operator.getitem")
+"""What torch.fx's partitioner never counts as computing when it drops partitions of a single node."""
+
+
+class ConvexPartitioner(CapabilityBasedPartitioner):
+    """Proposes partitions with `CapabilityBasedPartitioner`'s arguments and result types, in linear time.
+
+    Never more partitions than torch.fx's, and no table of all downstream nodes in memory. Its other methods are
+    torch.fx's.
+
+    Args:
+        graph_module: The graph.
+        operator_support: What is supported. Supported placeholders and get_attr nodes go with their first user.
+        allows_single_node_partition: Whether partitions with one computing node are kept.
+        non_compute_ops: Names of operators that do not count as computing.
+        allowed_single_node_partition_ops: Names of operators that may be alone.
+        skip_horizontal_fusion: Whether parts that share no edge are kept apart.
+        node_groups: Nodes that must stay together, as in ExecuTorch's `GroupBasedPartitioner`.
+    """
+
+    def __init__(
+        self,
+        graph_module: GraphModule,
+        operator_support: OperatorSupportBase,
+        allows_single_node_partition: bool = False,
+        non_compute_ops: Sequence[str] | None = None,
+        allowed_single_node_partition_ops: Sequence[str] | None = None,
+        skip_horizontal_fusion: bool = False,
+        node_groups: Sequence[Sequence[Node]] | None = None,
+    ) -> None:
+        self.graph_module = graph_module
+        self.operator_support = operator_support
+        self.allows_single_node_partition = allows_single_node_partition
+        self.non_compute_ops = non_compute_ops or []
+        self.allowed_single_node_partition_ops = allowed_single_node_partition_ops or []
+        self.skip_horizontal_fusion = skip_horizontal_fusion
+        self.node_groups = node_groups
+
+    def propose_partitions(self) -> list[Partition]:
+        """Propose partitions.
+
+        Returns:
+            The partitions, numbered from the end of the graph as torch.fx does, each with its nodes in graph order.
+        """
+        return _propose(self)
+
+
+@contextmanager
+def convex_proposals() -> Iterator[None]:
+    """Make torch.fx's and ExecuTorch's partitioners propose with this algorithm while the context lasts.
+
+    What is replaced are the methods of `CapabilityBasedPartitioner` and of ExecuTorch's `GroupBasedPartitioner`, so
+    every partitioner that stands on them gains, XNNPACK's included.
+    """
+    with refusals.proposing_with(_propose):
+        yield
+
+
+def _propose(partitioner: Any) -> list[Partition]:
+    """Propose partitions for a `CapabilityBasedPartitioner` or a subclass of it, from its attributes."""
+    module = partitioner.graph_module
+    supported = refusals.supported(partitioner)
+    nodes = computing(module)
+    labels = {node: "" for node in nodes if node in supported}
+    groups = [[node for node in group if node in labels] for group in getattr(partitioner, "node_groups", None) or ()]
+    keep_apart = getattr(partitioner, "skip_horizontal_fusion", False)
+    try:
+        proposals = contract(nodes, labels, groups=groups, keep_apart=keep_apart)
+    except InputError:  # a group that is not convex, which torch.fx does not look for: keep its convex parts together
+        parts = _parts(groups, contract(nodes, labels))
+        proposals = contract(nodes, labels, groups=parts, keep_apart=keep_apart)
+    found = [_with_constants(proposal, supported) for proposal in proposals]
+    kept = [members for members in found if _is_kept(partitioner, members)]
+    order = {node: i for i, node in enumerate(reversed(module.graph.nodes))}
+    return [
+        Partition(number, members, [order[node] for node in members]) for number, members in enumerate(reversed(kept))
+    ]
+
+
+def _parts(groups: Sequence[Sequence[Node]], proposals: Sequence[Proposal]) -> list[list[Node]]:
+    """Cut groups where partitions without groups would."""
+    number = {node: i for i, proposal in enumerate(proposals) for node in proposal.nodes}
+    parts: dict[tuple[int, int], list[Node]] = {}
+    for i, group in enumerate(groups):
+        for node in group:
+            parts.setdefault((i, number[node]), []).append(node)
+    return list(parts.values())
+
+
+def _with_constants(proposal: Proposal, supported: dict[Node, None]) -> list[Node]:
+    """Add the supported inputs and get_attr nodes whose first reader is in a proposal."""
+    inside = set(proposal.nodes)
+    constants = dict.fromkeys(
+        source
+        for node in proposal.nodes
+        for source in node.all_input_nodes
+        if source in supported and source.op in ("placeholder", "get_attr") and next(iter(source.users)) in inside
+    )
+    return [*constants, *proposal.nodes]
+
+
+def _is_kept(partitioner: Any, members: Sequence[Node]) -> bool:
+    """Tell whether a partition has more than one computing node, or may have just one."""
+    if partitioner.allows_single_node_partition:
+        return True
+    non_compute = {*_NON_COMPUTE, *partitioner.non_compute_ops}
+    names = [refusals.qualified_operator(node) for node in members if node.op == "call_function"]
+    alone = set(partitioner.allowed_single_node_partition_ops)
+    return sum((name not in non_compute) + (name in alone) for name in names) > 1
+
+
+__all__ = ["ConvexPartitioner", "convex_proposals"]
