@@ -1,4 +1,4 @@
-"""The command line, `exir-lower`: lower, run, plugins and demo.
+"""The command line, `exir-lower`: lower, plan, run, plugins and demo.
 
 Nothing here imports torch before a command has checked what it was given, so that help and usage errors come
 at once.
@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from exir_lowering.errors import InputError, InvariantError, LoweringError
+from exir_lowering.errors import CoverageError, InputError, InvariantError, LoweringError
 
 if TYPE_CHECKING:
     import torch
@@ -61,6 +61,7 @@ _DESCRIPTION = "Lower programs of torch.export to one ExecuTorch .pte file, and 
 _EXAMPLES = """\
 examples:
   exir-lower demo
+  exir-lower plan model.pt2 --partitioner xnnpack --html plan.html
   exir-lower lower model.pt2 --partitioner xnnpack -o model.pte
   exir-lower run model.pte --input randn:1x3x224x224
 
@@ -74,6 +75,16 @@ examples:
   exir-lower lower model.pt2 --partitioner mine --partitioner xnnpack -o model.pte --json > report.json
 
 A .pt2 file is made by torch.export.save(torch.export.export(model, inputs), "model.pt2").
+"""
+_PLAN_EXAMPLES = """\
+examples:
+  exir-lower plan model.pt2 --partitioner xnnpack
+  exir-lower plan model.pt2 --partitioner xnnpack --html plan.html
+  exir-lower plan prefill=prefill.pt2 decode=decode.pt2 --partitioner xnnpack --json > plan.json
+  exir-lower plan model.pt2 --partitioner xnnpack --require-coverage 0.95
+
+Nothing is lowered, so no backend has to be installed. With --require-coverage or --require-full the exit code is 2
+when less is delegated.
 """
 _RUN_EXAMPLES = """\
 an input is one of:
@@ -182,22 +193,17 @@ def _parser() -> argparse.ArgumentParser:
         return made
 
     lower = command("lower", _lower, "lower .pt2 files to one .pte file", _LOWER_EXAMPLES)
-    lower.add_argument(
-        "models",
-        nargs="+",
-        metavar="[METHOD=]MODEL.pt2",
-        help='a program; a single one is the method "forward", several need METHOD=MODEL.pt2 each',
-    )
-    lower.add_argument(
-        "-p",
-        "--partitioner",
-        action="append",
-        metavar="NAME",
-        help="who chooses what a backend takes (`exir-lower plugins` lists them); given again, the next one "
-        "gets what the ones before left; without any, everything stays on the host",
-    )
+    _add_programs(lower)
     lower.add_argument("-o", "--output", required=True, metavar="OUT.pte", help="the file to write")
     lower.add_argument("--json", action="store_true", help="print the report as JSON instead of tables")
+
+    plan = command("plan", _plan, "tell what lower would delegate, and why the rest stays on the host", _PLAN_EXAMPLES)
+    _add_programs(plan)
+    plan.add_argument("--html", metavar="PLAN.html", help="write a page with the graph of partitions, for a browser")
+    plan.add_argument("--dot", metavar="PLAN.dot", help="write the graph of partitions for Graphviz")
+    plan.add_argument("--json", action="store_true", help="print the plan as JSON instead of tables")
+    plan.add_argument("--require-coverage", type=float, default=0.0, metavar="SHARE", help="such as 0.95")
+    plan.add_argument("--require-full", action="store_true", help="require that every operator is delegated")
 
     run = command("run", _run, "run a method of a .pte file in the ExecuTorch runtime", _RUN_EXAMPLES)
     run.add_argument("model", metavar="MODEL.pte", help="the file")
@@ -223,6 +229,24 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("sentences", nargs="*", metavar="SENTENCE", help="what to compare (default: four)")
     demo.add_argument("-o", "--output", metavar="OUT.pte", help="keep the .pte file here (default: removed)")
     return parser
+
+
+def _add_programs(command: argparse.ArgumentParser) -> None:
+    """Add the arguments that lower and plan share."""
+    command.add_argument(
+        "models",
+        nargs="+",
+        metavar="[METHOD=]MODEL.pt2",
+        help='a program; a single one is the method "forward", several need METHOD=MODEL.pt2 each',
+    )
+    command.add_argument(
+        "-p",
+        "--partitioner",
+        action="append",
+        metavar="NAME",
+        help="who chooses what a backend takes (`exir-lower plugins` lists them); given again, the next one "
+        "gets what the ones before left; without any, everything stays on the host",
+    )
 
 
 def _versions() -> str:
@@ -256,9 +280,50 @@ def _lower(arguments: argparse.Namespace) -> int:
     _console().print(lowered.report.table())
     host = sum(len(method.host) for method in lowered.report.methods)
     if host and arguments.partitioner:
-        _say(f"{host} operators stay on the host; --json tells for each of them why.")
+        _say(f"{host} operators stay on the host; `exir-lower plan` with the same arguments tells why.")
     _say("\n".join(written))
     return OK
+
+
+# ---- plan
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    files = _method_files(arguments.models)
+    pictures = {
+        suffix: _output_file(path, f".{suffix}")
+        for suffix, path in (("html", arguments.html), ("dot", arguments.dot))
+        if path is not None
+    }
+    failure: CoverageError | None = None
+    with contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext():
+        from exir_lowering.options import LoweringOptions
+        from exir_lowering.pipeline import plan
+
+        options = LoweringOptions(
+            require_coverage=arguments.require_coverage, require_full=arguments.require_full, progress=True
+        )
+        programs = {method: _read_program(path) for method, path in files.items()}
+        try:
+            planned = plan(programs, arguments.partitioner, options=options)
+        except CoverageError as error:
+            failure, planned = error, error.plan
+    for suffix, path in pictures.items():
+        path.write_text(planned.to_html() if suffix == "html" else planned.to_dot(), encoding="utf-8")
+    console = _console()
+    if arguments.json:
+        print(planned.to_json())
+    else:
+        console.print(planned.to_text(width=min(max(console.width, 60), 160)), end="", soft_wrap=True)
+    for path in pictures.values():
+        _say(f"Wrote {path} ({size(path.stat().st_size)}).", error=arguments.json)
+    if failure is not None:
+        _say(f"exir-lower plan: {failure}", error=True)
+        return MISTAKE
+    return OK
+
+
+# ---- what lower and plan read
 
 
 def _method_files(given: Sequence[str]) -> dict[str, Path]:

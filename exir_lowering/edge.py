@@ -64,7 +64,26 @@ def _convert(
             f"Method {name!r} could not be converted to Edge dialect: {type(error).__name__}: {error}"
         ) from error
     converted: ExportedProgram = manager.exported_program(name)
+    _recover_sources(program, converted)
     return converted
+
+
+def _recover_sources(program: ExportedProgram, converted: ExportedProgram) -> None:
+    """Give nodes their source lines back that conversion took for lines of generated code.
+
+    It does so to graphs that it inlines, such as those under torch.no_grad(); the generated line has the name that the
+    node had in the program.
+    """
+    traces: dict[str, set[str]] = {}
+    for _, module in graphs.walk(program.graph_module):
+        for node in module.graph.nodes:
+            if graphs.source_line(node):
+                traces.setdefault(node.name, set()).add(node.meta["stack_trace"])
+    for _, module in graphs.walk(converted.graph_module):
+        for node in module.graph.nodes:
+            found = traces.get(graphs.generated_name(node), ())
+            if len(found) == 1:
+                (node.meta["stack_trace"],) = found
 
 
 def _clone_writes(program: ExportedProgram) -> int:

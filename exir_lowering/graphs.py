@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import operator
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -237,16 +239,33 @@ def lifted_inputs(program: ExportedProgram) -> dict[Node, InputSpec]:
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 
 
+_ASSIGNED = re.compile(r"\s*(\w+) = ")
+_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
+
+
 def source_line(node: Node) -> str:
-    """Return the innermost line of the model that a node came from, "" when it is not known."""
+    """Return the innermost line of the model that a node came from, "" when it is not known.
+
+    Lines of torch itself are passed over, as long as there are others, and those of generated code always.
+    """
     trace = node.meta.get("stack_trace") or ""
-    frames = list(_FRAME.finditer(trace))
+    frames = [frame for frame in _FRAME.finditer(trace) if not frame[1].startswith("<")]
     if not frames:
         return ""
-    last = next((frame for frame in reversed(frames) if not frame[1].startswith("<")), frames[-1])  # not generated code
+    last = next((frame for frame in reversed(frames) if not frame[1].startswith(_TORCH)), frames[-1])
     code = trace[last.end() :].strip().splitlines()
     text = f": {code[0].strip()}" if code else ""
     return f'File "{last[1]}", line {last[2]}, in {last[3]}{text}'
+
+
+def generated_name(node: Node) -> str:
+    """Return the name in generated code that a node came from when nothing else is known of its source, or ""."""
+    trace = node.meta.get("stack_trace") or ""
+    frames = list(_FRAME.finditer(trace))
+    if not frames or any(not frame[1].startswith("<") for frame in frames):
+        return ""
+    found = _ASSIGNED.match(trace[frames[-1].end() :])
+    return found[1] if found else ""
 
 
 def module_stack(node: Node) -> str:

@@ -138,7 +138,7 @@ def test_version_names_what_it_stands_on(main: Main) -> None:
         assert metadata.version(name) in out
 
 
-@pytest.mark.parametrize("name", ["lower", "run", "plugins", "demo"])
+@pytest.mark.parametrize("name", ["lower", "plan", "run", "plugins", "demo"])
 def test_each_command_explains_itself(main: Main, name: str) -> None:
     code, out, _ = main(name, "--help")
     assert code == 0 and f"usage: exir-lower {name}" in out
@@ -168,7 +168,7 @@ def test_lower_prints_json_and_nothing_else_on_stdout(main: Main, models: Path, 
     code, out, err = main("lower", models / "net.pt2", "-p", "xnnpack", "-o", target, "--json")
     assert code == 0 and str(target) in err
     (method,) = json.loads(out)["methods"]
-    assert method["name"] == "forward" and method["delegates"][0]["backend_id"] == "XnnpackBackend"
+    assert method["name"] == "forward" and method["partitions"][0]["backend_id"] == "XnnpackBackend"
 
 
 def test_lower_without_a_partitioner_keeps_all_on_the_host(main: Main, models: Path, tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_lower_without_a_partitioner_keeps_all_on_the_host(main: Main, models: P
 
 def test_lower_tells_that_operators_stay_on_the_host(main: Main, models: Path, tmp_path: Path) -> None:
     code, out, _ = main("lower", models / "mixed.pt2", "-p", "xnnpack", "-o", tmp_path / "mixed.pte")
-    assert code == 0 and "operators stay on the host; --json tells" in out
+    assert code == 0 and "operators stay on the host; `exir-lower plan`" in out
 
 
 def test_lower_keeps_the_file_that_was_there_when_it_fails(main: Main, models: Path, tmp_path: Path) -> None:
@@ -332,6 +332,61 @@ def test_interrupting_is_quiet() -> None:
     started.send_signal(signal.SIGINT)
     _, err = started.communicate(timeout=60)
     assert (started.returncode, err) == (130, "")
+
+
+# ---- plan
+
+
+def test_plan_prints_the_partitions_and_the_reasons(main: Main, models: Path) -> None:
+    code, out, err = main("plan", models / "mixed.pt2", "-p", "xnnpack")
+    assert (code, err) == (0, "")
+    for part in (
+        "Lowering plan",
+        "XnnpackBackend",
+        "XnnpackPartitioner has no configuration for",
+        'test_cli.py", line',
+    ):
+        assert part in out, out
+
+
+def test_plan_prints_json_and_nothing_else_on_stdout(main: Main, models: Path) -> None:
+    code, out, err = main("plan", f"a={models / 'net.pt2'}", f"b={models / 'mixed.pt2'}", "-p", "xnnpack", "--json")
+    data = json.loads(out)
+    assert (code, err) == (0, "")
+    assert [method["name"] for method in data["methods"]] == ["a", "b"]
+    assert data["methods"][0]["coverage"]["weights"] == 1.0
+    assert all(node["reasons"] for node in data["methods"][1]["host"])
+
+
+def test_plan_says_what_lower_does(main: Main, models: Path, tmp_path: Path) -> None:
+    planned = json.loads(main("plan", models / "mixed.pt2", "-p", "xnnpack", "--json")[1])
+    target = tmp_path / "m.pte"
+    lowered = json.loads(main("lower", models / "mixed.pt2", "-p", "xnnpack", "-o", target, "--json")[1])
+    assert lowered["methods"] == planned["methods"]
+    assert set(lowered) == {"version", "methods", "payload_bytes", "seconds"}
+
+
+def test_plan_writes_pictures(main: Main, models: Path, tmp_path: Path) -> None:
+    page, dot = tmp_path / "plan.html", tmp_path / "plan.dot"
+    code, out, _ = main("plan", models / "mixed.pt2", "-p", "xnnpack", "--html", page, "--dot", dot)
+    assert code == 0 and f"Wrote {page}" in out and f"Wrote {dot}" in out
+    assert page.read_text().startswith("<!") and dot.read_text().startswith("digraph")
+
+
+def test_plan_requires_a_coverage(main: Main, models: Path, tmp_path: Path) -> None:
+    page = tmp_path / "plan.html"
+    code, out, err = main("plan", models / "mixed.pt2", "-p", "xnnpack", "--require-full", "--html", page)
+    assert code == 2 and "Lowering plan" in out and page.exists()
+    assert "operators are delegated" in err and "required: 100.0%" in err and "Traceback" not in err
+    assert main("plan", models / "net.pt2", "-p", "xnnpack", "--require-coverage", "0.6")[0] == 0
+    refused(main("plan", models / "net.pt2", "-p", "xnnpack", "--require-coverage", "7"), "share between 0 and 1")
+
+
+def test_plans_that_are_wrong(main: Main, models: Path, tmp_path: Path) -> None:
+    refused(main("plan", models / "net.pt2", "-p", "xnnpak"), "'xnnpak'", "'xnnpack'")
+    refused(main("plan", models / "no.pt2"), "There is no file")
+    refused(main("plan", models / "net.pt2", "--html", tmp_path / "x.htm"), "ends in .html")
+    refused(main("plan", models / "net.pt2", "--dot", tmp_path / "no" / "x.dot"), "there is no directory")
 
 
 # ---- run

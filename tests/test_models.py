@@ -11,16 +11,22 @@ from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPar
 from executorch.exir import to_edge_transform_and_lower
 from lowering_support import delegates
 from models import MODELS, build
+from random_dags import contracts
 from torch.export import ExportedProgram, export
+from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
+from torch.fx.passes.operator_support import create_op_support
 
 import exir_lowering
 from exir_lowering import LoweredMethods
+from exir_lowering.graphs import is_operator, operator_name
+from exir_lowering.partitioners import convex_proposals, propose_partitions
 
 
 @dataclass(frozen=True)
 class Case:
     module: torch.nn.Module
     inputs: tuple[torch.Tensor, ...]
+    program: ExportedProgram
     ours: LoweredMethods
     upstream: ExportedProgram
 
@@ -33,7 +39,7 @@ def case(request: pytest.FixtureRequest) -> Case:
         program = export(module, inputs)
         ours = exir_lowering.lower(program, XnnpackPartitioner())
         upstream = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()]).exported_program()
-    return Case(module, inputs, ours, upstream)
+    return Case(module, inputs, program, ours, upstream)
 
 
 def test_payloads_are_byte_identical_to_upstream(case: Case) -> None:
@@ -73,4 +79,45 @@ def test_every_host_operator_has_a_reason(case: Case) -> None:
     host = [n for n in case.ours["forward"].graph.nodes if n.op == "call_function"]
     host = [n for n in host if "getitem" not in n.name and "executorch_call_delegate" not in n.name]
     assert sorted(node.node for node in method.host) == sorted(n.name for n in host)
-    assert all(node.reason and node.by == "XnnpackPartitioner" for node in method.host)
+    for node in method.host:
+        assert [r.by for r in node.reasons] and all(r.code in ("op", "check") for r in node.reasons), node
+        assert node.module and 'File "' in node.source and "does not say why" not in node.reason
+
+
+def test_plan_is_what_lower_does(case: Case) -> None:
+    """The same partitions with the same nodes, found again in the lowered program."""
+    (planned,) = exir_lowering.plan(case.program, XnnpackPartitioner()).methods
+    (reported,) = case.ours.report.methods
+    assert planned == reported
+    lowered = delegates(case.ours["forward"])
+    assert len(lowered) == len(planned.partitions)
+    for partition, delegate in zip(planned.partitions, lowered, strict=True):
+        nodes = [n.name for n in delegate.original_module.graph.nodes if is_operator(n)]
+        assert sorted(nodes) == sorted(partition.nodes)
+
+
+def test_never_more_partitions_than_torch_fx(case: Case) -> None:
+    """For what XNNPACK takes of the model, and for a backend that takes nearly everything."""
+    edge = to_edge_transform_and_lower(case.program).exported_program()
+    (method,) = case.ours.report.methods
+    xnnpack = {node.operator for node in method.nodes if node.partition is not None}
+    most = {node.operator for node in method.nodes} - {"aten.expand_copy.default", "aten.embedding.default"}
+    for operators in (xnnpack, most):
+        support = create_op_support(lambda _, node, taken=operators: is_operator(node) and operator_name(node) in taken)
+        arguments = (edge.graph_module, support)
+        theirs = CapabilityBasedPartitioner(*arguments, allows_single_node_partition=True).propose_partitions()
+        ours = propose_partitions(*arguments)
+        assert len(ours) <= len(theirs)
+        assert contracts(edge.graph_module, [proposal.nodes for proposal in ours])
+
+
+def test_xnnpack_gains_from_the_proposals(case: Case) -> None:
+    with convex_proposals():
+        lowered = exir_lowering.lower(case.program, XnnpackPartitioner())
+    (method,), (before,) = lowered.report.methods, case.ours.report.methods
+    assert len(method.partitions) <= len(before.partitions)
+    assert {n.name for n in method.nodes if n.partition} == {n.name for n in before.nodes if n.partition}
+    crossing = [sum(p.bytes_in + p.bytes_out for p in m.partitions) for m in (method, before)]
+    assert crossing[0] <= crossing[1]
+    (got,) = exir_lowering.load(lowered.emit().buffer).run("forward", *case.inputs)
+    torch.testing.assert_close(got, case.module(*case.inputs), atol=1e-3, rtol=1e-3)

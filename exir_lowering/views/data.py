@@ -21,14 +21,16 @@ def to_json(plan: LoweringPlan) -> str:
 
     Returns:
         `{"version": 1, "methods": [...]}`: the fields of `MethodPlan` and of what it holds, under their names, and for
-        each method the `coverage` of its `operators`, `flops` and `weights`, 0 to 1, or null where it has none.
+        each method the `coverage` of its `operators`, `flops` and `weights`, 0 to 1, or null where it has none. A
+        report has its own fields besides.
     """
     return json.dumps(as_data(plan), indent=2)
 
 
 def as_data(plan: LoweringPlan) -> dict[str, Any]:
     """Return what `to_json` writes."""
-    return {"version": VERSION, "methods": [_method(method) for method in plan.methods]}
+    more = {field.name: _plain(getattr(plan, field.name)) for field in fields(plan) if field.name != "methods"}
+    return {"version": VERSION, "methods": [_method(method) for method in plan.methods], **more}
 
 
 def coverages(method: MethodPlan) -> dict[str, float | None]:

@@ -19,6 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import proposals
 from chains import EachBlock, chain
 from executorch.exir.backend.backend_api import MethodProgramsPartitionerSpec, to_backend
 from rich.console import Console
@@ -129,18 +130,28 @@ def main() -> None:
     """Run the benchmarks."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="write the figures here too")
-    parser.add_argument("--quick", action="store_true", help="up to 200 partitions and a 40 MB weight")
+    parser.add_argument("--quick", action="store_true", help="smaller sizes")
+    parser.add_argument("--only", choices=("lowering", "proposals"), help="one part")
     arguments = parser.parse_args()
     sizes = [50, 100, 200] if arguments.quick else [50, 100, 200, 400, 800, 1600, 3200]
     best(lambda: exir_lowering.to_backend(chain(20), EachBlock()), 2)  # imports and caches of both engines
     best(lambda: to_backend(MethodProgramsPartitionerSpec({"m": chain(5)}, {"m": EachBlock()})), 1)
-    rows = chains(sizes, repeat=5)
-    memory_row = memory(40 if arguments.quick else 400, 4)
-    show(Console(width=None if sys.stdout.isatty() else 160), rows, memory_row)
-    growths = [row["growth"] for row in rows if "growth" in row]
-    print(f"largest time(2T)/time(T): {max(growths):.2f}, median {statistics.median(growths):.2f}")
+    figures: dict[str, Any] = {}
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    if arguments.only in (None, "lowering"):
+        rows = figures["chains"] = chains(sizes, repeat=5)
+        figures["memory"] = memory(40 if arguments.quick else 400, 4)
+        show(console, rows, figures["memory"])
+        growths = [row["growth"] for row in rows if "growth" in row]
+        print(f"largest time(2T)/time(T): {max(growths):.2f}, median {statistics.median(growths):.2f}")
+    if arguments.only in (None, "proposals"):
+        compared, alone, used = proposals.compare(arguments.quick), proposals.growth(), proposals.memory()
+        figures["proposals"] = {"compared": compared, "growth": alone, "memory": used}
+        proposals.show(console, compared, alone, used)
+        growths = [row["growth"] for row in alone if "growth" in row]
+        print(f"largest time(2N)/time(N): {max(growths):.2f}, median {statistics.median(growths):.2f}")
     if arguments.json:
-        arguments.json.write_text(json.dumps({"chains": rows, "memory": memory_row}, indent=2))
+        arguments.json.write_text(json.dumps(figures, indent=2))
 
 
 if __name__ == "__main__":
