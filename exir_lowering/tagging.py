@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from exir_lowering import _upstream, checks, graphs, refusals
-from exir_lowering.errors import PartitionerContractError
+from exir_lowering.errors import InputError, PartitionerContractError
 from exir_lowering.graphs import DELEGATION_TAG, LIFTED_ORDER
 from exir_lowering.model import Adjustment, Rejection, TaggedMethod
 
@@ -71,6 +71,10 @@ def tag(method: str, program: ExportedProgram, partitioner: Partitioner, state: 
 def _run(who: str, partitioner: Partitioner, view: ExportedProgram) -> Any:
     try:
         result = partitioner(view)
+    except InputError as error:  # of a partitioner of this package: the user's mistake, not the partitioner's
+        raise InputError(f"{who}: {error}") from error
+    except PartitionerContractError as error:
+        raise PartitionerContractError(f"{who}: {error}", violation=error.violation, details=error.details) from error
     except Exception as error:
         raise PartitionerContractError(f"{who} raised {type(error).__name__}: {error}", violation="raised") from error
     if not isinstance(getattr(result, "tagged_exported_program", None), ExportedProgram):

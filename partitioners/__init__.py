@@ -1,5 +1,6 @@
 """Partitioners, and what to make partitioners of."""
 
+from exir_lowering.partitioners.by_cost import CostPartitioner
 from exir_lowering.partitioners.by_pattern import (
     ANY,
     Constant,
@@ -12,8 +13,10 @@ from exir_lowering.partitioners.by_pattern import (
 from exir_lowering.partitioners.by_support import SupportPartitioner
 from exir_lowering.partitioners.chained import ChainedPartitioner
 from exir_lowering.partitioners.convex import Proposal, contract, propose_partitions
+from exir_lowering.partitioners.costs import CostModel, CostTable, RooflineModel
 from exir_lowering.partitioners.drop_in import ConvexPartitioner, convex_proposals
 from exir_lowering.partitioners.limits import Limits
+from exir_lowering.partitioners.measure import measure_costs
 from exir_lowering.partitioners.rules import Rule, RuledPartitioner, allow, deny, pin
 from exir_lowering.partitioners.support import (
     No,
@@ -37,6 +40,9 @@ __all__ = [
     "ChainedPartitioner",
     "ConvexPartitioner",
     "Constant",
+    "CostModel",
+    "CostPartitioner",
+    "CostTable",
     "Limits",
     "Match",
     "No",
@@ -44,6 +50,7 @@ __all__ = [
     "PatternPartitioner",
     "PatternSupport",
     "Proposal",
+    "RooflineModel",
     "Rule",
     "RuledPartitioner",
     "Scope",
@@ -58,6 +65,7 @@ __all__ = [
     "deny",
     "dtypes",
     "everything",
+    "measure_costs",
     "memory_format",
     "one_of",
     "ops",
