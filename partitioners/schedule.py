@@ -222,9 +222,10 @@ def _move_earlier(graph: Dag, sequence: Sequence[Label], stages: list[int]) -> N
         low = max((stages[before] for before in graph.predecessors[vertex]), default=0)
         if label is None:
             stages[vertex] = low if low % 2 else low + 1
-        elif 0 < low < stages[vertex] and low % 2 == 0 and sequence[low // 2 - 1] == label:
-            if _crossing(graph, stages, vertex, low) <= _crossing(graph, stages, vertex, stages[vertex]):
-                stages[vertex] = low
+            continue
+        nearer = 0 < low < stages[vertex] and low % 2 == 0 and sequence[low // 2 - 1] == label
+        if nearer and _crossing(graph, stages, vertex, low) <= _crossing(graph, stages, vertex, stages[vertex]):
+            stages[vertex] = low
 
 
 def _move_later(graph: Dag, sequence: Sequence[Label], stages: list[int]) -> None:
@@ -235,9 +236,10 @@ def _move_later(graph: Dag, sequence: Sequence[Label], stages: list[int]) -> Non
         high = min((stages[after] for after in graph.successors[vertex]), default=top)
         if label is None:
             stages[vertex] = high if high % 2 else high - 1
-        elif stages[vertex] < high < top and high % 2 == 0 and sequence[high // 2 - 1] == label:
-            if _crossing(graph, stages, vertex, high) < _crossing(graph, stages, vertex, stages[vertex]):
-                stages[vertex] = high
+            continue
+        nearer = stages[vertex] < high < top and high % 2 == 0 and sequence[high // 2 - 1] == label
+        if nearer and _crossing(graph, stages, vertex, high) < _crossing(graph, stages, vertex, stages[vertex]):
+            stages[vertex] = high
 
 
 def _crossing(graph: Dag, stages: Sequence[int], vertex: int, stage: int) -> int:
