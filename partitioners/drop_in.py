@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,7 +25,8 @@ class ConvexPartitioner(CapabilityBasedPartitioner):
 
     Args:
         graph_module: The graph.
-        operator_support: What is supported. Supported placeholders and get_attr nodes go with their first user.
+        operator_support: What is supported. Supported placeholders and get_attr nodes go with their first user
+            that is in a partition.
         allows_single_node_partition: Whether partitions with one computing node are kept.
         non_compute_ops: Names of operators that do not count as computing.
         allowed_single_node_partition_ops: Names of operators that may be alone.
@@ -84,7 +85,7 @@ def _propose(partitioner: Any) -> list[Partition]:
     except InputError:  # a group that is not convex, which torch.fx does not look for: keep its convex parts together
         parts = _parts(groups, contract(nodes, labels))
         proposals = contract(nodes, labels, groups=parts, keep_apart=keep_apart)
-    found = [_with_constants(proposal, supported) for proposal in proposals]
+    found = _with_constants(proposals, supported)
     kept = [members for members in found if _is_kept(partitioner, members)]
     order = {node: i for i, node in enumerate(reversed(module.graph.nodes))}
     return [
@@ -102,16 +103,16 @@ def _parts(groups: Sequence[Sequence[Node]], proposals: Sequence[Proposal]) -> l
     return list(parts.values())
 
 
-def _with_constants(proposal: Proposal, supported: dict[Node, None]) -> list[Node]:
-    """Add the supported inputs and get_attr nodes whose first reader is in a proposal."""
-    inside = set(proposal.nodes)
-    constants = dict.fromkeys(
-        source
-        for node in proposal.nodes
-        for source in node.all_input_nodes
-        if source in supported and source.op in ("placeholder", "get_attr") and next(iter(source.users)) in inside
-    )
-    return [*constants, *proposal.nodes]
+def _with_constants(proposals: Sequence[Proposal], supported: Mapping[Node, None]) -> list[list[Node]]:
+    """Add each supported input and get_attr node to the proposal of its first user that is in one."""
+    number = {node: i for i, proposal in enumerate(proposals) for node in proposal.nodes}
+    found: list[list[Node]] = [[] for _ in proposals]
+    for node in supported:
+        if node.op in ("placeholder", "get_attr"):
+            home = next((number[user] for user in node.users if user in number), None)
+            if home is not None:
+                found[home].append(node)
+    return [[*constants, *proposal.nodes] for constants, proposal in zip(found, proposals, strict=True)]
 
 
 def _is_kept(partitioner: Any, members: Sequence[Node]) -> bool:

@@ -92,7 +92,7 @@ def convnext() -> Built:
 def t5() -> Built:
     from transformers import T5Config, T5Model
 
-    config = T5Config(vocab_size=200, d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4)
+    config = T5Config(vocab_size=200, d_model=64, d_kv=16, d_ff=128, num_layers=1, num_heads=4)
     return _Call(T5Model(config).eval(), lambda m, x, y: m(input_ids=x, decoder_input_ids=y, use_cache=False)[0]), (
         torch.randint(0, 200, (1, 16)),
         torch.randint(0, 200, (1, 8)),

