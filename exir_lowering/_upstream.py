@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from functools import partial
-from threading import RLock
+from threading import Lock
 from typing import Any
 
 import torch
@@ -218,24 +219,74 @@ def size_hint(size: Any) -> int:
 Refusal = Callable[[torch.fx.Node, str, str], None]
 """Takes a node, the reason why a partitioner left it, and who said so."""
 
+_listener: ContextVar[Refusal | None] = ContextVar("exir_lowering_listener", default=None)
+
 
 @contextmanager
 def listening(heard: Refusal) -> Iterator[None]:
     """Hear what ExecuTorch's partitioners say of the nodes that they leave, while the context lasts.
 
     They say it to a logger (WhyNoPartition), to a reporter of their own (WhyNoPartitionReporter), or not at all, when
-    torch.fx asks an operator support for them. The methods where they do are replaced on the classes, and put back.
+    torch.fx asks an operator support for them. The methods where they do are replaced on the classes, and put back by
+    the last one who listens; each thread hears its own partitioners only.
     """
+    token = _listener.set(heard)
+    try:
+        with _REPORTING:
+            yield
+    finally:
+        _listener.reset(token)
+
+
+def _say(node: torch.fx.Node, reason: str, by: str) -> None:
+    listener = _listener.get()
+    if listener is not None:
+        listener(node, reason, by)
+
+
+def refused(support: OperatorSupportBase, node: torch.fx.Node) -> None:
+    """Tell who listens that an operator support said no."""
+    name = type(support).__name__
+    if name != "MatchTag":  # ExecuTorch's mark of what a partitioner chose before
+        _say(node, f"{name}.is_node_supported said no", name)
+
+
+class _Replaced:
+    """Methods of upstream classes that are replaced as long as somebody needs it."""
+
+    def __init__(self, replacements: Callable[[], Sequence[tuple[Any, str, Any]]]) -> None:
+        self._replacements, self._lock, self._users = replacements, Lock(), 0
+        self._originals: list[tuple[Any, str, Any]] = []
+
+    def __enter__(self) -> None:
+        # The lock is held while classes change only, never while somebody's code runs.
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                for owner, name, replacement in self._replacements():
+                    self._originals.append((owner, name, getattr(owner, name)))
+                    setattr(owner, name, replacement)
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                for owner, name, original in self._originals:
+                    setattr(owner, name, original)
+                self._originals.clear()
+
+
+def _reporting() -> list[tuple[Any, str, Any]]:
     why, report = WhyNoPartition.__call__, WhyNoPartitionReporter.report_reject
     supported = CapabilityBasedPartitioner._is_node_supported
 
     def said(self: WhyNoPartition, node: torch.fx.Node, reason: str) -> None:
         why(self, node, reason)
-        heard(node, reason, "")
+        _say(node, reason, "")
 
     def reported(self: WhyNoPartitionReporter, node: torch.fx.Node, reason: str) -> None:
         report(self, node, reason)
-        heard(node, reason, "")
+        _say(node, reason, "")
 
     def answered(self: CapabilityBasedPartitioner, node: torch.fx.Node) -> bool:
         answer: bool = supported(self, node)
@@ -243,53 +294,30 @@ def listening(heard: Refusal) -> Iterator[None]:
             refused(self.operator_support, node)
         return answer
 
-    with _LOCK:
-        WhyNoPartition.__call__, WhyNoPartitionReporter.report_reject = said, reported
-        CapabilityBasedPartitioner._is_node_supported = answered  # type: ignore[method-assign]
-        _listeners.append(heard)
-        try:
-            yield
-        finally:
-            _listeners.pop()
-            WhyNoPartition.__call__, WhyNoPartitionReporter.report_reject = why, report
-            CapabilityBasedPartitioner._is_node_supported = supported  # type: ignore[method-assign]
+    return [
+        (WhyNoPartition, "__call__", said),
+        (WhyNoPartitionReporter, "report_reject", reported),
+        (CapabilityBasedPartitioner, "_is_node_supported", answered),
+    ]
 
 
-def refused(support: OperatorSupportBase, node: torch.fx.Node) -> None:
-    """Tell who listens that an operator support said no."""
-    name = type(support).__name__
-    if _listeners and name != "MatchTag":  # ExecuTorch's mark of what a partitioner chose before
-        _listeners[-1](node, f"{name}.is_node_supported said no", name)
+_REPORTING = _Replaced(_reporting)
 
 
-_listeners: list[Refusal] = []
-_LOCK = RLock()
-"""Held while classes are changed, so that no thread puts back what another one replaced."""
-
-
-@contextmanager
-def proposing_with(propose: Callable[[Any], Any]) -> Iterator[None]:
-    """Replace how torch.fx's and ExecuTorch's partitioners propose, while the context lasts.
+def proposing_with(propose: Callable[[Any], Any]) -> AbstractContextManager[None]:
+    """Return a context that replaces how torch.fx's and ExecuTorch's partitioners propose, in all threads.
 
     Their constructors make a table of everything downstream of every node, quadratic in the graph; it is made when
     somebody asks for it only.
     """
     classes = (CapabilityBasedPartitioner, GroupBasedPartitioner)
     viewers = (fx_partitioner, group_partitioner)
-    methods = [kind.propose_partitions for kind in classes]
-    tables = [module._DependencyViewer for module in viewers]
-    with _LOCK:
-        for kind in classes:
-            kind.propose_partitions = propose  # type: ignore[method-assign]
-        for module, table in zip(viewers, tables, strict=True):
-            module._DependencyViewer = partial(_LazyTable, table)
-        try:
-            yield
-        finally:
-            for kind, method in zip(classes, methods, strict=True):
-                kind.propose_partitions = method
-            for module, table in zip(viewers, tables, strict=True):
-                module._DependencyViewer = table
+    return _Replaced(
+        lambda: [
+            *((kind, "propose_partitions", propose) for kind in classes),
+            *((module, "_DependencyViewer", partial(_LazyTable, module._DependencyViewer)) for module in viewers),
+        ]
+    )
 
 
 class _LazyTable:

@@ -22,6 +22,9 @@ from exir_lowering import _upstream
 DELEGATION_TAG = "delegation_tag"
 """The one key of node.meta that the line uses: ExecuTorch's contract with partitioners."""
 
+OUT_OF_SIGHT = "exir_lowering.out_of_sight.default"
+"""The operator that stands for one that a partitioner must not take, while it runs inside of another partitioner."""
+
 LIFTED_ORDER = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 """The kinds of lifted inputs, in the order of a partition's placeholders."""
 
@@ -201,6 +204,22 @@ def strip_tags(graph_module: GraphModule) -> None:
 def operator_name(node: Node) -> str:
     """Return a node's operator as people write it, such as `aten.add.Tensor`."""
     return target_name(node.target)
+
+
+_RETRACING = frozenset({"ExportedProgram.module()", "Interpreter_PropagateUnbackedSymInts"})
+"""What torch.export calls the passes in which it decomposes; other passes make nodes for other reasons."""
+
+
+def origins(node: Node) -> list[str]:
+    """Return the operators that a node was decomposed from, such as `aten.linear.default` for an addmm."""
+    found: dict[str, None] = {}
+    sources = list(node.meta.get("from_node") or ())
+    while sources:
+        source = sources.pop()
+        if source.pass_name in _RETRACING:
+            found[str(source.target)] = None
+            sources += source.from_node
+    return list(found)
 
 
 def target_name(operator: Any) -> str:

@@ -21,6 +21,7 @@ class PlannedNode:
         inputs: The names of the operators whose results it reads.
         result_bytes: Bytes of its result.
         flops: Its floating-point operations.
+        calls: The paths of the nested graphs that it calls, as in the names of their operators.
     """
 
     name: str
@@ -31,6 +32,7 @@ class PlannedNode:
     inputs: tuple[str, ...]
     result_bytes: int
     flops: int
+    calls: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,7 @@ class _Placed:
             if partition is not None:
                 self.partition_of[node] = partition
             if graphs.is_operator(node):
-                self.planned.append(_planned(node, path, partition))
+                self.planned.append(_planned(module, node, path, partition))
             for nested in graphs.nested_graphs(module, node):
                 if nested.name not in seen:
                     seen.add(nested.name)
@@ -102,7 +102,7 @@ class _Placed:
         yield from found.values()
 
 
-def _planned(node: Node, path: tuple[str, ...], partition: str | None) -> PlannedNode:
+def _planned(module: GraphModule, node: Node, path: tuple[str, ...], partition: str | None) -> PlannedNode:
     sources = dict.fromkeys(map(_producer, node.all_input_nodes))
     return PlannedNode(
         name=graphs.qualified_name(path, node),
@@ -113,6 +113,7 @@ def _planned(node: Node, path: tuple[str, ...], partition: str | None) -> Planne
         inputs=tuple(graphs.qualified_name(path, source) for source in sources if graphs.is_operator(source)),
         result_bytes=measures.value_bytes(node),
         flops=measures.flops(node),
+        calls=tuple(".".join((*path, nested.name)) for nested in graphs.nested_graphs(module, node)),
     )
 
 

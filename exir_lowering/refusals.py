@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -13,7 +13,6 @@ from executorch.exir.backend.canonical_partitioners.config_partitioner import (
 from executorch.exir.backend.partitioner import Partitioner
 from torch.export import ExportedProgram
 from torch.fx import Node
-from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 
 from exir_lowering import _upstream, graphs, measures
 from exir_lowering.model import Rejection
@@ -43,24 +42,26 @@ def heard() -> Iterator[Refusals]:
 
 
 def rejections(
-    method: str,
     tagged: ExportedProgram,
     partitioner: Partitioner,
     given: Mapping[str, Rejection],
     refusals: Refusals,
+    *,
+    besides: Collection[str] = (),
 ) -> tuple[Rejection, ...]:
     """Give each operator that a partitioner left a reason.
 
     Args:
-        method: The method's name.
         tagged: The program with the partitioner's tags.
         partitioner: The partitioner.
         given: The rejections that it returned, by node.
         refusals: What was heard while it ran.
+        besides: Operators that it was not asked for. Its checks must not see them: ExecuTorch's mark nodes as they
+            check, and what was marked is compiled in another way.
 
     Returns:
-        A rejection for each operator without a tag, in graph order; operators of graphs that a tagged call moves have
-        none.
+        A rejection for each operator without a tag, in graph order, its method left open; operators of graphs that a
+        tagged call moves have none.
     """
     name = type(partitioner).__name__
     found = []
@@ -68,11 +69,13 @@ def rejections(
         if not graphs.is_operator(node) or graphs.DELEGATION_TAG in node.meta:
             continue
         key = graphs.qualified_name(path, node)
+        if key in besides:
+            continue
         if key in given:
             found.append(given[key])
             continue
         code, reason, by = _reason(partitioner, tagged, path, node, refusals)
-        found.append(Rejection(method, key, graphs.operator_name(node), reason, by or name, code))
+        found.append(Rejection("", key, graphs.operator_name(node), reason, by or name, code))
     return tuple(found)
 
 
@@ -120,21 +123,3 @@ def _with_values(node: Node, reason: str) -> str:
 def _type(tensor: object) -> str:
     dtype, shape = getattr(tensor, "dtype", ""), getattr(tensor, "shape", ())
     return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
-
-
-proposing_with = _upstream.proposing_with
-qualified_operator = _upstream.qualified_operator
-
-
-def supported(partitioner: CapabilityBasedPartitioner) -> dict[Node, None]:
-    """Ask a torch.fx partitioner's support for each node, and tell who listens of those that it refuses."""
-    modules = dict(partitioner.graph_module.named_modules())
-    found: dict[Node, None] = {}
-    for node in partitioner.graph_module.graph.nodes:
-        if node.op == "output":
-            continue
-        if partitioner.operator_support.is_node_supported(modules, node):
-            found[node] = None
-        else:
-            _upstream.refused(partitioner.operator_support, node)
-    return found

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
-from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
-from exir_lowering import _upstream, checks, graphs, refusals
-from exir_lowering.errors import InputError, PartitionerContractError
+from exir_lowering import _upstream, asking, checks, graphs, refusals
+from exir_lowering.errors import PartitionerContractError
 from exir_lowering.graphs import DELEGATION_TAG, LIFTED_ORDER
-from exir_lowering.model import Adjustment, Rejection, TaggedMethod
+from exir_lowering.model import TaggedMethod
 
 FakeState = dict[str, Any]
-_Said = TypeVar("_Said", Rejection, Adjustment)
 
 
 def fake_state(program: ExportedProgram) -> FakeState:
@@ -52,37 +50,17 @@ def tag(method: str, program: ExportedProgram, partitioner: Partitioner, state: 
     view.state_dict.clear()
     view.state_dict.update({name: state[name] for name in program.state_dict})
     graphs.strip_tags(view.graph_module)
-    with refusals.heard() as heard:
-        result = _run(who, partitioner, view)
-    tagged = result.tagged_exported_program
-    _check_graph(who, partitioner, program, tagged)
-    destinations = _destinations(who, partitioner, result)
-    _check_tags(who, tagged, destinations)
-    given = {rejection.node: rejection for rejection in _said(who, method, result, "rejections", Rejection)}
+    answer = asking.ask(who, partitioner, view)
+    _check_graph(who, partitioner, program, answer.tagged)
+    _check_tags(who, answer.tagged, answer.destinations)
+    rejections = refusals.rejections(answer.tagged, partitioner, answer.given, answer.heard)
     return TaggedMethod(
         name=method,
-        program=graphs.copy_program(program, tagged.graph_module),
-        destinations=destinations,
-        rejections=refusals.rejections(method, tagged, partitioner, given, heard),
-        adjustments=_said(who, method, result, "adjustments", Adjustment),
+        program=graphs.copy_program(program, answer.tagged.graph_module),
+        destinations=answer.destinations,
+        rejections=tuple(replace(rejection, method=method) for rejection in rejections),
+        adjustments=tuple(replace(adjustment, method=method) for adjustment in answer.adjustments),
     )
-
-
-def _run(who: str, partitioner: Partitioner, view: ExportedProgram) -> Any:
-    try:
-        result = partitioner(view)
-    except InputError as error:  # of a partitioner of this package: the user's mistake, not the partitioner's
-        raise InputError(f"{who}: {error}") from error
-    except PartitionerContractError as error:
-        raise PartitionerContractError(f"{who}: {error}", violation=error.violation, details=error.details) from error
-    except Exception as error:
-        raise PartitionerContractError(f"{who} raised {type(error).__name__}: {error}", violation="raised") from error
-    if not isinstance(getattr(result, "tagged_exported_program", None), ExportedProgram):
-        raise PartitionerContractError(
-            f"{who} returned {type(result).__name__}, expected a PartitionResult with the tagged ExportedProgram.",
-            violation="result_type",
-        )
-    return result
 
 
 def _check_graph(who: str, partitioner: Partitioner, program: ExportedProgram, tagged: ExportedProgram) -> None:
@@ -96,26 +74,6 @@ def _check_graph(who: str, partitioner: Partitioner, program: ExportedProgram, t
         violation="graph_modified",
         details={"partitioner": partitioner, "node": first[0]},
     )
-
-
-def _destinations(who: str, partitioner: Partitioner, result: Any) -> dict[str, DelegationSpec]:
-    tags = getattr(result, "partition_tags", None)
-    if not isinstance(tags, Mapping):
-        raise PartitionerContractError(
-            f"{who} returned partition_tags={tags!r}, expected a mapping from each tag to a DelegationSpec.",
-            violation="destinations",
-            details={"partitioner": partitioner},
-        )
-    for name, spec in tags.items():
-        specs = getattr(spec, "compile_specs", None)
-        well_formed = isinstance(specs, (list, tuple)) and all(isinstance(item, CompileSpec) for item in specs)
-        if not isinstance(getattr(spec, "backend_id", None), str) or not well_formed:
-            raise PartitionerContractError(
-                f"{who} sends tag {name!r} to {spec!r}, expected DelegationSpec(backend_id, [CompileSpec, ...]).",
-                violation="destinations",
-                details={"partitioner": partitioner},
-            )
-    return dict(tags)
 
 
 def _check_tags(who: str, tagged: ExportedProgram, destinations: Mapping[str, DelegationSpec]) -> None:
@@ -154,17 +112,6 @@ def _check_tags(who: str, tagged: ExportedProgram, destinations: Mapping[str, De
 
 def _kind(spec: Any) -> str:
     return "a user input" if spec.kind is InputKind.USER_INPUT else spec.kind.name.lower().replace("_", " ")
-
-
-def _said(who: str, method: str, result: Any, name: str, kind: type[_Said]) -> tuple[_Said, ...]:
-    """Return what a partitioner says beside its tags, for this method."""
-    given = getattr(result, name, None) or ()
-    if not isinstance(given, (list, tuple)) or not all(isinstance(item, kind) for item in given):
-        raise PartitionerContractError(
-            f"{who} returned {name}={given!r}, expected a list of exir_lowering.{kind.__name__}.",
-            violation="result_type",
-        )
-    return tuple(replace(item, method=method) for item in given)
 
 
 __all__ = ["FakeState", "fake_state", "tag"]

@@ -25,6 +25,8 @@ class SupportPartitioner(Partitioner):  # type: ignore[misc]
         compile_specs: For each backend id what it is to be told.
         limits: How small and how large a partition may be.
         keep_apart: Whether parts of a partition that share no edge become partitions of their own.
+        own_state: Whether a buffer that one partition alone reads and writes moves into it; for backends that keep
+            state from one call to the next.
         keep_whole: ATen operators, such as `torch.ops.aten.linear.default`, that are not decomposed on the way to Edge
             dialect where a backend supports them.
 
@@ -39,6 +41,7 @@ class SupportPartitioner(Partitioner):  # type: ignore[misc]
         compile_specs: Mapping[str, Sequence[CompileSpec]] | None = None,
         limits: Limits | None = None,
         keep_apart: bool = False,
+        own_state: bool = False,
         keep_whole: Sequence[Any] = (),
     ) -> None:
         super().__init__()
@@ -46,6 +49,7 @@ class SupportPartitioner(Partitioner):  # type: ignore[misc]
         self.compile_specs = compile_specs_of(type(self).__name__, self.supports, compile_specs)
         self.limits = limits or Limits()
         self.keep_apart = keep_apart
+        self.own_state = own_state
         self.keep_whole = list(keep_whole)
 
     def partition(self, exported_program: ExportedProgram) -> ExplainedResult:
@@ -72,7 +76,7 @@ class SupportPartitioner(Partitioner):  # type: ignore[misc]
             why = reasons(self.supports, scope)
             for node in claims.left(scope):
                 claims.reject(scope, node, why(node))
-        return claims.result()
+        return claims.result(state=self.own_state)
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[Any], Callable[[Node], bool] | None]:
         """Keep the operators of `keep_whole` where a backend supports them."""

@@ -98,8 +98,9 @@ class ChainedPartitioner(Partitioner):  # type: ignore[misc]
                 adjustments.append(Adjustment("", "skipped", tuple(names), reason, "ChainedPartitioner"))
         for node, tag in tags.items():
             node.meta[graphs.DELEGATION_TAG] = tag
-        used = {tag: spec for tag, spec in destinations.items() if tag in set(tags.values())}
-        return ExplainedResult(exported_program, used, tuple(map(_joined, said.values())), tuple(adjustments))
+        used = set(tags.values())
+        kept = {tag: spec for tag, spec in destinations.items() if tag in used}
+        return ExplainedResult(exported_program, kept, tuple(map(_joined, said.values())), tuple(adjustments))
 
     def _unavailable(self, backend_id: str) -> str:
         """Say why a backend cannot be used, "" when it can."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from executorch.exir.backend.utils import tag_constant_data, tag_mutated_buffer
@@ -67,10 +67,22 @@ class Claims:
             if graphs.is_operator(node) and graphs.DELEGATION_TAG not in node.meta:
                 yield node
 
-    def result(self) -> ExplainedResult:
-        """Give the constants and the state that only partitions read to them, and return the result."""
+    def result(self, *, constants: Collection[Node] | None = None, state: bool = False) -> ExplainedResult:
+        """Give partitions the constants that they read, and return the result.
+
+        Args:
+            constants: The placeholders that partitions may own; by default every parameter, buffer and constant that
+                is not written.
+            state: Whether a buffer that one partition alone reads and writes moves into it. Its backend has to keep
+                state then; one that does not gives wrong results, or worse.
+        """
         tag_constant_data(self.program)
-        tag_mutated_buffer(self.program)
+        if constants is not None:
+            for node in graphs.lifted_inputs(self.program):
+                if node not in constants:
+                    node.meta.pop(graphs.DELEGATION_TAG, None)
+        if state:
+            tag_mutated_buffer(self.program)
         return ExplainedResult(
             self.program, self._destinations, tuple(self._rejections.values()), tuple(self._adjustments)
         )

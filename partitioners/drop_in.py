@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner, Partition
 from torch.fx.passes.operator_support import OperatorSupportBase
 
-from exir_lowering import InputError, refusals
+from exir_lowering import InputError, capability
 from exir_lowering.partitioners.convex import Proposal, computing, contract
 
 _NON_COMPUTE = ("torch.ops.aten.view", "_operator.getitem")
@@ -61,21 +61,19 @@ class ConvexPartitioner(CapabilityBasedPartitioner):
         return _propose(self)
 
 
-@contextmanager
-def convex_proposals() -> Iterator[None]:
-    """Make torch.fx's and ExecuTorch's partitioners propose with this algorithm while the context lasts.
+def convex_proposals() -> AbstractContextManager[None]:
+    """Return a context in which torch.fx's and ExecuTorch's partitioners propose with this algorithm, in all threads.
 
     What is replaced are the methods of `CapabilityBasedPartitioner` and of ExecuTorch's `GroupBasedPartitioner`, so
     every partitioner that stands on them gains, XNNPACK's included.
     """
-    with refusals.proposing_with(_propose):
-        yield
+    return _PROPOSING
 
 
 def _propose(partitioner: Any) -> list[Partition]:
     """Propose partitions for a `CapabilityBasedPartitioner` or a subclass of it, from its attributes."""
     module = partitioner.graph_module
-    supported = refusals.supported(partitioner)
+    supported = capability.supported(partitioner)
     nodes = computing(module)
     labels = {node: "" for node in nodes if node in supported}
     groups = [[node for node in group if node in labels] for group in getattr(partitioner, "node_groups", None) or ()]
@@ -120,9 +118,11 @@ def _is_kept(partitioner: Any, members: Sequence[Node]) -> bool:
     if partitioner.allows_single_node_partition:
         return True
     non_compute = {*_NON_COMPUTE, *partitioner.non_compute_ops}
-    names = [refusals.qualified_operator(node) for node in members if node.op == "call_function"]
+    names = [capability.qualified_operator(node) for node in members if node.op == "call_function"]
     alone = set(partitioner.allowed_single_node_partition_ops)
     return sum((name not in non_compute) + (name in alone) for name in names) > 1
 
+
+_PROPOSING = capability.proposing_with(_propose)
 
 __all__ = ["ConvexPartitioner", "convex_proposals"]

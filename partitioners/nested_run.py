@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 import torch
+from executorch.backends.xnnpack.utils.quant_utils import IS_IMPLICIT_Q_DQ_TAG
 from executorch.exir.backend.partitioner import DelegationSpec
 from torch.export import ExportedProgram
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
-from exir_lowering import Adjustment, Partitioner, PartitionerContractError, Rejection, graphs, refusals
+from exir_lowering import Adjustment, Partitioner, PartitionerContractError, Rejection, asking, graphs, refusals
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Run:
     """What a partitioner did to a program, taken off it again.
 
     Attributes:
-        tags: The tag of each node that it claimed, constants included.
+        tags: The tag of each node of the program that it claimed, constants included.
         destinations: For each tag where it goes.
         rejections: For each operator that it left, and that it could see, why.
         adjustments: What it says of partitions that it dropped or cut.
@@ -39,37 +40,97 @@ def run(partitioner: Partitioner, program: ExportedProgram, out_of_sight: Iterab
     Args:
         partitioner: The partitioner.
         program: The program, without tags; it has none afterwards.
-        out_of_sight: Operators that it must not take: it sees an operator there that nobody supports.
+        out_of_sight: Operators that it must not take: it sees an operator there that nobody supports. A call of a graph
+            with such an operator is not taken either.
 
     Raises:
-        PartitionerContractError: It returned something else than a PartitionResult for this program.
+        InputError: The partitioner refuses what its user gave it.
+        PartitionerContractError: It raised, or broke its promise.
     """
-    unseen = list(out_of_sight)
-    with refusals.heard() as heard, _hidden(unseen):
-        result = partitioner(program)
-    destinations = getattr(result, "partition_tags", None)
-    if not isinstance(destinations, Mapping) or getattr(result, "tagged_exported_program", None) is not program:
-        raise PartitionerContractError(
-            f"Partitioner {type(partitioner).__name__} returned {result!r}, expected a PartitionResult with the "
-            "program that it was given and a mapping from tags.",
-            violation="result_type",
-        )
-    given = {rejection.node: rejection for rejection in getattr(result, "rejections", None) or ()}
-    rejections = refusals.rejections("", program, partitioner, given, heard)
-    out = set(unseen)
-    walked = graphs.staying_nodes(program.graph_module)
-    hidden = {graphs.qualified_name(path, node) for path, node in walked if node in out} if out else set()
-    tags = {}
-    for _, module in graphs.walk(program.graph_module):
-        for node in module.graph.nodes:
-            if graphs.DELEGATION_TAG in node.meta:
-                tags[node] = node.meta.pop(graphs.DELEGATION_TAG)
+    who = f"Partitioner {type(partitioner).__name__}"
+    names = {
+        node: (path, node.name) for path, module in graphs.walk(program.graph_module) for node in module.graph.nodes
+    }
+    unseen = set(out_of_sight)
+    calls = _calls_of(program.graph_module, unseen)
+    with _hidden([*unseen, *calls]):
+        answer = asking.ask(who, partitioner, program)
+    hidden = {graphs.qualified_name(names[node][0], node) for node in (*unseen, *calls)}
+    rejections = refusals.rejections(answer.tagged, partitioner, answer.given, answer.heard, besides=hidden)
+    tags = _taken_off(who, answer)
+    if answer.tagged is not program:  # it tagged a copy
+        _taken_off(who, replace(answer, tagged=program))
+    kept = {node: tags[key] for node, key in names.items() if key in tags and node not in unseen and node not in calls}
+    if unseen:
+        _clear_marks(names, kept)
     return Run(
-        tags,
-        dict(destinations),
-        tuple(rejection for rejection in rejections if rejection.node not in hidden),
-        tuple(getattr(result, "adjustments", None) or ()),
+        kept,
+        answer.destinations,
+        (*rejections, *_left(names, calls)),
+        answer.adjustments,
     )
+
+
+def _calls_of(module: GraphModule, unseen: Collection[Node]) -> dict[Node, str]:
+    """Return the calls of graphs that hold one of some nodes, with that node's name."""
+    found: dict[Node, str] = {}
+    for node in module.graph.nodes:
+        for nested in graphs.nested_graphs(module, node) if unseen else ():
+            inner = _calls_of(nested.module, unseen)
+            found.update(inner)
+            held = next((n for n in nested.module.graph.nodes if n in unseen or n in inner), None)
+            if held is not None and node not in unseen:
+                found.setdefault(node, f"{nested.name}.{held.name}")
+    return found
+
+
+def _clear_marks(nodes: Iterable[Node], claimed: Collection[Node]) -> None:
+    """Clear the marks by which XNNPACK knows a quantize or dequantize as a part of an operator, where that is not claimed.
+
+    Its checks mark the neighbours of an operator before they refuse the operator. A node that is claimed by itself and
+    marked all the same is compiled to nothing, and the numbers are wrong.
+    """
+    valid: set[Node] = set()
+    for node in reversed(list(nodes)):
+        if IS_IMPLICIT_Q_DQ_TAG not in node.meta:
+            continue
+        read_by = any(user in claimed and IS_IMPLICIT_Q_DQ_TAG not in user.meta for user in node.users)
+        made_by = any(source in claimed and not _quantizes(source) for source in node.all_input_nodes)
+        if read_by or any(user in valid for user in node.users) or (made_by and "dequantize" not in node.name):
+            valid.add(node)
+        else:
+            del node.meta[IS_IMPLICIT_Q_DQ_TAG]
+
+
+def _quantizes(node: Node) -> bool:
+    return node.op != "call_function" or graphs.operator_name(node).startswith("quantized_decomposed.")
+
+
+def _left(names: Mapping[Node, tuple[tuple[str, ...], str]], calls: Mapping[Node, str]) -> Iterator[Rejection]:
+    for node, held in calls.items():
+        reason = f"where {held} goes, in a graph that it calls, was decided before"
+        yield Rejection(
+            "", graphs.qualified_name(names[node][0], node), graphs.operator_name(node), reason, "nested_run", "nested"
+        )
+
+
+def _taken_off(who: str, answer: asking.Answer) -> dict[tuple[tuple[str, ...], str], str]:
+    """Take the tags off a program, and return them by path and name."""
+    tags = {}
+    for path, module in graphs.walk(answer.tagged.graph_module):
+        for node in module.graph.nodes:
+            tag = node.meta.pop(graphs.DELEGATION_TAG, None)
+            if tag is None:
+                continue
+            tags[path, node.name] = tag
+            if tag not in answer.destinations:
+                raise PartitionerContractError(
+                    f"{who} tagged {graphs.qualified_name(path, node)} with {tag!r}, but partition_tags has no "
+                    f"destination for it (it has: {', '.join(map(repr, answer.destinations)) or 'none'}). Add it with "
+                    "a DelegationSpec.",
+                    violation="tag_without_destination",
+                )
+    return tags
 
 
 def preserved(

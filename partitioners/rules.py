@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,6 +20,9 @@ from exir_lowering.partitioners.support import check_operator
 
 HOST = "host"
 
+Facts = Mapping[str, Collection[str]]
+"""What rules ask of an operator: by criterion, the names that are true of it."""
+
 _Names = str | Sequence[str] | None
 
 
@@ -29,7 +32,7 @@ class Rule:
 
     Attributes:
         kind: What to do.
-        op: Operator names, such as "aten.add.Tensor" or "aten.add".
+        op: Operator names, such as "aten.add.Tensor" or "aten.add"; also of what an operator was decomposed from.
         name: Node names, as a plan shows them.
         module: Module paths, such as "model.layers.0"; what lies inside of a module matches too.
         module_class: Names of module classes, such as "LayerNorm" or "torch.nn.modules.normalization.LayerNorm".
@@ -47,16 +50,9 @@ class Rule:
     compile_specs: tuple[CompileSpec, ...] = ()
     required: bool = True
 
-    def matches(self, path: tuple[str, ...], node: Node) -> bool:
-        """Tell whether all that the rule names is true of a node; `*` stands for anything."""
-        operator = graphs.operator_name(node)
-        stack = graphs.modules(node)
-        return (
-            (not self.op or _any(self.op, (operator, operator.rpartition(".")[0])))
-            and (not self.name or _any(self.name, (graphs.qualified_name(path, node), node.name)))
-            and (not self.module or _any(self.module, [outer for where, _ in stack for outer in _outer(where)]))
-            and (not self.module_class or _any(self.module_class, [name for _, kind in stack for name in _names(kind)]))
-        )
+    def matches(self, facts: Facts) -> bool:
+        """Tell whether all that the rule names is true of an operator; `*` stands for anything."""
+        return all(_any(wanted, facts[key]) for key in _CRITERIA if (wanted := getattr(self, key)))
 
     def __str__(self) -> str:
         given = [f"{key}={getattr(self, key)[0]!r}" for key in _CRITERIA if len(getattr(self, key)) == 1]
@@ -171,8 +167,10 @@ class RuledPartitioner(Partitioner):  # type: ignore[misc]
             PartitionerContractError: The partitioner broke its contract.
         """
         operators = list(_operators(exported_program))
-        self._check(exported_program, operators)
-        ruled = {node: rule for path, node in operators if (rule := self._rule(path, node)) is not None}
+        facts = {node: _facts(path, node) for path, node in operators}
+        self._check(facts)
+        matched = ((node, next((r for r in self.rules if r.matches(facts[node])), None)) for _, node in operators)
+        ruled = {node: rule for node, rule in matched if rule is not None}
         unseen = [node for node, rule in ruled.items() if rule.kind != "allow"]
         run = nested_run.run(self.partitioner, exported_program, unseen)
         kept_whole = self.partitioner.ops_to_not_decompose(exported_program)[0]
@@ -197,31 +195,34 @@ class RuledPartitioner(Partitioner):  # type: ignore[misc]
 
         def visible(number: int, node: Node) -> bool:
             # The names of nodes change on the way to Edge dialect, so rules by name say nothing yet.
-            rule = next((r for r in self.rules if not r.name and r.matches((), node)), None)
+            facts = _facts((), node)
+            rule = next((r for r in self.rules if not r.name and r.matches(facts)), None)
             return rule is None or rule.kind == "allow"
 
         return nested_run.preserved([self.partitioner], ep, visible)
 
-    def _rule(self, path: tuple[str, ...], node: Node) -> Rule | None:
-        return next((rule for rule in self.rules if rule.matches(path, node)), None)
-
-    def _check(self, program: ExportedProgram, operators: Sequence[tuple[tuple[str, ...], Node]]) -> None:
+    def _check(self, facts: Mapping[Node, Facts]) -> None:
         """Check that what the rules name is there."""
-        if not operators:
-            return
         present: dict[str, dict[str, None]] = {key: {} for key in _CRITERIA}
-        for path, node in operators:
-            operator = graphs.operator_name(node)
-            present["op"].update(dict.fromkeys((operator, operator.rpartition(".")[0])))
-            present["name"].update(dict.fromkeys((graphs.qualified_name(path, node), node.name)))
-            for where, kind in graphs.modules(node):
-                present["module"].update(dict.fromkeys(_outer(where)))
-                present["module_class"].update(dict.fromkeys(_names(kind)))
-        for rule in self.rules:
+        for known in facts.values():
+            for key in _CRITERIA:
+                present[key].update(dict.fromkeys(known[key]))
+        for rule in self.rules if facts else ():
             for key in _CRITERIA:
                 for wanted in getattr(rule, key):
                     if not _any((wanted,), present[key]):
                         _missing(rule, key, wanted, list(present[key]))
+
+
+def _facts(path: tuple[str, ...], node: Node) -> Facts:
+    operators = [graphs.operator_name(node), *graphs.origins(node)]
+    stack = graphs.modules(node)
+    return {
+        "op": dict.fromkeys(name for operator in operators for name in (operator, operator.rpartition(".")[0])),
+        "name": dict.fromkeys((graphs.qualified_name(path, node), node.name)),
+        "module": dict.fromkeys(outer for where, _ in stack for outer in _outer(where)),
+        "module_class": dict.fromkeys(name for _, kind in stack for name in _names(kind)),
+    }
 
 
 def _operators(program: ExportedProgram) -> Iterable[tuple[tuple[str, ...], Node]]:
@@ -280,9 +281,10 @@ def _with(
                 renamed.update(dict.fromkeys(names, tag))
                 tags.update(dict.fromkeys(proposal.nodes, tag))
     tags = {node: renamed.get(tag, tag) for node, tag in tags.items()}  # constants follow the partitions that joined
-    for constant in graphs.lifted_inputs(program):
+    written = set(program.graph_signature.buffers_to_mutate.values())
+    for constant, spec in graphs.lifted_inputs(program).items():
         reader = next((user for user in constant.users if user in added), None)
-        if reader is not None and constant not in tags:
+        if reader is not None and constant not in tags and spec.target not in written:
             tags[constant] = tags[reader]
     used = set(tags.values())
     return tags, {tag: spec for tag, spec in destinations.items() if tag in used}
@@ -325,10 +327,9 @@ def _key(spec: DelegationSpec) -> str:
     return f"{spec.backend_id}{told}"
 
 
-def _any(patterns: Iterable[str], values: Iterable[str]) -> bool:
-    found = list(values)
+def _any(patterns: Iterable[str], values: Collection[str]) -> bool:
     return any(
-        pattern in found or ("*" in pattern and any(fnmatch.fnmatchcase(value, pattern) for value in found))
+        pattern in values or ("*" in pattern and any(fnmatch.fnmatchcase(value, pattern) for value in values))
         for pattern in patterns
     )
 

@@ -210,6 +210,8 @@ def asked(support: Support, scope: Scope) -> Check:
     check = _guarded(support, "binding to the graph", lambda: support.bind(scope))
 
     def ask(node: Node) -> No | None:
+        if graphs.operator_name(node) == graphs.OUT_OF_SIGHT:
+            return No("out_of_sight", "somebody else decides where it goes", str(support))
         answer = _guarded(support, _where(node, scope), lambda: check(node))
         if answer is not None and not isinstance(answer, No):
             raise PartitionerContractError(

@@ -12,8 +12,8 @@ LAYERS = [
     {"errors", "_upstream", "collector"},
     {"model", "options", "graphs", "quotient"},
     {"interfaces", "ownership", "progress", "measures", "lowering_plan"},
-    {"registry", "checks", "report", "partition_builder", "refusals", "views"},
-    {"arguments", "planning"},
+    {"registry", "checks", "report", "partition_builder", "refusals", "views", "capability"},
+    {"arguments", "planning", "asking"},
     {"edge", "tagging", "extraction", "preprocessing", "splicing", "emission"},
     {"lowered"},
     {"pipeline"},
@@ -28,7 +28,7 @@ SAME_LAYER = {"quotient": {"graphs"}}
 LATER = {"lowering_plan": {"views"}}
 """What a module imports when it is called only: a plan's pictures are made of plans."""
 
-FOR_PLUGINS = {"collector", "graphs", "measures", "quotient", "refusals", "registry"}
+FOR_PLUGINS = {"asking", "capability", "collector", "graphs", "measures", "quotient", "refusals", "registry"}
 """Modules that the built-in plug-ins share with the engine, beside the public names: what they need of FX graphs."""
 
 ALGORITHMS = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+import executorch.kernels.quantized  # noqa: F401  # the host's kernels for what is left of a quantised pattern
 import pytest
 import torch
 from executorch.backends.xnnpack.partition.config.xnnpack_config import ConfigPrecisionType
@@ -19,6 +20,7 @@ from torch.export import ExportedProgram, export
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
 import exir_lowering
+from exir_lowering.partitioners import Rule, RuledPartitioner, deny
 
 INPUTS = (torch.linspace(-1, 1, 3 * 16 * 16).reshape(1, 3, 16, 16),)
 
@@ -69,3 +71,33 @@ def test_int8_recipes(dynamic: bool) -> None:
     (got,) = exir_lowering.load(ours.emit().buffer).run("forward", *INPUTS)
     expected = program.module()(*INPUTS)
     torch.testing.assert_close(got, expected, atol=0.05, rtol=0.05)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        deny(module="head"),
+        deny(op="aten.linear"),
+        deny(op="aten.relu"),
+        deny(op="aten.convolution"),
+        deny(op="quantized_decomposed.quantize_per_tensor"),
+        deny(module_class="Linear"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_rules_leave_the_numbers_alone(dynamic: bool, rule: Rule, programs: dict[bool, ExportedProgram]) -> None:
+    """What a rule takes out of a quantised pattern leaves nothing half marked, half delegated."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        lowered = exir_lowering.lower(programs[dynamic], RuledPartitioner(XnnpackPartitioner(), rule))
+    assert any("denied by the rule" in node.reason for node in lowered.report.methods[0].host) or dynamic
+    (got,) = exir_lowering.load(lowered.emit().buffer).run("forward", *INPUTS)
+    torch.testing.assert_close(got, programs[dynamic].module()(*INPUTS), atol=0.05, rtol=0.05)
+
+
+@pytest.fixture(scope="module")
+def programs() -> dict[bool, ExportedProgram]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return {dynamic: quantized(dynamic) for dynamic in (False, True)}

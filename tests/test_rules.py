@@ -215,6 +215,6 @@ def test_nodes_keep_their_operators(program: ExportedProgram) -> None:
     before = [str(node.target) for node in edge.graph.nodes]
     RuledPartitioner(XnnpackPartitioner(), deny(op="aten.sigmoid"))(edge)
     assert [str(node.target) for node in edge.graph.nodes] == before
-    with pytest.raises(RuntimeError):
+    with pytest.raises(exir_lowering.PartitionerContractError, match="Partitioner Broken raised RuntimeError: broken"):
         RuledPartitioner(Broken(), deny(op="aten.sigmoid"))(edge)
     assert [str(node.target) for node in edge.graph.nodes] == before

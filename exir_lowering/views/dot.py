@@ -36,7 +36,8 @@ def _lines(plan: LoweringPlan) -> Iterator[str]:
             text = _quoted(f"{vertex.title}\n{label(vertex)}")
             yield f'    {names[vertex.id]} [label={text}, fillcolor="{colour}"];'
         for edge in drawn.edges:
-            yield f"    {names[edge.source]} -> {names[edge.target]} [label={_quoted(wording.size(edge.bytes))}];"
+            style = f"label={_quoted(wording.size(edge.bytes))}" if edge.bytes else "style=dashed"
+            yield f"    {names[edge.source]} -> {names[edge.target]} [{style}];"
         yield "  }"
     yield "}"
 

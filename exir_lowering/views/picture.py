@@ -45,7 +45,7 @@ class Edge:
     Attributes:
         source: The id of the vertex that makes the values.
         target: The id of the vertex that reads them.
-        bytes: Bytes of the values, each counted once.
+        bytes: Bytes of the values, each counted once; 0 from a call to the nested graph that it calls.
         points: The way of the line.
     """
 
@@ -176,13 +176,21 @@ def _regions(method: MethodPlan, members: Mapping[str, list[str]]) -> dict[str, 
 
 
 def _crossing(method: MethodPlan, owner: Mapping[str, str]) -> dict[tuple[str, str], int]:
-    """Return the edges between vertices with the bytes of the values that cross, each value once."""
+    """Return the edges between vertices with the bytes of the values that cross, each value once.
+
+    An operator that calls a nested graph has edges without bytes to where that graph starts.
+    """
     sizes = {node.name: node.result_bytes for node in method.nodes}
     values: dict[tuple[str, str], dict[str, int]] = {}
     for node in method.nodes:
         for name in node.inputs:
             if name in owner and owner[name] != owner[node.name]:
                 values.setdefault((owner[name], owner[node.name]), {})[name] = sizes[name]
+    callers = {path: owner[node.name] for node in method.nodes for path in node.calls}
+    for node in method.nodes:
+        caller = callers.get(_graph_of(node.name))
+        if caller not in (None, owner[node.name]) and not node.inputs:
+            values.setdefault((str(caller), owner[node.name]), {})
     return {edge: sum(crossing.values()) for edge, crossing in values.items()}
 
 

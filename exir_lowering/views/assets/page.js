@@ -162,8 +162,9 @@ function drawEdge(edge) {
   const tip = draw("path", { class: "tip", d: `M${before[0]} ${before[1]}l-4 -8h8z` });
   const far = isFar(edge);
   const stubs = far ? draw("path", { class: "stub", d: `M${x} ${y}v22M${before[0]} ${before[1]}v-22` }) : "";
-  const words = `${vertices.get(edge.source).title} to ${vertices.get(edge.target).title}: ${size(edge.bytes)}`;
-  edge.drawn = draw("g", { class: far ? "edge far" : "edge" }, draw("title", {}, words), draw("path", { d: path }), stubs, tip);
+  const what = edge.bytes ? `: ${size(edge.bytes)}` : "";
+  const words = `${vertices.get(edge.source).title} to ${vertices.get(edge.target).title}${what}`;
+  edge.drawn = draw("g", { class: `edge${far ? " far" : ""}${edge.bytes ? "" : " bare"}` }, draw("title", {}, words), draw("path", { d: path }), stubs, tip);
   return edge.drawn;
 }
 
