@@ -154,7 +154,10 @@ def _raise_executorch_error(error: LoweringError) -> NoReturn:
         raise error.__cause__
     if isinstance(error, PartitionerContractError):
         if error.violation == "raised" and error.__cause__ is not None:
-            raise error.__cause__
+            cause = error.__cause__
+            while isinstance(cause, LoweringError) and cause.__cause__ is not None:  # of a partitioner in another one
+                cause = cause.__cause__
+            raise cause
         if error.violation in _MESSAGES:
             kind, message = _MESSAGES[error.violation]
             raise kind(message(error.details)) from error

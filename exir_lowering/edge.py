@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from executorch.exir import EdgeCompileConfig
@@ -105,27 +105,23 @@ def _clone_writes(program: ExportedProgram) -> int:
 
 
 def check_preserved(
-    lowered: Mapping[str, ExportedProgram],
+    owners: Mapping[str, ExportedProgram],
     partitioners: Mapping[str, Sequence[Partitioner]],
-    converted: Collection[str],
     options: LoweringOptions,
 ) -> None:
     """Check that what partitioners kept from decomposition was delegated, and that the rest is valid Edge dialect.
 
     Args:
-        lowered: The lowered programs.
+        owners: What partitions left of the programs that `to_edge` converted.
         partitioners: The partitioners of each method.
-        converted: The methods that `to_edge` converted.
         options: As given to `to_edge`.
 
     Raises:
         PartitionerContractError: A preserved operator is left on the host, where no kernel exists for it.
     """
-    for name in lowered:
-        if name not in converted:
-            continue
+    for name, owner in owners.items():
         try:
-            preserved = _upstream.preserved_ops_left_over(name, lowered[name], partitioners[name])
+            preserved = _upstream.preserved_ops_left_over(name, owner, partitioners[name])
         except Exception as error:
             raise PartitionerContractError(f"Method {name!r}: {error}", violation="raised") from error
         config = _config(options)
@@ -133,7 +129,7 @@ def check_preserved(
             verifier = EXIREdgeDialectVerifier(
                 edge_compile_config=config, class_only=True, preserve_ops=list(config.preserve_ops) + preserved
             )
-            verifier()(lowered[name].graph_module)
+            verifier()(owner.graph_module)
 
 
 def _config(options: LoweringOptions) -> EdgeCompileConfig:

@@ -72,10 +72,7 @@ def lower(
     times = Times()
     with Progress(options.progress) as progress, times.step("edge"):
         edge = to_edge(methods, chosen, options, progress)
-    lowered = _lower_edge(edge, chosen, backends, options, times)
-    converted = [name for name in methods if edge[name] is not methods[name]]
-    check_preserved(lowered, chosen, converted, options)
-    return lowered
+    return _lower_edge(methods, edge, chosen, backends, options, times)
 
 
 def plan(
@@ -106,7 +103,7 @@ def plan(
     chosen = arguments.partitioners(partitioners, methods)
     with Progress(options.progress) as progress, collector.heap_frozen():
         edge = to_edge(methods, chosen, options, progress)
-        _, planned = _partition_all(edge, chosen, options, progress, Times())
+        _, planned = _partition_all(methods, edge, chosen, options, progress, Times())
     return planned
 
 
@@ -126,7 +123,7 @@ def to_backend(
     methods = arguments.programs(method_to_program)
     arguments.require_edge(methods)
     chosen = arguments.partitioners(method_to_partitioner, methods)
-    return _lower_edge(methods, chosen, backends, options, Times())
+    return _lower_edge(methods, methods, chosen, backends, options, Times())
 
 
 def lower_whole_program(
@@ -162,16 +159,17 @@ def lower_whole_program(
 
 
 def _lower_edge(
+    given: Programs,
     methods: Programs,
     chosen: Mapping[str, Sequence[Partitioner]],
     backends: Backends | None,
     options: LoweringOptions,
     times: Times,
 ) -> LoweredMethods:
-    """Lower Edge programs: the line."""
+    """Lower Edge programs, which were made of the given ones: the line."""
     registry.check_backends(backends)
     with Progress(options.progress) as progress, collector.heap_frozen() as set_aside:
-        extracted, planned = _partition_all(methods, chosen, options, progress, times)
+        extracted, planned = _partition_all(given, methods, chosen, options, progress, times)
         set_aside()
         groups = _group(extracted)
         found = {group.backend_id: registry.find_backend(group.backend_id, backends) for group in groups}
@@ -184,6 +182,7 @@ def _lower_edge(
 
 
 def _partition_all(
+    given: Programs,
     methods: Programs,
     chosen: Mapping[str, Sequence[Partitioner]],
     options: LoweringOptions,
@@ -198,6 +197,8 @@ def _partition_all(
         extracted.append(method)
         with times.step("plan"), collector.paused():
             plans.append(plan_method(program, tagged, method))
+    owners = {method.name: method.program for method in extracted if methods[method.name] is not given[method.name]}
+    check_preserved(owners, chosen, options)
     planned = LoweringPlan(tuple(plans))
     checks.coverage(planned, options)
     return extracted, planned

@@ -40,7 +40,8 @@ def plan_method(program: ExportedProgram, tagged: Sequence[TaggedMethod], extrac
     """
     placed = _Placed(program, extracted.partitions)
     measured = _measure(program, placed)
-    between = [_Between(nodes, extracted.partitions) for nodes in placed.by_graph()]
+    backend_of = {partition.id: partition.backend_id for partition in extracted.partitions}
+    between = [_Between(nodes, backend_of) for nodes in placed.by_graph()]
     host = tuple(_host(placed.planned, tagged, extracted))
     return MethodPlan(
         name=extracted.name,
@@ -228,9 +229,8 @@ def _host(
 class _Between:
     """One graph with each partition contracted to a vertex: what forbids merges, and what would allow them."""
 
-    def __init__(self, nodes: Sequence[PlannedNode], partitions: Sequence[Partition]) -> None:
-        self.nodes = nodes
-        self.backend_of = {partition.id: partition.backend_id for partition in partitions}
+    def __init__(self, nodes: Sequence[PlannedNode], backend_of: Mapping[str, str]) -> None:
+        self.nodes, self.backend_of = nodes, backend_of
         self.key_of = {node.name: node.partition or f"host {node.name}" for node in nodes}
         self.successors: dict[str, dict[str, tuple[str, str]]] = {key: {} for key in self.key_of.values()}
         for node in nodes:

@@ -18,7 +18,7 @@ touches it, which takes away what it costs in x.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import networkx as nx
@@ -75,16 +75,16 @@ def cost(problem: Problem, places: Sequence[int]) -> int:
     return units + moved(problem.values, places)
 
 
-def moved(values: Iterable[Value], places: Sequence[int]) -> int:
+def moved(values: Iterable[Value], places: Sequence[int] | Mapping[int, int]) -> int:
     """Return what it costs to bring values to their readers."""
     return sum(value.weight * len(_destinations(value, places)) for value in values)
 
 
-def _destinations(value: Value, places: Sequence[int]) -> set[int]:
+def _destinations(value: Value, places: Sequence[int] | Mapping[int, int]) -> set[int]:
     return {_place(reader, places) for reader in value.readers} - {_place(value.producer, places)}
 
 
-def _place(unit: int, places: Sequence[int]) -> int:
+def _place(unit: int, places: Sequence[int] | Mapping[int, int]) -> int:
     return 0 if unit == HOST else places[unit]
 
 

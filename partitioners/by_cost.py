@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,7 +64,8 @@ class CostPartitioner(Partitioner):  # type: ignore[misc]
     Args:
         costs: A `CostTable`, a `RooflineModel`, or a `CostModel` of your own. What it has no cost for on a backend
             cannot be there; on the host it is an error.
-        supports: For each backend what it can take, in priority order; the costs say what it should.
+        supports: For each backend what it can take, in priority order; the costs say what it should. Or a partitioner,
+            see `from_partitioner`.
         compile_specs: For each backend id what it is to be told.
         limits: How small and how large a partition may be; what they drop is left to the host whatever it costs.
 
@@ -74,7 +76,7 @@ class CostPartitioner(Partitioner):  # type: ignore[misc]
     def __init__(
         self,
         costs: CostModel,
-        supports: Mapping[str, SupportLike],
+        supports: Mapping[str, SupportLike] | Partitioner,
         *,
         compile_specs: Mapping[str, Sequence[CompileSpec]] | None = None,
         limits: Limits | None = None,
@@ -82,11 +84,18 @@ class CostPartitioner(Partitioner):  # type: ignore[misc]
         super().__init__()
         who = type(self).__name__
         _check_model(who, costs)
-        bound = supports_of(who, supports)
-        specs = compile_specs_of(who, bound, compile_specs)
         self.costs, self.limits = costs, limits or Limits()
-        self.partitioner: Partitioner | None = None
-        self.offers: Callable[[ExportedProgram], Offers] = lambda program: offers_of_supports(bound, specs)
+        self._inner = supports if isinstance(supports, Partitioner) else None
+        self._supports = {} if self._inner is not None else supports_of(who, supports)
+        self._compile_specs = compile_specs_of(who, self._supports, compile_specs)
+        _check_places(who, costs, self._supports)
+
+    def _offers(self, program: ExportedProgram) -> Offers:
+        if self._inner is None:
+            return offers_of_supports(self._supports, self._compile_specs)
+        offers = offers_of_partitioner(program, self._inner)
+        _check_places(type(self).__name__, self.costs, offers.places)
+        return offers
 
     @classmethod
     def from_partitioner(
@@ -107,22 +116,17 @@ class CostPartitioner(Partitioner):  # type: ignore[misc]
         Raises:
             InputError: An argument is not what it should be.
         """
-        _check_model(cls.__name__, costs)
         if not isinstance(partitioner, Partitioner):
             raise InputError(
                 f"{cls.__name__}: got the partitioner {partitioner!r}, expected an ExecuTorch Partitioner."
             )
-        made = cls.__new__(cls)
-        Partitioner.__init__(made)
-        made.costs, made.limits, made.partitioner = costs, limits or Limits(), partitioner
-        made.offers = lambda program: offers_of_partitioner(program, partitioner)
-        return made
+        return cls(costs, partitioner, limits=limits)
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[Any], Callable[[Node], bool] | None]:
         """Keep the operators whole that the partitioner chosen from wants whole."""
-        if self.partitioner is None:
+        if self._inner is None:
             return [], None
-        kept: tuple[list[Any], Callable[[Node], bool] | None] = self.partitioner.ops_to_not_decompose(ep)
+        kept: tuple[list[Any], Callable[[Node], bool] | None] = self._inner.ops_to_not_decompose(ep)
         return kept
 
     def partition(self, exported_program: ExportedProgram) -> ExplainedResult:
@@ -140,7 +144,7 @@ class CostPartitioner(Partitioner):  # type: ignore[misc]
             PartitionerContractError: A support, or the partitioner chosen from, raised or broke its promise.
         """
         name = type(self).__name__
-        offers = self.offers(exported_program)
+        offers = self._offers(exported_program)
         planned = plan_graphs(exported_program, offers, self.costs, CostGraph.cheapest)
         claims = Claims(exported_program, {}, name)
         claims.explain(offers.rejections, offers.adjustments)
@@ -154,7 +158,7 @@ class CostPartitioner(Partitioner):  # type: ignore[misc]
                 no = graph.why(node, places)
                 if no is not None:
                     claims.reject(scope, node, no)
-        result = claims.result()
+        result = claims.result(constants=offers.constants)
         for tag, spec in result.partition_tags.items():
             result.partition_tags[tag] = offers.specs[spec.backend_id]
         return result
@@ -166,7 +170,7 @@ class CostPartitioner(Partitioner):  # type: ignore[misc]
             InputError, PartitionerContractError: As for `partition`.
         """
         view = graphs.copy_program(program)
-        offers = self.offers(view)
+        offers = self._offers(view)
         chosen, greedy, host = (
             float(graph.cost(places))
             for graph, places in (
@@ -194,6 +198,16 @@ def units_together(program: ExportedProgram, partitioner: Partitioner) -> list[l
         together = placed_together(computing(scope.graph_module), offer, close=offers.merge)
         found += [unit for unit in together if all(offer.labels.get(n) for n in unit if not graphs.is_getitem(n))]
     return [unit for unit in found if any(map(graphs.is_operator, unit))]
+
+
+def _check_places(who: str, costs: CostModel, backends: Iterable[str]) -> None:
+    """Check that a model that says which places it knows knows the backends."""
+    known = getattr(costs, "places", None) or getattr(costs, "flops_per_second", None) or {}
+    for backend_id in backends if known else ():
+        if backend_id not in known:
+            close = difflib.get_close_matches(backend_id, list(known), n=2)
+            hint = f"Did you mean {' or '.join(map(repr, close))}?" if close else f"It has {', '.join(known)}."
+            raise InputError(f"{who}: the costs have no place {backend_id!r}, a backend that is to be chosen. {hint}")
 
 
 def _check_model(who: str, costs: Any) -> None:

@@ -8,7 +8,7 @@ and the groups that the caller gives. `schedule` then assigns the vertices.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Node
 
 from exir_lowering import InputError, collector, graphs, measures, quotient
 from exir_lowering.partitioners.schedule import Dag, schedule
-from exir_lowering.partitioners.support import Scope, Support, SupportLike, as_support, asked
+from exir_lowering.partitioners.support import Scope, SupportLike, as_support, asked
 
 _NOT_COMPUTING = ("placeholder", "get_attr", "output")
 
@@ -54,7 +54,8 @@ def propose_partitions(
             at; `graphs.walk` yields them.
         support: What is supported: a `Support`, a torch.fx `OperatorSupportBase`, a function from a node to a bool,
             or a mapping from backends to these, where the first one that takes a node gets it.
-        groups: Nodes that must stay together. When one of a group is not supported none of it is proposed.
+        groups: Nodes that must stay together, a getitem standing for its producer. A group goes to the first backend
+            that takes all of it; when none does, none of it is proposed. Groups of a support are that backend's only.
         keep_apart: Whether parts of a partition that share no edge become partitions of their own.
 
     Returns:
@@ -66,20 +67,41 @@ def propose_partitions(
     """
     scope = graph_module if isinstance(graph_module, Scope) else Scope(graph_module)
     supports = support if isinstance(support, Mapping) else {"": support}
-    bound: list[tuple[str, Support]] = [(name, as_support(candidate)) for name, candidate in supports.items()]
-    checks = [(name, asked(candidate, scope)) for name, candidate in bound]
-    taken = {
-        node: next((name for name, check in checks if check(node) is None), None)
-        for node in computing(scope.graph_module)
-        if not _follows(node) and not graphs.is_delegate_call(node)
-    }
-    together = [*groups, *(group for _, candidate in bound for group in candidate.groups(scope))]
-    return contract(
-        computing(scope.graph_module),
-        {node: name for node, name in taken.items() if name is not None},
-        groups=together,
-        keep_apart=keep_apart,
-    )
+    bound = [(name, as_support(candidate)) for name, candidate in supports.items()]
+    nodes = computing(scope.graph_module)
+    known = frozenset(nodes)
+    together = [operators_of(number, group, known) for number, group in enumerate(groups)]
+    label_of: dict[Node, str] = {}
+    accepted: list[list[Node]] = []
+    for name, candidate in bound:
+        check = asked(candidate, scope)
+        able = {n for n in nodes if n not in label_of and not _follows(n) and _is_free(n) and check(n) is None}
+        own = [*together, *(operators_of(i, group, known) for i, group in enumerate(candidate.groups(scope)))]
+        whole = _whole_groups(own, able)
+        accepted += whole
+        label_of.update((node, name) for node in nodes if node in able)
+    return contract(nodes, label_of, groups=accepted, keep_apart=keep_apart)
+
+
+def _is_free(node: Node) -> bool:
+    return not graphs.is_delegate_call(node)
+
+
+def _whole_groups(groups: Sequence[Sequence[Node]], able: set[Node]) -> list[list[Node]]:
+    """Return the groups that one backend can take whole; the nodes of others are taken out of what it can take."""
+    groups_of: dict[Node, list[int]] = {}
+    for number, group in enumerate(groups):
+        for node in group:
+            groups_of.setdefault(node, []).append(number)
+    broken = {number for number, group in enumerate(groups) if not able.issuperset(group)}
+    pending = list(broken)
+    while pending:  # what a broken group takes out may break others that share a node with it
+        for node in groups[pending.pop()]:
+            able.discard(node)
+            more = [number for number in groups_of[node] if number not in broken]
+            broken.update(more)
+            pending += more
+    return [list(group) for number, group in enumerate(groups) if number not in broken]
 
 
 def computing(graph_module: GraphModule) -> list[Node]:
@@ -118,6 +140,28 @@ def contract(
     ]
 
 
+def operators_of(number: int, group: Iterable[Any], known: Container[Node]) -> list[Node]:
+    """Return the operators of a group, each once: a getitem stands for its producer, and constants are left out.
+
+    Args:
+        number: The group's number, for errors.
+        group: Its nodes.
+        known: The computing nodes of the graph.
+
+    Raises:
+        InputError: It has something else than nodes of the graph.
+    """
+    found: dict[Node, None] = {}
+    for node in group:
+        if not isinstance(node, Node) or (node not in known and node.op not in _NOT_COMPUTING):
+            raise InputError(f"Group {number} holds {node!r}, which is no node of the graph. Give nodes of this graph.")
+        while _follows(node):
+            node = node.args[0]
+        if node in known:
+            found[node] = None
+    return list(found)
+
+
 # -- what is one vertex ------------------------------------------------------------------------------------------------
 
 
@@ -143,7 +187,7 @@ def _contracted(nodes: Sequence[Node], label_of: Mapping[Node, str], groups: Ite
             together.join(place[node.args[0]], i)  # type: ignore[index]
     found = False
     for number, group in enumerate(groups):
-        members = _group(number, list(group), place)
+        members = [place[node] for node in operators_of(number, group, place)]
         for other in members[1:]:
             grouped.join(members[0], other)
             found = True
@@ -151,13 +195,6 @@ def _contracted(nodes: Sequence[Node], label_of: Mapping[Node, str], groups: Ite
         label_of = _join_groups(nodes, label_of, grouped, together)
         _close(nodes, place, label_of, together)
     return _number(nodes, place, label_of, together)
-
-
-def _group(number: int, group: Sequence[Any], place: Mapping[Node, int]) -> list[int]:
-    for node in group:
-        if not isinstance(node, Node) or (node not in place and node.op not in _NOT_COMPUTING):
-            raise InputError(f"Group {number} holds {node!r}, which is no node of the graph. Give nodes of this graph.")
-    return [place[node] for node in group if node in place]
 
 
 def _join_groups(
@@ -394,4 +431,4 @@ class _Quotient:
         return [rank[self.sets.find(vertex)] if part else 0 for vertex, part in enumerate(parts)]
 
 
-__all__ = ["Proposal", "computing", "contract", "propose_partitions"]
+__all__ = ["Proposal", "computing", "contract", "operators_of", "propose_partitions"]

@@ -110,6 +110,7 @@ class CostGraph:
         scale: The scale.
         offer: What can go where.
         groups: Units that have to be one vertex when partitions are made.
+        touching: For each unit the values that it makes or reads.
         measure: The unit in which costs are told.
     """
 
@@ -122,6 +123,7 @@ class CostGraph:
     scale: int
     offer: Offer
     groups: list[list[Node]]
+    touching: Mapping[int, list[Value]]
     measure: str
 
     def cheapest(self) -> list[int]:
@@ -172,12 +174,13 @@ class CostGraph:
         return No("cost", f"{takers} takes it, but there is no cost of {graphs.operator_name(node)} there", "")
 
     def _dearer(self, unit: int, possible: Iterable[int], places: Sequence[int]) -> No:
-        values = [v for v in self.problem.values if unit == v.producer or unit in v.readers]
+        values = self.touching.get(unit, [])
+        units = {other for value in values for other in (value.producer, *value.readers)}
+        tried = {other: 0 if other == assignment.HOST else places[other] for other in units}
+        before = assignment.moved(values, tried)
 
         def elsewhere(place: int) -> tuple[int, int, int]:
-            tried = list(places)
-            tried[unit] = place
-            data = assignment.moved(values, tried) - assignment.moved(values, places)
+            data = assignment.moved(values, {**tried, unit: place}) - before
             cost = self.problem.costs[unit][place] or 0
             return cost + data + self.calls[place], place, data
 
@@ -237,8 +240,17 @@ def _graph(scope: Scope, offers: Offers, offer: Offer, costs: ExactCosts, planne
         scale=scale,
         offer=offer,
         groups=[unit for unit in units if sum(map(graphs.is_operator, unit)) > 1] if offers.merge else [],
+        touching=_touching(problem.values),
         measure=costs.model.unit,
     )
+
+
+def _touching(values: Iterable[Value]) -> dict[int, list[Value]]:
+    found: dict[int, list[Value]] = {}
+    for value in values:
+        for unit in dict.fromkeys((value.producer, *value.readers)):
+            found.setdefault(unit, []).append(value)
+    return found
 
 
 def placed_together(nodes: Sequence[Node], offer: Offer, *, close: bool) -> list[list[Node]]:

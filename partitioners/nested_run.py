@@ -85,7 +85,7 @@ def _calls_of(module: GraphModule, unseen: Collection[Node]) -> dict[Node, str]:
 
 
 def _clear_marks(nodes: Iterable[Node], claimed: Collection[Node]) -> None:
-    """Clear the marks by which XNNPACK knows a quantize or dequantize as a part of an operator, where that is not claimed.
+    """Clear the marks by which XNNPACK knows a quantize or dequantize as a part of an operator that is not claimed.
 
     Its checks mark the neighbours of an operator before they refuse the operator. A node that is claimed by itself and
     marked all the same is compiled to nothing, and the numbers are wrong.

@@ -13,13 +13,13 @@ from exir_lowering import (
     CompileSpec,
     DelegationSpec,
     Partitioner,
-    PartitionerContractError,
     Rejection,
     graphs,
 )
+from exir_lowering.partitioners import nested_run
 from exir_lowering.partitioners.by_support import reasons
 from exir_lowering.partitioners.convex import computing
-from exir_lowering.partitioners.support import No, Scope, Support, asked, scopes
+from exir_lowering.partitioners.support import No, Scope, Support, asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,7 @@ class Offers:
         specs: For each label where its partitions go.
         of: The offer for a graph.
         merge: Whether what has one label may be merged, and groups have to be convex.
+        constants: The parameters, buffers and constants that partitions may own; None for all that are not written.
         rejections: What was said of operators already.
         adjustments: What was said of partitions already.
     """
@@ -56,6 +57,7 @@ class Offers:
     specs: Mapping[str, DelegationSpec]
     of: Callable[[Scope], Offer]
     merge: bool = True
+    constants: frozenset[Node] | None = None
     rejections: Sequence[Rejection] = ()
     adjustments: Sequence[Adjustment] = ()
 
@@ -79,30 +81,16 @@ def offers_of_supports(supports: Mapping[str, Support], compile_specs: Mapping[s
 
 def offers_of_partitioner(program: ExportedProgram, partitioner: Partitioner) -> Offers:
     """Let a partitioner tag the program, and take the tags as what can go where."""
-    who = f"Partitioner {type(partitioner).__name__}"
     match = getattr(partitioner, "get_matched_nodes_from_configs", None)
     merge = match is not None and not getattr(partitioner, "per_op_mode", False)
-    try:
-        matches = [list(group) for group in match(program)] if match is not None and merge else []
-        result = partitioner(program)
-        tags, specs = _tags(result.tagged_exported_program), dict(result.partition_tags)
-        whole = _kept_whole(program, partitioner)
-    except Exception as error:
-        raise PartitionerContractError(f"{who} raised {type(error).__name__}: {error}", violation="raised") from error
-    for scope in (*scopes(program), *scopes(result.tagged_exported_program)):
-        for node in scope.graph_module.graph.nodes:
-            node.meta.pop(graphs.DELEGATION_TAG, None)
-    lost = sorted(set(map(str, tags.values())) - set(specs))
-    if lost:
-        raise PartitionerContractError(
-            f"{who} used the tag {lost[0]!r}, but partition_tags has no destination for it. Add it with a "
-            f"DelegationSpec.",
-            violation="tag_without_destination",
-        )
+    run = nested_run.run(partitioner, program)
+    matches = [list(group) for group in match(program)] if match is not None and merge else []
+    whole = _kept_whole(program, partitioner)
+    specs = run.destinations
     label_of = _labels(specs) if merge else {tag: tag for tag in specs}
 
     def of(scope: Scope) -> Offer:
-        nodes = {node: tags.get((scope.path, node.name)) for node in computing(scope.graph_module)}
+        nodes = {node: run.tags.get(node) for node in computing(scope.graph_module)}
         labels = {n: {specs[tag].backend_id: label_of[tag]} if tag else {} for n, tag in nodes.items()}
         groups = [group for group in matches if any(node in nodes for node in group)] if merge else _by_tag(nodes)
         pinned = frozenset(node for node, labelled in labels.items() if labelled and whole(node))
@@ -113,19 +101,10 @@ def offers_of_partitioner(program: ExportedProgram, partitioner: Partitioner) ->
         specs={label_of[tag]: spec for tag, spec in specs.items()},
         of=of,
         merge=merge,
-        rejections=getattr(result, "rejections", None) or (),
-        adjustments=getattr(result, "adjustments", None) or (),
+        constants=frozenset(node for node in run.tags if node.op == "placeholder"),
+        rejections=run.rejections,
+        adjustments=run.adjustments,
     )
-
-
-def _tags(program: ExportedProgram) -> dict[tuple[tuple[str, ...], str], str]:
-    """Return the tag of each tagged operator, by its path and name: a partitioner may have tagged a copy."""
-    tagged = (
-        ((scope.path, node.name), node.meta.get(graphs.DELEGATION_TAG))
-        for scope in scopes(program)
-        for node in computing(scope.graph_module)
-    )
-    return {key: tag for key, tag in tagged if tag is not None}
 
 
 def _kept_whole(program: ExportedProgram, partitioner: Partitioner) -> Callable[[Node], bool]:
