@@ -192,12 +192,26 @@ def _parser() -> argparse.ArgumentParser:
         made.set_defaults(command=function)
         return made
 
-    lower = command("lower", _lower, "lower .pt2 files to one .pte file", _LOWER_EXAMPLES)
+    _add_lower(command("lower", _lower, "lower .pt2 files to one .pte file", _LOWER_EXAMPLES))
+    text = "tell what lower would delegate, and why the rest stays on the host"
+    _add_plan(command("plan", _plan, text, _PLAN_EXAMPLES))
+    _add_run(command("run", _run, "run a method of a .pte file in the ExecuTorch runtime", _RUN_EXAMPLES))
+    plugins = command("plugins", _plugins, "list the installed backends and partitioners")
+    plugins.add_argument("--json", action="store_true", help="print the list as JSON")
+    text = "lower a trained sentence-embedding model, run it, compare with PyTorch"
+    demo = command("demo", _demo, text, _DEMO_EXAMPLES)
+    demo.add_argument("sentences", nargs="*", metavar="SENTENCE", help="what to compare (default: four)")
+    demo.add_argument("-o", "--output", metavar="OUT.pte", help="keep the .pte file here (default: removed)")
+    return parser
+
+
+def _add_lower(lower: argparse.ArgumentParser) -> None:
     _add_programs(lower)
     lower.add_argument("-o", "--output", required=True, metavar="OUT.pte", help="the file to write")
     lower.add_argument("--json", action="store_true", help="print the report as JSON instead of tables")
 
-    plan = command("plan", _plan, "tell what lower would delegate, and why the rest stays on the host", _PLAN_EXAMPLES)
+
+def _add_plan(plan: argparse.ArgumentParser) -> None:
     _add_programs(plan)
     plan.add_argument("--html", metavar="PLAN.html", help="write a page with the graph of partitions, for a browser")
     plan.add_argument("--dot", metavar="PLAN.dot", help="write the graph of partitions for Graphviz")
@@ -205,7 +219,8 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--require-coverage", type=float, default=0.0, metavar="SHARE", help="such as 0.95")
     plan.add_argument("--require-full", action="store_true", help="require that every operator is delegated")
 
-    run = command("run", _run, "run a method of a .pte file in the ExecuTorch runtime", _RUN_EXAMPLES)
+
+def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("model", metavar="MODEL.pte", help="the file")
     run.add_argument("--method", help='the method (default: "forward", or the only one there is)')
     run.add_argument(
@@ -220,15 +235,6 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--data", metavar="WEIGHTS.ptd", help="a data file that the .pte needs")
     run.add_argument("--seed", type=int, default=0, help="of randn and rand (default: 0)")
     run.add_argument("--save", metavar="OUT.pt", help="save the list of outputs with torch.save")
-
-    plugins = command("plugins", _plugins, "list the installed backends and partitioners")
-    plugins.add_argument("--json", action="store_true", help="print the list as JSON")
-
-    text = "lower a trained sentence-embedding model, run it, compare with PyTorch"
-    demo = command("demo", _demo, text, _DEMO_EXAMPLES)
-    demo.add_argument("sentences", nargs="*", metavar="SENTENCE", help="what to compare (default: four)")
-    demo.add_argument("-o", "--output", metavar="OUT.pte", help="keep the .pte file here (default: removed)")
-    return parser
 
 
 def _add_programs(command: argparse.ArgumentParser) -> None:

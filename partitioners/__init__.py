@@ -5,15 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from exir_lowering.partitioners.by_cost import CostPartitioner
-    from exir_lowering.partitioners.by_pattern import (
-        ANY,
-        Constant,
-        Match,
-        Pattern,
-        PatternPartitioner,
-        PatternSupport,
-        one_of,
-    )
+    from exir_lowering.partitioners.by_pattern import PatternPartitioner
     from exir_lowering.partitioners.by_support import SupportPartitioner
     from exir_lowering.partitioners.chained import ChainedPartitioner
     from exir_lowering.partitioners.convex import Proposal, contract, propose_partitions
@@ -21,6 +13,7 @@ if TYPE_CHECKING:
     from exir_lowering.partitioners.drop_in import ConvexPartitioner, convex_proposals
     from exir_lowering.partitioners.limits import Limits
     from exir_lowering.partitioners.measure import measure_costs
+    from exir_lowering.partitioners.patterns import ANY, Constant, Match, Pattern, PatternSupport, one_of
     from exir_lowering.partitioners.rules import Rule, RuledPartitioner, allow, deny, pin
     from exir_lowering.partitioners.support import (
         No,
@@ -83,15 +76,7 @@ __all__ = [
 
 _HOMES = {
     "by_cost": ("CostPartitioner",),
-    "by_pattern": (
-        "ANY",
-        "Constant",
-        "Match",
-        "Pattern",
-        "PatternPartitioner",
-        "PatternSupport",
-        "one_of",
-    ),
+    "by_pattern": ("PatternPartitioner",),
     "by_support": ("SupportPartitioner",),
     "chained": ("ChainedPartitioner",),
     "convex": (
@@ -110,6 +95,7 @@ _HOMES = {
     ),
     "limits": ("Limits",),
     "measure": ("measure_costs",),
+    "patterns": ("ANY", "Constant", "Match", "Pattern", "PatternSupport", "one_of"),
     "rules": (
         "Rule",
         "RuledPartitioner",

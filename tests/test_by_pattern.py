@@ -23,7 +23,7 @@ from torch.fx import Graph, GraphModule, Node
 
 import exir_lowering
 from exir_lowering import CompileSpec, ExplainedResult, InputError, PartitionerContractError, graphs, quotient
-from exir_lowering.partitioners.by_pattern import (
+from exir_lowering.partitioners import (
     ANY,
     Constant,
     Match,
