@@ -13,6 +13,7 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TypeAlias
 
 import torch
 
@@ -122,6 +123,23 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
+class Delegation:
+    """A part of a method that a backend executes.
+
+    Attributes:
+        backend: The backend's id.
+        payload: The size of its payload in bytes.
+        arguments: How many values it is called with, inputs first.
+        outputs: The last ones of them, which it returns. The file does not tell which these are: see `_outputs`.
+    """
+
+    backend: str
+    payload: int
+    arguments: int
+    outputs: tuple[Value, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Method:
     """A method of a file.
 
@@ -133,6 +151,7 @@ class Method:
         backends: The backends it calls.
         arenas: The sizes of its planned memory.
         external: The names of the weights that are not in the file, so are in a data file.
+        delegations: The parts that backends execute, in the order in which the runtime sets them up.
     """
 
     name: str
@@ -142,6 +161,7 @@ class Method:
     backends: tuple[str, ...]
     arenas: tuple[int, ...]
     external: tuple[str, ...]
+    delegations: tuple[Delegation, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +174,7 @@ class Data:
         constants: Where each constant starts, and the size of the segment it is in.
         initial: The same for the initial values of each list of mutable tensors.
         inline_constants: How many constants an old file holds in its tables.
-        inline_payloads: How many payloads are in the tables.
+        inline_payloads: The sizes of the payloads that are in the tables.
     """
 
     segments: tuple[memoryview, ...]
@@ -162,7 +182,11 @@ class Data:
     constants: tuple[tuple[int, int], ...]
     initial: tuple[tuple[tuple[int, int], ...], ...]
     inline_constants: int
-    inline_payloads: int
+    inline_payloads: tuple[int, ...]
+
+
+Instruction: TypeAlias = tuple[int, int, tuple[int, ...]]
+"""The kind of an instruction, what it calls or where it jumps to, and the values it takes."""
 
 
 def read_program(file: memoryview) -> dict[str, Method]:
@@ -191,7 +215,7 @@ def read_program(file: memoryview) -> dict[str, Method]:
         _offsets(constants, segments) if constants is not None else (),
         tuple(_offsets(table, segments) for table in program.tables(6)),
         program.count(2),
-        program.count(3),
+        tuple(table.count(0) for table in program.tables(3)),
     )
     methods: dict[str, Method] = {}
     for plan in program.tables(1):
@@ -292,38 +316,100 @@ def _checked_method(name: str, plan: Table, data: Data) -> Method:
     arenas = plan.numbers(8, "q")
     _check_arenas(arenas)
     external: set[str] = set()
-    values = [_value(number, table, arenas, data, external) for number, table in enumerate(plan.tables(2))]
+    tables = list(plan.tables(2))
+    values = [_value(number, table, arenas, data, external) for number, table in enumerate(tables)]
     inputs, outputs = plan.numbers(3, "i"), plan.numbers(4, "i")
     for index in (*inputs, *outputs):
         _index(index, len(values), "an input or output", "values")
     operators = [(table.text(0), table.text(1)) for table in plan.tables(6)]
     backends = [_backend(table, data, external) for table in plan.tables(7)]
-    chains = [list(chain.tables(2)) for chain in plan.tables(5)]
+    chains = [[_instruction(instruction, len(values)) for instruction in chain.tables(2)] for chain in plan.tables(5)]
     read = _check_instructions(chains, values, operators, len(backends), frozenset(inputs))
+    given = {number for number, table in enumerate(tables) if _has_content(table)} | set(inputs)
     lost = {position for position, index in enumerate(inputs) if values[index].kind == NULL and index in read}
     return Method(
         name,
         tuple(values[index] for index in inputs),
         frozenset(lost),
         tuple(sorted({f"{op}.{overload}" if overload else op for op, overload in operators})),
-        tuple(sorted(set(backends))),
+        tuple(sorted({backend for backend, _ in backends})),
         arenas,
         tuple(sorted(external)),
+        _delegations(backends, chains, values, operators, given, max(inputs, default=-1)),
     )
 
 
-def _backend(delegate: Table, data: Data, external: set[str]) -> str:
-    """Return the backend of a delegate, and add the weights that it needs and the file does not have."""
+def _has_content(table: Table) -> bool:
+    """Tell whether a value is a tensor whose content is in the file, or beside it."""
+    content = table.table(1)
+    if table.number(0, "B") != TENSOR or content is None:
+        return False
+    extra = content.table(9)
+    return content.number(5, "I") != 0 or (extra is not None and extra.number(2, "b") == 1)
+
+
+def _delegations(
+    backends: Sequence[tuple[str, int]],
+    chains: Sequence[Sequence[Instruction]],
+    values: Sequence[Value],
+    operators: Sequence[tuple[str, str]],
+    given: set[int],
+    last_input: int,
+) -> tuple[Delegation, ...]:
+    """Find what each delegate returns, in one sweep over the instructions."""
+    calls: dict[int, tuple[int, tuple[Value, ...]]] = {}
+    # A buffer without initial values has no content in the file. It is numbered before the inputs; where there are
+    # none it is known as what an operator writes in place.
+    buffers: set[int] = set()
+    if last_input < 0:
+        for chain in chains:
+            buffers.update(
+                arguments[0] for code, target, arguments in chain if code == 1 and operators[target][0].endswith("_")
+            )
+    seen = set(given) | buffers
+    for chain in chains:
+        for code, target, arguments in chain:
+            if code == 2 and target not in calls:
+                count = _outputs(arguments, seen, last_input)
+                calls[target] = len(arguments), tuple(values[index] for index in arguments[len(arguments) - count :])
+            for index in arguments:
+                seen.add(index)
+                content = values[index].content
+                if values[index].kind in (INT_LIST, TENSOR_LIST, OPTIONAL_TENSOR_LIST) and isinstance(content, tuple):
+                    seen.update(item for item in content if isinstance(item, int))
+    return tuple(
+        Delegation(backend, size, *calls.get(number, (0, ()))) for number, (backend, size) in enumerate(backends)
+    )
+
+
+def _outputs(arguments: Sequence[int], seen: set[int], last_input: int) -> int:
+    """Return how many of the values that a delegate is called with it returns.
+
+    They are the last ones, and this call is the first to name them: each value is written once, before it is read.
+    ExecuTorch numbers values as it makes them, the results of a call in one go, and literal arguments after these.
+    """
+    count = 0
+    for position in range(len(arguments) - 1, -1, -1):
+        index = arguments[position]
+        if index in seen or index <= last_input or (count and index != arguments[position + 1] - 1):
+            break
+        count += 1
+    return count
+
+
+def _backend(delegate: Table, data: Data, external: set[str]) -> tuple[str, int]:
+    """Return the backend of a delegate and the size of its payload; add the weights that the file does not have."""
     backend, reference = delegate.text(0), delegate.table(1)
     if reference is None:
         raise CorruptError(f"a delegate of {backend!r} has no payload")
     for spec in delegate.tables(2):
         spec.text(0)
     in_segment, index = reference.number(0, "b"), reference.number(1, "I")
-    _index(index, len(data.segments) if in_segment else data.inline_payloads, f"a payload of {backend!r}", "payloads")
+    _index(index, len(data.segments if in_segment else data.inline_payloads), f"a payload of {backend!r}", "payloads")
+    size = len(data.segments[index]) if in_segment else data.inline_payloads[index]
     if in_segment and backend == xnnpack_payload.BACKEND:
         external.update(set(xnnpack_payload.weight_names(data.segments[index])) - data.names)
-    return backend
+    return backend, size
 
 
 def _check_arenas(arenas: Sequence[int]) -> None:
@@ -403,14 +489,13 @@ def _check_place(table: Table, size: int, arenas: Sequence[int], data: Data, ext
 
 
 def _check_instructions(
-    chains: Sequence[Sequence[Table]],
+    calls: Sequence[Sequence[Instruction]],
     values: Sequence[Value],
     operators: Sequence[tuple[str, str]],
     delegates: int,
     inputs: frozenset[int],
 ) -> frozenset[int]:
     """Check all instructions; return the values that one reads as something that None is not."""
-    calls = [[_instruction(table, len(values)) for table in chain] for chain in chains]
     # A value that an instruction writes gets its type then.
     untyped = set(inputs)
     for chain in calls:
@@ -437,7 +522,7 @@ def _check_instructions(
     return frozenset(read)
 
 
-def _instruction(table: Table, size: int) -> tuple[int, int, tuple[int, ...]]:
+def _instruction(table: Table, size: int) -> Instruction:
     """Return the kind of an instruction, what it calls or where it jumps to, and the values it takes."""
     code, content = table.number(0, "B"), table.table(1)
     if code not in (1, 2, 3, 4, 5) or content is None:
