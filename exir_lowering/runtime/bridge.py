@@ -24,7 +24,7 @@ import torch
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 
 from exir_lowering.delegate import Delegate, DelegateContext
-from exir_lowering.errors import BackendContractError, BackendFailure, BackendUnavailableError, InvariantError
+from exir_lowering.errors import BackendContractError, BackendFailure, BackendUnavailableError, InputError
 from exir_lowering.runtime import shim
 from exir_lowering.runtime.format import BOOL, DOUBLE, DTYPES, INT, NULL, Delegation, Tensor, Value
 from exir_lowering.runtime.inputs import describe, show
@@ -36,8 +36,10 @@ the interpreter's lock. The same thread may enter again: a delegate may run a pr
 _NONE, _TENSOR, _INT, _DOUBLE, _BOOL = range(5)
 _FAILED, _DONE = 0, 1
 _WRITABLE = 0x200  # PyBUF_WRITE
-_NOT_FOUND, _TWICE = 0x20, 0x12
+_NOT_FOUND = 0x20
+_PLACES = 16
 _EXIT_SECONDS = 30.0
+_DAMAGED = "the file may be damaged. Make or copy it again."
 
 
 class _Spec(ctypes.Structure):
@@ -178,25 +180,24 @@ class Bridge:
             taken: What the runtime has, for messages.
 
         Raises:
-            BackendUnavailableError: The runtime has no room, or has the id for a backend of its own.
+            BackendUnavailableError: The runtime has no room for all of them, then none is registered; or it refuses one.
         """
-        for name in ids:
-            if name in self._ids:
-                continue
+        missing = [name for name in ids if name not in self._ids]
+        if len(taken) + len(missing) > _PLACES:
+            raise BackendUnavailableError(
+                f"The delegates {', '.join(map(repr, missing))} cannot be registered: the ExecuTorch runtime has room "
+                f"for {_PLACES} backends in a process, forgets none, and has {len(taken)}: {', '.join(taken)}. Use "
+                "fewer ids in one process, or start another one."
+            )
+        for name in missing:
             self._ids.append(name)
             error = self._library.exir_register(name.encode(), len(self._ids) - 1)
-            if error == 0:
-                continue
-            self._ids.pop()
-            if error == _TWICE:
+            if error != 0:
+                self._ids.pop()
                 raise BackendUnavailableError(
-                    f"The delegate {name!r} cannot be registered: the ExecuTorch runtime has a backend of that name."
+                    f"The delegate {name!r} cannot be registered: the ExecuTorch runtime refuses it with error "
+                    f"{error:#x}. It has {', '.join(taken)}."
                 )
-            raise BackendUnavailableError(
-                f"The delegate {name!r} cannot be registered: the ExecuTorch runtime refuses it with error "
-                f"{error:#x}. It has room for 16 backends in a process, forgets none, and has {len(taken)}: "
-                f"{', '.join(taken)}. Use fewer ids in one process, or start another one."
-            )
 
     @contextmanager
     def setting_up(self, where: str, plans: Sequence[Delegation], delegates: Mapping[str, Delegate]) -> Iterator[None]:
@@ -269,8 +270,8 @@ class Bridge:
         setup = self._thread.setups[-1]
         plan = next(setup.plans, None)
         if plan is None or (plan.backend, plan.payload) != (name, len(payload)):
-            raise InvariantError(
-                f"{setup.where}: the runtime asks to compile {len(payload)} bytes by {name!r}, not {plan}."
+            raise InputError(
+                f"{setup.where}: the runtime asks to compile {len(payload)} bytes by {name!r}, not {plan}: {_DAMAGED}"
             )
         delegate = setup.delegates[name]
         who = f"{setup.where}: delegate {name!r} ({type(delegate).__module__}.{type(delegate).__qualname__})"
@@ -291,7 +292,7 @@ class Bridge:
         try:
             handle = self._handles[key]
             if count != handle.plan.arguments:
-                raise InvariantError(f"{handle.who} is called with {count} values, not {handle.plan.arguments}.")
+                raise InputError(f"{handle.who} is called with {count} values, not {handle.plan.arguments}: {_DAMAGED}")
             inputs = [_read(handle, index, arguments[index]) for index in range(handle.inputs)]
             try:
                 returned = handle.delegate.execute(handle.content, inputs)
@@ -327,6 +328,8 @@ class Bridge:
                 )
         for index, output in enumerate(returned):
             argument = arguments[handle.inputs + index]
+            if (argument.kind == _TENSOR) != isinstance(output, torch.Tensor):
+                raise InputError(f"{handle.who}: the runtime has no place for its output {index}: {_DAMAGED}")
             if isinstance(output, torch.Tensor):
                 self._write(handle, index, argument, output)
             elif isinstance(output, bool):
@@ -346,7 +349,7 @@ class Bridge:
                     f"shape to {_describe(handle.plan.outputs[index])}: error {error:#x}."
                 )
         if argument.bytes:
-            _view(handle, argument).copy_(output.detach())
+            _view(handle, argument).copy_(output.detach() if output.requires_grad else output)
 
     def _destroy(self, key: int) -> None:
         handle = self._handles.pop(key, None)
@@ -428,7 +431,7 @@ def _view(handle: _Handle, argument: _Argument) -> torch.Tensor:
     if size == 0:
         return torch.empty_strided(sizes, strides, dtype=dtype)
     if not argument.data:
-        raise InvariantError(f"{handle.who} is given a tensor of shape {sizes} without memory.")
+        raise InputError(f"{handle.who}: a tensor of shape {sizes} has no memory: {_DAMAGED}")
     return torch.frombuffer(_memory(argument.data, size, _WRITABLE), dtype=dtype).as_strided(sizes, strides)
 
 

@@ -129,8 +129,10 @@ class LoadedProgram:
         with bridge().setting_up(self._where(method), method.delegations, self._delegates):
             return program.load_method(method.name)
 
-    def _compile(self) -> None:
+    def __post_init__(self) -> None:
         """Set up the methods that call Python delegates, but for those that lack a kernel, which say so when run."""
+        if not self._delegated:
+            return
         kernels = _upstream.executorch_runtime().operator_registry.operator_names
         for name in sorted(self._delegated):
             if kernels.issuperset(self._methods[name].operators):
@@ -211,9 +213,7 @@ def load(
                 "this one, on stderr, say why: most likely the file is damaged. Make or copy it again."
             ) from error
         delegated = frozenset(method for method in methods if not found.keys().isdisjoint(methods[method].backends))
-        program = LoadedProgram(name, opened, data_path, methods, programs, found, delegated)
-        program._compile()
-    return program
+        return LoadedProgram(name, opened, data_path, methods, programs, found, delegated)
 
 
 def _source(source: object) -> tuple[str, str | bytes]:

@@ -130,22 +130,14 @@ def _compiler() -> list[str]:
 
 def _build(package: Path, target: Path) -> None:
     """Compile beside the target and move into place, so that two processes can do it at once."""
+    compiler = _compiler()
+    include = package / "include"
+    includes = (f"-I{include}", f"-I{include / 'executorch/runtime/core/portable_type/c10'}")
+    libraries = (f"-L{package / 'lib'}", "-lexecutorch")
     handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}-", suffix=".so")
     os.close(handle)
-    include = package / "include"
-    command = [
-        *_compiler(),
-        *FLAGS,
-        f"-I{include}",
-        f"-I{include / 'executorch/runtime/core/portable_type/c10'}",
-        str(SOURCE),
-        f"-L{package / 'lib'}",
-        "-lexecutorch",
-        "-o",
-        temporary,
-    ]
     try:
-        _compile(command)
+        _compile([*compiler, *FLAGS, *includes, str(SOURCE), *libraries, "-o", temporary])
         os.replace(temporary, target)
     finally:
         Path(temporary).unlink(missing_ok=True)
