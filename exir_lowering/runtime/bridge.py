@@ -24,7 +24,13 @@ import torch
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 
 from exir_lowering.delegate import Delegate, DelegateContext
-from exir_lowering.errors import BackendContractError, BackendFailure, BackendUnavailableError, InputError
+from exir_lowering.errors import (
+    BackendContractError,
+    BackendFailure,
+    BackendUnavailableError,
+    InputError,
+    LoweringError,
+)
 from exir_lowering.runtime import shim
 from exir_lowering.runtime.format import BOOL, DOUBLE, DTYPES, INT, NULL, Delegation, Tensor, Value
 from exir_lowering.runtime.inputs import describe, show
@@ -98,14 +104,14 @@ class _Handle:
         delegate: The delegate.
         content: What its `compile` returned.
         plan: What the file says of it.
-        inputs: How many of its arguments are inputs.
+        counts: How many outputs it may return. One number is left when it has been executed.
     """
 
     who: str
     delegate: Delegate
     content: Any
     plan: Delegation
-    inputs: int
+    counts: tuple[int, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -180,7 +186,7 @@ class Bridge:
             taken: What the runtime has, for messages.
 
         Raises:
-            BackendUnavailableError: The runtime has no room for all of them, then none is registered; or it refuses one.
+            BackendUnavailableError: The runtime refuses one, or has no room for all; then none is registered.
         """
         missing = [name for name in ids if name not in self._ids]
         if len(taken) + len(missing) > _PLACES:
@@ -285,7 +291,7 @@ class Bridge:
         finally:
             data.context = None
         key = next(self._keys)
-        self._handles[key] = _Handle(who, delegate, content, plan, plan.arguments - len(plan.outputs))
+        self._handles[key] = _Handle(who, delegate, content, plan, plan.counts)
         return key
 
     def _execute(self, key: int, arguments: Any, count: int) -> int:
@@ -293,45 +299,43 @@ class Bridge:
             handle = self._handles[key]
             if count != handle.plan.arguments:
                 raise InputError(f"{handle.who} is called with {count} values, not {handle.plan.arguments}: {_DAMAGED}")
-            inputs = [_read(handle, index, arguments[index]) for index in range(handle.inputs)]
-            try:
-                returned = handle.delegate.execute(handle.content, inputs)
-            except Exception as error:
-                shown = ", ".join(map(show, inputs)) or "none"
-                raise BackendFailure(
-                    f"{handle.who} failed to execute: {type(error).__name__}: {error}. Its inputs were: {shown}"
-                ) from error
-            self._store(handle, returned, arguments)
+            if len(handle.counts) == 1:
+                self._executed(handle, handle.counts[0], arguments)
+            else:
+                self._settled(handle, arguments)
             return _DONE
         except BaseException as failure:
             self._thread.failure = failure
             return _FAILED
 
-    def _store(self, handle: _Handle, returned: Any, arguments: Any) -> None:
-        """Check what a delegate returned, and copy it into the runtime's memory."""
-        expected = handle.plan.outputs
-        if not isinstance(returned, Sequence) or isinstance(returned, (str, bytes)):
-            raise BackendContractError(
-                f"{handle.who}: execute returned {show(returned)}, expected a list or tuple of {len(expected)} outputs."
-            )
-        if len(returned) != len(expected):
-            raise BackendContractError(
-                f"{handle.who}: execute returned {len(returned)} outputs, expected {len(expected)} "
-                f"({', '.join(map(_describe, expected)) or 'none'})."
-            )
-        # All are checked before one is written: what is returned may be a view of an input.
+    def _settled(self, handle: _Handle, arguments: Any) -> None:
+        """Execute what may return several numbers of outputs, until it returns as many as it is asked for."""
+        failures: list[LoweringError] = []
+        for count in handle.counts:
+            with _collecting(failures):
+                self._executed(handle, count, arguments)
+                handle.counts = (count,)
+                return
+        raise failures[0]
+
+    def _executed(self, handle: _Handle, count: int, arguments: Any) -> None:
+        first = handle.plan.arguments - count
+        inputs = [_read(handle, index, arguments[index]) for index in range(first)]
+        try:
+            returned = handle.delegate.execute(handle.content, inputs)
+        except Exception as error:
+            shown = ", ".join(map(show, inputs)) or "none"
+            raise BackendFailure(
+                f"{handle.who} failed to execute: {type(error).__name__}: {error}. Its inputs were: {shown}"
+            ) from error
+        expected = handle.plan.outputs[len(handle.plan.outputs) - count :]
+        _check(handle, expected, returned)
         for index, (value, output) in enumerate(zip(expected, returned, strict=True)):
-            problem = _problem(value, output)
-            if problem is not None:
-                raise BackendContractError(
-                    f"{handle.who}: output {index} of execute is {show(output)}, expected {_describe(value)}. {problem}"
-                )
-        for index, output in enumerate(returned):
-            argument = arguments[handle.inputs + index]
+            argument = arguments[first + index]
             if (argument.kind == _TENSOR) != isinstance(output, torch.Tensor):
                 raise InputError(f"{handle.who}: the runtime has no place for its output {index}: {_DAMAGED}")
             if isinstance(output, torch.Tensor):
-                self._write(handle, index, argument, output)
+                self._write(handle, index, value, argument, output)
             elif isinstance(output, bool):
                 self._library.exir_set_bool(argument, output)
             elif isinstance(output, int):
@@ -339,14 +343,14 @@ class Bridge:
             else:
                 self._library.exir_set_double(argument, output)
 
-    def _write(self, handle: _Handle, index: int, argument: _Argument, output: torch.Tensor) -> None:
+    def _write(self, handle: _Handle, index: int, value: Value, argument: _Argument, output: torch.Tensor) -> None:
         shape = tuple(output.shape)
         if tuple(argument.sizes[: argument.rank]) != shape:
             error = self._library.exir_resize(argument, (ctypes.c_int32 * len(shape))(*shape), len(shape))
             if error != 0:
                 raise BackendContractError(
                     f"{handle.who}: output {index} of execute is {show(output)}, and the runtime cannot give that "
-                    f"shape to {_describe(handle.plan.outputs[index])}: error {error:#x}."
+                    f"shape to {_describe(value)}: error {error:#x}."
                 )
         if argument.bytes:
             _view(handle, argument).copy_(output.detach() if output.requires_grad else output)
@@ -433,6 +437,33 @@ def _view(handle: _Handle, argument: _Argument) -> torch.Tensor:
     if not argument.data:
         raise InputError(f"{handle.who}: a tensor of shape {sizes} has no memory: {_DAMAGED}")
     return torch.frombuffer(_memory(argument.data, size, _WRITABLE), dtype=dtype).as_strided(sizes, strides)
+
+
+def _check(handle: _Handle, expected: Sequence[Value], returned: Any) -> None:
+    """Check what a delegate returned; all of it before any is written, as it may be a view of an input."""
+    if not isinstance(returned, Sequence) or isinstance(returned, (str, bytes)):
+        raise BackendContractError(
+            f"{handle.who}: execute returned {show(returned)}, expected a list or tuple of {len(expected)} outputs."
+        )
+    if len(returned) != len(expected):
+        raise BackendContractError(
+            f"{handle.who}: execute returned {len(returned)} outputs, expected {len(expected)} "
+            f"({', '.join(map(_describe, expected)) or 'none'})."
+        )
+    for index, (value, output) in enumerate(zip(expected, returned, strict=True)):
+        problem = _problem(value, output)
+        if problem is not None:
+            raise BackendContractError(
+                f"{handle.who}: output {index} of execute is {show(output)}, expected {_describe(value)}. {problem}"
+            )
+
+
+@contextmanager
+def _collecting(failures: list[LoweringError]) -> Iterator[None]:
+    try:
+        yield
+    except LoweringError as failure:
+        failures.append(failure)
 
 
 def _problem(expected: Value, output: Any) -> str | None:

@@ -13,12 +13,12 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TypeAlias
 
 import torch
 
 from exir_lowering import _upstream
-from exir_lowering.runtime import xnnpack_payload
+from exir_lowering.runtime import dataflow, xnnpack_payload
+from exir_lowering.runtime.dataflow import Instruction
 from exir_lowering.runtime.flatbuffer import CorruptError, Table, root
 
 PTE_MAGIC = b"ET12"
@@ -130,13 +130,15 @@ class Delegation:
         backend: The backend's id.
         payload: The size of its payload in bytes.
         arguments: How many values it is called with, inputs first.
-        outputs: The last ones of them, which it returns. The file does not tell which these are: see `_outputs`.
+        outputs: The last ones of them, which it may return.
+        counts: How many of these it returns, the likeliest number first: see `dataflow`.
     """
 
     backend: str
     payload: int
     arguments: int
     outputs: tuple[Value, ...]
+    counts: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,10 +185,6 @@ class Data:
     initial: tuple[tuple[tuple[int, int], ...], ...]
     inline_constants: int
     inline_payloads: tuple[int, ...]
-
-
-Instruction: TypeAlias = tuple[int, int, tuple[int, ...]]
-"""The kind of an instruction, what it calls or where it jumps to, and the values it takes."""
 
 
 def read_program(file: memoryview) -> dict[str, Method]:
@@ -325,7 +323,6 @@ def _checked_method(name: str, plan: Table, data: Data) -> Method:
     backends = [_backend(table, data, external) for table in plan.tables(7)]
     chains = [[_instruction(instruction, len(values)) for instruction in chain.tables(2)] for chain in plan.tables(5)]
     read = _check_instructions(chains, values, operators, len(backends), frozenset(inputs))
-    given = {number for number, table in enumerate(tables) if _has_content(table)} | set(inputs)
     lost = {position for position, index in enumerate(inputs) if values[index].kind == NULL and index in read}
     return Method(
         name,
@@ -335,7 +332,7 @@ def _checked_method(name: str, plan: Table, data: Data) -> Method:
         tuple(sorted({backend for backend, _ in backends})),
         arenas,
         tuple(sorted(external)),
-        _delegations(backends, chains, values, operators, given, max(inputs, default=-1)),
+        _delegations(backends, chains, tables, values, operators, inputs),
     )
 
 
@@ -351,50 +348,45 @@ def _has_content(table: Table) -> bool:
 def _delegations(
     backends: Sequence[tuple[str, int]],
     chains: Sequence[Sequence[Instruction]],
+    tables: Sequence[Table],
     values: Sequence[Value],
     operators: Sequence[tuple[str, str]],
-    given: set[int],
-    last_input: int,
+    inputs: Sequence[int],
 ) -> tuple[Delegation, ...]:
-    """Find what each delegate returns, in one sweep over the instructions."""
-    calls: dict[int, tuple[int, tuple[Value, ...]]] = {}
-    # A buffer without initial values has no content in the file. It is numbered before the inputs; where there are
-    # none it is known as what an operator writes in place.
-    buffers: set[int] = set()
-    if last_input < 0:
-        for chain in chains:
-            buffers.update(
-                arguments[0] for code, target, arguments in chain if code == 1 and operators[target][0].endswith("_")
-            )
-    seen = set(given) | buffers
-    for chain in chains:
-        for code, target, arguments in chain:
-            if code == 2 and target not in calls:
-                count = _outputs(arguments, seen, last_input)
-                calls[target] = len(arguments), tuple(values[index] for index in arguments[len(arguments) - count :])
-            for index in arguments:
-                seen.add(index)
-                content = values[index].content
-                if values[index].kind in (INT_LIST, TENSOR_LIST, OPTIONAL_TENSOR_LIST) and isinstance(content, tuple):
-                    seen.update(item for item in content if isinstance(item, int))
-    return tuple(
-        Delegation(backend, size, *calls.get(number, (0, ()))) for number, (backend, size) in enumerate(backends)
-    )
+    given = {number for number, table in enumerate(tables) if _has_content(table)} | set(inputs)
+    if not inputs:
+        # A buffer without initial values has no content in the file. It is numbered before the inputs; where there is
+        # none it is known as what an operator writes in place.
+        given.update(
+            arguments[0]
+            for chain in chains
+            for code, target, arguments in chain
+            if code == dataflow.KERNEL and arguments and operators[target][0].endswith("_")
+        )
+    lists = (TENSOR_LIST, OPTIONAL_TENSOR_LIST, INT_LIST)
+    items = {
+        number: tuple(int(item) for item in value.content)
+        for number, value in enumerate(values)
+        if value.kind in lists and isinstance(value.content, tuple)
+    }
+    places = [_place(table, value) for table, value in zip(tables, values, strict=True)]
+    calls = dataflow.output_counts(chains, places, items, given, max(inputs, default=-1))
+    found = []
+    for number, (backend, size) in enumerate(backends):
+        arguments, counts = calls.get(number, ((), (0,)))
+        outputs = tuple(values[index] for index in arguments[len(arguments) - max(counts) :])
+        found.append(Delegation(backend, size, len(arguments), outputs, counts))
+    return tuple(found)
 
 
-def _outputs(arguments: Sequence[int], seen: set[int], last_input: int) -> int:
-    """Return how many of the values that a delegate is called with it returns.
-
-    They are the last ones, and this call is the first to name them: each value is written once, before it is read.
-    ExecuTorch numbers values as it makes them, the results of a call in one go, and literal arguments after these.
-    """
-    count = 0
-    for position in range(len(arguments) - 1, -1, -1):
-        index = arguments[position]
-        if index in seen or index <= last_input or (count and index != arguments[position + 1] - 1):
-            break
-        count += 1
-    return count
+def _place(table: Table, value: Value) -> tuple[int, int, int, torch.dtype] | None:
+    """Return where a tensor lies in planned memory, with its size and type; None for one that does not."""
+    content, tensor = table.table(1), value.content
+    place = content.table(6) if content is not None and isinstance(tensor, Tensor) else None
+    if place is None or not isinstance(tensor, Tensor):
+        return None
+    memory, low, high = (place.number(field, "I") for field in range(3))
+    return memory, low + (high << 32), math.prod(tensor.sizes), tensor.dtype
 
 
 def _backend(delegate: Table, data: Data, external: set[str]) -> tuple[str, int]:
@@ -496,11 +488,12 @@ def _check_instructions(
     inputs: frozenset[int],
 ) -> frozenset[int]:
     """Check all instructions; return the values that one reads as something that None is not."""
-    # A value that an instruction writes gets its type then.
+    # A value that an instruction writes gets its type then; one that it is also given as an argument has it before.
     untyped = set(inputs)
     for chain in calls:
         for code, _, arguments in chain:
-            untyped.update(arguments if code in (2, 3) else arguments[-1:])
+            written = arguments if code in (2, 3) else arguments[-1:]
+            untyped.update(written if code != 1 else set(written).difference(arguments[:-1]))
     untyped = {index for index in untyped if values[index].kind == NULL}
     for number, value in enumerate(values):
         _check_list(number, value, values, untyped)
