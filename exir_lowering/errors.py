@@ -6,9 +6,9 @@
     ├── PluginLoadError                  a plug-in that is broken, or provided twice
     ├── PartitionerContractError         a partitioner broke its promise, or raised
     ├── CoverageError                    less is delegated than the options require
-    ├── BackendContractError             a backend returned something else than it should, or wrote into a weight
-    ├── BackendFailure                   a backend raised; names the partition and the model's source lines
-    ├── BackendUnavailableError          a file needs a backend that this machine's runtime does not have
+    ├── BackendContractError             a backend or delegate returned something else than it should
+    ├── BackendFailure                   a backend or delegate raised; names the partition or the method
+    ├── BackendUnavailableError          a file needs a backend that this machine does not have
     └── InvariantError                   a defect of exir-lowering itself
 
 Each message says who, where, what was got, what was expected and what to do.
@@ -84,15 +84,18 @@ class CoverageError(LoweringError):
 
 
 class BackendContractError(LoweringError):
-    """A backend's result has the wrong type, number or methods, or the backend wrote into a weight."""
+    """A backend's result has the wrong type, number or methods, it wrote into a weight, or a delegate's outputs differ.
+
+    What a delegate returns has to have the number, dtypes and shapes that its file tells.
+    """
 
 
 class BackendFailure(LoweringError):
-    """A backend raised while it preprocessed; the original exception is `__cause__`."""
+    """A backend raised while it preprocessed, or a delegate at run time; the original exception is `__cause__`."""
 
 
 class BackendUnavailableError(LoweringError):
-    """A file needs a backend that is not registered in the runtime of this machine."""
+    """A file needs a backend that neither the runtime of this machine nor an available delegate has."""
 
 
 class InvariantError(LoweringError):

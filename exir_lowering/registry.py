@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
@@ -11,12 +11,14 @@ from typing import Any
 
 from executorch.exir.backend.backend_details import BackendDetails
 
+from exir_lowering.delegate import Delegate
 from exir_lowering.errors import InputError, PluginLoadError, UnknownPluginError
 from exir_lowering.interfaces import Backend, ExecutorchBackend, Partitioner
 
 BACKENDS = "exir_lowering.backends"
+DELEGATES = "exir_lowering.delegates"
 PARTITIONERS = "exir_lowering.partitioners"
-GROUPS = (BACKENDS, PARTITIONERS)
+GROUPS = (BACKENDS, DELEGATES, PARTITIONERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,76 @@ def as_backend(backend_id: str, candidate: Any) -> Backend:
         f"Backend {backend_id!r}: got {candidate!r}, expected an exir_lowering.Backend (object or class) or an "
         f"ExecuTorch BackendDetails class."
     )
+
+
+def find_delegate(delegate_id: str, given: Mapping[str, Any] | None = None) -> Delegate:
+    """Find a delegate: in the caller's mapping, then in the entry points.
+
+    Args:
+        delegate_id: The id of a backend in a file.
+        given: The call's `delegates=`: Delegate objects or classes by id.
+
+    Raises:
+        UnknownPluginError: Nobody provides the id.
+        PluginLoadError: It is provided twice, cannot be imported, or is no delegate.
+    """
+    if given is not None and delegate_id in given:
+        return as_delegate(delegate_id, given[delegate_id])
+    if any(entry.name == delegate_id for entry in _entries(DELEGATES)):
+        return as_delegate(delegate_id, _load(DELEGATES, delegate_id))
+    known = sorted({*(given or ()), *(e.name for e in _entries(DELEGATES))})
+    raise UnknownPluginError(
+        f"A Python delegate {delegate_id!r} was not found: not in delegates=, and in no entry point of group "
+        f"{DELEGATES!r}. {_suggest(delegate_id, known)} Install the package that provides it, or pass "
+        f"delegates={{{delegate_id!r}: TheDelegate()}}.",
+        plugin_id=delegate_id,
+    )
+
+
+def as_delegate(delegate_id: str, candidate: Any) -> Delegate:
+    """Turn a Delegate object or class into a Delegate.
+
+    Raises:
+        PluginLoadError: It is something else, or making it raised.
+    """
+    if isinstance(candidate, type) and issubclass(candidate, Delegate):
+        try:
+            return candidate()
+        except Exception as error:
+            raise PluginLoadError(
+                f"Delegate {delegate_id!r}: making {candidate.__module__}.{candidate.__qualname__} raised "
+                f"{type(error).__name__}: {error}"
+            ) from error
+    if isinstance(candidate, Delegate):
+        return candidate
+    raise PluginLoadError(
+        f"Delegate {delegate_id!r}: got {candidate!r}, expected an exir_lowering.Delegate (object or class)."
+    )
+
+
+def check_delegates(given: Any) -> Mapping[str, Any]:
+    """Check the `delegates=` argument of a call, and return it as a mapping.
+
+    Raises:
+        InputError: It is no mapping from ids and no sequence of delegates, or has two of one id.
+    """
+    if given is None:
+        return {}
+    if isinstance(given, Mapping) and all(isinstance(key, str) and key for key in given):
+        return given
+    expected = "expected a mapping from ids to delegates, or a sequence of delegates, such as [MyDelegate()]"
+    if not isinstance(given, Sequence) or isinstance(given, (str, bytes)):
+        raise InputError(f"delegates={given!r}: {expected}.")
+    by_id: dict[str, Any] = {}
+    for candidate in given:
+        kind = candidate if isinstance(candidate, type) else type(candidate)
+        delegate_id = getattr(candidate, "delegate_id", None)
+        if not issubclass(kind, Delegate) or not isinstance(delegate_id, str) or not delegate_id:
+            raise InputError(f"delegates: got {candidate!r} without a delegate_id in it; {expected}.")
+        if delegate_id in by_id:
+            raise InputError(f"delegates: two have the id {delegate_id!r}: {by_id[delegate_id]!r} and {candidate!r}.")
+        by_id[delegate_id] = candidate
+    return by_id
 
 
 def check_backends(given: Any) -> None:

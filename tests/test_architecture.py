@@ -9,7 +9,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "exir_lowering"
 
 LAYERS = [
-    {"errors", "_upstream", "collector"},
+    {"errors", "_upstream", "collector", "delegate"},
     {"model", "options", "graphs", "quotient"},
     {"interfaces", "ownership", "progress", "measures", "lowering_plan"},
     {"registry", "checks", "report", "partition_builder", "refusals", "views", "capability"},

@@ -17,7 +17,8 @@ from types import MappingProxyType
 import torch
 
 from exir_lowering import _upstream
-from exir_lowering.runtime import xnnpack_payload
+from exir_lowering.runtime import dataflow, xnnpack_payload
+from exir_lowering.runtime.dataflow import Instruction
 from exir_lowering.runtime.flatbuffer import CorruptError, Table, root
 
 PTE_MAGIC = b"ET12"
@@ -122,6 +123,25 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
+class Delegation:
+    """A part of a method that a backend executes.
+
+    Attributes:
+        backend: The backend's id.
+        payload: The size of its payload in bytes.
+        arguments: How many values it is called with, inputs first.
+        outputs: The last ones of them, which it may return.
+        counts: How many of these it returns, the likeliest number first: see `dataflow`.
+    """
+
+    backend: str
+    payload: int
+    arguments: int
+    outputs: tuple[Value, ...]
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Method:
     """A method of a file.
 
@@ -133,6 +153,7 @@ class Method:
         backends: The backends it calls.
         arenas: The sizes of its planned memory.
         external: The names of the weights that are not in the file, so are in a data file.
+        delegations: The parts that backends execute, in the order in which the runtime sets them up.
     """
 
     name: str
@@ -142,6 +163,7 @@ class Method:
     backends: tuple[str, ...]
     arenas: tuple[int, ...]
     external: tuple[str, ...]
+    delegations: tuple[Delegation, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +176,7 @@ class Data:
         constants: Where each constant starts, and the size of the segment it is in.
         initial: The same for the initial values of each list of mutable tensors.
         inline_constants: How many constants an old file holds in its tables.
-        inline_payloads: How many payloads are in the tables.
+        inline_payloads: The sizes of the payloads that are in the tables.
     """
 
     segments: tuple[memoryview, ...]
@@ -162,7 +184,7 @@ class Data:
     constants: tuple[tuple[int, int], ...]
     initial: tuple[tuple[tuple[int, int], ...], ...]
     inline_constants: int
-    inline_payloads: int
+    inline_payloads: tuple[int, ...]
 
 
 def read_program(file: memoryview) -> dict[str, Method]:
@@ -191,7 +213,7 @@ def read_program(file: memoryview) -> dict[str, Method]:
         _offsets(constants, segments) if constants is not None else (),
         tuple(_offsets(table, segments) for table in program.tables(6)),
         program.count(2),
-        program.count(3),
+        tuple(table.count(0) for table in program.tables(3)),
     )
     methods: dict[str, Method] = {}
     for plan in program.tables(1):
@@ -292,13 +314,14 @@ def _checked_method(name: str, plan: Table, data: Data) -> Method:
     arenas = plan.numbers(8, "q")
     _check_arenas(arenas)
     external: set[str] = set()
-    values = [_value(number, table, arenas, data, external) for number, table in enumerate(plan.tables(2))]
+    tables = list(plan.tables(2))
+    values = [_value(number, table, arenas, data, external) for number, table in enumerate(tables)]
     inputs, outputs = plan.numbers(3, "i"), plan.numbers(4, "i")
     for index in (*inputs, *outputs):
         _index(index, len(values), "an input or output", "values")
     operators = [(table.text(0), table.text(1)) for table in plan.tables(6)]
     backends = [_backend(table, data, external) for table in plan.tables(7)]
-    chains = [list(chain.tables(2)) for chain in plan.tables(5)]
+    chains = [[_instruction(instruction, len(values)) for instruction in chain.tables(2)] for chain in plan.tables(5)]
     read = _check_instructions(chains, values, operators, len(backends), frozenset(inputs))
     lost = {position for position, index in enumerate(inputs) if values[index].kind == NULL and index in read}
     return Method(
@@ -306,24 +329,79 @@ def _checked_method(name: str, plan: Table, data: Data) -> Method:
         tuple(values[index] for index in inputs),
         frozenset(lost),
         tuple(sorted({f"{op}.{overload}" if overload else op for op, overload in operators})),
-        tuple(sorted(set(backends))),
+        tuple(sorted({backend for backend, _ in backends})),
         arenas,
         tuple(sorted(external)),
+        _delegations(backends, chains, tables, values, operators, inputs),
     )
 
 
-def _backend(delegate: Table, data: Data, external: set[str]) -> str:
-    """Return the backend of a delegate, and add the weights that it needs and the file does not have."""
+def _has_content(table: Table) -> bool:
+    """Tell whether a value is a tensor whose content is in the file, or beside it."""
+    content = table.table(1)
+    if table.number(0, "B") != TENSOR or content is None:
+        return False
+    extra = content.table(9)
+    return content.number(5, "I") != 0 or (extra is not None and extra.number(2, "b") == 1)
+
+
+def _delegations(
+    backends: Sequence[tuple[str, int]],
+    chains: Sequence[Sequence[Instruction]],
+    tables: Sequence[Table],
+    values: Sequence[Value],
+    operators: Sequence[tuple[str, str]],
+    inputs: Sequence[int],
+) -> tuple[Delegation, ...]:
+    given = {number for number, table in enumerate(tables) if _has_content(table)} | set(inputs)
+    if not inputs:
+        # A buffer without initial values has no content in the file. It is numbered before the inputs; where there is
+        # none it is known as what an operator writes in place.
+        given.update(
+            arguments[0]
+            for chain in chains
+            for code, target, arguments in chain
+            if code == dataflow.KERNEL and arguments and operators[target][0].endswith("_")
+        )
+    lists = (TENSOR_LIST, OPTIONAL_TENSOR_LIST, INT_LIST)
+    items = {
+        number: tuple(int(item) for item in value.content)
+        for number, value in enumerate(values)
+        if value.kind in lists and isinstance(value.content, tuple)
+    }
+    places = [_place(table, value) for table, value in zip(tables, values, strict=True)]
+    calls = dataflow.output_counts(chains, places, items, given, max(inputs, default=-1))
+    found = []
+    for number, (backend, size) in enumerate(backends):
+        arguments, counts = calls.get(number, ((), (0,)))
+        outputs = tuple(values[index] for index in arguments[len(arguments) - max(counts) :])
+        found.append(Delegation(backend, size, len(arguments), outputs, counts))
+    return tuple(found)
+
+
+def _place(table: Table, value: Value) -> tuple[int, int, int, torch.dtype] | None:
+    """Return where a tensor lies in planned memory, with its size and type; None for one that does not."""
+    content, tensor = table.table(1), value.content
+    place = content.table(6) if content is not None and isinstance(tensor, Tensor) else None
+    if place is None or not isinstance(tensor, Tensor):
+        return None
+    memory, low, high = (place.number(field, "I") for field in range(3))
+    return memory, low + (high << 32), math.prod(tensor.sizes), tensor.dtype
+
+
+def _backend(delegate: Table, data: Data, external: set[str]) -> tuple[str, int]:
+    """Return the backend of a delegate and the size of its payload; add the weights that the file does not have."""
     backend, reference = delegate.text(0), delegate.table(1)
     if reference is None:
         raise CorruptError(f"a delegate of {backend!r} has no payload")
     for spec in delegate.tables(2):
         spec.text(0)
     in_segment, index = reference.number(0, "b"), reference.number(1, "I")
-    _index(index, len(data.segments) if in_segment else data.inline_payloads, f"a payload of {backend!r}", "payloads")
+    _index(index, len(data.segments if in_segment else data.inline_payloads), f"a payload of {backend!r}", "payloads")
+    size = len(data.segments[index]) if in_segment else data.inline_payloads[index]
     if in_segment and backend == xnnpack_payload.BACKEND:
         external.update(set(xnnpack_payload.weight_names(data.segments[index])) - data.names)
-    return backend
+    return backend, size
 
 
 def _check_arenas(arenas: Sequence[int]) -> None:
@@ -403,19 +481,19 @@ def _check_place(table: Table, size: int, arenas: Sequence[int], data: Data, ext
 
 
 def _check_instructions(
-    chains: Sequence[Sequence[Table]],
+    calls: Sequence[Sequence[Instruction]],
     values: Sequence[Value],
     operators: Sequence[tuple[str, str]],
     delegates: int,
     inputs: frozenset[int],
 ) -> frozenset[int]:
     """Check all instructions; return the values that one reads as something that None is not."""
-    calls = [[_instruction(table, len(values)) for table in chain] for chain in chains]
-    # A value that an instruction writes gets its type then.
+    # A value that an instruction writes gets its type then; one that it is also given as an argument has it before.
     untyped = set(inputs)
     for chain in calls:
         for code, _, arguments in chain:
-            untyped.update(arguments if code in (2, 3) else arguments[-1:])
+            written = arguments if code in (2, 3) else arguments[-1:]
+            untyped.update(written if code != 1 else set(written).difference(arguments[:-1]))
     untyped = {index for index in untyped if values[index].kind == NULL}
     for number, value in enumerate(values):
         _check_list(number, value, values, untyped)
@@ -437,7 +515,7 @@ def _check_instructions(
     return frozenset(read)
 
 
-def _instruction(table: Table, size: int) -> tuple[int, int, tuple[int, ...]]:
+def _instruction(table: Table, size: int) -> Instruction:
     """Return the kind of an instruction, what it calls or where it jumps to, and the values it takes."""
     code, content = table.number(0, "B"), table.table(1)
     if code not in (1, 2, 3, 4, 5) or content is None:

@@ -6,32 +6,31 @@ import contextlib
 import difflib
 import mmap
 import os
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
-from exir_lowering import _upstream
-from exir_lowering.errors import BackendUnavailableError, InputError
+from exir_lowering import _upstream, registry
+from exir_lowering.delegate import Delegate
+from exir_lowering.errors import BackendFailure, BackendUnavailableError, InputError, LoweringError, UnknownPluginError
 from exir_lowering.runtime import format as file_format
+from exir_lowering.runtime.bridge import LOCK, bridge, registered
 from exir_lowering.runtime.flatbuffer import CorruptError
 from exir_lowering.runtime.inputs import prepare
 
 Result = TypeVar("Result")
-
-# The runtime must not be entered by two threads: a delegate that runs Python code lets go of the interpreter's lock.
-_RUNTIME = threading.RLock()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedProgram:
     """A `.pte` file that is open in the runtime; `load` makes it.
 
-    Methods are set up when they first run. What a method writes into its buffers it finds there at its next run, and
-    no other method changes it, unless the file was made with `share_mutable_buffers`: then its methods share them.
+    Methods are set up when they first run, those that call Python delegates when the file is loaded. What a method
+    writes into its buffers it finds there at its next run, and no other method changes it, unless the file was made
+    with `share_mutable_buffers`: then its methods share them.
     """
 
     _name: str
@@ -39,6 +38,8 @@ class LoadedProgram:
     _data: str | None
     _methods: Mapping[str, file_format.Method]
     _programs: dict[str, Any]
+    _delegates: Mapping[str, Delegate]
+    _delegated: frozenset[str]
     _ready: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -61,16 +62,24 @@ class LoadedProgram:
             InputError: There is no such method, an input is not what the method takes, the runtime has no kernel for
                 one of its operators, or it failed to run. The program can be run again; after a run that failed
                 half-way, buffers that the method had written before have their new values.
+            BackendFailure: A Python delegate raised; its exception is the `__cause__`.
+            BackendContractError: A Python delegate returned something else than the file says.
         """
         found = self._methods.get(method) if isinstance(method, str) else None
         if found is None:
             raise InputError(self._unknown(method))
-        where = f"Method {method!r} of {self._name}"
+        where = self._where(found)
         given = prepare(where, found, inputs)
-        with _RUNTIME:
-            ready = self._load(where, found)
+        with LOCK:
+            ready = self._load(found)
             try:
-                outputs = ready(given, clone_outputs=True)
+                if found.name in self._delegated:
+                    with bridge().listening():
+                        outputs = ready(given, clone_outputs=True)
+                else:
+                    outputs = ready(given, clone_outputs=True)
+            except LoweringError:
+                raise  # by a delegate
             except Exception as error:
                 shapes = ", ".join(str(list(item.shape)) for item in given if isinstance(item, torch.Tensor))
                 raise InputError(
@@ -81,10 +90,11 @@ class LoadedProgram:
                 ) from error
             return list(outputs)
 
-    def _load(self, where: str, method: file_format.Method) -> Any:
+    def _load(self, method: file_format.Method) -> Any:
         """Return the runtime's method, set up at its first use."""
         if method.name in self._ready:
             return self._ready[method.name]
+        where = self._where(method)
         missing = sorted(set(method.operators) - _upstream.executorch_runtime().operator_registry.operator_names)
         if missing:
             raise InputError(
@@ -94,7 +104,9 @@ class LoadedProgram:
             )
         program = self._programs[method.name]
         try:
-            self._ready[method.name] = program.load_method(method.name)
+            self._ready[method.name] = self._set_up(method)
+        except LoweringError:
+            raise  # by a delegate
         except Exception as error:
             needs = f" It calls {', '.join(method.backends)}." if method.backends else ""
             raise InputError(
@@ -107,8 +119,27 @@ class LoadedProgram:
         for name in self._methods:
             if self._programs[name] is program and name not in self._ready:
                 with contextlib.suppress(Exception):
-                    self._ready[name] = program.load_method(name)
+                    self._ready[name] = self._set_up(self._methods[name])
         return self._ready[method.name]
+
+    def _set_up(self, method: file_format.Method) -> Any:
+        program = self._programs[method.name]
+        if method.name not in self._delegated:
+            return program.load_method(method.name)
+        with bridge().setting_up(self._where(method), method.delegations, self._delegates):
+            return program.load_method(method.name)
+
+    def __post_init__(self) -> None:
+        """Set up the methods that call Python delegates, but for those that lack a kernel, which say so when run."""
+        if not self._delegated:
+            return
+        kernels = _upstream.executorch_runtime().operator_registry.operator_names
+        for name in sorted(self._delegated):
+            if kernels.issuperset(self._methods[name].operators):
+                self._load(self._methods[name])
+
+    def _where(self, method: file_format.Method) -> str:
+        return f"Method {method.name!r} of {self._name}"
 
     def _unknown(self, method: object) -> str:
         known = ", ".join(map(repr, self.method_names))
@@ -127,7 +158,12 @@ class LoadedProgram:
         raise TypeError("A LoadedProgram is tied to the runtime of its process; load the file in the other one.")
 
 
-def load(source: str | os.PathLike[str] | bytes, *, data: str | os.PathLike[str] | None = None) -> LoadedProgram:
+def load(
+    source: str | os.PathLike[str] | bytes,
+    *,
+    data: str | os.PathLike[str] | None = None,
+    delegates: Mapping[str, Delegate | type[Delegate]] | Sequence[Delegate | type[Delegate]] | None = None,
+) -> LoadedProgram:
     """Open a `.pte` file in the ExecuTorch runtime.
 
     The file's tables are checked first, as the runtime ends the process on some damaged files. Damage inside of weights
@@ -138,23 +174,33 @@ def load(source: str | os.PathLike[str] | bytes, *, data: str | os.PathLike[str]
             the program is in use.
         data: The path of the `.ptd` data file, needed if the file was emitted with `external_constants`. There is no
             search for it: `Artifact.save` writes it beside the `.pte` file, by the name in `Artifact.data_files`.
+        delegates: Delegates, by the id of the backend that they execute or in a sequence. They come before those of
+            the entry points. A backend that the runtime has itself cannot be replaced. Those that the file does not
+            need are not used.
 
     Returns:
-        The program. Its methods are set up when they first run.
+        The program. Its methods are set up when they first run; those that call Python delegates are set up here, so
+        that the delegates compile their payloads now.
 
     Raises:
         InputError: The file cannot be read, is damaged, or is no `.pte` file; weights are in a data file that was not
             given, or are not in the one that was.
-        BackendUnavailableError: A method needs a backend that the runtime of this machine does not have.
+        BackendUnavailableError: A method needs a backend that neither the runtime of this machine nor a delegate has,
+            its delegate is not available here, or Python delegates cannot be used here: they need a C++ compiler once.
+        BackendFailure: A delegate raised when it compiled a payload; its exception is the `__cause__`.
+        PluginLoadError: A delegate could not be made, or its id is provided twice.
     """
+    given = registry.check_delegates(delegates)
     name, opened = _source(source)
     if isinstance(opened, str):
         methods = _read(name, Path(opened), file_format.read_program)
     else:
         methods = _parse(name, memoryview(opened), file_format.read_program)
-    _check_backends(name, methods)
+    found = _find_delegates(name, methods, given)
     data_path = _check_data(name, opened, data, methods)
-    with _RUNTIME:
+    with LOCK:
+        if found:
+            bridge().register(sorted(found), _upstream.executorch_runtime().backend_registry.registered_backend_names)
         try:
             if _shares_state(methods):
                 one = _upstream.open_program(opened, data_path)
@@ -166,7 +212,8 @@ def load(source: str | os.PathLike[str] | bytes, *, data: str | os.PathLike[str]
                 f"{name} cannot be loaded: the ExecuTorch runtime refuses it: {error}. The runtime's own lines above "
                 "this one, on stderr, say why: most likely the file is damaged. Make or copy it again."
             ) from error
-    return LoadedProgram(name, opened, data_path, methods, programs)
+        delegated = frozenset(method for method in methods if not found.keys().isdisjoint(methods[method].backends))
+        return LoadedProgram(name, opened, data_path, methods, programs, found, delegated)
 
 
 def _source(source: object) -> tuple[str, str | bytes]:
@@ -213,19 +260,53 @@ def _parse(name: str, content: memoryview, parse: Callable[[memoryview], Result]
     )
 
 
-def _check_backends(name: str, methods: Mapping[str, file_format.Method]) -> None:
-    registry = _upstream.executorch_runtime().backend_registry
-    registered = sorted(registry.registered_backend_names)
+def _find_delegates(
+    name: str, methods: Mapping[str, file_format.Method], given: Mapping[str, Any]
+) -> Mapping[str, Delegate]:
+    """Find a delegate for each backend that the runtime does not have itself."""
+    runtime = _upstream.executorch_runtime().backend_registry
+    own = sorted(set(runtime.registered_backend_names) - set(registered()))
+    replaced = sorted(set(own) & set(given))
+    if replaced:
+        raise InputError(
+            f"delegates: the ExecuTorch runtime has {' and '.join(map(repr, replaced))} itself, and keeps it. Give the "
+            "delegate another id, in the backend that makes the file too."
+        )
+    found: dict[str, Delegate] = {}
     for method in methods.values():
         for backend in method.backends:
-            if backend in registered and registry.is_available(backend):
+            if backend in found or (backend in own and runtime.is_available(backend)):
                 continue
-            why = "says that it is not available" if backend in registered else "does not have it"
-            raise BackendUnavailableError(
-                f"{name} cannot be loaded: method {method.name!r} needs the backend {backend!r}, and the ExecuTorch "
-                f"runtime here {why}. It has {', '.join(registered) or 'none'}. Lower the model for one of these, or "
-                "install what the backend needs."
-            )
+            needs = f"{name} cannot be loaded: method {method.name!r} needs the backend {backend!r}, and"
+            if backend in own:
+                raise BackendUnavailableError(
+                    f"{needs} the ExecuTorch runtime here says that it is not available. It has {', '.join(own)}. "
+                    "Lower the model for another one, or install what the backend needs."
+                )
+            try:
+                found[backend] = registry.find_delegate(backend, given)
+            except UnknownPluginError as error:
+                raise BackendUnavailableError(
+                    f"{needs} the ExecuTorch runtime here does not have it. It has {', '.join(own) or 'none'}. {error} "
+                    "Or lower the model for one of the runtime's backends."
+                ) from None
+            _check_available(needs, backend, found[backend])
+    return found
+
+
+def _check_available(needs: str, backend: str, delegate: Delegate) -> None:
+    who = f"{type(delegate).__module__}.{type(delegate).__qualname__}"
+    try:
+        available = delegate.is_available()
+    except Exception as error:
+        raise BackendFailure(
+            f"{needs} its delegate {who} failed in is_available: {type(error).__name__}: {error}"
+        ) from error
+    if not available:
+        raise BackendUnavailableError(
+            f"{needs} its delegate {who} says that it is not available on this machine. Install what it needs, or load "
+            "the file where it is available."
+        )
 
 
 def _check_data(name: str, source: str | bytes, data: object, methods: Mapping[str, file_format.Method]) -> str | None:

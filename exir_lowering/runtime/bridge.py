@@ -1,0 +1,514 @@
+"""Python delegates behind the backend interface of ExecuTorch's runtime.
+
+The runtime knows a backend by its id for as long as the process lives, so for each id one backend of the shim is
+registered. Which `Delegate` it stands for is said whenever a method is set up, and its handles remember it: two
+programs can execute one id with different delegates.
+
+The runtime reduces what goes wrong in a backend to a number. The exception is kept here meanwhile, and raised again
+when the runtime has returned.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import itertools
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from executorch.exir.backend.compile_spec_schema import CompileSpec
+
+from exir_lowering.delegate import Delegate, DelegateContext
+from exir_lowering.errors import (
+    BackendContractError,
+    BackendFailure,
+    BackendUnavailableError,
+    InputError,
+    LoweringError,
+)
+from exir_lowering.runtime import shim
+from exir_lowering.runtime.format import BOOL, DOUBLE, DTYPES, INT, NULL, Delegation, Tensor, Value
+from exir_lowering.runtime.inputs import describe, show
+
+LOCK = threading.RLock()
+"""Held while the runtime is used. It must not be entered by two threads: a delegate that runs Python code lets go of
+the interpreter's lock. The same thread may enter again: a delegate may run a program of its own."""
+
+_NONE, _TENSOR, _INT, _DOUBLE, _BOOL = range(5)
+_FAILED, _DONE = 0, 1
+_WRITABLE = 0x200  # PyBUF_WRITE
+_NOT_FOUND = 0x20
+_PLACES = 16
+_EXIT_SECONDS = 30.0
+_DAMAGED = "the file may be damaged. Make or copy it again."
+
+
+class _Spec(ctypes.Structure):
+    _fields_ = (("key", ctypes.c_char_p), ("value", ctypes.c_void_p), ("size", ctypes.c_size_t))
+
+
+class _Argument(ctypes.Structure):
+    _fields_ = (
+        ("kind", ctypes.c_int32),
+        ("dtype", ctypes.c_int32),
+        ("rank", ctypes.c_int32),
+        ("sizes", ctypes.POINTER(ctypes.c_int32)),
+        ("strides", ctypes.POINTER(ctypes.c_int32)),
+        ("data", ctypes.c_void_p),
+        ("bytes", ctypes.c_size_t),
+        ("integer", ctypes.c_int64),
+        ("real", ctypes.c_double),
+        ("value", ctypes.c_void_p),
+    )
+
+
+class _Data(ctypes.Structure):
+    _fields_ = (("data", ctypes.c_void_p), ("size", ctypes.c_size_t), ("buffer", ctypes.c_void_p))
+
+
+_AVAILABLE = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32)
+_COMPILE = ctypes.CFUNCTYPE(
+    ctypes.c_int64,
+    ctypes.c_int32,
+    ctypes.c_void_p,
+    ctypes.c_char_p,
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.POINTER(_Spec),
+    ctypes.c_size_t,
+)
+_EXECUTE = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64, ctypes.POINTER(_Argument), ctypes.c_size_t)
+_DESTROY = ctypes.CFUNCTYPE(None, ctypes.c_int64)
+
+
+class _Callbacks(ctypes.Structure):
+    _fields_ = (("available", _AVAILABLE), ("compile", _COMPILE), ("execute", _EXECUTE), ("destroy", _DESTROY))
+
+
+_memory: Callable[[int, int, int], memoryview] = ctypes.PYFUNCTYPE(
+    ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int
+)(("PyMemoryView_FromMemory", ctypes.pythonapi))
+
+
+@dataclass(slots=True, eq=False)
+class _Handle:
+    """What is executed: a payload that a delegate compiled.
+
+    Attributes:
+        who: The delegate, its class, and the method that it is part of, for messages.
+        delegate: The delegate.
+        content: What its `compile` returned.
+        plan: What the file says of it.
+        counts: How many outputs it may return. One number is left when it has been executed.
+    """
+
+    who: str
+    delegate: Delegate
+    content: Any
+    plan: Delegation
+    counts: tuple[int, ...]
+
+
+@dataclass(slots=True, eq=False)
+class _Setup:
+    """A method that the runtime is setting up.
+
+    Attributes:
+        where: The method and its file, for messages.
+        delegates: The file's delegates, by their ids.
+        plans: Those parts of the method that they execute and that are still to come, in the runtime's order.
+    """
+
+    where: str
+    delegates: Mapping[str, Delegate]
+    plans: Iterator[Delegation]
+
+
+class _Thread(threading.local):
+    """What a thread is at.
+
+    Attributes:
+        setups: The methods that it is setting up; one may be set up while another one is compiled.
+        failure: What was raised in a callback and is to be raised again.
+    """
+
+    def __init__(self) -> None:
+        self.setups: list[_Setup] = []
+        self.failure: BaseException | None = None
+
+
+class Bridge:
+    """The process's one connection between delegates and the runtime; `bridge` returns it."""
+
+    def __init__(self) -> None:
+        self._library = shim.library()
+        self._ids: list[str] = []
+        self._handles: dict[int, _Handle] = {}
+        self._keys = itertools.count(1)
+        self._thread = _Thread()
+        # Kept here, as the shim calls them as long as the process lives. What an interrupt raises before a callback
+        # could catch it is given to sys.unraisablehook, with one of these objects.
+        self._entries = available, compile_, execute, destroy = (
+            self._available,
+            self._compile,
+            self._execute,
+            self._destroy,
+        )
+        self._callbacks = _Callbacks(_AVAILABLE(available), _COMPILE(compile_), _EXECUTE(execute), _DESTROY(destroy))
+        self._library.exir_resize.argtypes = (
+            ctypes.POINTER(_Argument),
+            ctypes.POINTER(ctypes.c_int32),
+            ctypes.c_size_t,
+        )
+        self._library.exir_set_int.argtypes = (ctypes.POINTER(_Argument), ctypes.c_int64)
+        self._library.exir_set_double.argtypes = (ctypes.POINTER(_Argument), ctypes.c_double)
+        self._library.exir_set_bool.argtypes = (ctypes.POINTER(_Argument), ctypes.c_int32)
+        self._library.exir_named_data.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.POINTER(_Data))
+        self._library.exir_release.argtypes = (ctypes.c_void_p,)
+        self._library.exir_start(ctypes.byref(self._callbacks))
+        atexit.register(self._close)
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The ids that are registered."""
+        return tuple(self._ids)
+
+    def register(self, ids: Sequence[str], taken: Sequence[str]) -> None:
+        """Make the runtime know ids; those that it knows already stay as they are.
+
+        Args:
+            ids: The ids.
+            taken: What the runtime has, for messages.
+
+        Raises:
+            BackendUnavailableError: The runtime refuses one, or has no room for all; then none is registered.
+        """
+        missing = [name for name in ids if name not in self._ids]
+        if len(taken) + len(missing) > _PLACES:
+            raise BackendUnavailableError(
+                f"The delegates {', '.join(map(repr, missing))} cannot be registered: the ExecuTorch runtime has room "
+                f"for {_PLACES} backends in a process, forgets none, and has {len(taken)}: {', '.join(taken)}. Use "
+                "fewer ids in one process, or start another one."
+            )
+        for name in missing:
+            self._ids.append(name)
+            error = self._library.exir_register(name.encode(), len(self._ids) - 1)
+            if error != 0:
+                self._ids.pop()
+                raise BackendUnavailableError(
+                    f"The delegate {name!r} cannot be registered: the ExecuTorch runtime refuses it with error "
+                    f"{error:#x}. It has {', '.join(taken)}."
+                )
+
+    @contextmanager
+    def setting_up(self, where: str, plans: Sequence[Delegation], delegates: Mapping[str, Delegate]) -> Iterator[None]:
+        """Answer for delegates while the context lasts, in which the runtime sets up a method.
+
+        Args:
+            where: The method and its file, to begin messages with.
+            plans: The parts of the method that backends execute.
+            delegates: The file's Python delegates, by their ids.
+        """
+        setups = self._thread.setups
+        setups.append(_Setup(where, delegates, iter([plan for plan in plans if plan.backend in delegates])))
+        try:
+            with self.listening():
+                yield
+        finally:
+            setups.pop()
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Raise, when the runtime has returned with an error, what a delegate raised."""
+        thread = self._thread
+        thread.failure = None
+        previous = sys.unraisablehook
+
+        def hook(unraisable: Any) -> None:
+            if any(unraisable.object is entry for entry in self._entries):
+                thread.failure = unraisable.exc_value
+            else:
+                previous(unraisable)
+
+        sys.unraisablehook = hook
+        failed = False
+        try:
+            yield
+        except Exception:
+            if thread.failure is None:
+                raise
+            failed = True
+        finally:
+            sys.unraisablehook = previous
+        failure, thread.failure = thread.failure, None
+        # An interrupt counts even if the runtime took no notice of it.
+        if failure is not None and (failed or not isinstance(failure, Exception)):
+            raise failure
+
+    # What the shim calls. Nothing may be raised there, and 0 is failure.
+
+    def _available(self, slot: int) -> int:
+        setups = self._thread.setups
+        return int(bool(setups) and self._ids[slot] in setups[-1].delegates)
+
+    def _compile(
+        self, slot: int, context: int, method: bytes | None, processed: int | None, size: int, specs: Any, count: int
+    ) -> int:
+        try:
+            payload = ctypes.string_at(processed, size) if processed else b""
+            told = [
+                CompileSpec(
+                    specs[i].key.decode(), ctypes.string_at(specs[i].value, specs[i].size) if specs[i].size else b""
+                )
+                for i in range(count)
+            ]
+            return self._compiled(self._ids[slot], context, (method or b"").decode(), payload, told)
+        except BaseException as failure:
+            self._thread.failure = failure
+            return _FAILED
+
+    def _compiled(self, name: str, context: int, method: str, payload: bytes, specs: list[CompileSpec]) -> int:
+        setup = self._thread.setups[-1]
+        plan = next(setup.plans, None)
+        if plan is None or (plan.backend, plan.payload) != (name, len(payload)):
+            raise InputError(
+                f"{setup.where}: the runtime asks to compile {len(payload)} bytes by {name!r}, not {plan}: {_DAMAGED}"
+            )
+        delegate = setup.delegates[name]
+        who = f"{setup.where}: delegate {name!r} ({type(delegate).__module__}.{type(delegate).__qualname__})"
+        data = _NamedData(self._library, context)
+        try:
+            content = delegate.compile(payload, specs, DelegateContext(method, data))
+        except Exception as error:
+            raise BackendFailure(
+                f"{who} failed to compile a payload of {len(payload)} bytes: {type(error).__name__}: {error}"
+            ) from error
+        finally:
+            data.context = None
+        key = next(self._keys)
+        self._handles[key] = _Handle(who, delegate, content, plan, plan.counts)
+        return key
+
+    def _execute(self, key: int, arguments: Any, count: int) -> int:
+        try:
+            handle = self._handles[key]
+            if count != handle.plan.arguments:
+                raise InputError(f"{handle.who} is called with {count} values, not {handle.plan.arguments}: {_DAMAGED}")
+            if len(handle.counts) == 1:
+                self._executed(handle, handle.counts[0], arguments)
+            else:
+                self._settled(handle, arguments)
+            return _DONE
+        except BaseException as failure:
+            self._thread.failure = failure
+            return _FAILED
+
+    def _settled(self, handle: _Handle, arguments: Any) -> None:
+        """Execute what may return several numbers of outputs, until it returns as many as it is asked for."""
+        failures: list[LoweringError] = []
+        for count in handle.counts:
+            with _collecting(failures):
+                self._executed(handle, count, arguments)
+                handle.counts = (count,)
+                return
+        raise failures[0]
+
+    def _executed(self, handle: _Handle, count: int, arguments: Any) -> None:
+        first = handle.plan.arguments - count
+        inputs = [_read(handle, index, arguments[index]) for index in range(first)]
+        try:
+            returned = handle.delegate.execute(handle.content, inputs)
+        except Exception as error:
+            shown = ", ".join(map(show, inputs)) or "none"
+            raise BackendFailure(
+                f"{handle.who} failed to execute: {type(error).__name__}: {error}. Its inputs were: {shown}"
+            ) from error
+        expected = handle.plan.outputs[len(handle.plan.outputs) - count :]
+        _check(handle, expected, returned)
+        for index, (value, output) in enumerate(zip(expected, returned, strict=True)):
+            argument = arguments[first + index]
+            if (argument.kind == _TENSOR) != isinstance(output, torch.Tensor):
+                raise InputError(f"{handle.who}: the runtime has no place for its output {index}: {_DAMAGED}")
+            if isinstance(output, torch.Tensor):
+                self._write(handle, index, value, argument, output)
+            elif isinstance(output, bool):
+                self._library.exir_set_bool(argument, output)
+            elif isinstance(output, int):
+                self._library.exir_set_int(argument, output)
+            else:
+                self._library.exir_set_double(argument, output)
+
+    def _write(self, handle: _Handle, index: int, value: Value, argument: _Argument, output: torch.Tensor) -> None:
+        shape = tuple(output.shape)
+        if tuple(argument.sizes[: argument.rank]) != shape:
+            error = self._library.exir_resize(argument, (ctypes.c_int32 * len(shape))(*shape), len(shape))
+            if error != 0:
+                raise BackendContractError(
+                    f"{handle.who}: output {index} of execute is {show(output)}, and the runtime cannot give that "
+                    f"shape to {_describe(value)}: error {error:#x}."
+                )
+        if argument.bytes:
+            _view(handle, argument).copy_(output.detach() if output.requires_grad else output)
+
+    def _destroy(self, key: int) -> None:
+        handle = self._handles.pop(key, None)
+        if handle is not None:
+            handle.delegate.destroy(handle.content)
+
+    def _close(self) -> None:
+        """Let go of all handles when the interpreter ends; programs that are still alive outlive it.
+
+        The lock is kept, so that no other thread is inside of the runtime when the interpreter goes away.
+        """
+        LOCK.acquire(timeout=_EXIT_SECONDS)
+        self._library.exir_close()
+        for key in list(self._handles):
+            with _reporting():
+                self._destroy(key)
+
+
+@contextmanager
+def _reporting() -> Iterator[None]:
+    """Show an exception that nobody can catch."""
+    try:
+        yield
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+
+
+class _NamedData:
+    """Finds named data of a file, as long as its context lives."""
+
+    def __init__(self, library: ctypes.CDLL, context: int) -> None:
+        self._library = library
+        self.context: int | None = context
+
+    def __call__(self, key: str) -> bytes | None:
+        if self.context is None:
+            raise RuntimeError(
+                f"named_data({key!r}): named data can be read until compile returns, keep it in the handle."
+            )
+        if not isinstance(key, str) or "\0" in key:
+            raise TypeError(f"named_data: got {key!r}, expected a str without null characters.")
+        found = _Data()
+        error = self._library.exir_named_data(self.context, key.encode(), ctypes.byref(found))
+        if error == _NOT_FOUND:
+            return None
+        if error != 0:
+            raise RuntimeError(f"named_data({key!r}): the ExecuTorch runtime cannot read it: error {error:#x}.")
+        try:
+            return ctypes.string_at(found.data, found.size) if found.size else b""
+        finally:
+            self._library.exir_release(found.buffer)
+
+
+def _read(handle: _Handle, index: int, argument: _Argument) -> Any:
+    kind = argument.kind
+    if kind == _TENSOR:
+        return _view(handle, argument)
+    if kind == _INT:
+        return argument.integer
+    if kind == _DOUBLE:
+        return argument.real
+    if kind == _BOOL:
+        return bool(argument.integer)
+    if kind == _NONE:
+        return None
+    raise BackendFailure(
+        f"{handle.who}: its input {index} is a list or a str, which Python delegates are not given. Leave the operator "
+        "that takes it to the host."
+    )
+
+
+def _view(handle: _Handle, argument: _Argument) -> torch.Tensor:
+    """Return a tensor of the runtime as one of torch, on the same memory."""
+    rank = argument.rank
+    dtype = DTYPES.get(argument.dtype)
+    if dtype is None:
+        raise BackendFailure(f"{handle.who} is given a tensor of the unknown element type {argument.dtype}.")
+    sizes, strides, size = argument.sizes[:rank], argument.strides[:rank], argument.bytes
+    if size == 0:
+        return torch.empty_strided(sizes, strides, dtype=dtype)
+    if not argument.data:
+        raise InputError(f"{handle.who}: a tensor of shape {sizes} has no memory: {_DAMAGED}")
+    return torch.frombuffer(_memory(argument.data, size, _WRITABLE), dtype=dtype).as_strided(sizes, strides)
+
+
+def _check(handle: _Handle, expected: Sequence[Value], returned: Any) -> None:
+    """Check what a delegate returned; all of it before any is written, as it may be a view of an input."""
+    if not isinstance(returned, Sequence) or isinstance(returned, (str, bytes)):
+        raise BackendContractError(
+            f"{handle.who}: execute returned {show(returned)}, expected a list or tuple of {len(expected)} outputs."
+        )
+    if len(returned) != len(expected):
+        raise BackendContractError(
+            f"{handle.who}: execute returned {len(returned)} outputs, expected {len(expected)} "
+            f"({', '.join(map(_describe, expected)) or 'none'})."
+        )
+    for index, (value, output) in enumerate(zip(expected, returned, strict=True)):
+        problem = _problem(value, output)
+        if problem is not None:
+            raise BackendContractError(
+                f"{handle.who}: output {index} of execute is {show(output)}, expected {_describe(value)}. {problem}"
+            )
+
+
+@contextmanager
+def _collecting(failures: list[LoweringError]) -> Iterator[None]:
+    try:
+        yield
+    except LoweringError as failure:
+        failures.append(failure)
+
+
+def _problem(expected: Value, output: Any) -> str | None:
+    """Say what is wrong with an output; None when it is as the file says."""
+    tensor = expected.content
+    if not isinstance(tensor, Tensor):
+        kinds = {INT: (int,), BOOL: (bool,), DOUBLE: (int, float), NULL: (int, float)}.get(expected.kind, ())
+        return None if isinstance(output, kinds) else "Return a number there."
+    if not isinstance(output, torch.Tensor):
+        return "Return a tensor there."
+    if output.dtype != tensor.dtype:
+        return f"Convert it with .to({tensor.dtype})."
+    if output.device.type != "cpu" or output.layout != torch.strided:
+        return "Return a dense tensor on the CPU."
+    shape = output.shape
+    if len(shape) != len(tensor.sizes):
+        return f"It has {len(shape)} dimensions, not {len(tensor.sizes)}."
+    if tensor.unbound or shape == tensor.sizes:
+        return None
+    for dim, (size, bound) in enumerate(zip(shape, tensor.sizes, strict=True)):
+        if size > bound or (size != bound and not tensor.dynamic):
+            return f"Its dimension {dim} is {size}, {'at most ' if tensor.dynamic else 'not '}{bound}."
+    return None
+
+
+def _describe(value: Value) -> str:
+    return describe(value) if isinstance(value.content, Tensor) else "a number"
+
+
+_bridge: Bridge | None = None
+
+
+def bridge() -> Bridge:
+    """Return the bridge, made at its first use.
+
+    Raises:
+        BackendUnavailableError: The shim cannot be compiled or loaded.
+    """
+    global _bridge
+    with LOCK:
+        if _bridge is None:
+            _bridge = Bridge()
+        return _bridge
+
+
+def registered() -> tuple[str, ...]:
+    """Return the ids of the runtime's backends that are Python delegates."""
+    return _bridge.ids if _bridge is not None else ()

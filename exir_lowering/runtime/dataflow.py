@@ -1,0 +1,72 @@
+"""Which of the values that a delegate is called with it returns: a file does not say.
+
+A call names inputs and outputs in one list, outputs last. Each value is written once, before it is read, so no
+instruction names an output before its call. ExecuTorch numbers values as it makes them, the results of a call in one
+go, and literal arguments after these. That leaves one doubt: a view of a fixed shape is a value of its own on the
+memory of another one, and no instruction makes it. So a new value on memory that was written before may be a view that
+goes in, or an output on memory that is used again. Then there is more than one answer, the likelier first; the
+delegate, which knows its payload, settles it by how many outputs it returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from typing import TypeAlias
+
+Instruction: TypeAlias = tuple[int, int, tuple[int, ...]]
+"""The kind of an instruction, what it calls or where it jumps to, and the values it takes."""
+
+KERNEL, DELEGATE = 1, 2
+
+
+def output_counts(
+    chains: Sequence[Sequence[Instruction]],
+    places: Sequence[Hashable],
+    items: Mapping[int, Sequence[int]],
+    given: Collection[int],
+    last_input: int,
+) -> dict[int, tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Return for each delegate that is called the values it is called with, and how many of them may be outputs.
+
+    Args:
+        chains: The instructions of a method.
+        places: For each value where it lies in planned memory, its size and type; None for others.
+        items: The values in lists of values.
+        given: The values that are there before the first instruction, beside those that are numbered before an input.
+        last_input: The last input of the method.
+    """
+    calls: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+    seen = {*given, *range(last_input + 1)}
+    # How often each place was named since it was written.
+    reads: dict[Hashable, int] = {places[index]: 0 for index in seen if places[index] is not None}
+    for chain in chains:
+        for code, target, arguments in chain:
+            if code == DELEGATE and target not in calls:
+                new = _new(arguments, seen)
+                calls[target] = arguments, _counts(arguments[len(arguments) - new :], places, reads)
+            for index in dict.fromkeys(item for value in arguments for item in (value, *items.get(value, ()))):
+                place = places[index] if 0 <= index < len(places) else None
+                if place is not None:
+                    reads[place] = reads[place] + 1 if index in seen and place in reads else 0
+                seen.add(index)
+    return calls
+
+
+def _new(arguments: Sequence[int], seen: Collection[int]) -> int:
+    """Return how many of the last values no instruction named before, numbered in one go."""
+    count = 0
+    for position in range(len(arguments) - 1, -1, -1):
+        index = arguments[position]
+        if index in seen or (count and index != arguments[position + 1] - 1):
+            break
+        count += 1
+    return count
+
+
+def _counts(new: Sequence[int], places: Sequence[Hashable], reads: Mapping[Hashable, int]) -> tuple[int, ...]:
+    """Return how many of some new values may be outputs. The last one is: each delegate returns something."""
+    views = [position for position, index in enumerate(new[:-1]) if places[index] in reads]
+    # What was written and not read since would be of no use, but for a view of it.
+    surely = [position for position in views if reads[places[new[position]]] == 0]
+    likely = len(new) - 1 - surely[-1] if surely else len(new)
+    return tuple(dict.fromkeys((likely, len(new), *(len(new) - 1 - position for position in views))))
