@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from exir_lowering.delegate import Delegate, DelegateContext
     from exir_lowering.emission import Artifact
     from exir_lowering.errors import (
         BackendContractError,
@@ -42,6 +43,8 @@ __all__ = [
     "BackendUnavailableError",
     "CompileSpec",
     "CoverageError",
+    "Delegate",
+    "DelegateContext",
     "DelegationSpec",
     "ExplainedResult",
     "InputError",
@@ -66,6 +69,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "delegate": ("Delegate", "DelegateContext"),
     "emission": ("Artifact",),
     "errors": (
         "BackendContractError",

@@ -9,8 +9,8 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "exir_lowering"
 
 LAYERS = [
-    {"errors", "_upstream", "collector"},
-    {"model", "options", "graphs", "quotient"},
+    {"errors", "_upstream", "collector", "delegate"},
+    {"model", "weights", "options", "graphs", "quotient"},
     {"interfaces", "ownership", "progress", "measures", "lowering_plan"},
     {"registry", "checks", "report", "partition_builder", "refusals", "views"},
     {"arguments", "planning"},
@@ -28,7 +28,7 @@ SAME_LAYER = {"quotient": {"graphs"}}
 LATER = {"lowering_plan": {"views"}}
 """What a module imports when it is called only: a plan's pictures are made of plans."""
 
-FOR_PLUGINS = {"collector", "graphs", "measures", "quotient", "refusals", "registry"}
+FOR_PLUGINS = {"collector", "graphs", "measures", "quotient", "refusals", "registry", "weights"}
 """Modules that the built-in plug-ins share with the engine, beside the public names: what they need of FX graphs."""
 
 ALGORITHMS = {

@@ -15,6 +15,8 @@ PUBLIC = [
     "BackendUnavailableError",
     "CompileSpec",
     "CoverageError",
+    "Delegate",
+    "DelegateContext",
     "DelegationSpec",
     "ExplainedResult",
     "InputError",
