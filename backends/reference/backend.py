@@ -11,11 +11,10 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import GraphModule, Node
 
-from exir_lowering import Backend, CompileSpec, InputError, PreprocessResult, graphs
+from exir_lowering import Backend, CompileSpec, InputError, PreprocessResult, graphs, weights
 from exir_lowering.backends.reference import blob
 from exir_lowering.backends.reference.blob import Graph, GraphRef, Instruction, Program, ValueRef
 from exir_lowering.backends.reference.support import function_name, refusal
-from exir_lowering.weights import WeightRef, WeightStore
 
 __all__ = ["ReferenceBackend"]
 
@@ -40,7 +39,7 @@ class ReferenceBackend(Backend):
     ) -> dict[str, list[PreprocessResult]]:
         """Write every partition, with the weights that it uses."""
         every = [program for programs in edge_programs.values() for program in programs]
-        store = WeightStore(tensor for program in every for tensor in _weights(program))
+        store = weights.WeightStore(tensor for program in every for tensor in _weights(program))
         return {
             method: [_Writer(program, store).write() for program in programs]
             for method, programs in edge_programs.items()
@@ -80,8 +79,8 @@ class _Writer:
     """Writes one partition."""
 
     program: ExportedProgram
-    store: WeightStore
-    tensors: list[WeightRef] = field(default_factory=list)
+    store: weights.WeightStore
+    tensors: list[weights.WeightRef] = field(default_factory=list)
     numbers: dict[Any, int] = field(default_factory=dict)
     graphs: list[Graph | None] = field(default_factory=list)
     modules: dict[int, int] = field(default_factory=dict)

@@ -1,10 +1,7 @@
 r"""The format of a reference payload: a header of fixed size, then the program as JSON. Weights are named data.
 
-8 bytes   magic, b"EXIRREF\0"
-4 bytes   version, little-endian like the rest
-4 bytes   CRC-32 of the body
-8 bytes   length of the body
-body      UTF-8 JSON, see `Program`
+The header, little-endian: 8 bytes magic, b"EXIRREF\0"; 4 bytes version; 4 bytes CRC-32 of the body; 8 bytes length of
+the body. The body is UTF-8 JSON, a `Program`.
 """
 
 from __future__ import annotations
@@ -19,8 +16,7 @@ from typing import Any
 
 import torch
 
-from exir_lowering import InputError
-from exir_lowering.weights import WeightRef
+from exir_lowering import InputError, weights
 
 VERSION = 1
 _MAGIC = b"EXIRREF\0"
@@ -93,7 +89,7 @@ class Program:
         graphs: The graphs; the first one is the program, the others are called by its operators.
     """
 
-    tensors: list[WeightRef]
+    tensors: list[weights.WeightRef]
     states: list[int]
     inputs: list[list[Any]]
     outputs: list[list[Any]]
@@ -240,9 +236,9 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def _dump_tensor(ref: WeightRef) -> list[Any]:
+def _dump_tensor(ref: weights.WeightRef) -> list[Any]:
     return [ref.key, ref.offset, str(ref.dtype).removeprefix("torch."), list(ref.shape), list(ref.strides)]
 
 
-def _parse_tensor(key: str, offset: int, dtype: str, shape: list[int], strides: list[int]) -> WeightRef:
-    return WeightRef(key, offset, decode({"dtype": dtype}), tuple(shape), tuple(strides))
+def _parse_tensor(key: str, offset: int, dtype: str, shape: list[int], strides: list[int]) -> weights.WeightRef:
+    return weights.WeightRef(key, offset, decode({"dtype": dtype}), tuple(shape), tuple(strides))
