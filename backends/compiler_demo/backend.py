@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, OutputKind
+from torch.export.graph_signature import InputKind, InputSpec, OutputKind
 from torch.fx import Node
 
 from exir_lowering import Backend, CompileSpec, InputError, PreprocessResult, graphs, measures
@@ -15,6 +15,8 @@ from exir_lowering.backends.compiler_demo import instructions
 from exir_lowering.backends.compiler_demo.instructions import Code, Instruction
 
 __all__ = ["CompilerDemoBackend"]
+
+_CONVERSIONS = ("aten._to_copy.default", "dim_order_ops._to_dim_order_copy.default")
 
 
 class CompilerDemoBackend(Backend):
@@ -30,34 +32,51 @@ class CompilerDemoBackend(Backend):
             InputError: It has something that the compiler does not know; the message has the model's source line.
         """
         signature = program.graph_signature
-        placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
-        pairs = list(zip(placeholders, signature.input_specs, strict=True))
-        inputs = [node for node, spec in pairs if spec.kind is InputKind.USER_INPUT]
-        lifted = [(node, spec.target) for node, spec in pairs if spec.kind is not InputKind.USER_INPUT]
-        names = {node: f"%{number}" for number, node in enumerate([*inputs, *(node for node, _ in lifted)])}
-        for node in inputs:
-            if not isinstance(node.meta.get("val"), torch.Tensor):
-                raise _refusal(next(iter(node.users), node), f"Input {node.name}, which is no tensor,")
         for spec in signature.output_specs:
             if spec.kind is not OutputKind.USER_OUTPUT:
                 raise InputError(f"Writing to {spec.target} is not supported in this compiler: it keeps no state.")
-        constants = [_constant(program, node, str(target)) for node, target in lifted]
+        inputs = _inputs(program)
+        constants = _constants(program)
+        names = {node: f"%{number}" for number, node in enumerate([*inputs, *constants])}
         code = []
         for node in program.graph.nodes:
-            if node.op == "call_function":
+            if node.op == "call_function" and node not in names:
                 code.append(_instruction(node, names))
                 names[node] = f"%{len(names)}"
         results = [names[node] for node in program.graph.output_node().args[0]]
-        text = instructions.write(Code(len(inputs), constants, code, results))
+        text = instructions.write(Code(len(inputs), list(constants.values()), code, results))
         handles = {i.handle: (i.handle,) for i in code if i.handle >= 0}
         return PreprocessResult(text.encode(), debug_handle_map=handles)
 
 
-def _constant(program: ExportedProgram, node: Node, target: str) -> torch.Tensor:
-    value = program.state_dict.get(target, program.constants.get(target))
-    if not isinstance(value, torch.Tensor) or value.is_complex() or value.is_quantized:
-        raise _refusal(next(iter(node.users), node), f"The constant {target}")
-    return value.detach()
+def _placeholders(program: ExportedProgram) -> list[tuple[Node, InputSpec]]:
+    nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
+    return list(zip(nodes, program.graph_signature.input_specs, strict=True))
+
+
+def _inputs(program: ExportedProgram) -> list[Node]:
+    inputs = [node for node, spec in _placeholders(program) if spec.kind is InputKind.USER_INPUT]
+    for node in inputs:
+        if not isinstance(node.meta.get("val"), torch.Tensor):
+            raise _refusal(next(iter(node.users), node), f"Input {node.name}, which is no tensor,")
+    return inputs
+
+
+def _constants(program: ExportedProgram) -> dict[Node, torch.Tensor]:
+    """Return the constants that are computed with; Edge dialect writes a number as a constant, converted if need be."""
+    known: dict[Node, torch.Tensor] = {}
+    for node, spec in _placeholders(program):
+        if spec.kind is not InputKind.USER_INPUT:
+            value = program.state_dict.get(spec.target, program.constants.get(spec.target))
+            if not isinstance(value, torch.Tensor) or value.is_complex() or value.is_quantized:
+                raise _refusal(next(iter(node.users), node), f"The constant {spec.target}")
+            known[node] = value.detach()
+    folded: set[Node] = set()
+    for node in program.graph.nodes:
+        if node.op == "call_function" and graphs.operator_name(node) in _CONVERSIONS and node.args[0] in known:
+            known[node] = known[node.args[0]].to(node.meta["val"].dtype)
+            folded.add(node)
+    return {node: value for node, value in known.items() if not folded.issuperset(node.users)}
 
 
 def _instruction(node: Node, names: dict[Node, str]) -> Instruction:
