@@ -7,7 +7,7 @@
     ├── PartitionerContractError         a partitioner broke its promise, or raised
     ├── CoverageError                    less is delegated than the options require
     ├── BackendContractError             a backend returned something else than it should, or wrote into a weight
-    ├── BackendFailure                   a backend raised; names the partition and the model's source lines
+    ├── BackendFailure                   a backend or delegate raised; names the partition and source lines, or operator
     ├── BackendUnavailableError          a file needs a backend that this machine's runtime does not have
     └── InvariantError                   a defect of exir-lowering itself
 
@@ -88,7 +88,15 @@ class BackendContractError(LoweringError):
 
 
 class BackendFailure(LoweringError):
-    """A backend raised while it preprocessed; the original exception is `__cause__`."""
+    """A backend raised while it preprocessed, or its delegate while it executed; the original is `__cause__`.
+
+    Attributes:
+        debug_handle: The debug handle of the operator that failed, when a delegate knows it.
+    """
+
+    def __init__(self, message: str, *, debug_handle: int | None = None) -> None:
+        super().__init__(message)
+        self.debug_handle = debug_handle
 
 
 class BackendUnavailableError(LoweringError):

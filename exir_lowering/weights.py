@@ -6,14 +6,11 @@ import hashlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from exir_lowering.errors import InputError
-
-if TYPE_CHECKING:
-    from torch.export import ExportedProgram
 
 __all__ = ["WeightRef", "WeightStore"]
 
@@ -39,7 +36,7 @@ class WeightRef:
     strides: tuple[int, ...]
 
     def load(self, named_data: Callable[[str], bytes | None]) -> torch.Tensor:
-        """Make the tensor: of the named data itself when it is writable, else of a copy that nobody else has.
+        """Make the tensor, in memory of its own.
 
         Raises:
             InputError: The data is missing, or too short.
@@ -55,7 +52,7 @@ class WeightRef:
                 f"Named data {self.key!r} has {len(data)} bytes, expected at least {self.offset + extent}: the file or "
                 f"one of its data files is damaged. Save it again."
             )
-        # A copy: the runtime's memory is valid during the call only, and its alignment is not that of the elements.
+        # A copy: the runtime may free its data after loading, and need not align it as the elements are.
         memory = torch.empty(extent, dtype=torch.uint8)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="The given buffer is not writable")
@@ -101,20 +98,9 @@ class WeightStore:
             return self._refs[id(tensor)]
         except KeyError:
             raise InputError(
-                "WeightStore.ref: this tensor is not among those that the store was made with. Make the store with "
-                "the weights of every program, see WeightStore.of."
+                "WeightStore.ref: this tensor is not among those that the store was made with. Make the store with the "
+                "weights of all programs."
             ) from None
-
-    @classmethod
-    def of(cls, programs: Iterable[ExportedProgram]) -> WeightStore:
-        """Make a store of every parameter, buffer and constant of some programs."""
-        return cls(
-            tensor
-            for program in programs
-            for table in (program.state_dict, program.constants)
-            for tensor in table.values()
-            if isinstance(tensor, torch.Tensor)
-        )
 
     def named_data(self, refs: Iterable[WeightRef]) -> Any:
         """Make what `PreprocessResult.data_store_output` takes: the data of some references, each key once."""

@@ -159,7 +159,8 @@ def test_failures_at_run_time() -> None:
     handle = delegate.compile(payload(lowered(Demo(), torch.randn(2, 2), torch.randn(2, 2))), [], CONTEXT)
     with pytest.raises(InputError, match="takes 2 inputs, got 1"):
         delegate.execute(handle, [torch.ones(2, 2)])
-    with pytest.raises(BackendFailure, match=r"'compiler_demo': aten.sub %0 %1, debug handle \d+, failed: RuntimeErr"):
+    with pytest.raises(BackendFailure, match=r"aten.sub %0 %1, debug handle \d+, failed: RuntimeErr") as caught:
         delegate.execute(handle, [torch.ones(2, 2), torch.ones(3)])
+    assert handle.instructions[0].handle >= 0 and caught.value.debug_handle == handle.instructions[0].handle
     assert len(delegate.execute(handle, [torch.ones(2, 2)] * 2)) == 3
     assert CompilerDemoBackend.backend_id == delegate.delegate_id and delegate.is_available()

@@ -24,7 +24,7 @@ from test_quantized import quantized
 from torch.export import Dim, export
 
 import exir_lowering
-from exir_lowering import BackendFailure, DelegateContext, InputError, LoweredMethods
+from exir_lowering import BackendFailure, DelegateContext, InputError, LoweredMethods, graphs
 from exir_lowering.backends.reference import ReferenceDelegate, blob, operators
 from exir_lowering.backends.reference.support import refusal
 
@@ -395,7 +395,11 @@ def test_damaged_payloads() -> None:
         (lambda tree: tree["graphs"][0][2][0].__setitem__(0, 99), "cannot be read: IndexError"),
         (lambda tree: tree["tensors"].append(["", 0, "Tensor", [], []]), "no dtype"),
         (lambda tree: tree["operators"].__setitem__(0, "aten.nonsense.default"), "aten.nonsense.default is not regis"),
+        (lambda tree: tree["operators"].__setitem__(0, "aten.add.__class__"), "aten.add.__class__ is not regis"),
+        (lambda tree: tree["operators"].__setitem__(0, "nonsense"), "nonsense is not registered"),
         (lambda tree: tree["states"].append(55), "inconsistent: IndexError"),
+        (lambda tree: tree["tensors"][0].__setitem__(1, -4), "inconsistent: ValueError"),
+        (lambda tree: tree["tensors"][0].__setitem__(3, [-4]), "inconsistent: RuntimeError"),
     ],
 )
 def test_payloads_that_somebody_else_wrote(change: Any, said: str) -> None:
@@ -419,17 +423,20 @@ def test_missing_and_short_named_data() -> None:
 def test_failures_at_run_time_name_the_operator() -> None:
     class Model(torch.nn.Module):
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            return torch.cond(x.sum() > 0, lambda a, b: a @ b, lambda a, b: a - b, (x, y))
+            return torch.cond(x.sum() > 0, lambda a, b: torch.sin(a @ b), lambda a, b: a - b, (x, y))
 
     found = lowered(Model(), (torch.ones(2, 2), torch.ones(2, 2)))
     delegate = ReferenceDelegate()
     handle = delegate.compile(payload(found), [], DelegateContext("forward", {}.get))
     with pytest.raises(InputError, match="takes 2 inputs, got 3"):
         delegate.execute(handle, [torch.ones(2, 2)] * 3)
-    with pytest.raises(
-        BackendFailure, match=r"aten\.mm\.default\(float32\[2, 2\], float32\[3, 3\]\), debug handle -?\d+"
-    ):
+    said = r"aten\.mm\.default\(float32\[2, 2\], float32\[3, 3\]\), debug handle \d+, failed: RuntimeError: mat1"
+    with pytest.raises(BackendFailure, match=said) as caught:
         delegate.execute(handle, [torch.ones(2, 2), torch.ones(3, 3)])
+    (module,) = (lowered.original_module.graph_module for lowered in delegates(found["forward"]))
+    nodes = [node for _, nested in graphs.walk(module) for node in nested.graph.nodes]
+    named = {node.name for node in nodes if node.meta.get("debug_handle") == caught.value.debug_handle}
+    assert named == {"aten_mm_default"}
     assert len(delegate.execute(handle, [torch.ones(2, 2)] * 2)) == 1
 
 

@@ -64,7 +64,8 @@ def _run(instruction: Instruction, values: list[Any]) -> torch.Tensor:
     except Exception as error:
         raise BackendFailure(
             f"Delegate 'compiler_demo': {instruction.operator} {instruction.left} {instruction.right}, debug handle "
-            f"{instruction.handle}, failed: {type(error).__name__}: {error}"
+            f"{instruction.handle}, failed: {type(error).__name__}: {error}",
+            debug_handle=instruction.handle,
         ) from error
 
 

@@ -151,7 +151,7 @@ def parse(payload: bytes) -> Program:
                 for inputs, constants, code, results in tree["graphs"]
             ],
         )
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise InputError(
             f"A reference payload cannot be read: {type(error).__name__}: {error}. Its check sum is right, so it was "
             "written by something else than this version of the backend. Lower the model again."

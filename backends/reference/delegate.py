@@ -63,7 +63,9 @@ class ReferenceDelegate(Delegate):
             graphs: list[_Graph] = []
             graphs += [_Graph(graph, graphs, tensors) for graph in program.graphs]
             return Executable(program, graphs, tensors, states)
-        except (IndexError, TypeError, RuntimeError) as error:
+        except InputError:  # says it already
+            raise
+        except (IndexError, TypeError, ValueError, RuntimeError) as error:
             raise InputError(
                 f"A reference payload of method {context.method!r} is inconsistent: {type(error).__name__}: {error}. "
                 "Lower the model again."
@@ -216,5 +218,6 @@ def _failure(instruction: Instruction, args: Any, error: Exception) -> BackendFa
     )
     return BackendFailure(
         f"Delegate 'reference': {instruction.operator}({shown[:400]}), debug handle {instruction.handle}, failed: "
-        f"{type(error).__name__}: {error}"
+        f"{type(error).__name__}: {error}",
+        debug_handle=instruction.handle,
     )

@@ -56,6 +56,9 @@ _LIBRARIES: Mapping[str, tuple[str, ...]] = {
 """What has to be imported for the operators of a namespace to be there."""
 
 
+_OVERLOAD = type(torch.ops.aten.add.Tensor)
+
+
 def cond(predicate: Any, yes: Callable[..., Any], no: Callable[..., Any], operands: Any = ()) -> Any:
     """Call one of two graphs."""
     return (yes if bool(predicate) else no)(*operands)
@@ -117,15 +120,14 @@ def resolve(name: str) -> Callable[..., Any]:
     for table in (HIGHER_ORDER, EDGE, PYTHON):
         if name in table:
             return table[name]
-    namespace, _, rest = name.partition(".")
-    for library in ("", *_LIBRARIES.get(namespace, ())):
+    for library in ("", *_LIBRARIES.get(name.partition(".")[0], ())):
         if library:
             importlib.import_module(library)
-        found: Any = getattr(torch.ops, namespace)
-        for part in rest.split("."):
+        found: Any = torch.ops
+        for part in name.split("."):
             found = getattr(found, part, None)
-        if found is not None:
-            return found  # type: ignore[no-any-return]
+        if isinstance(found, _OVERLOAD):  # and nothing else that a name may lead to
+            return found
     raise InputError(
         f"Operator {name} is not registered in this process. Import the library that defines it before loading the "
         f"file; with torch {torch.__version__}, an operator of torch itself that is missing was removed or renamed."
