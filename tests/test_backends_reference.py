@@ -293,6 +293,52 @@ def test_a_whole_program_that_swaps_its_state() -> None:
         compare([*got[:3], mine], [*expected[:3], other])
 
 
+class Decoder(torch.nn.Module):
+    """A layer of attention over a cache, and the greedy next token."""
+
+    def __init__(self, length: int = 48, width: int = 16) -> None:
+        super().__init__()
+        self.embed, self.place = torch.nn.Embedding(50, width), torch.nn.Embedding(length, width)
+        self.query, self.key, self.value = (torch.nn.Linear(width, width) for _ in range(3))
+        self.head = torch.nn.Linear(width, 50)
+        self.register_buffer("keys", torch.zeros(length, width))
+        self.register_buffer("values", torch.zeros(length, width))
+
+    def forward(self, tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens) + self.place(places)
+        self.keys.index_copy_(0, places, self.key(x))
+        self.values.index_copy_(0, places, self.value(x))
+        seen = torch.arange(self.keys.shape[0]) <= places[:, None]
+        scores = (self.query(x) @ self.keys.t()).masked_fill(~seen, float("-inf"))
+        return self.head(x + torch.softmax(scores, -1) @ self.values)[-1:].argmax(-1)
+
+
+def test_a_cache_over_32_steps() -> None:
+    torch.manual_seed(1)
+    model, length = Decoder().eval(), Dim("length", min=2, max=40)
+    prompt = torch.randint(0, 50, (5,))
+    with torch.no_grad():
+        shapes = {"tokens": {0: length}, "places": {0: length}}
+        programs = {
+            "prefill": export(model, (prompt, torch.arange(5)), dynamic_shapes=shapes),
+            "decode": export(model, (prompt[:1], torch.tensor([5]))),
+        }
+        found = exir_lowering.lower(programs, "reference")
+        assert all(not method.host and len(method.partitions) == 1 for method in found.report.methods)
+        delegate = ReferenceDelegate()
+        prefill, decode = (runner(found, method, reference=delegate) for method in programs)
+        eager, mine = list(prompt), list(prompt)
+        eager += model(prompt, torch.arange(5))
+        mine += prefill(prompt, torch.arange(5))[0]
+        for place in range(5):  # each method has a state of its own: this one gets the prompt token by token
+            (last,) = decode(prompt[place : place + 1], torch.tensor([place]))
+        assert torch.equal(last[0], mine[-1])
+        for place in range(5, 37):
+            eager += model(eager[-1][None], torch.tensor([place]))
+            mine += decode(mine[-1][None], torch.tensor([place]))[0]
+    assert [int(t) for t in mine] == [int(t) for t in eager] and len(set(map(int, mine))) > 4
+
+
 # -- weights ----------------------------------------------------------------------------------------------------------
 
 
