@@ -12,6 +12,9 @@ from typing import Any
 
 import torch
 from executorch.exir import EdgeCompileConfig, ExecutorchProgramManager
+
+# Where a backend puts data that several payloads share; its module has no public alias.
+from executorch.exir._serialize._named_data_store import NamedDataStore
 from executorch.exir.backend.backend_details import PreprocessResult
 from executorch.exir.backend.canonical_partitioners import group_partitioner
 from executorch.exir.backend.canonical_partitioners.group_partitioner import GroupBasedPartitioner
@@ -79,6 +82,8 @@ __all__ = [
     "known_operators",
     "lazy_graph_module",
     "listening",
+    "mutates_arguments",
+    "named_data",
     "open_program",
     "operator_name",
     "operator_packet",
@@ -200,6 +205,12 @@ def argument_names(target: Any) -> tuple[str, ...]:
     """Return the names of an operator's arguments by position; none when it has no schema."""
     schema = getattr(_operator(target), "_schema", None)
     return tuple(argument.name for argument in schema.arguments) if schema is not None else ()
+
+
+def mutates_arguments(target: Any) -> bool:
+    """Tell whether an operator writes into its arguments; no when it has no schema."""
+    schema = getattr(_operator(target), "_schema", None)
+    return bool(schema is not None and schema.is_mutable)
 
 
 def known_operators() -> frozenset[str]:
@@ -335,6 +346,14 @@ class _LazyTable:
 def qualified_operator(node: torch.fx.Node) -> str:
     """Return the name by which torch.fx's partitioner knows a node's operator."""
     return str(_get_qualified_name(node.target))  # type: ignore[arg-type]
+
+
+def named_data(data: Mapping[str, bytes], alignment: int) -> Any:
+    """Return named data as `PreprocessResult.data_store_output` takes it."""
+    store = NamedDataStore()
+    for key, content in data.items():
+        store.add_named_data(key, content, alignment)
+    return store.get_named_data_store_output()
 
 
 def delegate_info(result: PreprocessResult) -> Any:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from executorch.exir.backend.compile_spec_schema import CompileSpec
+if TYPE_CHECKING:  # the machine that runs a file need not import ExecuTorch's ahead-of-time side
+    from executorch.exir.backend.compile_spec_schema import CompileSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,15 @@ class BackendContractError(LoweringError):
 
 
 class BackendFailure(LoweringError):
-    """A backend raised while it preprocessed, or a delegate at run time; the original exception is `__cause__`."""
+    """A backend raised while it preprocessed, or its delegate while it executed; the original is `__cause__`.
+
+    Attributes:
+        debug_handle: The debug handle of the operator that failed, when a delegate knows it.
+    """
+
+    def __init__(self, message: str, *, debug_handle: int | None = None) -> None:
+        super().__init__(message)
+        self.debug_handle = debug_handle
 
 
 class BackendUnavailableError(LoweringError):

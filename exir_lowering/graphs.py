@@ -233,6 +233,11 @@ def known_operators() -> frozenset[str]:
     return _upstream.known_operators()
 
 
+def is_mutating(node: Node) -> bool:
+    """Tell whether a node's operator writes into its arguments, as far as its schema says."""
+    return _upstream.mutates_arguments(node.target)
+
+
 def argument(node: Node, name: str) -> Any:
     """Return what a node passes for an argument of its operator, by name; None when it passes nothing.
 

@@ -10,7 +10,7 @@ PACKAGE = ROOT / "exir_lowering"
 
 LAYERS = [
     {"errors", "_upstream", "collector", "delegate"},
-    {"model", "options", "graphs", "quotient"},
+    {"model", "weights", "options", "graphs", "quotient"},
     {"interfaces", "ownership", "progress", "measures", "lowering_plan"},
     {"registry", "checks", "report", "partition_builder", "refusals", "views", "capability"},
     {"arguments", "planning", "asking"},
@@ -28,7 +28,7 @@ SAME_LAYER = {"quotient": {"graphs"}}
 LATER = {"lowering_plan": {"views"}}
 """What a module imports when it is called only: a plan's pictures are made of plans."""
 
-FOR_PLUGINS = {"asking", "capability", "collector", "graphs", "measures", "quotient", "refusals", "registry"}
+FOR_PLUGINS = {"asking", "capability", "collector", "graphs", "measures", "quotient", "refusals", "registry", "weights"}
 """Modules that the built-in plug-ins share with the engine, beside the public names: what they need of FX graphs."""
 
 ALGORITHMS = {

@@ -1,0 +1,107 @@
+"""The demo compiler: aten add, sub, mul and constants, everything else refused with the line of the model."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, InputSpec, OutputKind
+from torch.fx import Node
+
+from exir_lowering import Backend, CompileSpec, InputError, PreprocessResult, graphs, measures
+from exir_lowering.backends.compiler_demo import instructions
+from exir_lowering.backends.compiler_demo.instructions import Code, Instruction
+
+__all__ = ["CompilerDemoBackend"]
+
+_CONVERSIONS = ("aten._to_copy.default", "dim_order_ops._to_dim_order_copy.default")
+
+
+class CompilerDemoBackend(Backend):
+    """Compiles partitions to a text of instructions for `CompilerDemoDelegate`."""
+
+    backend_id = "compiler_demo"
+    version = "1"
+
+    def preprocess(self, program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
+        """Compile one partition.
+
+        Raises:
+            InputError: It has something that the compiler does not know; the message has the model's source line.
+        """
+        signature = program.graph_signature
+        for spec in signature.output_specs:
+            if spec.kind is not OutputKind.USER_OUTPUT:
+                raise InputError(f"Writing to {spec.target} is not supported in this compiler: it keeps no state.")
+        inputs = _inputs(program)
+        constants = _constants(program)
+        names = {node: f"%{number}" for number, node in enumerate([*inputs, *constants])}
+        code = []
+        for node in program.graph.nodes:
+            if node.op == "call_function" and node not in names:
+                code.append(_instruction(node, names))
+                names[node] = f"%{len(names)}"
+        results = [names[node] for node in program.graph.output_node().args[0]]
+        text = instructions.write(Code(len(inputs), list(constants.values()), code, results))
+        handles = {i.handle: (i.handle,) for i in code if i.handle >= 0}
+        return PreprocessResult(text.encode(), debug_handle_map=handles)
+
+
+def _placeholders(program: ExportedProgram) -> list[tuple[Node, InputSpec]]:
+    nodes = [node for node in program.graph.nodes if node.op == "placeholder"]
+    return list(zip(nodes, program.graph_signature.input_specs, strict=True))
+
+
+def _inputs(program: ExportedProgram) -> list[Node]:
+    inputs = [node for node, spec in _placeholders(program) if spec.kind is InputKind.USER_INPUT]
+    for node in inputs:
+        if not isinstance(node.meta.get("val"), torch.Tensor):
+            raise _refusal(next(iter(node.users), node), f"Input {node.name}, which is no tensor,")
+    return inputs
+
+
+def _constants(program: ExportedProgram) -> dict[Node, torch.Tensor]:
+    """Return the constants that are computed with; Edge dialect writes a number as a constant, converted if need be."""
+    known: dict[Node, torch.Tensor] = {}
+    for node, spec in _placeholders(program):
+        if spec.kind is not InputKind.USER_INPUT:
+            value = program.state_dict.get(spec.target, program.constants.get(spec.target))
+            if not isinstance(value, torch.Tensor) or value.is_complex() or value.is_quantized:
+                raise _refusal(next(iter(node.users), node), f"The constant {spec.target}")
+            known[node] = value.detach()
+    folded: set[Node] = set()
+    for node in program.graph.nodes:
+        if node.op == "call_function" and graphs.operator_name(node) in _CONVERSIONS and node.args[0] in known:
+            known[node] = known[node.args[0]].to(node.meta["val"].dtype)
+            folded.add(node)
+    return {node: value for node, value in known.items() if not folded.issuperset(node.users)}
+
+
+def _instruction(node: Node, names: dict[Node, str]) -> Instruction:
+    name = graphs.operator_name(node)
+    operator = name.rpartition(".")[0] if name.count(".") > 1 else name
+    if operator not in instructions.OPERATORS or len(list(measures.tensors(node.meta.get("val")))) != 1:
+        raise _refusal(node, operator)
+    left, right = (_argument(node, value, names) for value in node.args[:2])
+    alpha: Any = node.kwargs.get("alpha", node.args[2] if len(node.args) > 2 else 1)
+    if isinstance(alpha, Node):
+        raise _refusal(node, f"{operator} with a computed alpha")
+    return Instruction(operator, left, right, alpha, int(node.meta.get("debug_handle", -1)))
+
+
+def _argument(node: Node, value: Any, names: dict[Node, str]) -> str:
+    if isinstance(value, Node) and value in names:
+        return names[value]
+    if isinstance(value, (int, float)):
+        return json.dumps(value)
+    raise _refusal(node, f"{graphs.operator_name(node)} of {value!r}")
+
+
+def _refusal(node: Node, what: str) -> InputError:
+    source = graphs.source_line(node)
+    return InputError(
+        f"{what} is not supported in this compiler. "
+        + (f"Source code: {source}" if source else f"Node {node.name}; its source line is not known.")
+    )

@@ -1,0 +1,73 @@
+"""The run-time side of the demo compiler: reads the text at compile, runs it with torch at execute."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from exir_lowering import BackendFailure, Delegate, DelegateContext, InputError
+from exir_lowering.backends.compiler_demo import instructions
+from exir_lowering.backends.compiler_demo.instructions import Code, Instruction
+
+if TYPE_CHECKING:
+    from executorch.exir.backend.compile_spec_schema import CompileSpec
+
+__all__ = ["CompilerDemoDelegate"]
+
+_RUN: Mapping[str, Callable[[Any, Any, Any], torch.Tensor]] = {
+    "aten.add": lambda left, right, alpha: torch.add(left, right, alpha=alpha),
+    "aten.sub": lambda left, right, alpha: torch.sub(left, right, alpha=alpha),
+    "aten.mul": lambda left, right, alpha: torch.mul(left, right),
+}
+
+
+class CompilerDemoDelegate(Delegate):
+    """Executes the payloads of `CompilerDemoBackend`."""
+
+    delegate_id = "compiler_demo"
+
+    def compile(self, processed: bytes, compile_specs: list[CompileSpec], context: DelegateContext) -> Code:
+        """Read the instructions.
+
+        Raises:
+            InputError: The payload is not what the compiler makes.
+        """
+        code = instructions.parse(processed)
+        for instruction in code.instructions:
+            if instruction.operator not in _RUN:
+                raise InputError(f"A payload of backend 'compiler_demo' calls {instruction.operator}, which it cannot.")
+        return code
+
+    def execute(self, handle: Code, inputs: list[Any]) -> Sequence[torch.Tensor]:
+        """Run the instructions.
+
+        Raises:
+            InputError: The number of inputs is wrong.
+            BackendFailure: An instruction failed; the message says which, with its debug handle.
+        """
+        if len(inputs) != handle.inputs:
+            raise InputError(f"A payload of backend 'compiler_demo' takes {handle.inputs} inputs, got {len(inputs)}.")
+        values = [*inputs, *handle.constants]
+        with torch.no_grad():
+            for instruction in handle.instructions:
+                values.append(_run(instruction, values))
+        return [_value(name, values) for name in handle.results]
+
+
+def _run(instruction: Instruction, values: list[Any]) -> torch.Tensor:
+    try:
+        left, right = _value(instruction.left, values), _value(instruction.right, values)
+        return _RUN[instruction.operator](left, right, instruction.alpha)
+    except Exception as error:
+        raise BackendFailure(
+            f"Delegate 'compiler_demo': {instruction.operator} {instruction.left} {instruction.right}, debug handle "
+            f"{instruction.handle}, failed: {type(error).__name__}: {error}",
+            debug_handle=instruction.handle,
+        ) from error
+
+
+def _value(name: str, values: list[Any]) -> Any:
+    return values[int(name[1:])] if name.startswith("%") else json.loads(name)

@@ -1,0 +1,244 @@
+r"""The format of a reference payload: a header of fixed size, then the program as JSON. Weights are named data.
+
+The header, little-endian: 8 bytes magic, b"EXIRREF\0"; 4 bytes version; 4 bytes CRC-32 of the body; 8 bytes length of
+the body. The body is UTF-8 JSON, a `Program`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from exir_lowering import InputError, weights
+
+VERSION = 1
+_MAGIC = b"EXIRREF\0"
+_HEADER = struct.Struct("<8sIIQ")
+_NAMED = {
+    "dtype": torch.dtype,
+    "layout": torch.layout,
+    "memory_format": torch.memory_format,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ValueRef:
+    """An argument that is computed: the number of a value of the graph."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class GraphRef:
+    """An argument that is a graph: its number in the program."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """One operator call.
+
+    Attributes:
+        operator: The operator's name, such as "aten.add.Tensor".
+        args: Positional arguments: plain values, `ValueRef`, `GraphRef`, lists of them.
+        kwargs: The keyword arguments.
+        handle: The debug handle of the node that it was made of, -1 when there is none.
+    """
+
+    operator: str
+    args: list[Any]
+    kwargs: dict[str, Any]
+    handle: int
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A graph. Its values are numbered: the inputs, the constants, then the result of each instruction.
+
+    Attributes:
+        inputs: How many inputs it has.
+        constants: The constants that it holds, as numbers of the program's tensors.
+        code: The instructions, in order.
+        results: What it returns, in the words of an argument.
+    """
+
+    inputs: int
+    constants: list[int]
+    code: list[Instruction]
+    results: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What a payload says.
+
+    Attributes:
+        tensors: Weights, and the initial values of states.
+        states: For each state that the delegate owns, the number of its initial tensor.
+        inputs: For each input of the first graph ["user"], ["tensor", number] or ["state", number].
+        outputs: For each result of the first graph ["user"], ["state", number] or ["input", number of a user input]:
+            what it is returned as, or written to after the call.
+        graphs: The graphs; the first one is the program, the others are called by its operators.
+    """
+
+    tensors: list[weights.WeightRef]
+    states: list[int]
+    inputs: list[list[Any]]
+    outputs: list[list[Any]]
+    graphs: list[Graph]
+
+
+def dump(program: Program) -> bytes:
+    """Write a program; equal programs give equal bytes.
+
+    Raises:
+        TypeError: An argument is of a type that the format does not have.
+    """
+    operators: dict[str, int] = {}
+    tree = {
+        "tensors": [_dump_tensor(ref) for ref in program.tensors],
+        "states": program.states,
+        "inputs": program.inputs,
+        "outputs": program.outputs,
+        "graphs": [
+            [
+                graph.inputs,
+                graph.constants,
+                [
+                    [operators.setdefault(i.operator, len(operators)), encode(i.args), encode(i.kwargs), i.handle]
+                    for i in graph.code
+                ],
+                encode(graph.results),
+            ]
+            for graph in program.graphs
+        ],
+        "operators": list(operators),
+    }
+    body = json.dumps(tree, separators=(",", ":"), allow_nan=False).encode()
+    return _HEADER.pack(_MAGIC, VERSION, zlib.crc32(body), len(body)) + body
+
+
+def parse(payload: bytes) -> Program:
+    """Read a program.
+
+    Raises:
+        InputError: The bytes are no reference payload, one of another version, or damaged.
+    """
+    body = _body(payload)
+    try:
+        tree = json.loads(body)
+        operators = tree["operators"]
+        return Program(
+            tensors=[_parse_tensor(*fields) for fields in tree["tensors"]],
+            states=list(tree["states"]),
+            inputs=list(tree["inputs"]),
+            outputs=list(tree["outputs"]),
+            graphs=[
+                Graph(
+                    inputs,
+                    constants,
+                    [Instruction(operators[op], decode(a), decode(k), handle) for op, a, k, handle in code],
+                    decode(results),
+                )
+                for inputs, constants, code, results in tree["graphs"]
+            ],
+        )
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+        raise InputError(
+            f"A reference payload cannot be read: {type(error).__name__}: {error}. Its check sum is right, so it was "
+            "written by something else than this version of the backend. Lower the model again."
+        ) from error
+
+
+def _body(payload: bytes) -> bytes:
+    who = "This is no payload of backend 'reference'"
+    if len(payload) < _HEADER.size:
+        raise InputError(f"{who}, or a truncated one: got {len(payload)} bytes, expected at least {_HEADER.size}.")
+    magic, version, checksum, length = _HEADER.unpack_from(payload)
+    if magic != _MAGIC:
+        raise InputError(f"{who}: it starts with {bytes(payload[:8])!r}, expected {_MAGIC!r}.")
+    if version != VERSION:
+        raise InputError(
+            f"A reference payload has format version {version}, this delegate reads version {VERSION}. Lower the model "
+            f"with this version of exir-lowering, or run it with the version that it was lowered with."
+        )
+    body = bytes(payload[_HEADER.size :])
+    if len(body) != length:
+        state = "truncated" if len(body) < length else "followed by something else"
+        raise InputError(f"A reference payload is {state}: got a body of {len(body)} bytes, expected {length}.")
+    if zlib.crc32(body) != checksum:
+        raise InputError("A reference payload is damaged: its check sum is wrong. Take the file from its source again.")
+    return body
+
+
+def encode(value: Any) -> Any:
+    """Turn an argument into JSON; what JSON does not have becomes an object with one key, its type.
+
+    Raises:
+        TypeError: The format has no such type.
+    """
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"float": repr(value)}
+    if isinstance(value, (list, tuple)):
+        return [encode(item) for item in value]
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {"map": {key: encode(item) for key, item in value.items()}}
+    if isinstance(value, ValueRef):
+        return {"%": value.index}
+    if isinstance(value, GraphRef):
+        return {"graph": value.index}
+    if isinstance(value, complex):
+        return {"complex": [encode(value.real), encode(value.imag)]}
+    if isinstance(value, torch.device):
+        return {"device": str(value)}
+    for name, kind in _NAMED.items():
+        if isinstance(value, kind):
+            return {name: str(value).removeprefix("torch.")}
+    raise TypeError(f"an argument of type {type(value).__name__} ({value!r})")
+
+
+def decode(tree: Any) -> Any:
+    """Turn JSON back into an argument.
+
+    Raises:
+        ValueError: It is not what `encode` makes.
+    """
+    if isinstance(tree, list):
+        return [decode(item) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    ((kind, content),) = tree.items()
+    if kind in _NAMED:
+        value = getattr(torch, content)
+        if not isinstance(value, _NAMED[kind]):
+            raise ValueError(f"torch.{content} is no {kind}")
+        return value
+    return _DECODERS[kind](content)
+
+
+_DECODERS: dict[str, Callable[[Any], Any]] = {
+    "%": ValueRef,
+    "graph": GraphRef,
+    "float": float,
+    "complex": lambda parts: complex(*map(decode, parts)),
+    "device": torch.device,
+    "map": lambda items: {key: decode(item) for key, item in items.items()},
+}
+
+
+def _dump_tensor(ref: weights.WeightRef) -> list[Any]:
+    return [ref.key, ref.offset, str(ref.dtype).removeprefix("torch."), list(ref.shape), list(ref.strides)]
+
+
+def _parse_tensor(key: str, offset: int, dtype: str, shape: list[int], strides: list[int]) -> weights.WeightRef:
+    return weights.WeightRef(key, offset, decode({"dtype": dtype}), tuple(shape), tuple(strides))

@@ -1,0 +1,223 @@
+"""The run-time side of the reference backend: executes payloads with torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+import torch
+
+from exir_lowering import BackendFailure, Delegate, DelegateContext, InputError, weights
+from exir_lowering.backends.reference import blob, operators
+from exir_lowering.backends.reference.blob import Graph, GraphRef, Instruction, Program, ValueRef
+
+if TYPE_CHECKING:
+    from executorch.exir.backend.compile_spec_schema import CompileSpec
+
+__all__ = ["ReferenceDelegate"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Executable:
+    """A payload that is ready to be executed, with the state that it owns.
+
+    Attributes:
+        program: The payload.
+        graphs: Its graphs.
+        tensors: Its weights.
+        states: Its states, each starting from its initial value.
+    """
+
+    program: Program
+    graphs: list[_Graph]
+    tensors: list[torch.Tensor]
+    states: list[torch.Tensor]
+
+
+class ReferenceDelegate(Delegate):
+    """Executes the payloads of `ReferenceBackend`. Payloads that share weights share them in memory too."""
+
+    delegate_id = "reference"
+
+    def __init__(self) -> None:
+        self._weights: WeakValueDictionary[weights.WeightRef, torch.Tensor] = WeakValueDictionary()
+
+    def compile(self, processed: bytes, compile_specs: list[CompileSpec], context: DelegateContext) -> Executable:
+        """Read a payload, its weights and the initial values of its states.
+
+        Raises:
+            InputError: The payload is no valid one, an operator or named data is missing.
+        """
+        program = blob.parse(processed)
+        try:
+            states = [program.tensors[number].load(context.named_data) for number in program.states]
+            owned = set(program.states)
+            tensors = [
+                states[program.states.index(number)] if number in owned else self._weight(ref, context)
+                for number, ref in enumerate(program.tensors)
+            ]
+            graphs: list[_Graph] = []
+            graphs += [_Graph(graph, graphs, tensors) for graph in program.graphs]
+            return Executable(program, graphs, tensors, states)
+        except InputError:  # says it already
+            raise
+        except (IndexError, TypeError, ValueError, RuntimeError) as error:
+            raise InputError(
+                f"A reference payload of method {context.method!r} is inconsistent: {type(error).__name__}: {error}. "
+                "Lower the model again."
+            ) from error
+
+    def _weight(self, ref: weights.WeightRef, context: DelegateContext) -> torch.Tensor:
+        tensor = self._weights.get(ref)
+        if tensor is None:
+            tensor = ref.load(context.named_data)
+            if ref.key:
+                self._weights[ref] = tensor
+        return tensor
+
+    def execute(self, handle: Executable, inputs: list[Any]) -> Sequence[Any]:
+        """Run a payload; writes to its states take effect at the end.
+
+        Raises:
+            InputError: The number of inputs is wrong.
+            BackendFailure: An operator failed; the message says which, with its debug handle.
+        """
+        given = iter(inputs)
+        wanted = sum(kind[0] == "user" for kind in handle.program.inputs)
+        if len(inputs) != wanted:
+            raise InputError(f"A reference payload takes {wanted} inputs, got {len(inputs)}.")
+        arguments = [
+            next(given) if kind == "user" else (handle.tensors if kind == "tensor" else handle.states)[number[0]]
+            for kind, *number in handle.program.inputs
+        ]
+        with torch.no_grad():
+            results = handle.graphs[0](*arguments)
+            return _return(handle, inputs, results)
+
+
+def _return(handle: Executable, inputs: list[Any], results: Sequence[Any]) -> list[Any]:
+    """Write the states, and return the rest; a result that lies in memory that is written is copied before."""
+    kinds = handle.program.outputs
+    if all(kind == "user" for kind, *_ in kinds):
+        return list(results)
+    memory = {"state": handle.states, "input": inputs}
+    written = {_address(memory[kind][number[0]]) for kind, *number in kinds if kind != "user"}
+    values = [
+        value.clone() if isinstance(value, torch.Tensor) and _address(value) in written else value for value in results
+    ]
+    for value, (kind, *number) in zip(values, kinds, strict=True):
+        if kind != "user":
+            memory[kind][number[0]].copy_(value)
+    return [value for value, (kind, *_) in zip(values, kinds, strict=True) if kind == "user"]
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+class _Graph:
+    """A graph that is ready to be called."""
+
+    def __init__(self, graph: Graph, graphs: list[_Graph], tensors: list[torch.Tensor]) -> None:
+        self._inputs = graph.inputs
+        self._constants = [tensors[number] for number in graph.constants]
+        self._results = graph.results
+        self._code = graph.code
+        first = graph.inputs + len(graph.constants)
+        last_use = _last_uses(graph, first)
+        self._steps = [
+            _Step(
+                operators.resolve(instruction.operator),
+                _bind(instruction.args, graphs),
+                _bind(instruction.kwargs, graphs),
+                tuple(value for value in last_use.get(number, ()) if value >= first),
+            )
+            for number, instruction in enumerate(graph.code)
+        ]
+
+    def __call__(self, *arguments: Any) -> Any:
+        if len(arguments) != self._inputs:
+            raise InputError(f"A graph of a reference payload takes {self._inputs} values, got {len(arguments)}.")
+        values: list[Any] = [*arguments, *self._constants]
+        for step, instruction in zip(self._steps, self._code, strict=True):
+            args, kwargs = _fill(step.args, values), _fill(step.kwargs, values)
+            try:
+                values.append(step.function(*args, **kwargs))
+            except BackendFailure:  # from a nested graph: it names the innermost operator already
+                raise
+            except Exception as error:
+                raise _failure(instruction, args, error) from error
+            for value in step.dead:
+                values[value] = None
+        return _fill(self._results, values)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """An instruction with its operator found; `dead` are the values that nothing reads after it."""
+
+    function: Callable[..., Any]
+    args: Any
+    kwargs: Any
+    dead: tuple[int, ...]
+
+
+def _last_uses(graph: Graph, first: int) -> dict[int, list[int]]:
+    """Return for each instruction the values that it is the last to read."""
+    last = {first + number: number for number in range(len(graph.code))}  # a result that nobody reads dies at once
+    for number, instruction in enumerate(graph.code):
+        last.update(dict.fromkeys(_values((instruction.args, instruction.kwargs)), number))
+    for value in _values(graph.results):
+        last.pop(value, None)
+    dying: dict[int, list[int]] = {}
+    for value, number in last.items():
+        dying.setdefault(number, []).append(value)
+    return dying
+
+
+def _values(argument: Any) -> list[int]:
+    if isinstance(argument, ValueRef):
+        return [argument.index]
+    if isinstance(argument, dict):
+        argument = list(argument.values())
+    return list(chain.from_iterable(map(_values, argument))) if isinstance(argument, (list, tuple)) else []
+
+
+def _bind(argument: Any, graphs: list[_Graph]) -> Any:
+    """Replace the graphs in an argument by functions; they are looked up when they are called."""
+    if isinstance(argument, GraphRef):
+        return partial(_call, graphs, argument.index)
+    if isinstance(argument, dict):
+        return {key: _bind(item, graphs) for key, item in argument.items()}
+    return [_bind(item, graphs) for item in argument] if isinstance(argument, (list, tuple)) else argument
+
+
+def _call(graphs: list[_Graph], index: int, *arguments: Any) -> Any:
+    return graphs[index](*arguments)
+
+
+def _fill(argument: Any, values: list[Any]) -> Any:
+    if isinstance(argument, ValueRef):
+        return values[argument.index]
+    if isinstance(argument, list):
+        return [_fill(item, values) for item in argument]
+    if isinstance(argument, dict):
+        return {key: _fill(item, values) for key, item in argument.items()}
+    return argument
+
+
+def _failure(instruction: Instruction, args: Any, error: Exception) -> BackendFailure:
+    shown = ", ".join(
+        f"{str(a.dtype).removeprefix('torch.')}{list(a.shape)}" if isinstance(a, torch.Tensor) else repr(a)
+        for a in args
+        if not callable(a)
+    )
+    return BackendFailure(
+        f"Delegate 'reference': {instruction.operator}({shown[:400]}), debug handle {instruction.handle}, failed: "
+        f"{type(error).__name__}: {error}",
+        debug_handle=instruction.handle,
+    )

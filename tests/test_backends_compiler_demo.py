@@ -1,0 +1,166 @@
+"""The demo compiler: what it makes, what it refuses and where in the model, and its delegate against eager."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from delegate_support import runner
+from lowering_support import TagPartitioner, delegates, edge_program
+from torch.export import export
+
+import exir_lowering
+from exir_lowering import BackendFailure, DelegateContext, InputError
+from exir_lowering.backends.compiler_demo import CompilerDemoBackend, CompilerDemoDelegate
+
+CONTEXT = DelegateContext("forward", {}.get)
+
+
+class Demo(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor([[0.1, -2.0], [float("inf"), 3.5]]))
+        self.register_buffer("ints", torch.tensor([2**53 + 1, -3]))
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+        z = torch.sub(x, y, alpha=0.5) * self.weight + 2
+        return z, (x + z * 1.5) - 0.25, self.ints * 3
+
+
+def lowered(module: torch.nn.Module, *inputs: Any, **options: Any) -> exir_lowering.LoweredMethods:
+    return exir_lowering.lower(export(module.eval(), inputs, **options), TagPartitioner(backend="compiler_demo"))
+
+
+def payload(found: exir_lowering.LoweredMethods) -> bytes:
+    (delegate,) = delegates(found["forward"])
+    return bytes(delegate.processed_bytes)
+
+
+def test_the_delegate_equals_eager() -> None:
+    inputs = (torch.randn(2, 2), torch.randn(2, 2))
+    found = lowered(Demo(), *inputs)
+    run = runner(found, compiler_demo=CompilerDemoDelegate())
+    for _ in range(2):
+        for got, expected in zip(run(*inputs), Demo()(*inputs), strict=True):
+            torch.testing.assert_close(got, expected, rtol=0, atol=0)
+
+
+def test_the_text() -> None:
+    class Small(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("part", torch.tensor([0.5, 0.25]))
+
+        def forward(self, x: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
+            return torch.add(x, h, alpha=2) - x * self.part
+
+    found = lowered(Small(), torch.ones(2), torch.ones(2))
+    (delegate,) = delegates(found["forward"])
+    text = payload(found).decode()
+    handles = [node.meta["debug_handle"] for node in delegate.original_module.graph.nodes if node.op == "call_function"]
+    assert len(set(handles)) == 3 and None not in handles
+    assert text == (
+        "compiler_demo 1\n"
+        "inputs 2\n"
+        "%2 = constant float32 [2] [0.5, 0.25]\n"
+        f"%3 = aten.add %0 %1 alpha=2 # debug_handle {handles[0]}\n"
+        f"%4 = aten.mul %0 %2 alpha=1 # debug_handle {handles[1]}\n"
+        f"%5 = aten.sub %3 %4 alpha=1 # debug_handle {handles[2]}\n"
+        "return %5\n"
+    )
+    assert delegate.meta["debug_handle_map"] == {handle: (handle,) for handle in handles}
+
+
+def test_an_unsupported_operator_is_told_with_its_source_line() -> None:
+    class Divides(torch.nn.Module):
+        def forward(self, x: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
+            return x + x / h  # the line
+
+    with pytest.raises(BackendFailure) as caught:
+        lowered(Divides(), torch.ones(2), torch.ones(2))
+    line = Divides.forward.__code__.co_firstlineno + 1
+    said = (
+        f'aten.div is not supported in this compiler. Source code: File "{__file__}", line {line}, in forward: '
+        "return x + x / h  # the line"
+    )
+    assert said in str(caught.value) and isinstance(caught.value.__cause__, InputError)
+
+
+class Counter(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count.add_(x)
+        return x + self.count
+
+
+def test_state_is_refused() -> None:
+    program = edge_program(Counter(), (torch.ones(2),))
+    with pytest.raises(BackendFailure, match="Writing to count is not supported in this compiler"):
+        exir_lowering.lower(program, TagPartitioner(backend="compiler_demo"))
+
+
+def test_dynamic_sizes() -> None:
+    batch = torch.export.Dim("batch", min=1, max=8)
+    dynamic_shapes = {"x": {0: batch}, "y": {0: batch}}
+
+    class Plain(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return x * y + x
+
+    found = lowered(Plain(), torch.ones(4, 2), torch.ones(4, 2), dynamic_shapes=dynamic_shapes)
+    run = runner(found, compiler_demo=CompilerDemoDelegate())
+    for size in (1, 5, 8):
+        inputs = (torch.randn(size, 2), torch.randn(size, 2))
+        torch.testing.assert_close(run(*inputs)[0], Plain()(*inputs))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int8, torch.int64])
+def test_dtypes(dtype: torch.dtype) -> None:
+    class Typed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("held", torch.tensor([[3.7, -1.1]]).to(dtype))
+            self.register_buffer("empty", torch.zeros(0, 2, dtype=dtype))
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return x * self.held, self.empty + self.held
+
+    x = torch.tensor([[1.3, 2.9]]).to(dtype)
+    run = runner(lowered(Typed(), x), compiler_demo=CompilerDemoDelegate())
+    for got, expected in zip(run(x), Typed()(x), strict=True):
+        torch.testing.assert_close(got, expected, rtol=0, atol=0)
+
+
+def test_damaged_payloads() -> None:
+    good = payload(lowered(Demo(), torch.randn(2, 2), torch.randn(2, 2)))
+    delegate = CompilerDemoDelegate()
+    for length in range(len(good)):
+        with pytest.raises(InputError):
+            delegate.compile(good[:length], [], CONTEXT)
+    with pytest.raises(InputError, match="another version: it starts with 'compiler_demo 2'"):
+        delegate.compile(good.replace(b"demo 1", b"demo 2"), [], CONTEXT)
+    for garbage in (b"\xff\xfe", bytes(range(256))):
+        with pytest.raises(InputError, match="it is no text"):
+            delegate.compile(garbage, [], CONTEXT)
+    with pytest.raises(InputError, match=r"calls aten\.div"):
+        delegate.compile(good.replace(b"aten.mul", b"aten.div"), [], CONTEXT)
+    with pytest.raises(InputError, match=r"Line 3 .* is no constant"):
+        delegate.compile(good.replace(b"constant float32", b"constant float3"), [], CONTEXT)
+    with pytest.raises(InputError, match="lacks a line"):
+        delegate.compile(good.replace(b"%4 = ", b"%5 = "), [], CONTEXT)
+
+
+def test_failures_at_run_time() -> None:
+    delegate = CompilerDemoDelegate()
+    handle = delegate.compile(payload(lowered(Demo(), torch.randn(2, 2), torch.randn(2, 2))), [], CONTEXT)
+    with pytest.raises(InputError, match="takes 2 inputs, got 1"):
+        delegate.execute(handle, [torch.ones(2, 2)])
+    with pytest.raises(BackendFailure, match=r"aten.sub %0 %1, debug handle \d+, failed: RuntimeErr") as caught:
+        delegate.execute(handle, [torch.ones(2, 2), torch.ones(3)])
+    assert handle.instructions[0].handle >= 0 and caught.value.debug_handle == handle.instructions[0].handle
+    assert len(delegate.execute(handle, [torch.ones(2, 2)] * 2)) == 3
+    assert CompilerDemoBackend.backend_id == delegate.delegate_id and delegate.is_available()
