@@ -115,7 +115,7 @@ def test_what_is_wrong_with_a_partitioner_that_is_there_is_an_error(program: Exp
         def partition(self, exported_program: ExportedProgram) -> Any:
             return None
 
-    with pytest.raises(PartitionerContractError, match="Nothing returned None, expected a PartitionResult"):
+    with pytest.raises(PartitionerContractError, match="Nothing returned NoneType, expected a PartitionResult"):
         exir_lowering.plan(program, ChainedPartitioner(Nothing()))
 
 
