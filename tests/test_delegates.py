@@ -337,6 +337,32 @@ class TestRun:
             for result, expected in zip(program.run("forward", x, y), Viewed()(x, y), strict=True):
                 torch.testing.assert_close(result, expected)
 
+    def test_a_number_as_output(self):
+        class Rows(nn.Module):
+            def forward(self, x):
+                return x * 2.0, x.shape[0] * 3
+
+        class Numbers(Delegate):
+            delegate_id = "script"
+
+            def execute(self, handle, inputs):
+                return inputs[0] * 2.0, inputs[0].shape[0] * 3
+
+        content = scripted(program_of(Rows(), torch.ones(4, 3), batch=True), TagPartitioner(backend="script")).buffer
+        program = load(content, delegates=[Numbers])
+        for batch in (5, 2):
+            rows, number = program.run("forward", torch.ones(batch, 3))
+            assert rows.shape == (batch, 3)
+            assert number == batch * 3
+
+    def test_state_that_two_methods_share(self):
+        planning = MemoryPlanningPass(share_mutable_buffers=True)
+        config = ExecutorchBackendConfig(memory_planning_pass=planning, emit_mutable_buffer_names=True)
+        programs = {name: program_of(Count(), torch.ones(3)) for name in "ab"}
+        program = load(scripted(programs, sums(state=False), config=config).buffer, delegates=[ScriptDelegate])
+        results = [program.run(method, torch.ones(3))[0][0].item() for method in "abab"]
+        assert results == [2.0, 4.0, 6.0, 8.0]
+
     def test_outputs_that_are_inputs_or_need_gradients(self, adds, xy):
         program = load(adds, delegates=[returning(lambda outputs: [outputs[0].clone().requires_grad_()])])
         torch.testing.assert_close(program.run("forward", *xy)[0], torch.sin(xy[0] + xy[1]))
