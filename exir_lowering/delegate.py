@@ -58,6 +58,10 @@ class Delegate(ABC):
     def execute(self, handle: Any, inputs: list[Any]) -> Sequence[Any]:
         """Execute a payload.
 
+        A file does not say where a call's inputs end. Where that is in doubt the first call may be made again, with
+        more or fewer inputs, until as many outputs are returned as are left: raise when `inputs` are not what the
+        payload needs.
+
         Args:
             handle: What `compile` returned.
             inputs: Tensors, ints, floats and bools. Tensors are the runtime's own memory: they must not be written,

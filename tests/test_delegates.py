@@ -76,6 +76,16 @@ class Weights(nn.Module):
         return torch.sin(torch.mm(x, self.weight) * 2.0 + self.shift)
 
 
+class Viewed(nn.Module):
+    """Views of a fixed shape go into delegates; in the file they look like outputs of these."""
+
+    def forward(self, x, y):
+        once = torch.sin(x).reshape(3, 2)
+        first = once * 2.0, once + y
+        again = torch.cos(first[0] + torch.sin(first[1])).reshape(2, 3)
+        return again * again + again, torch.sin(again)
+
+
 class Mixed(nn.Module):
     """XNNPACK gets the linear layer, the delegate the product and the sum, the host the sine and the state."""
 
@@ -314,6 +324,45 @@ class TestRun:
             x, y = torch.full((3,), sign), torch.randn(3)
             torch.testing.assert_close(program.run("forward", x, y)[0], Either()(x, y))
 
+    @pytest.mark.parametrize("tag", [lambda node: "t", lambda node: node.name], ids=["merged", "apart"])
+    def test_views_of_a_fixed_shape(self, tag):
+        partitioner = TagPartitioner(
+            lambda node: tag(node) if operator_name(node) in (ADD, MUL) else None, "script", state=False
+        )
+        content = scripted(program_of(Viewed(), torch.ones(2, 3), torch.ones(3, 2)), partitioner).buffer
+        delegate = ScriptDelegate()
+        program = load(content, delegates=[delegate])
+        for _ in range(3):
+            x, y = torch.randn(2, 3), torch.randn(3, 2)
+            for result, expected in zip(program.run("forward", x, y), Viewed()(x, y), strict=True):
+                torch.testing.assert_close(result, expected)
+
+    def test_a_number_as_output(self):
+        class Rows(nn.Module):
+            def forward(self, x):
+                return x * 2.0, x.shape[0] * 3
+
+        class Numbers(Delegate):
+            delegate_id = "script"
+
+            def execute(self, handle, inputs):
+                return inputs[0] * 2.0, inputs[0].shape[0] * 3
+
+        content = scripted(program_of(Rows(), torch.ones(4, 3), batch=True), TagPartitioner(backend="script")).buffer
+        program = load(content, delegates=[Numbers])
+        for batch in (5, 2):
+            rows, number = program.run("forward", torch.ones(batch, 3))
+            assert rows.shape == (batch, 3)
+            assert number == batch * 3
+
+    def test_state_that_two_methods_share(self):
+        planning = MemoryPlanningPass(share_mutable_buffers=True)
+        config = ExecutorchBackendConfig(memory_planning_pass=planning, emit_mutable_buffer_names=True)
+        programs = {name: program_of(Count(), torch.ones(3)) for name in "ab"}
+        program = load(scripted(programs, sums(state=False), config=config).buffer, delegates=[ScriptDelegate])
+        results = [program.run(method, torch.ones(3))[0][0].item() for method in "abab"]
+        assert results == [2.0, 4.0, 6.0, 8.0]
+
     def test_outputs_that_are_inputs_or_need_gradients(self, adds, xy):
         program = load(adds, delegates=[returning(lambda outputs: [outputs[0].clone().requires_grad_()])])
         torch.testing.assert_close(program.run("forward", *xy)[0], torch.sin(xy[0] + xy[1]))
@@ -486,6 +535,35 @@ class TestFailures:
         for length in range(0, len(adds), 101):
             with pytest.raises(LoweringError):
                 load(adds[:length], delegates=[ScriptDelegate])
+
+    def test_damage_never_ends_the_process(self, tmp_path):
+        both = program_of(Both(), torch.ones(2, 3), torch.ones(2, 3), batch=True)
+        path = scripted(both, sums(ADD, "aten.sum.dim_IntList")).save(tmp_path / "model.pte")
+        done = run(DAMAGE, path)
+        assert done.returncode == 0, done.stderr[-3000:]
+        refused, total = map(int, done.stdout.split()[-1].split("/"))
+        assert total / 2 <= refused <= total
+
+
+DAMAGE = """
+import random, sys, torch
+from scripted import ScriptDelegate
+from exir_lowering import LoweringError, load
+content = open(sys.argv[1], "rb").read()
+chance = random.Random(0)
+refused = 0
+for _ in range(300):
+    damaged = bytearray(content)
+    for _ in range(chance.choice([1, 1, 2, 8])):
+        damaged[chance.randrange(int.from_bytes(content[16:24], "little"))] ^= chance.randrange(1, 256)
+    try:
+        program = load(bytes(damaged), delegates=[ScriptDelegate])
+        for batch in (2, 5):
+            program.run("forward", torch.ones(batch, 3), torch.ones(batch, 3))
+    except LoweringError:
+        refused += 1
+print(f"{refused}/300")
+"""
 
 
 class TestLookUp:
