@@ -20,7 +20,7 @@ _NAMES = {id(function): name for name, function in PYTHON.items()}
 
 def reference_partitioner() -> Partitioner:
     """Return a partitioner that gives the reference backend everything that its delegate can execute."""
-    return SupportPartitioner({"reference": ReferenceSupport()})
+    return SupportPartitioner({"reference": ReferenceSupport()}, own_state=True)
 
 
 def executable() -> Support:
