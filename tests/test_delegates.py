@@ -5,7 +5,6 @@ import ctypes
 import gc
 import os
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -454,35 +453,6 @@ class TestFailures:
         assert caught.value.args == (3,)
         delegate.on = False
         torch.testing.assert_close(load(adds, delegates=[delegate]).run("forward", *xy)[0], torch.sin(xy[0] + xy[1]))
-
-    def test_a_real_interrupt_wherever_it_strikes(self, adds, xy):
-        """Also before the first line of a callback, where no except clause can catch it."""
-        program = load(adds, delegates=[ScriptDelegate])
-        struck = []
-
-        def strike(*_):
-            struck.append(1)
-            raise KeyboardInterrupt
-
-        previous = signal.signal(signal.SIGALRM, strike)
-        caught = 0
-        gc.disable()  # what is raised in a callback of the collector, of which torch has some, goes nowhere
-        try:
-            for delay in range(1, 150):
-                try:
-                    signal.setitimer(signal.ITIMER_REAL, delay * 1e-6)
-                    while not struck:
-                        program.run("forward", *xy)
-                except KeyboardInterrupt:
-                    caught += 1
-                signal.setitimer(signal.ITIMER_REAL, 0)
-                struck.clear()
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, previous)
-            gc.enable()
-        assert caught == 149
-        torch.testing.assert_close(program.run("forward", *xy)[0], torch.sin(xy[0] + xy[1]))
 
     def test_destroy(self, adds, monkeypatch):
         class Failing(ScriptDelegate):
