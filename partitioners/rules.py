@@ -138,7 +138,8 @@ def _rule(kind: Any, op: Any, name: Any, module: Any, module_class: Any, to: Any
 class RuledPartitioner(Partitioner):  # type: ignore[misc]
     """A partitioner with rules on top; the first rule that matches an operator decides.
 
-    What is denied or pinned is out of the partitioner's sight, so that its patterns and groups stay whole around it.
+    What is denied or pinned is out of the partitioner's sight: it sees an operator there that it does not know, and
+    chooses its patterns and groups accordingly.
     What is allowed or pinned to a backend joins the neighbouring partitions of that backend where they stay convex.
 
     Args:
@@ -265,9 +266,10 @@ def _with(
     if not added:
         return tags, destinations
     specs: dict[str, DelegationSpec] = {_key(spec): spec for spec in destinations.values()}
+    chosen = list(specs.values())  # by the partitioner, before the rules add theirs
     label_of_added = {}
     for node, rule in added.items():
-        spec = _destination(rule, list(specs.values()))
+        spec = _destination(rule, chosen)
         specs.setdefault(_key(spec), spec)
         label_of_added[node] = _key(spec)
     renamed: dict[str, str] = {}
@@ -276,7 +278,7 @@ def _with(
         if any(node in added for node in nodes):
             for proposal in _joined(nodes, tags, destinations, label_of_added):
                 names = list(dict.fromkeys(tags[node] for node in proposal.nodes if node in tags))
-                tag = names[0] if names else f"rule_{len(destinations)}"
+                tag = names[0] if names else _new_tag(destinations)
                 destinations.setdefault(tag, specs[proposal.backend])
                 renamed.update(dict.fromkeys(names, tag))
                 tags.update(dict.fromkeys(proposal.nodes, tag))
@@ -288,6 +290,13 @@ def _with(
             tags[constant] = tags[reader]
     used = set(tags.values())
     return tags, {tag: spec for tag, spec in destinations.items() if tag in used}
+
+
+def _new_tag(known: Collection[str]) -> str:
+    number = len(known)
+    while f"rule_{number}" in known:  # of rules inside of these rules
+        number += 1
+    return f"rule_{number}"
 
 
 def _joined(

@@ -26,6 +26,7 @@ from exir_lowering.partitioners import (
     RooflineModel,
     RuledPartitioner,
     SupportPartitioner,
+    allow,
     contract,
     convex_proposals,
     deny,
@@ -117,6 +118,27 @@ def test_deny_reaches_what_an_operator_was_decomposed_to() -> None:
     lowered = exir_lowering.lower(program, RuledPartitioner(XnnpackPartitioner(), deny(op="aten.linear")))
     host = {node.operator for node in lowered.report.methods[0].host}
     assert host == {"aten.permute_copy.default", "aten.addmm.default"}
+
+
+def test_an_allowed_operator_goes_to_the_partitioners_backend_also_beside_a_pin() -> None:
+    inner = SupportPartitioner({"echo": ops("aten.relu")})
+    rules = [pin("Npu", op="aten.sin"), allow(op="aten.cos")]
+    for order in (rules, rules[::-1]):
+        assert homes(RuledPartitioner(inner, *order)) == {"relu": "echo", "sin": "Npu", "cos": "echo"}
+
+
+class Unused(Partitioner):
+    """Claims nothing, and names a destination all the same."""
+
+    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        return PartitionResult(exported_program, {"unused": DelegationSpec("echo", [])})
+
+
+def test_rules_inside_of_rules() -> None:
+    """What the outer ones add does not take the tags of what the inner ones added."""
+    inner = RuledPartitioner(Unused(), pin("A", op="aten.relu"))
+    outer = RuledPartitioner(inner, pin("B", op="aten.sin"))
+    assert homes(outer) == {"relu": "A", "sin": "B", "cos": None}
 
 
 # -- state -------------------------------------------------------------------------------------------------------------
