@@ -7,13 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, TypeVar
 
 from executorch.exir.backend.backend_details import BackendDetails
 
 from exir_lowering.delegate import Delegate
 from exir_lowering.errors import InputError, PluginLoadError, UnknownPluginError
 from exir_lowering.interfaces import Backend, ExecutorchBackend, Partitioner
+
+_Plugin = TypeVar("_Plugin", Backend, Delegate)
 
 BACKENDS = "exir_lowering.backends"
 DELEGATES = "exir_lowering.delegates"
@@ -108,19 +110,22 @@ def as_backend(backend_id: str, candidate: Any) -> Backend:
     if isinstance(candidate, type) and issubclass(candidate, BackendDetails):
         return ExecutorchBackend(candidate)
     if isinstance(candidate, type) and issubclass(candidate, Backend):
-        try:
-            return candidate()
-        except Exception as error:
-            raise PluginLoadError(
-                f"Backend {backend_id!r}: making {candidate.__module__}.{candidate.__qualname__} raised "
-                f"{type(error).__name__}: {error}"
-            ) from error
+        return _made(f"Backend {backend_id!r}", candidate)
     if isinstance(candidate, Backend):
         return candidate
     raise PluginLoadError(
         f"Backend {backend_id!r}: got {candidate!r}, expected an exir_lowering.Backend (object or class) or an "
         f"ExecuTorch BackendDetails class."
     )
+
+
+def _made(who: str, kind: type[_Plugin]) -> _Plugin:
+    try:
+        return kind()
+    except Exception as error:
+        raise PluginLoadError(
+            f"{who}: making {kind.__module__}.{kind.__qualname__} raised {type(error).__name__}: {error}"
+        ) from error
 
 
 def find_delegate(delegate_id: str, given: Mapping[str, Any] | None = None) -> Delegate:
@@ -154,13 +159,7 @@ def as_delegate(delegate_id: str, candidate: Any) -> Delegate:
         PluginLoadError: It is something else, or making it raised.
     """
     if isinstance(candidate, type) and issubclass(candidate, Delegate):
-        try:
-            return candidate()
-        except Exception as error:
-            raise PluginLoadError(
-                f"Delegate {delegate_id!r}: making {candidate.__module__}.{candidate.__qualname__} raised "
-                f"{type(error).__name__}: {error}"
-            ) from error
+        return _made(f"Delegate {delegate_id!r}", candidate)
     if isinstance(candidate, Delegate):
         return candidate
     raise PluginLoadError(

@@ -11,7 +11,6 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from exir_lowering import CompileSpec, ExplainedResult, InputError, Partitioner, graphs
-from exir_lowering.partitioners import limits as capacity
 from exir_lowering.partitioners.by_support import compile_specs_of, supports_of
 from exir_lowering.partitioners.claims import Claims
 from exir_lowering.partitioners.convex import computing
@@ -143,21 +142,20 @@ class CostPartitioner(Partitioner):  # type: ignore[misc]
             InputError: The model has no cost for an operator on the host, or a cost that is none.
             PartitionerContractError: A support, or the partitioner chosen from, raised or broke its promise.
         """
-        name = type(self).__name__
         offers = self._offers(exported_program)
         planned = plan_graphs(exported_program, offers, self.costs, CostGraph.cheapest)
-        claims = Claims(exported_program, {}, name)
+        claims = Claims(exported_program, {}, type(self).__name__)
         claims.explain(offers.rejections, offers.adjustments)
         for scope in claims.scopes():
             graph, places = planned[scope.path]
             proposals = graph.proposals(places)
-            kept, dropped, changed = capacity.apply(proposals, self.limits, scope, groups=graph.groups, by=name)
-            claims.claim(scope, kept)
-            claims.explain(dropped, changed)
-            for node in claims.left(scope):
-                no = graph.why(node, places)
-                if no is not None:
-                    claims.reject(scope, node, no)
+            claims.settle(
+                scope,
+                proposals,
+                self.limits,
+                groups=graph.groups,
+                why=lambda node, graph=graph, places=places: graph.why(node, places),  # type: ignore[misc]
+            )
         result = claims.result(constants=offers.constants)
         for tag, spec in result.partition_tags.items():
             result.partition_tags[tag] = offers.specs[spec.backend_id]

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from torch.export import ExportedProgram
 
 from exir_lowering import CompileSpec, ExplainedResult, Partitioner, graphs
-from exir_lowering.partitioners import limits as capacity
 from exir_lowering.partitioners.by_support import compile_specs_of, reasons, supports_of
 from exir_lowering.partitioners.claims import Claims
 from exir_lowering.partitioners.convex import Proposal, computing, propose_partitions
@@ -70,8 +69,7 @@ class PatternPartitioner(Partitioner):  # type: ignore[misc]
         Raises:
             PartitionerContractError: The check of a pattern raised.
         """
-        name = type(self).__name__
-        claims = Claims(exported_program, self.compile_specs, name)
+        claims = Claims(exported_program, self.compile_specs, type(self).__name__)
         seen = list(claims.scopes())
         self._warn(seen)
         for scope in seen:
@@ -80,12 +78,7 @@ class PatternPartitioner(Partitioner):  # type: ignore[misc]
                 proposals = propose_partitions(scope, self.supports, keep_apart=self.keep_apart)
             else:
                 proposals = [Proposal(self.backend_id, tuple(group)) for group in groups]
-            kept, rejections, adjustments = capacity.apply(proposals, self.limits, scope, groups=groups, by=name)
-            claims.claim(scope, kept)
-            claims.explain(rejections, adjustments)
-            why = reasons(self.supports, scope)
-            for node in claims.left(scope):
-                claims.reject(scope, node, why(node))
+            claims.settle(scope, proposals, self.limits, groups=groups, why=reasons(self.supports, scope))
         return claims.result()
 
     def _warn(self, seen: Sequence[Scope]) -> None:

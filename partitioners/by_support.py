@@ -9,7 +9,6 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from exir_lowering import CompileSpec, ExplainedResult, InputError, Partitioner, graphs
-from exir_lowering.partitioners import limits as capacity
 from exir_lowering.partitioners.claims import Claims
 from exir_lowering.partitioners.convex import propose_partitions
 from exir_lowering.partitioners.limits import Limits
@@ -65,17 +64,11 @@ class SupportPartitioner(Partitioner):  # type: ignore[misc]
             PartitionerContractError: A support raised.
             InputError: A group of nodes that must stay together cannot be convex.
         """
-        name = type(self).__name__
-        claims = Claims(exported_program, self.compile_specs, name)
+        claims = Claims(exported_program, self.compile_specs, type(self).__name__)
         for scope in claims.scopes():
             groups = [group for support in self.supports.values() for group in support.groups(scope)]
             proposals = propose_partitions(scope, self.supports, keep_apart=self.keep_apart)
-            kept, rejections, adjustments = capacity.apply(proposals, self.limits, scope, groups=groups, by=name)
-            claims.claim(scope, kept)
-            claims.explain(rejections, adjustments)
-            why = reasons(self.supports, scope)
-            for node in claims.left(scope):
-                claims.reject(scope, node, why(node))
+            claims.settle(scope, proposals, self.limits, groups=groups, why=reasons(self.supports, scope))
         return claims.result(state=self.own_state)
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[Any], Callable[[Node], bool] | None]:

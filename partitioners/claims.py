@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from executorch.exir.backend.utils import tag_constant_data, tag_mutated_buffer
@@ -10,7 +10,9 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from exir_lowering import Adjustment, CompileSpec, DelegationSpec, ExplainedResult, Rejection, graphs
+from exir_lowering.partitioners import limits as capacity
 from exir_lowering.partitioners.convex import Proposal, computing
+from exir_lowering.partitioners.limits import Limits
 from exir_lowering.partitioners.support import No, Scope, scopes
 
 
@@ -38,7 +40,34 @@ class Claims:
             if not any(scope.path[:i] in self._moved for i in range(1, len(scope.path) + 1)):
                 yield scope
 
-    def claim(self, scope: Scope, proposals: Iterable[Proposal]) -> None:
+    def settle(
+        self,
+        scope: Scope,
+        proposals: Sequence[Proposal],
+        limits: Limits,
+        *,
+        groups: Sequence[Sequence[Node]],
+        why: Callable[[Node], No | None],
+    ) -> None:
+        """Claim the proposals of a graph within limits, and give each operator that is left a reason.
+
+        Args:
+            scope: The graph.
+            proposals: The proposals, in topological order.
+            limits: How small and how large a partition may be.
+            groups: Nodes that must stay together.
+            why: Says why an operator is left, None when somebody said it already.
+        """
+        kept, rejections, adjustments = capacity.apply(proposals, limits, scope, groups=groups, by=self.by)
+        self._claim(scope, kept)
+        self.explain(rejections, adjustments)
+        for node in computing(scope.graph_module):
+            if graphs.is_operator(node) and graphs.DELEGATION_TAG not in node.meta:
+                no = why(node)
+                if no is not None:
+                    self._reject(scope, node, no)
+
+    def _claim(self, scope: Scope, proposals: Iterable[Proposal]) -> None:
         """Tag the nodes of each proposal with a tag of its own."""
         for proposal in proposals:
             tag = f"{proposal.backend}_{len(self._destinations)}"
@@ -49,23 +78,17 @@ class Claims:
                 for nested in graphs.nested_graphs(scope.graph_module, node):
                     self._moved.add((*scope.path, nested.name))
 
-    def reject(self, scope: Scope, node: Node, no: No) -> None:
+    def _reject(self, scope: Scope, node: Node, no: No) -> None:
         """Say why an operator is not claimed; what was said first counts."""
         name = graphs.qualified_name(scope.path, node)
         rejection = Rejection("", name, graphs.operator_name(node), no.text, no.by or self.by, no.code)
         self._rejections.setdefault(name, rejection)
 
     def explain(self, rejections: Iterable[Rejection], adjustments: Iterable[Adjustment]) -> None:
-        """Take over what `limits.apply` says."""
+        """Take over what was said elsewhere of operators and partitions; what was said first counts."""
         for rejection in rejections:
             self._rejections.setdefault(rejection.node, rejection)
         self._adjustments += adjustments
-
-    def left(self, scope: Scope) -> Iterator[Node]:
-        """Yield the operators of a graph that are not claimed."""
-        for node in computing(scope.graph_module):
-            if graphs.is_operator(node) and graphs.DELEGATION_TAG not in node.meta:
-                yield node
 
     def result(self, *, constants: Collection[Node] | None = None, state: bool = False) -> ExplainedResult:
         """Give partitions the constants that they read, and return the result.
