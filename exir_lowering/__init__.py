@@ -10,6 +10,7 @@ if TYPE_CHECKING:
         BackendContractError,
         BackendFailure,
         BackendUnavailableError,
+        BackendUnavailableWarning,
         CoverageError,
         InputError,
         InvariantError,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from exir_lowering.model import Adjustment, Rejection
     from exir_lowering.options import LoweringOptions
     from exir_lowering.pipeline import lower, lower_whole_program, plan, to_backend
+    from exir_lowering.registry import register_backend, register_delegate, register_partitioner
     from exir_lowering.runtime import LoadedProgram, load
 
 __all__ = [
@@ -41,6 +43,7 @@ __all__ = [
     "BackendContractError",
     "BackendFailure",
     "BackendUnavailableError",
+    "BackendUnavailableWarning",
     "CompileSpec",
     "CoverageError",
     "Delegate",
@@ -65,6 +68,9 @@ __all__ = [
     "lower",
     "lower_whole_program",
     "plan",
+    "register_backend",
+    "register_delegate",
+    "register_partitioner",
     "to_backend",
 ]
 
@@ -75,6 +81,7 @@ _HOMES = {
         "BackendContractError",
         "BackendFailure",
         "BackendUnavailableError",
+        "BackendUnavailableWarning",
         "CoverageError",
         "InputError",
         "InvariantError",
@@ -102,6 +109,7 @@ _HOMES = {
         "to_backend",
     ),
     "lowering_plan": ("LoweringPlan",),
+    "registry": ("register_backend", "register_delegate", "register_partitioner"),
     "runtime": ("LoadedProgram", "load"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

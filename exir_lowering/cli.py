@@ -30,7 +30,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from exir_lowering.errors import CoverageError, InputError, InvariantError, LoweringError
+from exir_lowering.errors import (
+    BackendUnavailableWarning,
+    CoverageError,
+    InputError,
+    InvariantError,
+    LoweringError,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -640,6 +646,12 @@ def _quiet() -> Iterator[None]:
             # Both tell programmers what to change in their code, and there is none of theirs in a command.
             warnings.simplefilter("ignore", FutureWarning)
             warnings.simplefilter("ignore", DeprecationWarning)
+            show = warnings.showwarning
+            warnings.showwarning = lambda message, category, *place: (
+                _say(f"Note: {message}", error=True)
+                if issubclass(category, BackendUnavailableWarning)
+                else show(message, category, *place)
+            )
             yield
     finally:
         for name in _KNOWN_LOGS:

@@ -11,6 +11,8 @@
     ├── BackendUnavailableError          a file needs a backend that this machine does not have
     └── InvariantError                   a defect of exir-lowering itself
 
+`BackendUnavailableWarning` is no error: what was lowered cannot be executed where it was lowered.
+
 Each message says who, where, what was got, what was expected and what to do.
 """
 
@@ -104,6 +106,10 @@ class BackendFailure(LoweringError):
 
 class BackendUnavailableError(LoweringError):
     """A file needs a backend that neither the runtime of this machine nor an available delegate has."""
+
+
+class BackendUnavailableWarning(UserWarning):
+    """A model was lowered for a backend whose payloads this machine cannot execute; another one may."""
 
 
 class InvariantError(LoweringError):

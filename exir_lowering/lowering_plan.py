@@ -184,6 +184,11 @@ class LoweringPlan:
 
     methods: tuple[MethodPlan, ...]
 
+    @property
+    def backend_ids(self) -> tuple[str, ...]:
+        """The backends that partitions go to, each once, in the order in which they first occur."""
+        return tuple(dict.fromkeys(part.backend_id for method in self.methods for part in method.partitions))
+
     def to_text(self, *, width: int = 120) -> str:
         """Return tables of the partitions, the host operators with their reasons, and what would help.
 

@@ -9,7 +9,7 @@ from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.backend.partitioner import Partitioner
 from torch.export import ExportedProgram
 
-from exir_lowering import arguments, checks, collector, graphs, registry
+from exir_lowering import arguments, availability, checks, collector, graphs, registry
 from exir_lowering._upstream import LoweredBackendModule
 from exir_lowering.edge import check_preserved, to_edge
 from exir_lowering.extraction import extract
@@ -72,7 +72,9 @@ def lower(
     times = Times()
     with Progress(options.progress) as progress, times.step("edge"):
         edge = to_edge(methods, chosen, options, progress)
-    return _lower_edge(methods, edge, chosen, backends, options, times)
+    lowered = _lower_edge(methods, edge, chosen, backends, options, times)
+    availability.warn_unavailable(lowered.report.backend_ids, stacklevel=2)
+    return lowered
 
 
 def plan(
@@ -123,7 +125,9 @@ def to_backend(
     methods = arguments.programs(method_to_program)
     arguments.require_edge(methods)
     chosen = arguments.partitioners(method_to_partitioner, methods)
-    return _lower_edge(methods, methods, chosen, backends, options, Times())
+    lowered = _lower_edge(methods, methods, chosen, backends, options, Times())
+    availability.warn_unavailable(lowered.report.backend_ids, stacklevel=2)
+    return lowered
 
 
 def lower_whole_program(
@@ -155,6 +159,7 @@ def lower_whole_program(
     site = CallSite("forward", (), "", (), ())
     whole = Partition("forward", "forward", "", backend_id, tuple(compile_specs), graphs.copy_program(program), site)
     (lowered,) = preprocess(BackendGroup(backend_id, (whole,)), backend)
+    availability.warn_unavailable([backend_id], stacklevel=2)
     return delegate(lowered)
 
 

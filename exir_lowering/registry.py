@@ -1,9 +1,9 @@
-"""Finding plug-ins: entry points, loaded only when asked for, and ExecuTorch's backend classes."""
+"""Finding plug-ins: registered in this process, entry points (loaded when asked for), ExecuTorch's backend classes."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
@@ -21,6 +21,10 @@ BACKENDS = "exir_lowering.backends"
 DELEGATES = "exir_lowering.delegates"
 PARTITIONERS = "exir_lowering.partitioners"
 GROUPS = (BACKENDS, DELEGATES, PARTITIONERS)
+
+_Class = TypeVar("_Class", bound=type)
+_Factory = TypeVar("_Factory", bound=Callable[[], Any])
+_registered: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +44,98 @@ class PluginInfo:
     error: str
 
 
+def register_backend(backend: _Class) -> _Class:
+    """Register a `Backend` class in this process, under its `backend_id`; a class decorator.
+
+    Returns:
+        The class.
+
+    Raises:
+        PluginLoadError: It is no Backend class, has no id, or another one has the id.
+    """
+    _register(BACKENDS, _own_id("register_backend", backend, Backend, "backend_id"), backend)
+    return backend
+
+
+def register_delegate(delegate: _Class) -> _Class:
+    """Register a `Delegate` class in this process, under its `delegate_id`; a class decorator.
+
+    Returns:
+        The class.
+
+    Raises:
+        PluginLoadError: It is no Delegate class, has no id, or another one has the id.
+    """
+    _register(DELEGATES, _own_id("register_delegate", delegate, Delegate, "delegate_id"), delegate)
+    return delegate
+
+
+def register_partitioner(plugin_id: str) -> Callable[[_Factory], _Factory]:
+    """Register a `Partitioner` class, or a function that makes one, in this process; a decorator with the name.
+
+    Args:
+        plugin_id: The name by which `lower` finds it.
+
+    Returns:
+        The decorator, which returns what it is given.
+
+    Raises:
+        PluginLoadError: The name is none, what is decorated cannot be called, or another one has the name.
+    """
+    if not isinstance(plugin_id, str) or not plugin_id:
+        raise PluginLoadError(
+            f"register_partitioner: got {plugin_id!r}, expected a name, as in @register_partitioner('mine')."
+        )
+
+    def decorate(factory: _Factory) -> _Factory:
+        if not callable(factory):
+            raise PluginLoadError(
+                f"register_partitioner({plugin_id!r}): got {factory!r}, expected a Partitioner class or a function "
+                "without arguments that returns a partitioner."
+            )
+        _register(PARTITIONERS, plugin_id, factory)
+        return factory
+
+    return decorate
+
+
+def _own_id(who: str, plugin: object, kind: type, attribute: str) -> str:
+    if not isinstance(plugin, type) or not issubclass(plugin, kind):
+        raise PluginLoadError(f"{who}: got {plugin!r}, expected a subclass of exir_lowering.{kind.__name__}.")
+    plugin_id = getattr(plugin, attribute, None)
+    if not isinstance(plugin_id, str) or not plugin_id:
+        raise PluginLoadError(
+            f'{who}: {_place(plugin)} has the {attribute} {plugin_id!r}, expected a name: {attribute} = "..."'
+        )
+    return plugin_id
+
+
+def _register(group: str, plugin_id: str, plugin: Any) -> None:
+    """Register a plug-in; one that is defined again at the same place, as in a notebook, replaces the older one."""
+    earlier = _registered[group].get(plugin_id)
+    if earlier is not None and _place(earlier) != _place(plugin):
+        raise PluginLoadError(
+            f"{plugin_id!r} in group {group!r} is registered already, by {_place(earlier)}; now by {_place(plugin)}. "
+            "Register it once, or give one of them another id."
+        )
+    _registered[group][plugin_id] = plugin
+
+
+def _place(plugin: Any) -> str:
+    return f"{plugin.__module__}:{plugin.__qualname__}"
+
+
 def installed() -> Iterator[PluginInfo]:
     """Load every plug-in and yield what it is, broken ones with their error."""
     for group in GROUPS:
-        for entry in sorted(_entries(group), key=lambda e: (e.name, e.value)):
+        for plugin_id in sorted(_known(group)):
             error = ""
             try:
-                _load(group, entry.name)
+                _load(group, plugin_id)
             except PluginLoadError as failure:
                 error = str(failure)
-            yield PluginInfo(group, entry.name, _provider(entry), error)
+            for provider in _providers(group, plugin_id):
+                yield PluginInfo(group, plugin_id, provider, error)
 
 
 def find_partitioner(plugin_id: str) -> Partitioner:
@@ -75,7 +161,7 @@ def find_partitioner(plugin_id: str) -> Partitioner:
 
 
 def find_backend(backend_id: str, given: Mapping[str, Any] | None = None) -> Backend:
-    """Find a backend: in the caller's mapping, in the entry points, then among ExecuTorch's classes by name.
+    """Find a backend: in the caller's mapping, among the plug-ins, then among ExecuTorch's classes by name.
 
     Args:
         backend_id: The id that a partitioner's delegation spec names.
@@ -87,15 +173,15 @@ def find_backend(backend_id: str, given: Mapping[str, Any] | None = None) -> Bac
     """
     if given is not None and backend_id in given:
         return as_backend(backend_id, given[backend_id])
-    if any(entry.name == backend_id for entry in _entries(BACKENDS)):
+    if backend_id in _known(BACKENDS):
         return as_backend(backend_id, _load(BACKENDS, backend_id))
     details = _details_class(backend_id)
     if details is not None:
         return ExecutorchBackend(details)
-    known = sorted({*(given or ()), *(e.name for e in _entries(BACKENDS)), *_details_names()})
+    known = sorted({*(given or ()), *_known(BACKENDS), *_details_names()})
     raise UnknownPluginError(
-        f"Backend {backend_id!r} was not found: not in backends=, in no entry point of group {BACKENDS!r}, and no "
-        f"imported ExecuTorch BackendDetails class has that name. {_suggest(backend_id, known)} "
+        f"Backend {backend_id!r} was not found: not in backends=, not registered, in no entry point of group "
+        f"{BACKENDS!r}, and no imported ExecuTorch BackendDetails class has that name. {_suggest(backend_id, known)} "
         f"Import the module that defines the class, install the package that provides it, or pass backends={{...}}.",
         plugin_id=backend_id,
     )
@@ -129,7 +215,7 @@ def _made(who: str, kind: type[_Plugin]) -> _Plugin:
 
 
 def find_delegate(delegate_id: str, given: Mapping[str, Any] | None = None) -> Delegate:
-    """Find a delegate: in the caller's mapping, then in the entry points.
+    """Find a delegate: in the caller's mapping, then among the plug-ins.
 
     Args:
         delegate_id: The id of a backend in a file.
@@ -141,12 +227,12 @@ def find_delegate(delegate_id: str, given: Mapping[str, Any] | None = None) -> D
     """
     if given is not None and delegate_id in given:
         return as_delegate(delegate_id, given[delegate_id])
-    if any(entry.name == delegate_id for entry in _entries(DELEGATES)):
+    if delegate_id in _known(DELEGATES):
         return as_delegate(delegate_id, _load(DELEGATES, delegate_id))
-    known = sorted({*(given or ()), *(e.name for e in _entries(DELEGATES))})
+    known = sorted({*(given or ()), *_known(DELEGATES)})
     raise UnknownPluginError(
-        f"A Python delegate {delegate_id!r} was not found: not in delegates=, and in no entry point of group "
-        f"{DELEGATES!r}. {_suggest(delegate_id, known)} Install the package that provides it, or pass "
+        f"A Python delegate {delegate_id!r} was not found: not in delegates=, not registered, and in no entry point of "
+        f"group {DELEGATES!r}. {_suggest(delegate_id, known)} Install the package that provides it, or pass "
         f"delegates={{{delegate_id!r}: TheDelegate()}}.",
         plugin_id=delegate_id,
     )
@@ -207,21 +293,27 @@ def _entries(group: str) -> tuple[EntryPoint, ...]:
     return tuple(entry_points(group=group))
 
 
+def _known(group: str) -> set[str]:
+    return {*_registered[group], *(entry.name for entry in _entries(group))}
+
+
 def _load(group: str, plugin_id: str) -> Any:
-    found = {(_provider(entry), entry.value): entry for entry in _entries(group) if entry.name == plugin_id}
-    if not found:
-        known = sorted({entry.name for entry in _entries(group)})
+    """Return a plug-in; a class may be registered, and be the object of an entry point of its package too."""
+    providers = _providers(group, plugin_id)
+    if not providers:
         raise UnknownPluginError(
-            f"No installed distribution provides {plugin_id!r} in group {group!r}. {_suggest(plugin_id, known)} "
-            f"`exir-lower plugins` lists what is installed.",
+            f"No installed distribution provides {plugin_id!r} in group {group!r}. "
+            f"{_suggest(plugin_id, sorted(_known(group)))} `exir-lower plugins` lists what is installed.",
             plugin_id=plugin_id,
         )
-    if len(found) > 1:
-        providers = " and ".join(sorted(provider for provider, _ in found))
+    if len(providers) > 1:
         raise PluginLoadError(
-            f"{plugin_id!r} in group {group!r} is provided twice: by {providers}. Uninstall one of them."
+            f"{plugin_id!r} in group {group!r} is provided twice: by {' and '.join(providers)}. Uninstall one of them, "
+            "or take its registration away."
         )
-    (entry,) = found.values()
+    if plugin_id in _registered[group]:
+        return _registered[group][plugin_id]
+    entry = next(entry for entry in _entries(group) if entry.name == plugin_id)
     try:
         return entry.load()
     except Exception as error:
@@ -229,6 +321,25 @@ def _load(group: str, plugin_id: str) -> Any:
             f"{plugin_id!r} in group {group!r}, provided by {_provider(entry)}, could not be imported: "
             f"{type(error).__name__}: {error}"
         ) from error
+
+
+def _providers(group: str, plugin_id: str) -> list[str]:
+    """Return who provides an id, sorted: distributions with their objects, and what is registered besides."""
+    entries = [entry for entry in _entries(group) if entry.name == plugin_id]
+    providers = {_provider(entry) for entry in entries}
+    if plugin_id in _registered[group]:
+        place = _place(_registered[group][plugin_id])
+        if not any(_same_object(entry, plugin_id, group) for entry in entries):
+            providers.add(f"this process ({place})")
+    return sorted(providers)
+
+
+def _same_object(entry: EntryPoint, plugin_id: str, group: str) -> bool:
+    """Tell whether an entry point leads to what is registered; it may name the place that exports it again."""
+    try:
+        return bool(entry.load() is _registered[group][plugin_id])
+    except Exception:
+        return False
 
 
 def _provider(entry: EntryPoint) -> str:

@@ -13,7 +13,7 @@ LAYERS = [
     {"model", "weights", "options", "graphs", "quotient"},
     {"interfaces", "ownership", "progress", "measures", "lowering_plan"},
     {"registry", "checks", "report", "partition_builder", "refusals", "views", "capability"},
-    {"arguments", "planning", "asking"},
+    {"arguments", "planning", "asking", "availability"},
     {"edge", "tagging", "extraction", "preprocessing", "splicing", "emission"},
     {"lowered"},
     {"pipeline"},

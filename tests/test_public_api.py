@@ -13,6 +13,7 @@ PUBLIC = [
     "BackendContractError",
     "BackendFailure",
     "BackendUnavailableError",
+    "BackendUnavailableWarning",
     "CompileSpec",
     "CoverageError",
     "Delegate",
@@ -37,6 +38,9 @@ PUBLIC = [
     "lower",
     "lower_whole_program",
     "plan",
+    "register_backend",
+    "register_delegate",
+    "register_partitioner",
     "to_backend",
 ]
 

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 
+from exir_lowering import availability
 from exir_lowering.delegate import Delegate, DelegateContext
 from exir_lowering.errors import (
     BackendContractError,
@@ -198,7 +199,9 @@ class Bridge:
         for name in missing:
             self._ids.append(name)
             error = self._library.exir_register(name.encode(), len(self._ids) - 1)
-            if error != 0:
+            if error == 0:
+                availability.bridged.add(name)
+            else:
                 self._ids.pop()
                 raise BackendUnavailableError(
                     f"The delegate {name!r} cannot be registered: the ExecuTorch runtime refuses it with error "
