@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     )
     from exir_lowering.interfaces import (
         Backend,
+        BackendContext,
         CompileSpec,
         DelegationSpec,
         ExplainedResult,
@@ -35,11 +36,13 @@ if TYPE_CHECKING:
     from exir_lowering.pipeline import lower, lower_whole_program, plan, to_backend
     from exir_lowering.registry import register_backend, register_delegate, register_partitioner
     from exir_lowering.runtime import LoadedProgram, load
+    from exir_lowering.weights import WeightRef, WeightStore
 
 __all__ = [
     "Adjustment",
     "Artifact",
     "Backend",
+    "BackendContext",
     "BackendContractError",
     "BackendFailure",
     "BackendUnavailableError",
@@ -64,6 +67,8 @@ __all__ = [
     "PreprocessResult",
     "Rejection",
     "UnknownPluginError",
+    "WeightRef",
+    "WeightStore",
     "load",
     "lower",
     "lower_whole_program",
@@ -92,6 +97,7 @@ _HOMES = {
     ),
     "interfaces": (
         "Backend",
+        "BackendContext",
         "CompileSpec",
         "DelegationSpec",
         "ExplainedResult",
@@ -111,6 +117,7 @@ _HOMES = {
     "lowering_plan": ("LoweringPlan",),
     "registry": ("register_backend", "register_delegate", "register_partitioner"),
     "runtime": ("LoadedProgram", "load"),
+    "weights": ("WeightRef", "WeightStore"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

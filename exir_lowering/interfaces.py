@@ -16,9 +16,11 @@ from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, Par
 from torch.export import ExportedProgram
 
 from exir_lowering.model import Adjustment, Rejection
+from exir_lowering.weights import WeightStore
 
 __all__ = [
     "Backend",
+    "BackendContext",
     "CompileSpec",
     "DelegationSpec",
     "ExecutorchBackend",
@@ -42,8 +44,22 @@ class ExplainedResult(PartitionResult):  # type: ignore[misc]
     adjustments: Sequence[Adjustment] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class BackendContext:
+    """What a backend may use while it lowers; one for all partitions that it is handed.
+
+    Attributes:
+        weights: Refers to tensors by their content, so that all partitions of all methods, and all backends, keep one
+            copy in the file. `weights.named_data(refs)` is what `PreprocessResult.data_store_output` takes.
+    """
+
+    weights: WeightStore
+
+
 class Backend(ABC):
     """Lowers partitions ahead of time.
+
+    A `preprocess` or `preprocess_all` with a parameter `context` is given a `BackendContext` there, by keyword.
 
     Attributes:
         backend_id: The id that is written to the file and that the runtime looks up.

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch
 from executorch.exir.backend.backend_details import PreprocessResult
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 from torch.export import ExportedProgram
 
 from exir_lowering import checks, graphs
 from exir_lowering.errors import BackendContractError, BackendFailure, LoweringError
-from exir_lowering.interfaces import Backend
+from exir_lowering.interfaces import Backend, BackendContext
 from exir_lowering.model import BackendGroup, LoweredPartition, Partition
+from exir_lowering.weights import WeightStore
 
 _LISTED = 6
 """How many nodes and source lines a message names before it says how many more there are."""
@@ -42,11 +45,12 @@ def preprocess(
     """
     weights = _weights(group) if check_weights else {}
     before = checks.weight_digests(weights)
+    context = BackendContext(WeightStore(_tensors(group)))
     try:
         if backend.one_by_one:
-            lowered = _one_by_one(group, backend, on_partition)
+            lowered = _one_by_one(group, backend, context, on_partition)
         else:
-            lowered = _all_at_once(group, backend, on_partition)
+            lowered = _all_at_once(group, backend, context, on_partition)
     except LoweringError as error:
         _check_unwritten(group, before, weights, error)
         raise
@@ -67,13 +71,14 @@ def _check_unwritten(
 
 
 def _one_by_one(
-    group: BackendGroup, backend: Backend, on_partition: Callable[[Partition], None]
+    group: BackendGroup, backend: Backend, context: BackendContext, on_partition: Callable[[Partition], None]
 ) -> list[LoweredPartition]:
     lowered = []
+    also = _wanted(backend.preprocess, context)
     for partition in group.partitions:
         program, specs = _lend(group.backend_id, backend, partition)
         try:
-            result = backend.preprocess(program, specs)
+            result = backend.preprocess(program, specs, **also)
         except Exception as error:
             raise _failure(group.backend_id, [partition], error) from error
         _check_result(group.backend_id, partition, result)
@@ -83,7 +88,7 @@ def _one_by_one(
 
 
 def _all_at_once(
-    group: BackendGroup, backend: Backend, on_partition: Callable[[Partition], None]
+    group: BackendGroup, backend: Backend, context: BackendContext, on_partition: Callable[[Partition], None]
 ) -> list[LoweredPartition]:
     lent = {partition.id: _lend(group.backend_id, backend, partition) for partition in group.partitions}
     by_method: dict[str, list[Partition]] = {}
@@ -92,7 +97,7 @@ def _all_at_once(
     programs = {method: [lent[partition.id][0] for partition in found] for method, found in by_method.items()}
     specs = {method: [lent[partition.id][1] for partition in found] for method, found in by_method.items()}
     try:
-        results = backend.preprocess_all(programs, specs)
+        results = backend.preprocess_all(programs, specs, **_wanted(backend.preprocess_all, context))
     except Exception as error:
         raise _failure(group.backend_id, group.partitions, error) from error
     _check_results(group.backend_id, by_method, results)
@@ -104,6 +109,23 @@ def _all_at_once(
     for partition in group.partitions:
         on_partition(partition)
     return [LoweredPartition(partition, found[partition.id]) for partition in group.partitions]
+
+
+def _wanted(method: Callable[..., Any], context: BackendContext) -> dict[str, Any]:
+    """Return what a backend's method is given by keyword: the context, if it has a parameter for it."""
+    return {"context": context} if "context" in inspect.signature(method).parameters else {}
+
+
+def _tensors(group: BackendGroup) -> Iterator[torch.Tensor]:
+    """Yield the tensors that partitions read, those that their nested graphs hold included."""
+    for partition in group.partitions:
+        yield from partition.program.state_dict.values()
+        yield from (value for value in partition.program.constants.values() if isinstance(value, torch.Tensor))
+        for _, module in graphs.walk(partition.program.graph_module):
+            for node in module.graph.nodes:
+                value = graphs.attribute(module, str(node.target)) if node.op == "get_attr" else None
+                if isinstance(value, torch.Tensor):
+                    yield value
 
 
 def _lend(backend_id: str, backend: Backend, partition: Partition) -> tuple[ExportedProgram, list[CompileSpec]]:

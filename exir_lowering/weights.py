@@ -1,11 +1,11 @@
-"""A store that keeps every weight once, across the partitions and methods that a backend lowers."""
+"""A store that keeps every weight once, across the partitions and methods that backends lower."""
 
 from __future__ import annotations
 
 import hashlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,6 +34,28 @@ class WeightRef:
     dtype: torch.dtype
     shape: tuple[int, ...]
     strides: tuple[int, ...]
+
+    def to_json(self) -> list[Any]:
+        """Return the reference as a list that JSON can hold, for a payload; `from_json` reads it."""
+        return [self.key, self.offset, str(self.dtype).removeprefix("torch."), list(self.shape), list(self.strides)]
+
+    @classmethod
+    def from_json(cls, fields: Any) -> WeightRef:
+        """Make a reference of what `to_json` returned.
+
+        Raises:
+            InputError: It is something else.
+        """
+        try:
+            key, offset, dtype, shape, strides = fields
+            kind = getattr(torch, dtype)
+            numbers = (offset, *shape, *strides)
+            sound = isinstance(key, str) and isinstance(kind, torch.dtype) and len(shape) == len(strides)
+            if sound and all(type(number) is int and number >= 0 for number in numbers):
+                return cls(key, offset, kind, tuple(shape), tuple(strides))
+        except (TypeError, ValueError, AttributeError):
+            pass
+        raise InputError(f"A reference to a weight is damaged: {fields!r}. Lower the model again.")
 
     def load(self, named_data: Callable[[str], bytes | None]) -> torch.Tensor:
         """Make the tensor, in memory of its own.
@@ -67,40 +89,35 @@ class WeightStore:
     the piece is a part of its reference. All-zero pieces are not stored.
 
     Args:
-        tensors: All tensors that `ref` will be asked for. They are read, not changed, and kept while the store is.
-
-    Raises:
-        InputError: A tensor has no plain memory: it is sparse, quantised, or not on the CPU.
+        tensors: Tensors that `ref` may be asked for, so that those that overlap become one piece. They are read when it
+            is first asked, not changed, and kept while the store is.
     """
 
-    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
-        self._tensors = {id(tensor): tensor for tensor in tensors}
+    def __init__(self, tensors: Iterable[torch.Tensor] = ()) -> None:
+        self._announced: Iterable[torch.Tensor] = tensors
         self._data: dict[str, bytes] = {}
-        self._refs: dict[int, WeightRef] = {}
-        by_storage: dict[int, list[_View]] = {}
-        for tensor in self._tensors.values():
-            view = _View.of(tensor)
-            if tensor.numel() == 0:
-                self._refs[id(tensor)] = WeightRef("", 0, tensor.dtype, view.shape, view.strides)
-            else:
-                by_storage.setdefault(view.memory.untyped_storage().data_ptr(), []).append(view)
-        for views in by_storage.values():
-            for piece in _pieces(views):
-                self._store(piece)
+        self._pieces: dict[int, list[_Piece]] = {}  # by the address of the storage, which each piece keeps alive
 
     def ref(self, tensor: torch.Tensor) -> WeightRef:
-        """Refer to one of the tensors that the store was made with.
+        """Refer to a tensor; one that the store does not have is added.
+
+        Args:
+            tensor: A dense tensor on the CPU. A view of a stored one, such as its `detach()`, is found by its memory.
 
         Raises:
-            InputError: The store was made without it.
+            InputError: The tensor has no plain memory: it is sparse, quantised, or not on the CPU.
         """
-        try:
-            return self._refs[id(tensor)]
-        except KeyError:
-            raise InputError(
-                "WeightStore.ref: this tensor is not among those that the store was made with. Make the store with the "
-                "weights of all programs."
-            ) from None
+        self._add_announced()
+        view = _View.of(tensor)
+        if tensor.numel() == 0:
+            return WeightRef("", 0, tensor.dtype, view.shape, view.strides)
+        pieces = self._pieces.setdefault(view.storage, [])
+        piece = next((piece for piece in pieces if piece.has(view)), None)
+        if piece is None:
+            piece = self._store(_Piece.of([view]))
+            pieces.append(piece)
+        strides = piece.strides or view.strides
+        return WeightRef(piece.key, view.start - piece.start if piece.key else 0, tensor.dtype, view.shape, strides)
 
     def named_data(self, refs: Iterable[WeightRef]) -> Any:
         """Make what `PreprocessResult.data_store_output` takes: the data of some references, each key once."""
@@ -111,27 +128,35 @@ class WeightStore:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The bytes of each key."""
+        """The bytes of each key that is stored so far."""
         return {key: len(data) for key, data in self._data.items()}
 
-    def _store(self, piece: _Piece) -> None:
+    def _add_announced(self) -> None:
+        announced, self._announced = self._announced, ()
+        by_storage: dict[int, list[_View]] = {}
+        for tensor in {id(tensor): tensor for tensor in announced}.values():
+            if _plain(tensor) and tensor.numel() > 0:
+                view = _View.of(tensor)
+                by_storage.setdefault(view.storage, []).append(view)
+        for storage, views in by_storage.items():
+            self._pieces[storage] = [self._store(piece) for piece in _pieces(views)]
+
+    def _store(self, piece: _Piece) -> _Piece:
         data = piece.data()
-        key = ""
         if data.count(0) != len(data):
-            key = hashlib.sha256(data).hexdigest()[:32]
-            self._data.setdefault(key, data)
-        for view in piece.views:
-            tensor = self._tensors[view.owner]
-            self._refs[view.owner] = WeightRef(
-                key, view.start - piece.start if key else 0, tensor.dtype, view.shape, piece.strides or view.strides
-            )
+            piece.key = hashlib.sha256(data).hexdigest()[:32]
+            self._data.setdefault(piece.key, data)
+        return piece
+
+
+def _plain(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_quantized and tensor.device.type == "cpu"
 
 
 @dataclass(frozen=True, slots=True)
 class _View:
     """The bytes of a storage that a tensor reaches."""
 
-    owner: int
     memory: torch.Tensor
     start: int
     end: int
@@ -140,7 +165,7 @@ class _View:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> _View:
-        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
+        if not _plain(tensor):
             raise InputError(
                 f"A weight of shape {list(tensor.shape)} cannot be stored: got layout {tensor.layout}, device "
                 f"{tensor.device}{', quantised' if tensor.is_quantized else ''}; expected a dense tensor on the CPU."
@@ -148,48 +173,72 @@ class _View:
         plain = tensor.detach().resolve_conj().resolve_neg()
         shape, strides, item = tuple(plain.shape), tuple(plain.stride()), plain.element_size()
         start = int(plain.storage_offset()) * item
-        return cls(id(tensor), plain, start, start + _extent(shape, strides) * item, shape, strides)
+        return cls(plain, start, start + _extent(shape, strides) * item, shape, strides)
+
+    @property
+    def storage(self) -> int:
+        return self.memory.untyped_storage().data_ptr()
+
+    @property
+    def place(self) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+        return self.start, self.shape, self.strides
 
 
 @dataclass(slots=True)
 class _Piece:
-    """A range of a storage that is stored as one, and the tensors in it."""
+    """A range of a storage that is stored as one.
 
+    Attributes:
+        view: The view that reaches farthest.
+        start: The first byte.
+        end: The byte after the last one.
+        strides: The strides after packing, when the piece is one view with holes; () when it is stored as it lies.
+        key: The key of its data, "" when all bytes are zero.
+    """
+
+    view: _View
     start: int
     end: int
-    views: list[_View] = field(default_factory=list)
+    strides: tuple[int, ...]
+    key: str = ""
 
-    @property
-    def strides(self) -> tuple[int, ...]:
-        """The strides after packing, when the piece is one view with holes; () when it is stored as it lies."""
-        view = self.views[0]
-        alone = all((v.start, v.shape, v.strides) == (view.start, view.shape, view.strides) for v in self.views)
-        elements = view.memory.numel() * view.memory.element_size()
-        return torch.empty(view.shape, device="meta").stride() if alone and elements < self.end - self.start else ()
+    @classmethod
+    def of(cls, views: Sequence[_View]) -> _Piece:
+        # Storages of one address may differ in length.
+        farthest = max(views, key=lambda view: view.end)
+        start = min(view.start for view in views)
+        alone = all(view.place == views[0].place for view in views)
+        packed = farthest.memory.numel() * farthest.memory.element_size() < farthest.end - start
+        strides = torch.empty(farthest.shape, device="meta").stride() if alone and packed else ()
+        return cls(farthest, start, farthest.end, strides)
+
+    def has(self, view: _View) -> bool:
+        """Tell whether a view of the same storage is stored in the piece."""
+        if self.strides:
+            return view.place == self.view.place and view.memory.dtype == self.view.memory.dtype
+        return self.start <= view.start and view.end <= self.end
 
     def data(self) -> bytes:
-        memory = max(self.views, key=lambda view: view.end).memory  # storages of one address may differ in length
+        memory, start, end = self.view.memory, self.start, self.end
         if self.strides:
             memory = memory.contiguous()
             start, end = 0, memory.numel() * memory.element_size()
-        else:
-            start, end = self.start, self.end
         raw = torch.empty(0, dtype=torch.uint8).set_(memory.untyped_storage(), start, (end - start,), (1,))
         return bytes(raw.numpy().tobytes())
 
 
 def _pieces(views: Sequence[_View]) -> Iterator[_Piece]:
     """Yield the ranges of a storage that views cover; overlapping views are in one."""
-    piece: _Piece | None = None
+    group: list[_View] = []
+    end = 0
     for view in sorted(views, key=lambda v: (v.start, v.end)):
-        if piece is None or view.start >= piece.end:
-            if piece is not None:
-                yield piece
-            piece = _Piece(view.start, view.end)
-        piece.end = max(piece.end, view.end)
-        piece.views.append(view)
-    if piece is not None:
-        yield piece
+        if group and view.start >= end:
+            yield _Piece.of(group)
+            group = []
+        group.append(view)
+        end = max(end, view.end) if len(group) > 1 else view.end
+    if group:
+        yield _Piece.of(group)
 
 
 def _extent(shape: Sequence[int], strides: Sequence[int]) -> int:

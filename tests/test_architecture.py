@@ -28,7 +28,7 @@ SAME_LAYER = {"quotient": {"graphs"}}
 LATER = {"lowering_plan": {"views"}}
 """What a module imports when it is called only: a plan's pictures are made of plans."""
 
-FOR_PLUGINS = {"asking", "capability", "collector", "graphs", "measures", "quotient", "refusals", "registry", "weights"}
+FOR_PLUGINS = {"asking", "capability", "collector", "graphs", "measures", "quotient", "refusals", "registry"}
 """Modules that the built-in plug-ins share with the engine, beside the public names: what they need of FX graphs."""
 
 ALGORITHMS = {

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
-from exir_lowering import InputError
-from exir_lowering.weights import WeightRef, WeightStore
+from exir_lowering import InputError, WeightRef, WeightStore
 
 
 def round_trip(*tensors: torch.Tensor) -> tuple[WeightStore, list[WeightRef]]:
@@ -97,8 +98,10 @@ def test_the_named_data_has_what_is_referred_to_only() -> None:
 )
 @pytest.mark.filterwarnings("ignore")
 def test_tensors_without_plain_memory(tensor: torch.Tensor, said: str) -> None:
+    store = WeightStore([tensor, weight := torch.ones(2)])
+    assert store.ref(weight).key  # nobody asked for the other one
     with pytest.raises(InputError, match=said):
-        WeightStore([tensor])
+        store.ref(tensor)
 
 
 def test_damaged_data() -> None:
@@ -110,5 +113,24 @@ def test_damaged_data() -> None:
     for named_data, said in cases:
         with pytest.raises(InputError, match=said):
             store.ref(weight).load(named_data)
-    with pytest.raises(InputError, match="not among those that the store was made with"):
-        store.ref(torch.ones(4))
+
+
+def test_a_tensor_that_was_not_announced() -> None:
+    weight = torch.randn(6, 4)
+    store = WeightStore([weight])
+    assert store.ref(nn.Parameter(weight)[2:]).offset == 2 * 4 * 4  # another object on the same memory
+    assert len(store.sizes) == 1
+    packed = weight.t().contiguous()  # what a backend made of it
+    assert store.ref(packed).key != store.ref(weight).key and len(store.sizes) == 2
+    assert store.ref(packed.clone()).key == store.ref(packed).key and len(store.sizes) == 2
+
+
+def test_references_in_a_payload() -> None:
+    store = WeightStore([weight := torch.randn(4, 3).t()])
+    ref = store.ref(weight)
+    assert WeightRef.from_json(json.loads(json.dumps(ref.to_json()))) == ref
+    for damaged in (None, [], ["k", 0, "float32", [1], []], ["k", 0, "nn", [1], [1]], [3, 0, "float32", [1], [1]]):
+        with pytest.raises(InputError, match="reference to a weight is damaged"):
+            WeightRef.from_json(damaged)
+    with pytest.raises(InputError, match="damaged"):
+        WeightRef.from_json(["k", -4, "float32", [1], [1]])

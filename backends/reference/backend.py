@@ -11,7 +11,16 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import GraphModule, Node
 
-from exir_lowering import Backend, CompileSpec, InputError, PreprocessResult, graphs, weights
+from exir_lowering import (
+    Backend,
+    BackendContext,
+    CompileSpec,
+    InputError,
+    PreprocessResult,
+    WeightRef,
+    WeightStore,
+    graphs,
+)
 from exir_lowering.backends.reference import blob
 from exir_lowering.backends.reference.blob import Graph, GraphRef, Instruction, Program, ValueRef
 from exir_lowering.backends.reference.support import function_name, refusal
@@ -28,34 +37,11 @@ class ReferenceBackend(Backend):
     backend_id = "reference"
     version = str(blob.VERSION)
 
-    def preprocess(self, program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
-        """Write one partition."""
-        return self.preprocess_all({"forward": [program]}, {"forward": [compile_specs]})["forward"][0]
-
-    def preprocess_all(
-        self,
-        edge_programs: dict[str, list[ExportedProgram]],
-        compile_specs: dict[str, list[list[CompileSpec]]],
-    ) -> dict[str, list[PreprocessResult]]:
-        """Write every partition, with the weights that it uses."""
-        every = [program for programs in edge_programs.values() for program in programs]
-        store = weights.WeightStore(tensor for program in every for tensor in _weights(program))
-        return {
-            method: [_Writer(program, store).write() for program in programs]
-            for method, programs in edge_programs.items()
-        }
-
-
-def _weights(program: ExportedProgram) -> Iterator[torch.Tensor]:
-    """Yield the tensors that a program reads, those that its nested graphs hold included."""
-    for _, spec in _lifted(program):
-        yield _tensor(program, spec.target)
-    for _, module in graphs.walk(program.graph_module):
-        for node in module.graph.nodes:
-            if node.op == "get_attr":
-                value = graphs.attribute(module, str(node.target))
-                if isinstance(value, torch.Tensor):
-                    yield value
+    def preprocess(
+        self, program: ExportedProgram, compile_specs: list[CompileSpec], context: BackendContext | None = None
+    ) -> PreprocessResult:
+        """Write one partition, with the weights that it uses."""
+        return _Writer(program, context.weights if context is not None else WeightStore()).write()
 
 
 def _lifted(program: ExportedProgram) -> list[tuple[Node, Any]]:
@@ -79,8 +65,8 @@ class _Writer:
     """Writes one partition."""
 
     program: ExportedProgram
-    store: weights.WeightStore
-    tensors: list[weights.WeightRef] = field(default_factory=list)
+    store: WeightStore
+    tensors: list[WeightRef] = field(default_factory=list)
     numbers: dict[Any, int] = field(default_factory=dict)
     graphs: list[Graph | None] = field(default_factory=list)
     modules: dict[int, int] = field(default_factory=dict)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from exir_lowering import InputError, weights
+from exir_lowering import InputError, WeightRef
 
 VERSION = 1
 _MAGIC = b"EXIRREF\0"
@@ -89,7 +89,7 @@ class Program:
         graphs: The graphs; the first one is the program, the others are called by its operators.
     """
 
-    tensors: list[weights.WeightRef]
+    tensors: list[WeightRef]
     states: list[int]
     inputs: list[list[Any]]
     outputs: list[list[Any]]
@@ -104,7 +104,7 @@ def dump(program: Program) -> bytes:
     """
     operators: dict[str, int] = {}
     tree = {
-        "tensors": [_dump_tensor(ref) for ref in program.tensors],
+        "tensors": [ref.to_json() for ref in program.tensors],
         "states": program.states,
         "inputs": program.inputs,
         "outputs": program.outputs,
@@ -137,7 +137,7 @@ def parse(payload: bytes) -> Program:
         tree = json.loads(body)
         operators = tree["operators"]
         return Program(
-            tensors=[_parse_tensor(*fields) for fields in tree["tensors"]],
+            tensors=[WeightRef.from_json(fields) for fields in tree["tensors"]],
             states=list(tree["states"]),
             inputs=list(tree["inputs"]),
             outputs=list(tree["outputs"]),
@@ -151,6 +151,8 @@ def parse(payload: bytes) -> Program:
                 for inputs, constants, code, results in tree["graphs"]
             ],
         )
+    except InputError:  # says it already
+        raise
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise InputError(
             f"A reference payload cannot be read: {type(error).__name__}: {error}. Its check sum is right, so it was "
@@ -234,11 +236,3 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
     "device": torch.device,
     "map": lambda items: {key: decode(item) for key, item in items.items()},
 }
-
-
-def _dump_tensor(ref: weights.WeightRef) -> list[Any]:
-    return [ref.key, ref.offset, str(ref.dtype).removeprefix("torch."), list(ref.shape), list(ref.strides)]
-
-
-def _parse_tensor(key: str, offset: int, dtype: str, shape: list[int], strides: list[int]) -> weights.WeightRef:
-    return weights.WeightRef(key, offset, decode({"dtype": dtype}), tuple(shape), tuple(strides))

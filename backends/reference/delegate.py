@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from exir_lowering import BackendFailure, Delegate, DelegateContext, InputError, weights
+from exir_lowering import BackendFailure, Delegate, DelegateContext, InputError, WeightRef
 from exir_lowering.backends.reference import blob, operators
 from exir_lowering.backends.reference.blob import Graph, GraphRef, Instruction, Program, ValueRef
 
@@ -44,7 +44,7 @@ class ReferenceDelegate(Delegate):
     delegate_id = "reference"
 
     def __init__(self) -> None:
-        self._weights: WeakValueDictionary[weights.WeightRef, torch.Tensor] = WeakValueDictionary()
+        self._weights: WeakValueDictionary[WeightRef, torch.Tensor] = WeakValueDictionary()
 
     def compile(self, processed: bytes, compile_specs: list[CompileSpec], context: DelegateContext) -> Executable:
         """Read a payload, its weights and the initial values of its states.
@@ -71,7 +71,7 @@ class ReferenceDelegate(Delegate):
                 "Lower the model again."
             ) from error
 
-    def _weight(self, ref: weights.WeightRef, context: DelegateContext) -> torch.Tensor:
+    def _weight(self, ref: WeightRef, context: DelegateContext) -> torch.Tensor:
         tensor = self._weights.get(ref)
         if tensor is None:
             tensor = ref.load(context.named_data)
