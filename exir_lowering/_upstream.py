@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -14,7 +15,7 @@ import torch
 from executorch.exir import EdgeCompileConfig, ExecutorchProgramManager
 
 # Where a backend puts data that several payloads share; its module has no public alias.
-from executorch.exir._serialize._named_data_store import NamedDataStore
+from executorch.exir._serialize._named_data_store import NamedDataStore, NamedDataStoreOutput
 from executorch.exir.backend.backend_details import PreprocessResult
 from executorch.exir.backend.canonical_partitioners import group_partitioner
 from executorch.exir.backend.canonical_partitioners.group_partitioner import GroupBasedPartitioner
@@ -68,6 +69,7 @@ __all__ = [
     "FakeTensor",
     "LoweredBackendModule",
     "SpecViolationError",
+    "add_named_data",
     "argument_names",
     "argument_types",
     "assemble_program",
@@ -84,9 +86,12 @@ __all__ = [
     "listening",
     "mutates_arguments",
     "named_data",
+    "named_data_entries",
+    "named_data_pieces",
     "open_program",
     "operator_name",
     "operator_packet",
+    "place_named_data",
     "preserved_ops_left_over",
     "proposing_with",
     "pte_contents",
@@ -354,6 +359,58 @@ def named_data(data: Mapping[str, bytes], alignment: int) -> Any:
     for key, content in data.items():
         store.add_named_data(key, content, alignment)
     return store.get_named_data_store_output()
+
+
+def named_data_entries(module: LoweredBackendModule) -> Iterator[tuple[str, str, int]]:
+    """Yield what named data a delegate brings: the key, the data file ("" for the `.pte`), and the bytes."""
+    output = module.named_data_store_output
+    if output is None:
+        return
+    for file, entries in {"": output.pte_data, **output.external_data}.items():
+        for key, entry in entries.items():
+            yield key, file, len(output.buffers[entry.buffer_index])
+
+
+def named_data_pieces(manager: ExecutorchProgramManager) -> dict[str, int]:
+    """Return for each key of named data the number of its content in the emitted file: equal contents are one."""
+    output = manager._named_data
+    every = [output.pte_data, *output.external_data.values()] if output is not None else []
+    return {key: entry.buffer_index for entries in every for key, entry in entries.items()}
+
+
+def place_named_data(module: LoweredBackendModule, file_of: Callable[[str, int], str | None]) -> LoweredBackendModule:
+    """Return a delegate whose named data lies in other files; the given one and the data itself stay.
+
+    Args:
+        module: The delegate.
+        file_of: Returns the data file for a key and its bytes, None for the `.pte` file. What the backend has put into
+            a data file itself stays there.
+    """
+    output = module.named_data_store_output
+    if output is None:
+        return module
+    inside: dict[str, Any] = {}
+    outside = {file: dict(entries) for file, entries in output.external_data.items()}
+    for key, entry in output.pte_data.items():
+        file = file_of(key, len(output.buffers[entry.buffer_index]))
+        (inside if file is None else outside.setdefault(file, {}))[key] = entry
+    return _with_named_data(module, NamedDataStoreOutput(output.buffers, inside, outside))
+
+
+def add_named_data(module: LoweredBackendModule, added: Any) -> LoweredBackendModule:
+    """Return a delegate that brings more named data; the given one stays."""
+    store = NamedDataStore()
+    for output in (module.named_data_store_output, added):
+        if output is not None:
+            store.merge_named_data_store(output)
+    return _with_named_data(module, store.get_named_data_store_output())
+
+
+def _with_named_data(module: LoweredBackendModule, output: NamedDataStoreOutput) -> LoweredBackendModule:
+    # ExecuTorch has no way to change it; its copies copy the weights of the original program too.
+    changed = copy.copy(module)
+    changed._named_data_store_output = output
+    return changed
 
 
 def delegate_info(result: PreprocessResult) -> Any:

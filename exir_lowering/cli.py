@@ -214,6 +214,15 @@ def _parser() -> argparse.ArgumentParser:
 def _add_lower(lower: argparse.ArgumentParser) -> None:
     _add_programs(lower)
     lower.add_argument("-o", "--output", required=True, metavar="OUT.pte", help="the file to write")
+    lower.add_argument(
+        "--external-weights", metavar="NAME", help="put weights into the data file NAME.ptd beside the .pte file"
+    )
+    lower.add_argument(
+        "--keep-originals",
+        action="store_true",
+        help="keep the delegates' original graphs, for machines that lack a backend",
+    )
+    lower.add_argument("--sizes", action="store_true", help="print what takes how many bytes in the files")
     lower.add_argument("--json", action="store_true", help="print the report as JSON instead of tables")
 
 
@@ -280,7 +289,7 @@ def _lower(arguments: argparse.Namespace) -> int:
 
         programs = {method: _read_program(path) for method, path in files.items()}
         lowered = lower(programs, arguments.partitioner, options=LoweringOptions(progress=True))
-        artifact = lowered.emit()
+        artifact = lowered.emit(external_weights=arguments.external_weights, keep_originals=arguments.keep_originals)
         artifact.save(target)
     written = [f"Wrote {target} ({size(target.stat().st_size)})."]
     for name, data in artifact.data_files.items():
@@ -290,6 +299,10 @@ def _lower(arguments: argparse.Namespace) -> int:
         _say("\n".join(written), error=True)
         return OK
     _console().print(lowered.report.table())
+    if arguments.sizes:
+        from exir_lowering import placement
+
+        _console().print(placement.table(artifact.stored, limit=20))
     host = sum(len(method.host) for method in lowered.report.methods)
     if host and arguments.partitioner:
         _say(f"{host} operators stay on the host; `exir-lower plan` with the same arguments tells why.")

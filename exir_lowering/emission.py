@@ -12,8 +12,9 @@ from typing import Any, BinaryIO
 from executorch.exir import ExecutorchBackendConfig, ExecutorchProgramManager
 from torch.export import ExportedProgram
 
-from exir_lowering import _upstream, graphs
+from exir_lowering import _upstream, graphs, originals, placement
 from exir_lowering.errors import InputError
+from exir_lowering.placement import StoredData
 from exir_lowering.report import Report
 
 
@@ -24,10 +25,12 @@ class Artifact:
     Attributes:
         manager: ExecuTorch's manager of the emitted program.
         report: The report of the lowering.
+        stored: What takes how many bytes in the file and its data files, the largest first.
     """
 
     manager: ExecutorchProgramManager
     report: Report
+    stored: tuple[StoredData, ...]
 
     @property
     def buffer(self) -> bytes:
@@ -74,6 +77,8 @@ def emit(
     config: ExecutorchBackendConfig | None,
     *,
     constant_methods: Mapping[str, Any] | None,
+    external_weights: placement.Policy | None,
+    keep_originals: bool,
     report: Report,
 ) -> Artifact:
     """Emit lowered programs; see `LoweredMethods.emit`."""
@@ -91,6 +96,11 @@ def emit(
         raise InputError(f"constant_methods: {both} are methods of the program too; choose other names.")
     # ExecuTorch rewrites the graphs that it emits.
     copies = {name: graphs.copy_program(program) for name, program in programs.items()}
+    if keep_originals:
+        originals.attach(copies)
+    config = config or ExecutorchBackendConfig()
+    if external_weights is not None:
+        config = placement.place(copies, config, external_weights)
     try:
         edge = _upstream.EdgeProgramManager(copies, dict(constant_methods or {}), _upstream.without_validity_checks())
         manager = edge.to_executorch(config)
@@ -98,7 +108,9 @@ def emit(
         raise InputError(
             f"Methods {', '.join(map(repr, programs))} could not be emitted: {type(error).__name__}: {error}"
         ) from error
-    return Artifact(manager, report)
+    if keep_originals:
+        originals.check_numbers(programs, manager)
+    return Artifact(manager, report, placement.stored(copies, config, manager))
 
 
 def _data_name(name: str) -> str:

@@ -143,6 +143,17 @@ def walk(graph_module: GraphModule, path: tuple[str, ...] = ()) -> Iterator[tupl
                 yield from walk(nested.module, (*path, nested.name))
 
 
+def delegates(
+    graph_module: GraphModule, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], GraphModule, str]]:
+    """Yield each delegate call in the order in which a file numbers them: its graph's path, graph, and attribute."""
+    for node in graph_module.graph.nodes:
+        if is_delegate_call(node):
+            yield path, graph_module, str(node.args[0].target)
+        for nested in nested_graphs(graph_module, node):
+            yield from delegates(nested.module, (*path, nested.name))
+
+
 def staying_nodes(graph_module: GraphModule, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Node]]:
     """Yield every node with the path of its graph; a tagged call moves with its graphs, whose nodes are left out."""
     seen: set[str] = set()

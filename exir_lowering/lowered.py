@@ -10,6 +10,7 @@ from executorch.exir import ExecutorchBackendConfig
 from torch.export import ExportedProgram
 
 from exir_lowering.emission import Artifact, emit
+from exir_lowering.placement import Policy
 from exir_lowering.report import Report
 
 
@@ -39,20 +40,35 @@ class LoweredMethods(Mapping[str, ExportedProgram]):
         config: ExecutorchBackendConfig | None = None,
         *,
         constant_methods: Mapping[str, Any] | None = None,
+        external_weights: Policy | None = None,
+        keep_originals: bool = False,
     ) -> Artifact:
         """Make the `.pte` file and its data files.
 
         Args:
             config: ExecuTorch's options of emission, per-method ones included.
             constant_methods: Values by name that become methods which return them.
+            external_weights: Where weights go, those of delegates and those of the host's operators: the name of a
+                `.ptd` data file for all of them, or a function from a weight's key and bytes to the name of its file,
+                None for the `.pte` file itself. ExecuTorch's runtime opens one data file with a program.
+            keep_originals: Whether the file keeps the original graph of each partition, with its weights, so that
+                `load(..., unavailable="fallback")` can execute it in PyTorch where its backend is missing.
 
         Returns:
             The artifact. The lowered programs are not changed, so they can be emitted again.
 
         Raises:
-            InputError: The programs cannot be emitted, or a name is used twice.
+            InputError: The programs cannot be emitted, a name is used twice, the policy is none, or a partition has an
+                operator that cannot be kept.
         """
-        return emit(self.programs, config, constant_methods=constant_methods, report=self.report)
+        return emit(
+            self.programs,
+            config,
+            constant_methods=constant_methods,
+            external_weights=external_weights,
+            keep_originals=keep_originals,
+            report=self.report,
+        )
 
     def __repr__(self) -> str:
         return f"LoweredMethods({', '.join(self.programs)})"
