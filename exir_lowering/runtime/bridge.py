@@ -33,12 +33,9 @@ from exir_lowering.errors import (
     LoweringError,
 )
 from exir_lowering.runtime import shim
+from exir_lowering.runtime.engine import LOCK
 from exir_lowering.runtime.format import BOOL, DOUBLE, DTYPES, INT, NULL, Delegation, Tensor, Value
 from exir_lowering.runtime.inputs import describe, show
-
-LOCK = threading.RLock()
-"""Held while the runtime is used. It must not be entered by two threads: a delegate that runs Python code lets go of
-the interpreter's lock. The same thread may enter again: a delegate may run a program of its own."""
 
 _NONE, _TENSOR, _INT, _DOUBLE, _BOOL = range(5)
 _FAILED, _DONE = 0, 1

@@ -1,0 +1,39 @@
+"""What executes the methods of a program: the part of `LoadedProgram` that there are several of."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from exir_lowering.runtime.format import Method
+
+LOCK = threading.RLock()
+"""Held while an engine is used. The runtime must not be entered by two threads: a delegate that runs Python code lets
+go of the interpreter's lock. The same thread may enter again: a delegate may run a program of its own."""
+
+
+class Engine(Protocol):
+    """Executes the methods of one file; used with the lock held."""
+
+    @property
+    def name(self) -> str:
+        """What `load` calls it."""
+        ...
+
+    def run(self, method: Method, inputs: Sequence[Any]) -> list[Any]:
+        """Run a method.
+
+        Args:
+            method: One of the file's methods.
+            inputs: Its inputs, as `prepare` returns them.
+
+        Returns:
+            The outputs, which no later run changes.
+
+        Raises:
+            InputError: The method cannot be set up, or failed.
+            BackendFailure: A Python delegate raised.
+            BackendContractError: A Python delegate returned something else than the file says.
+        """
+        ...

@@ -1,0 +1,163 @@
+"""Run the methods of a file in the ExecuTorch runtime that comes with the wheel."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from exir_lowering import _upstream
+from exir_lowering.delegate import Delegate
+from exir_lowering.errors import InputError, LoweringError
+from exir_lowering.runtime.bridge import bridge, registered
+from exir_lowering.runtime.find import find_delegates
+from exir_lowering.runtime.format import Method
+from exir_lowering.runtime.source import ProgramFile
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NativeEngine:
+    """A file that is open in ExecuTorch's runtime; `open_native` makes it.
+
+    Attributes:
+        file: The file.
+        programs: The runtime's program for each method. Methods of one program share all memory, so that one method's
+            intermediate values destroy another's state: each has a program of its own, unless they share their state.
+        delegates: The file's Python delegates, by id.
+        delegated: The methods that call one.
+        ready: The runtime's methods that were set up.
+    """
+
+    file: ProgramFile
+    programs: Mapping[str, Any]
+    delegates: Mapping[str, Delegate]
+    delegated: frozenset[str]
+    ready: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """What `load` calls it."""
+        return "runtime"
+
+    def run(self, method: Method, inputs: Sequence[Any]) -> list[Any]:
+        """Run a method; see `Engine`."""
+        where = self.file.where(method.name)
+        ready = self._load(method)
+        try:
+            with bridge().listening() if method.name in self.delegated else contextlib.nullcontext():
+                return list(ready(inputs, clone_outputs=True))
+        except LoweringError:
+            raise  # by a delegate
+        except Exception as error:
+            raise InputError(
+                f"{where} failed in the ExecuTorch runtime: {error}. The runtime's own lines above this one, on "
+                f"stderr, say where. {look_at(inputs)}"
+            ) from error
+
+    def set_up_delegated(self) -> None:
+        """Set up the methods that call Python delegates, but for those that lack a kernel, which say so when run."""
+        if not self.delegated:
+            return
+        kernels = _upstream.executorch_runtime().operator_registry.operator_names
+        for name in sorted(self.delegated):
+            if kernels.issuperset(self.file.methods[name].operators):
+                self._load(self.file.methods[name])
+
+    def _load(self, method: Method) -> Any:
+        """Return the runtime's method, set up at its first use."""
+        if method.name in self.ready:
+            return self.ready[method.name]
+        where = self.file.where(method.name)
+        missing = sorted(set(method.operators) - _upstream.executorch_runtime().operator_registry.operator_names)
+        if missing:
+            raise InputError(
+                f"{where} cannot run: the ExecuTorch runtime here has no kernel for {', '.join(missing)}. Import the "
+                "library that has it (custom and quantized operators have one), or change the model so that the "
+                "operator is decomposed or delegated."
+            )
+        program = self.programs[method.name]
+        try:
+            self.ready[method.name] = self._set_up(method)
+        except LoweringError:
+            raise  # by a delegate
+        except Exception as error:
+            needs = f" It calls {', '.join(method.backends)}." if method.backends else ""
+            raise InputError(
+                f"{where} cannot be set up by the ExecuTorch runtime: {error}.{needs} The runtime's own lines above "
+                "this one, on stderr, say why: the file may be damaged, be made for another version of a backend, or "
+                "keep weights in a .ptd data file that was not given as data=."
+            ) from error
+        # Setting up a method writes its initial state. Those that share it are set up at once, before one changes it;
+        # one that cannot be says so when it is run.
+        for name in self.file.methods:
+            if self.programs[name] is program and name not in self.ready:
+                with contextlib.suppress(Exception):
+                    self.ready[name] = self._set_up(self.file.methods[name])
+        return self.ready[method.name]
+
+    def _set_up(self, method: Method) -> Any:
+        program = self.programs[method.name]
+        if method.name not in self.delegated:
+            return program.load_method(method.name)
+        with bridge().setting_up(self.file.where(method.name), method.delegations, self.delegates):
+            return program.load_method(method.name)
+
+
+def open_native(file: ProgramFile, given: Mapping[str, Any]) -> NativeEngine:
+    """Open a file in ExecuTorch's runtime, and set up its methods that call Python delegates.
+
+    Args:
+        file: The file.
+        given: The call's delegates, by id.
+
+    Raises:
+        InputError: The runtime refuses the file, or a delegate was given for a backend that it has itself.
+        BackendUnavailableError: Nobody has a backend that the file needs, or Python delegates cannot be used here.
+        BackendFailure: A delegate raised.
+        PluginLoadError: A delegate could not be made, or its id is provided twice.
+    """
+    found = _find_delegates(file, given)
+    if found:
+        bridge().register(sorted(found), _upstream.executorch_runtime().backend_registry.registered_backend_names)
+    methods = file.methods
+    try:
+        if file.shares_state:
+            one = _upstream.open_program(file.source, file.data)
+            programs = dict.fromkeys(methods, one)
+        else:
+            programs = {method: _upstream.open_program(file.source, file.data) for method in methods}
+    except Exception as error:
+        raise InputError(
+            f"{file.name} cannot be loaded: the ExecuTorch runtime refuses it: {error}. The runtime's own lines above "
+            "this one, on stderr, say why: most likely the file is damaged. Make or copy it again."
+        ) from error
+    delegated = frozenset(method for method in methods if not found.keys().isdisjoint(methods[method].backends))
+    engine = NativeEngine(file, programs, found, delegated)
+    engine.set_up_delegated()
+    return engine
+
+
+def _find_delegates(file: ProgramFile, given: Mapping[str, Any]) -> Mapping[str, Delegate]:
+    runtime = _upstream.executorch_runtime().backend_registry
+    own = sorted(set(runtime.registered_backend_names) - set(registered()))
+    replaced = sorted(set(own) & set(given))
+    if replaced:
+        raise InputError(
+            f"delegates: the ExecuTorch runtime has {' and '.join(map(repr, replaced))} itself, and keeps it. Give the "
+            "delegate another id, in the backend that makes the file too."
+        )
+    lacking = f"the ExecuTorch runtime here does not have it. It has {', '.join(own) or 'none'}."
+    return find_delegates(file.name, file.methods, given, own, runtime.is_available, lacking)
+
+
+def look_at(inputs: Sequence[Any]) -> str:
+    """Say what may be wrong with inputs that have the right types."""
+    shapes = ", ".join(str(list(item.shape)) for item in inputs if isinstance(item, torch.Tensor))
+    return (
+        f"The inputs have the types that the file asks for (tensors of shapes {shapes or 'none'}), so look at their "
+        "values, and at sizes that were fixed when the model was exported: a file tells only how large a dynamic shape "
+        "may be."
+    )
