@@ -41,7 +41,7 @@ def executor(backend_id: str, given: Mapping[str, Any] | None = None) -> Delegat
         given: A call's delegates, by id.
 
     Returns:
-        A delegate that is available, None for the runtime itself, or why there is nothing.
+        A delegate that is available, one that was given first, None for the runtime itself, or why there is nothing.
 
     Raises:
         BackendFailure: The delegate raised when it was asked whether it is available.
@@ -49,7 +49,7 @@ def executor(backend_id: str, given: Mapping[str, Any] | None = None) -> Delegat
     """
     own = own_backends()
     has = f"It has {', '.join(sorted(own)) or 'none'}."
-    if backend_id in own:
+    if backend_id in own and backend_id not in (given or ()):
         if _upstream.executorch_runtime().backend_registry.is_available(backend_id):
             return None
         reason = "the ExecuTorch runtime here says that it is not available"

@@ -19,10 +19,12 @@ class DelegateContext:
         method: The name of the method that the payload is part of.
         named_data: Returns named data of the file (ExecuTorch's NamedDataStore) by its key, None when there is none of
             that name. It can be called until `compile` returns.
+        number: Which of the method's delegates the payload is for, from 0.
     """
 
     method: str
     named_data: Callable[[str], bytes | None]
+    number: int = 0
 
 
 class Delegate(ABC):

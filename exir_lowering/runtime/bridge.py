@@ -283,7 +283,9 @@ class Bridge:
         who = f"{setup.where}: delegate {name!r} ({type(delegate).__module__}.{type(delegate).__qualname__})"
         data = _NamedData(self._library, context)
         try:
-            content = delegate.compile(payload, specs, DelegateContext(method, data))
+            content = delegate.compile(payload, specs, DelegateContext(method, data, plan.number))
+        except BackendUnavailableError as error:
+            raise BackendUnavailableError(f"{setup.where} cannot be set up: {error}") from error
         except Exception as error:
             raise BackendFailure(
                 f"{who} failed to compile a payload of {len(payload)} bytes: {type(error).__name__}: {error}"
@@ -507,8 +509,3 @@ def bridge() -> Bridge:
         if _bridge is None:
             _bridge = Bridge()
         return _bridge
-
-
-def registered() -> tuple[str, ...]:
-    """Return the ids of the runtime's backends that are Python delegates."""
-    return _bridge.ids if _bridge is not None else ()

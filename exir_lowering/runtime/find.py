@@ -1,33 +1,28 @@
-"""Find the Python delegates that a file needs."""
+"""Find the delegates that a file needs on this machine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+import warnings
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias
 
-from exir_lowering import registry
+from exir_lowering import availability
 from exir_lowering.delegate import Delegate
-from exir_lowering.errors import BackendFailure, BackendUnavailableError, UnknownPluginError
-from exir_lowering.runtime.format import Method
+from exir_lowering.errors import BackendUnavailableError, BackendUnavailableWarning, LoweringError
+from exir_lowering.runtime.fallback import OriginalGraphs
+from exir_lowering.runtime.source import ProgramFile
+
+Unavailable: TypeAlias = Literal["error", "fallback"]
 
 
-def find_delegates(
-    name: str,
-    methods: Mapping[str, Method],
-    given: Mapping[str, Any],
-    own: Collection[str],
-    usable: Callable[[str], bool],
-    lacking: str,
-) -> Mapping[str, Delegate]:
+def find_delegates(file: ProgramFile, given: Mapping[str, Any], unavailable: Unavailable) -> Mapping[str, Delegate]:
     """Find a delegate for each backend that the runtime does not have itself.
 
     Args:
-        name: How to call the file in messages.
-        methods: The file's methods.
+        file: The file.
         given: The call's delegates, by id.
-        own: The backends that the runtime has itself.
-        usable: Tells which of them it can use.
-        lacking: What to say of a backend that the runtime does not have.
+        unavailable: What to do about a backend that nothing here executes: "error", or "fallback" to the original
+            graphs of its partitions, with a warning.
 
     Raises:
         BackendUnavailableError: Nobody has a backend, or who has it cannot use it here.
@@ -35,36 +30,22 @@ def find_delegates(
         PluginLoadError: A delegate could not be made, or its id is provided twice.
     """
     found: dict[str, Delegate] = {}
-    for method in methods.values():
-        for backend in method.backends:
-            if backend in found or (backend in own and usable(backend)):
-                continue
-            needs = f"{name} cannot be loaded: method {method.name!r} needs the backend {backend!r}, and"
-            if backend in own:
-                raise BackendUnavailableError(
-                    f"{needs} the ExecuTorch runtime here says that it is not available. It has {', '.join(own)}. "
-                    "Lower the model for another one, or install what the backend needs."
-                )
-            try:
-                found[backend] = registry.find_delegate(backend, given)
-            except UnknownPluginError as error:
-                raise BackendUnavailableError(
-                    f"{needs} {lacking} {error} Or lower the model for one of the runtime's backends."
-                ) from None
-            _check_available(needs, backend, found[backend])
+    for backend, method in file.backends.items():
+        needs = f"{file.name} cannot be loaded: method {method!r} needs the backend {backend!r}, and"
+        try:
+            executor = availability.executor(backend, given)
+        except LoweringError as error:
+            raise type(error)(f"{needs} {error}") from error.__cause__
+        if isinstance(executor, availability.Missing):
+            if unavailable == "error":
+                raise BackendUnavailableError(f"{needs} {executor.reason}. {executor.advice}")
+            executor = OriginalGraphs(backend, executor.reason)
+            warnings.warn(
+                f"{file.name}: the partitions for the backend {backend!r} are executed by PyTorch, from their original "
+                f"graphs, as {executor.reason}.",
+                BackendUnavailableWarning,
+                stacklevel=5,
+            )
+        if executor is not None:
+            found[backend] = executor
     return found
-
-
-def _check_available(needs: str, backend: str, delegate: Delegate) -> None:
-    who = f"{type(delegate).__module__}.{type(delegate).__qualname__}"
-    try:
-        available = delegate.is_available()
-    except Exception as error:
-        raise BackendFailure(
-            f"{needs} its delegate {who} failed in is_available: {type(error).__name__}: {error}"
-        ) from error
-    if not available:
-        raise BackendUnavailableError(
-            f"{needs} its delegate {who} says that it is not available on this machine. Install what it needs, or load "
-            "the file where it is available."
-        )

@@ -127,6 +127,7 @@ class Delegation:
     """A part of a method that a backend executes.
 
     Attributes:
+        number: Which of the method's delegates it is, from 0.
         backend: The backend's id.
         payload: The size of its payload in bytes.
         arguments: How many values it is called with, inputs first.
@@ -134,6 +135,7 @@ class Delegation:
         counts: How many of these it returns, the likeliest number first: see `dataflow`.
     """
 
+    number: int
     backend: str
     payload: int
     arguments: int
@@ -375,7 +377,7 @@ def _delegations(
     for number, (backend, size) in enumerate(backends):
         arguments, counts = calls.get(number, ((), (0,)))
         outputs = tuple(values[index] for index in arguments[len(arguments) - max(counts) :])
-        found.append(Delegation(backend, size, len(arguments), outputs, counts))
+        found.append(Delegation(number, backend, size, len(arguments), outputs, counts))
     return tuple(found)
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from exir_lowering import _upstream
+from exir_lowering import _upstream, availability
 from exir_lowering.delegate import Delegate
 from exir_lowering.errors import InputError, LoweringError
-from exir_lowering.runtime.bridge import bridge, registered
-from exir_lowering.runtime.find import find_delegates
+from exir_lowering.runtime.bridge import bridge
+from exir_lowering.runtime.find import Unavailable, find_delegates
 from exir_lowering.runtime.format import Method
 from exir_lowering.runtime.source import ProgramFile
 
@@ -106,12 +106,13 @@ class NativeEngine:
             return program.load_method(method.name)
 
 
-def open_native(file: ProgramFile, given: Mapping[str, Any]) -> NativeEngine:
+def open_native(file: ProgramFile, given: Mapping[str, Any], unavailable: Unavailable) -> NativeEngine:
     """Open a file in ExecuTorch's runtime, and set up its methods that call Python delegates.
 
     Args:
         file: The file.
         given: The call's delegates, by id.
+        unavailable: What to do about a backend that is missing here.
 
     Raises:
         InputError: The runtime refuses the file, or a delegate was given for a backend that it has itself.
@@ -119,7 +120,8 @@ def open_native(file: ProgramFile, given: Mapping[str, Any]) -> NativeEngine:
         BackendFailure: A delegate raised.
         PluginLoadError: A delegate could not be made, or its id is provided twice.
     """
-    found = _find_delegates(file, given)
+    _check_given(given)
+    found = find_delegates(file, given, unavailable)
     if found:
         bridge().register(sorted(found), _upstream.executorch_runtime().backend_registry.registered_backend_names)
     methods = file.methods
@@ -140,17 +142,13 @@ def open_native(file: ProgramFile, given: Mapping[str, Any]) -> NativeEngine:
     return engine
 
 
-def _find_delegates(file: ProgramFile, given: Mapping[str, Any]) -> Mapping[str, Delegate]:
-    runtime = _upstream.executorch_runtime().backend_registry
-    own = sorted(set(runtime.registered_backend_names) - set(registered()))
-    replaced = sorted(set(own) & set(given))
+def _check_given(given: Mapping[str, Any]) -> None:
+    replaced = sorted(availability.own_backends() & set(given))
     if replaced:
         raise InputError(
             f"delegates: the ExecuTorch runtime has {' and '.join(map(repr, replaced))} itself, and keeps it. Give the "
             "delegate another id, in the backend that makes the file too."
         )
-    lacking = f"the ExecuTorch runtime here does not have it. It has {', '.join(own) or 'none'}."
-    return find_delegates(file.name, file.methods, given, own, runtime.is_available, lacking)
 
 
 def look_at(inputs: Sequence[Any]) -> str:

@@ -12,6 +12,7 @@ from exir_lowering import registry
 from exir_lowering.delegate import Delegate
 from exir_lowering.errors import InputError
 from exir_lowering.runtime.engine import LOCK, Engine
+from exir_lowering.runtime.find import Unavailable
 from exir_lowering.runtime.inputs import prepare
 from exir_lowering.runtime.native import open_native
 from exir_lowering.runtime.source import ProgramFile, check_data, read_source
@@ -80,6 +81,7 @@ def load(
     *,
     data: str | os.PathLike[str] | None = None,
     delegates: Mapping[str, Delegate | type[Delegate]] | Sequence[Delegate | type[Delegate]] | None = None,
+    unavailable: Unavailable = "error",
 ) -> LoadedProgram:
     """Open a `.pte` file in the ExecuTorch runtime.
 
@@ -94,6 +96,9 @@ def load(
         delegates: Delegates, by the id of the backend that they execute or in a sequence. They come before those of
             the entry points. A backend that the runtime has itself cannot be replaced. Those that the file does not
             need are not used.
+        unavailable: What to do about a backend that nothing on this machine executes: "error", or "fallback", which
+            executes the original graphs of its partitions in PyTorch, with a warning. The file has these graphs if it
+            was emitted with `keep_originals=True`.
 
     Returns:
         The program. Its methods are set up when they first run; those that call Python delegates are set up here, so
@@ -103,12 +108,15 @@ def load(
         InputError: The file cannot be read, is damaged, or is no `.pte` file; weights are in a data file that was not
             given, or are not in the one that was.
         BackendUnavailableError: A method needs a backend that neither the runtime of this machine nor a delegate has,
-            its delegate is not available here, or Python delegates cannot be used here: they need a C++ compiler once.
+            its delegate is not available here, there is no original graph to fall back to, or Python delegates cannot
+            be used here: they need a C++ compiler once.
         BackendFailure: A delegate raised when it compiled a payload; its exception is the `__cause__`.
         PluginLoadError: A delegate could not be made, or its id is provided twice.
     """
     given = registry.check_delegates(delegates)
+    if unavailable not in ("error", "fallback"):
+        raise InputError(f'load: got unavailable={unavailable!r}, expected "error" or "fallback".')
     name, opened, methods = read_source(source)
     file = ProgramFile(name, opened, check_data(name, opened, data, methods), methods)
     with LOCK:
-        return LoadedProgram(file, open_native(file, given))
+        return LoadedProgram(file, open_native(file, given, unavailable))

@@ -37,6 +37,15 @@ class ProgramFile:
         return f"Method {method!r} of {self.name}"
 
     @property
+    def backends(self) -> Mapping[str, str]:
+        """The backends that it needs, each with the first method that does."""
+        found: dict[str, str] = {}
+        for method in self.methods.values():
+            for backend in method.backends:
+                found.setdefault(backend, method.name)
+        return found
+
+    @property
     def shares_state(self) -> bool:
         """Whether methods were planned to share their buffers: each has the same memory 2 for them, and no memory 3.
 
