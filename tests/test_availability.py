@@ -11,7 +11,7 @@ import torch
 from lowering_support import TagPartitioner, edge_program
 from scripted import ScriptBackend, ScriptDelegate
 from torch import nn
-from torch.export import export
+from torch.export import Dim, export
 
 from exir_lowering import (
     Backend,
@@ -20,6 +20,7 @@ from exir_lowering import (
     BackendUnavailableWarning,
     CompileSpec,
     Delegate,
+    InputError,
     PluginLoadError,
     PreprocessResult,
     UnknownPluginError,
@@ -32,6 +33,7 @@ from exir_lowering import (
     registry,
     to_backend,
 )
+from exir_lowering.graphs import operator_name
 
 STILL_POSSIBLE = "execution is still possible by saving and loading where the backend is available"
 
@@ -305,3 +307,92 @@ class TestRegistration:
         register_partitioner("mine")(TagPartitioner)
         with pytest.raises(UnknownPluginError, match="Did you mean 'mine'"):
             lower(programs, "mien")
+
+
+class Deep(nn.Module):
+    """Two partitions with weights, one of them in a branch, a count on the way, and operators of the host."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 4)
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x):
+        self.calls.add_(1)
+        hidden = torch.sin(self.first(x))
+        return torch.cond(hidden.sum() > 0, self.second, lambda h: h[:, :4] * 2, (hidden,)) + self.calls
+
+
+def matmuls(node):
+    return "t" if operator_name(node) in ("aten.addmm.default", "aten.permute_copy.default") else None
+
+
+class TestFallback:
+    """load(unavailable="fallback"): the original graphs, kept with the file."""
+
+    @pytest.fixture(scope="class")
+    def deep(self):
+        torch.manual_seed(0)
+        model, batch = Deep().eval(), Dim("batch", min=2, max=8)
+        model.requires_grad_(False)
+        program = export(model, (torch.rand(3, 4),), dynamic_shapes={"x": {0: batch}})
+        return model, lower({"one": program, "two": program}, TagPartitioner(matmuls))
+
+    def test_it_computes_and_says_so(self, deep):
+        model, lowered = deep
+        assert all(method.partitions for method in lowered.report.methods)
+        with pytest.warns(
+            BackendUnavailableWarning, match="executed by PyTorch, from their original graphs, as"
+        ) as caught:
+            program = load(lowered.emit(keep_originals=True).buffer, unavailable="fallback")
+        (only,) = notes(caught)
+        assert only.filename == __file__ and "'echo'" in str(only.message)
+        for method in program.method_names:
+            for call, size in enumerate((2, 8, 3), start=1):
+                for x in (torch.rand(size, 4), -torch.rand(size, 4)):
+                    model.calls.zero_().add_(2 * call - 2 + int(x.sum() < 0))
+                    (result,) = program.run(method, x)
+                    assert torch.allclose(result, model(x), atol=1e-6)
+
+    def test_without_the_graphs(self, deep):
+        with pytest.raises(BackendUnavailableError, match=r"needs the backend 'echo'.*keep_originals=True"):
+            load(deep[1].emit().buffer, unavailable="fallback")
+
+    def test_not_asked_for(self, deep):
+        with pytest.raises(BackendUnavailableError, match="needs the backend 'echo'"):
+            load(deep[1].emit(keep_originals=True).buffer)
+
+    def test_what_is_available_is_used(self, programs):
+        """Only the missing backend is replaced: the delegate that is there compiles and executes its own payload."""
+        delegate = ScriptDelegate()
+        lowered = lower(
+            {"one": programs["one"], "two": programs["two"]},
+            {"one": TagPartitioner(backend="script"), "two": TagPartitioner(backend="echo")},
+            backends={"script": ScriptBackend},
+        )
+        program = load(lowered.emit(keep_originals=True).buffer, delegates=[delegate], unavailable="fallback")
+        for method in ("one", "two"):
+            (result,) = program.run(method, *XY)
+            assert torch.equal(result, XY[0] + XY[1])
+        assert delegate.executed == 1
+
+    def test_weights_that_a_backend_stores_as_they_are_cost_nothing(self):
+        """XNNPACK's named data has the same contents as the original graphs."""
+        program = export(nn.Linear(512, 512).eval(), (torch.rand(1, 512),))
+        lowered = lower(program, "xnnpack")
+        plain, kept = (len(lowered.emit(keep_originals=keep).buffer) for keep in (False, True))
+        assert plain < kept < plain + 4000 < 1_100_000
+
+    def test_graphs_that_cannot_be_kept(self):
+        class Elsewhere(nn.Module):
+            def forward(self, x):
+                return torch.zeros(3, device="meta") + torch.zeros(3, device="meta"), x + 1
+
+        lowered = lower(export(Elsewhere(), (torch.rand(3),)), TagPartitioner())
+        with pytest.raises(InputError, match=r"keep_originals: .*device meta"):
+            lowered.emit(keep_originals=True)
+
+    @pytest.mark.parametrize("unavailable", ["ignore", None, True])
+    def test_other_values(self, unavailable):
+        with pytest.raises(InputError, match='expected "error" or "fallback"'):
+            load(b"", unavailable=unavailable)

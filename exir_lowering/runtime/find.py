@@ -44,7 +44,7 @@ def find_delegates(file: ProgramFile, given: Mapping[str, Any], unavailable: Una
                 f"{file.name}: the partitions for the backend {backend!r} are executed by PyTorch, from their original "
                 f"graphs, as {executor.reason}.",
                 BackendUnavailableWarning,
-                stacklevel=5,
+                stacklevel=4,
             )
         if executor is not None:
             found[backend] = executor
