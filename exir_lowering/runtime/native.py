@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from exir_lowering import _upstream
 from exir_lowering.delegate import Delegate
-from exir_lowering.errors import InputError, LoweringError
+from exir_lowering.errors import BackendUnavailableError, InputError, LoweringError
 from exir_lowering.runtime.bridge import bridge, registered
 from exir_lowering.runtime.find import find_delegates
 from exir_lowering.runtime.format import Method
+from exir_lowering.runtime.inputs import look_at
 from exir_lowering.runtime.source import ProgramFile
 
 
@@ -121,7 +120,7 @@ def open_native(file: ProgramFile, given: Mapping[str, Any]) -> NativeEngine:
     """
     found = _find_delegates(file, given)
     if found:
-        bridge().register(sorted(found), _upstream.executorch_runtime().backend_registry.registered_backend_names)
+        _register(sorted(found))
     methods = file.methods
     try:
         if file.shares_state:
@@ -140,6 +139,16 @@ def open_native(file: ProgramFile, given: Mapping[str, Any]) -> NativeEngine:
     return engine
 
 
+def _register(ids: Sequence[str]) -> None:
+    taken = _upstream.executorch_runtime().backend_registry.registered_backend_names
+    try:
+        bridge().register(ids, taken)
+    except BackendUnavailableError as error:
+        raise BackendUnavailableError(
+            f'{error}\nload(..., engine="interpreter") runs the file without it, in Python: not in the real runtime.'
+        ) from error.__cause__
+
+
 def _find_delegates(file: ProgramFile, given: Mapping[str, Any]) -> Mapping[str, Delegate]:
     runtime = _upstream.executorch_runtime().backend_registry
     own = sorted(set(runtime.registered_backend_names) - set(registered()))
@@ -151,13 +160,3 @@ def _find_delegates(file: ProgramFile, given: Mapping[str, Any]) -> Mapping[str,
         )
     lacking = f"the ExecuTorch runtime here does not have it. It has {', '.join(own) or 'none'}."
     return find_delegates(file.name, file.methods, given, own, runtime.is_available, lacking)
-
-
-def look_at(inputs: Sequence[Any]) -> str:
-    """Say what may be wrong with inputs that have the right types."""
-    shapes = ", ".join(str(list(item.shape)) for item in inputs if isinstance(item, torch.Tensor))
-    return (
-        f"The inputs have the types that the file asks for (tensors of shapes {shapes or 'none'}), so look at their "
-        "values, and at sizes that were fixed when the model was exported: a file tells only how large a dynamic shape "
-        "may be."
-    )
