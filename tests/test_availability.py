@@ -338,13 +338,14 @@ class TestFallback:
         program = export(model, (torch.rand(3, 4),), dynamic_shapes={"x": {0: batch}})
         return model, lower({"one": program, "two": program}, TagPartitioner(matmuls))
 
-    def test_it_computes_and_says_so(self, deep):
+    @pytest.mark.parametrize("engine", ["runtime", "interpreter"])
+    def test_it_computes_and_says_so(self, deep, engine):
         model, lowered = deep
         assert all(method.partitions for method in lowered.report.methods)
         with pytest.warns(
             BackendUnavailableWarning, match="executed by PyTorch, from their original graphs, as"
         ) as caught:
-            program = load(lowered.emit(keep_originals=True).buffer, unavailable="fallback")
+            program = load(lowered.emit(keep_originals=True).buffer, engine=engine, unavailable="fallback")
         (only,) = notes(caught)
         assert only.filename == __file__ and "'echo'" in str(only.message)
         for method in program.method_names:
@@ -357,6 +358,8 @@ class TestFallback:
     def test_without_the_graphs(self, deep):
         with pytest.raises(BackendUnavailableError, match=r"needs the backend 'echo'.*keep_originals=True"):
             load(deep[1].emit().buffer, unavailable="fallback")
+        with pytest.raises(BackendUnavailableError, match=r"needs the backend 'echo'.*keep_originals=True"):
+            load(deep[1].emit().buffer, unavailable="fallback", engine="interpreter")
 
     def test_not_asked_for(self, deep):
         with pytest.raises(BackendUnavailableError, match="needs the backend 'echo'"):
