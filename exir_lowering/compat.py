@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, NoReturn, overload
 
@@ -14,8 +14,9 @@ from executorch.exir.lowered_backend_module import get_lowered_submodules
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 
-from exir_lowering import pipeline
+from exir_lowering import pipeline, registry
 from exir_lowering._upstream import LoweredBackendModule
+from exir_lowering.delegate import Delegate
 from exir_lowering.errors import (
     BackendFailure,
     InputError,
@@ -25,6 +26,7 @@ from exir_lowering.errors import (
 )
 from exir_lowering.lowered import LoweredMethods
 from exir_lowering.partitioners.drop_in import convex_proposals as proposals
+from exir_lowering.runtime.native import serving
 
 _DISPATCHED = (str, ExportedProgram, MethodProgramsPartitionerSpec)
 """The types of the first argument that ExecuTorch's to_backend dispatches on."""
@@ -88,6 +90,31 @@ def patch_executorch(*, convex_proposals: bool = False) -> Iterator[None]:
     finally:
         for kind, original in originals.items():
             dispatcher.register(kind, original)
+
+
+@contextmanager
+def serve_delegates(
+    delegates: Mapping[str, Delegate | type[Delegate]] | Sequence[Delegate | type[Delegate]],
+) -> Iterator[None]:
+    """Let programs that ExecuTorch's own loaders open, in `executorch.runtime` or pybindings, use Python delegates.
+
+    `load` needs no such thing; it also checks more, keeps threads apart, and raises what a delegate raised. ExecuTorch
+    does not tell a backend where its inputs end: the first call of a payload is made with as many inputs as there may
+    be, and again with fewer, until as many outputs are returned as are left. What a delegate raises is shown on
+    standard error, and ExecuTorch raises its own error. Programs that were set up in the context may be executed after
+    it.
+
+    Args:
+        delegates: Delegates by id, or a sequence of delegates.
+
+    Raises:
+        InputError: The delegates are none, or the runtime has a backend of that id itself.
+        BackendUnavailableError: Python delegates cannot be used here.
+        PluginLoadError: A delegate could not be made.
+    """
+    given = registry.check_delegates(delegates)
+    with serving({delegate_id: registry.as_delegate(delegate_id, found) for delegate_id, found in given.items()}):
+        yield
 
 
 def _whole_program(

@@ -33,6 +33,9 @@ class Delegate(ABC):
     `load` finds it by its id: in its `delegates=`, then in the entry points of the group `exir_lowering.delegates`.
     Runs do not overlap: whoever loads or runs a program waits for others. `destroy` may be called in any thread.
 
+    What a delegate raises is raised again by `load` and `run`, as the cause of a BackendFailure. ExecuTorch's own
+    loaders see a number only: that of the exception's attribute `executorch_error`, such as 0x30, if it has one.
+
     Attributes:
         delegate_id: The id of the backend, as it is in the file.
     """

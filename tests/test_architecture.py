@@ -19,7 +19,8 @@ LAYERS = [
     {"emission"},
     {"lowered"},
     {"pipeline"},
-    {"compat", "runtime"},
+    {"runtime"},
+    {"compat"},
     {"demo"},
     {"cli"},
 ]

@@ -17,7 +17,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ from exir_lowering.errors import (
 from exir_lowering.runtime import shim
 from exir_lowering.runtime.contract import DAMAGED, Handle, compile_payload, describe_output, execute, no_list, settle
 from exir_lowering.runtime.engine import LOCK
-from exir_lowering.runtime.format import DTYPES, Delegation, Value
+from exir_lowering.runtime.format import DTYPES, NULL, TENSOR, Delegation, Tensor, Value
 from exir_lowering.runtime.inputs import show
 
 _NONE, _TENSOR, _INT, _DOUBLE, _BOOL = range(5)
@@ -42,6 +42,8 @@ _FAILED, _DONE = 0, 1
 _WRITABLE = 0x200  # PyBUF_WRITE
 _NOT_FOUND = 0x20
 _PLACES = 16
+_UNKNOWN = -1
+_ELSEWHERE = "A method that was not set up by exir_lowering.load"
 _EXIT_SECONDS = 30.0
 
 
@@ -113,11 +115,13 @@ class _Thread(threading.local):
     Attributes:
         setups: The methods that it is setting up; one may be set up while another one is compiled.
         failure: What was raised in a callback and is to be raised again.
+        listeners: How many callers there are that raise it again.
     """
 
     def __init__(self) -> None:
         self.setups: list[_Setup] = []
         self.failure: BaseException | None = None
+        self.listeners = 0
 
 
 class Bridge:
@@ -129,6 +133,7 @@ class Bridge:
         self._handles: dict[int, Handle] = {}
         self._keys = itertools.count(1)
         self._thread = _Thread()
+        self._serving: Mapping[str, Delegate] = {}
         # Kept here, as the shim calls them as long as the process lives. What an interrupt raises before a callback
         # could catch it is given to sys.unraisablehook, with one of these objects.
         self._entries = available, compile_, execute, destroy = (
@@ -203,10 +208,24 @@ class Bridge:
             setups.pop()
 
     @contextmanager
+    def serving(self, delegates: Mapping[str, Delegate]) -> Iterator[None]:
+        """Answer, while the context lasts, for programs that something else than `load` sets up, in any thread.
+
+        Args:
+            delegates: The delegates, by their ids, which are registered.
+        """
+        previous, self._serving = self._serving, {**self._serving, **delegates}
+        try:
+            yield
+        finally:
+            self._serving = previous
+
+    @contextmanager
     def listening(self) -> Iterator[None]:
         """Raise, when the runtime has returned with an error, what a delegate raised."""
         thread = self._thread
         thread.failure = None
+        thread.listeners += 1
         previous = sys.unraisablehook
 
         def hook(unraisable: Any) -> None:
@@ -225,6 +244,7 @@ class Bridge:
             failed = True
         finally:
             sys.unraisablehook = previous
+            thread.listeners -= 1
         failure, thread.failure = thread.failure, None
         # An interrupt counts even if the runtime took no notice of it.
         if failure is not None and (failed or not isinstance(failure, Exception)):
@@ -234,7 +254,7 @@ class Bridge:
 
     def _available(self, slot: int) -> int:
         setups = self._thread.setups
-        return int(bool(setups) and self._ids[slot] in setups[-1].delegates)
+        return int(self._ids[slot] in (setups[-1].delegates if setups else self._serving))
 
     def _compile(
         self, slot: int, context: int, method: bytes | None, processed: int | None, size: int, specs: Any, count: int
@@ -249,11 +269,19 @@ class Bridge:
             ]
             return self._compiled(self._ids[slot], context, (method or b"").decode(), payload, told)
         except BaseException as failure:
-            self._thread.failure = failure
-            return _FAILED
+            return self._failed(failure)
+
+    def _failed(self, failure: BaseException) -> int:
+        """Keep a failure for who listens, or show it; return the number that the runtime makes of it."""
+        self._thread.failure = failure
+        if not self._thread.listeners:
+            sys.excepthook(type(failure), failure, failure.__traceback__)
+        code = getattr(failure.__cause__ or failure, "executorch_error", None)
+        return -code if isinstance(code, int) and 0 < code < 0x100 else _FAILED
 
     def _compiled(self, name: str, context: int, method: str, payload: bytes, specs: list[CompileSpec]) -> int:
-        setup = self._thread.setups[-1]
+        setups = self._thread.setups
+        setup = setups[-1] if setups else _Setup(_ELSEWHERE, self._serving, iter([_unknown(name, len(payload))]))
         plan = next(setup.plans, None)
         if plan is None or (plan.backend, plan.payload) != (name, len(payload)):
             raise InputError(
@@ -273,13 +301,15 @@ class Bridge:
     def _execute(self, key: int, arguments: Any, count: int) -> int:
         try:
             handle = self._handles[key]
+            if handle.plan.arguments == _UNKNOWN:
+                handle.plan = _seen(handle.plan, arguments[:count])
+                handle.counts = handle.plan.counts
             if count != handle.plan.arguments:
                 raise InputError(f"{handle.who} is called with {count} values, not {handle.plan.arguments}: {DAMAGED}")
             settle(handle, lambda outputs: self._executed(handle, outputs, arguments))
             return _DONE
         except BaseException as failure:
-            self._thread.failure = failure
-            return _FAILED
+            return self._failed(failure)
 
     def _executed(self, handle: Handle, count: int, arguments: Any) -> None:
         first = handle.plan.arguments - count
@@ -324,6 +354,25 @@ class Bridge:
         for key in list(self._handles):
             with _reporting():
                 self._destroy(key)
+
+
+def _unknown(backend: str, payload: int) -> Delegation:
+    """Return what is known of a payload whose file was not read: nothing but its size."""
+    return Delegation(_UNKNOWN, backend, payload, _UNKNOWN, (), ())
+
+
+def _seen(plan: Delegation, arguments: Sequence[_Argument]) -> Delegation:
+    """Return what the first call tells of a payload: what the last values may be, of which at least one is returned."""
+    values = []
+    for argument in arguments:
+        if argument.kind == _TENSOR:
+            sizes = tuple(argument.sizes[: argument.rank])
+            order = tuple(range(argument.rank))
+            values.append(Value(TENSOR, Tensor(DTYPES[argument.dtype], sizes, order, dynamic=True, unbound=False)))
+        else:
+            values.append(Value(NULL, None))
+    counts = tuple(range(1, len(values) + 1))
+    return replace(plan, arguments=len(values), outputs=tuple(values), counts=counts)
 
 
 @contextmanager

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,7 @@ from exir_lowering import _upstream, availability
 from exir_lowering.delegate import Delegate
 from exir_lowering.errors import BackendUnavailableError, InputError, LoweringError
 from exir_lowering.runtime.bridge import bridge
+from exir_lowering.runtime.engine import LOCK
 from exir_lowering.runtime.find import Unavailable, find_delegates
 from exir_lowering.runtime.format import Method
 from exir_lowering.runtime.inputs import look_at
@@ -139,6 +141,21 @@ def open_native(file: ProgramFile, given: Mapping[str, Any], unavailable: Unavai
     engine = NativeEngine(file, programs, found, delegated)
     engine.set_up_delegated()
     return engine
+
+
+@contextmanager
+def serving(delegates: Mapping[str, Delegate]) -> Iterator[None]:
+    """Make the runtime call delegates in programs that something else opens, while the context lasts.
+
+    Raises:
+        InputError: The runtime has a backend of one of the ids itself.
+        BackendUnavailableError: Python delegates cannot be used here.
+    """
+    _check_given(delegates)
+    with LOCK:
+        _register(sorted(delegates))
+    with bridge().serving(delegates):
+        yield
 
 
 def _register(ids: Sequence[str]) -> None:

@@ -1,7 +1,8 @@
 // Backends of the ExecuTorch runtime that call back through C functions, so that Python can implement them.
 //
 // Compiled at first use by shim.py against the headers of the installed executorch wheel; bridge.py is the other side.
-// Only plain C types cross the border, and no exception does. A callback that fails to return gives 0, so 0 is failure.
+// Only plain C types cross the border, and no exception does. A callback that fails to return gives 0, so 0 is failure,
+// as is the negative of one of the runtime's errors.
 
 #include <atomic>
 #include <cstdint>
@@ -90,6 +91,10 @@ void describe(EValue& value, exir_argument& argument) {
   }
 }
 
+Error error_of(int64_t result) {
+  return result < 0 ? static_cast<Error>(-result) : Error::Internal;
+}
+
 class CallbackBackend final : public runtime::BackendInterface {
  public:
   explicit CallbackBackend(int32_t slot) : slot_(slot) {}
@@ -116,8 +121,8 @@ class CallbackBackend final : public runtime::BackendInterface {
         slot_, &context, context.get_method_name(), processed->data(), processed->size(), specs.get(),
         compile_specs.size());
     processed->Free();
-    if (handle == 0) {
-      return Error::Internal;
+    if (handle <= 0) {
+      return error_of(handle);
     }
     return reinterpret_cast<runtime::DelegateHandle*>(static_cast<intptr_t>(handle));
   }
@@ -138,7 +143,8 @@ class CallbackBackend final : public runtime::BackendInterface {
       describe(*args[i], arguments[i]);
     }
     const int64_t key = static_cast<int64_t>(reinterpret_cast<intptr_t>(handle));
-    return callbacks.execute(key, arguments.get(), args.size()) == 1 ? Error::Ok : Error::Internal;
+    const int32_t result = callbacks.execute(key, arguments.get(), args.size());
+    return result == 1 ? Error::Ok : error_of(result);
   }
 
   void destroy(runtime::DelegateHandle* handle) const override {
