@@ -1,10 +1,10 @@
 """A suite that tells whether a backend, and the delegate that executes its payloads, keep their contracts.
 
-    from exir_lowering.testing import check_backend, conformance_tests
+from exir_lowering.testing import check_backend, conformance_tests
 
-    print(check_backend(MyBackend, MyDelegate))                  # raises ConformanceError when a case fails
+print(check_backend(MyBackend, MyDelegate))                  # raises ConformanceError when a case fails
 
-    test_conformance = conformance_tests(MyBackend, MyDelegate)  # in a test module: a pytest test for each case
+test_conformance = conformance_tests(MyBackend, MyDelegate)  # in a test module: a pytest test for each case
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ def _sample(case: Case) -> Sample:
         eager = copy.deepcopy(module)
         with torch.no_grad():
             calls[name] = [Call(name, inputs, _results(eager, inputs)) for inputs in given]
-            aten[name] = export(module, given[0], dynamic_shapes=_dynamic(method))
+            aten[name] = export(module, _example(method, given[0]), dynamic_shapes=_dynamic(method))
     turns = tuple(call for turn in zip(*calls.values(), strict=True) for call in turn)
     return Sample(aten, dict(lower(aten)), turns)
 
@@ -178,6 +178,14 @@ def _sample(case: Case) -> Sample:
 def _inputs(method: Method, generator: torch.Generator, position: int) -> tuple[Any, ...]:
     sizes = {name: both[position] for name, both in method.sizes.items()}
     return tuple(given.make(generator, sizes) for given in method.inputs)
+
+
+def _example(method: Method, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return what a method is exported with: a layout of the caller's own is not seen there."""
+    return tuple(
+        value if given.layout == "channels_last" else value.contiguous()
+        for given, value in zip(method.inputs, inputs, strict=True)
+    )
 
 
 def _results(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:

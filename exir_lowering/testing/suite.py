@@ -23,7 +23,7 @@ from exir_lowering.testing.cases import CASES
 from exir_lowering.testing.checks import CHECKS
 from exir_lowering.testing.report import CaseResult, ConformanceReport
 from exir_lowering.testing.samples import Case, Sample, forget, sample
-from exir_lowering.testing.trial import Broken, Subject, Trial, Unsupported, lower_case, made
+from exir_lowering.testing.trial import Broken, Subject, Trial, Unsupported, fingerprint, lower_case, made
 
 _BOTH = ("runtime", "interpreter")
 
@@ -162,9 +162,7 @@ def _partitioner(
 def _by_support(backend_id: str, supports: Any, compile_specs: Sequence[CompileSpec]) -> Callable[[Case], Partitioner]:
     def make(case: Case) -> Partitioner:
         specs = {backend_id: list(compile_specs)}
-        return _without(
-            SupportPartitioner({backend_id: supports}, compile_specs=specs, own_state=case.stateful), case
-        )
+        return _without(SupportPartitioner({backend_id: supports}, compile_specs=specs, own_state=case.stateful), case)
 
     make(CASES[0])  # arguments that are wrong are told now
     return make
@@ -197,6 +195,7 @@ def _chosen(cases: Sequence[Case | str] | None) -> tuple[Case, ...]:
 def _run(subject: Subject, case: Case) -> CaseResult:
     counts: Mapping[str, int] = {}
     ready = sample(case)
+    before = fingerprint(ready.edge)
     try:
         lowered = lower_case(subject, case, ready)
         counts = _counts(lowered)
@@ -207,7 +206,8 @@ def _run(subject: Subject, case: Case) -> CaseResult:
     except Unsupported as reason:
         return CaseResult(case.name, "skipped", text=str(reason), **counts)
     except Broken as broken:
-        forget(case)  # what is wrong may have changed it
+        if fingerprint(ready.edge) != before:
+            forget(case)
         return CaseResult(case.name, "failed", broken.check, f"{broken}\nIt demands: {case.demand}", **counts)
     return CaseResult(case.name, "passed", **counts)
 
