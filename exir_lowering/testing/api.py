@@ -55,8 +55,8 @@ def check_backend(
         The report.
 
     Raises:
-        ConformanceError: A case failed, or none passed. The message names each case that failed, with what was got, what
-            was expected and what to do; `report` has everything.
+        ConformanceError: A case failed, or none passed. The message names each case that failed, with what was got,
+            what was expected and what to do; `report` has everything.
         InputError: An argument is not what it should be.
         UnknownPluginError: No backend or partitioner of that name is installed.
         PluginLoadError: The backend or the delegate cannot be made.

@@ -12,7 +12,7 @@ from exir_lowering.testing.trial import Broken, Trial, Unsupported
 from exir_lowering.testing.watching import Change, WatchedDelegate
 
 _CHANGED_BYTES = 8
-_LOADS = 3
+_LOADS = 2
 _THREADS = 4
 _ROUNDS = 8
 

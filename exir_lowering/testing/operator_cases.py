@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 from exir_lowering.testing.building import Hold, case, nothing, parameter, weight
 from exir_lowering.testing.samples import Case, Input, tensor

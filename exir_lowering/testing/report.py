@@ -113,8 +113,8 @@ class ConformanceError(LoweringError, AssertionError):
 
 def _nothing(backend_id: str) -> str:
     return (
-        f"No case passed: nothing of backend {backend_id!r} was tried. Give a partitioner= or supports= that takes what "
-        "the backend supports, or look above why it refuses."
+        f"No case passed: nothing of backend {backend_id!r} was tried. Give a partitioner= or supports= that takes "
+        "what the backend supports, or look above why it refuses."
     )
 
 

@@ -141,19 +141,19 @@ class Sample:
     calls: tuple[Call, ...]
 
 
-_made: dict[str, Sample] = {}
+_made: dict[Callable[[], Mapping[str, Method]], Sample] = {}
 
 
 def sample(case: Case) -> Sample:
     """Make a case's programs and calls, once in a process: conversion to Edge dialect takes most of the time."""
-    if case.name not in _made:
-        _made[case.name] = _sample(case)
-    return _made[case.name]
+    if case.build not in _made:
+        _made[case.build] = _sample(case)
+    return _made[case.build]
 
 
 def forget(case: Case) -> None:
     """Make a case's programs anew at the next use: a backend has changed them."""
-    _made.pop(case.name, None)
+    _made.pop(case.build, None)
 
 
 def _sample(case: Case) -> Sample:

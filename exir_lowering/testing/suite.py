@@ -8,17 +8,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from executorch.exir import ExecutorchBackendConfig
 from executorch.exir.backend.backend_details import BackendDetails
 from executorch.exir.backend.partitioner import Partitioner
+from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
 
-from exir_lowering import _upstream, registry
-from exir_lowering.delegate import Delegate
+from exir_lowering import availability, registry
 from exir_lowering.errors import InputError, LoweringError, UnknownPluginError
 from exir_lowering.interfaces import Backend, CompileSpec
 from exir_lowering.lowered import LoweredMethods
 from exir_lowering.partitioners import RuledPartitioner, SupportPartitioner, deny, everything
 from exir_lowering.runtime import load
-from exir_lowering.runtime.bridge import registered
 from exir_lowering.testing.cases import CASES
 from exir_lowering.testing.checks import CHECKS
 from exir_lowering.testing.report import CaseResult, ConformanceReport
@@ -98,41 +98,22 @@ def _backend(backend: Any) -> tuple[str, Any]:
 
 def _delegate(backend_id: str, delegate: Any) -> tuple[Any, tuple[str, ...], str]:
     """Return the delegate, what executes it, and why nothing does."""
-    runtime = _upstream.executorch_runtime().backend_registry
-    own = set(runtime.registered_backend_names) - set(registered())
-    if backend_id in own:
-        if delegate is not None:
-            raise InputError(
-                f"check_backend: the ExecuTorch runtime has {backend_id!r} itself, and keeps it. Leave the delegate "
-                "out, or give the backend another id."
-            )
-        if not runtime.is_available(backend_id):
-            return None, (), f"the ExecuTorch runtime says that {backend_id!r} is not available here"
-        return None, ("runtime",), ""
-    if delegate is None:
-        try:
-            delegate = registry.find_delegate(backend_id)
-        except UnknownPluginError:
-            return None, (), "no delegate was given, and the ExecuTorch runtime here does not have the backend"
+    own = backend_id in availability.own_backends()
+    if own and delegate is not None:
+        raise InputError(
+            f"check_backend: the ExecuTorch runtime has {backend_id!r} itself, and keeps it. Leave the delegate "
+            "out, or give the backend another id."
+        )
     if getattr(delegate, "delegate_id", backend_id) != backend_id:
         raise InputError(
             f"check_backend: the delegate {delegate!r} has the id {delegate.delegate_id!r}, expected that of the "
             f"backend, {backend_id!r}: a file names the backend, and the delegate is found by that name."
         )
-    return delegate, *_available(backend_id, registry.as_delegate(backend_id, delegate))
-
-
-def _available(backend_id: str, made: Delegate) -> tuple[tuple[str, ...], str]:
-    try:
-        available = made.is_available()
-    except Exception as error:
-        raise InputError(
-            f"check_backend: is_available of delegate {backend_id!r} raised {type(error).__name__}: {error}. It has to "
-            "answer on every machine: return False where the delegate cannot work."
-        ) from error
-    if not available:
-        return (), "the delegate says that it is not available here"
-    return _BOTH if "engine" in inspect.signature(load).parameters else _BOTH[:1], ""
+    found = availability.executor(backend_id, None if delegate is None else {backend_id: delegate})
+    if isinstance(found, availability.Missing):
+        return None, (), found.reason
+    both = not own and "engine" in inspect.signature(load).parameters
+    return found if delegate is None else delegate, _BOTH if both else _BOTH[:1], ""
 
 
 def _partitioner(
@@ -201,8 +182,9 @@ def _run(subject: Subject, case: Case) -> CaseResult:
         counts = _counts(lowered)
         _check_taken(subject, case, lowered)
         _check_deterministic(subject, case, ready, lowered)
+        content = _emitted(case, lowered)
         for engine in subject.engines:
-            CHECKS[case.check](Trial(subject, case, ready, lowered, _emitted(lowered), engine))
+            CHECKS[case.check](Trial(subject, case, ready, lowered, content, engine))
     except Unsupported as reason:
         return CaseResult(case.name, "skipped", text=str(reason), **counts)
     except Broken as broken:
@@ -252,8 +234,11 @@ def _first_difference(first: bytes, second: bytes) -> str:
     return f"from byte {at} on, {first[at : at + 24]!r} and {second[at : at + 24]!r}"
 
 
-def _emitted(lowered: LoweredMethods) -> bytes:
+def _emitted(case: Case, lowered: LoweredMethods) -> bytes:
+    # State that stays on the host has no initial value in a file unless its names are given.
+    names = [name for method in case.build().values() for name in method.module] if case.stateful else []
+    passes = [InitializedMutableBufferPass(sorted(set(names)))] if names else []
     try:
-        return lowered.emit().buffer
+        return lowered.emit(ExecutorchBackendConfig(passes=passes)).buffer
     except LoweringError as error:
         raise Broken("emit", str(error)) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from torch.export import ExportedProgram
 from exir_lowering import checks, graphs, registry
 from exir_lowering._upstream import LoweredBackendModule
 from exir_lowering.delegate import Delegate
-from exir_lowering.errors import BackendContractError, BackendFailure, LoweringError
+from exir_lowering.errors import BackendContractError, BackendFailure, BackendUnavailableWarning, LoweringError
 from exir_lowering.lowered import LoweredMethods
 from exir_lowering.pipeline import lower, to_backend
 from exir_lowering.runtime import LoadedProgram, load
@@ -31,7 +32,7 @@ TOLERANCES: Mapping[torch.dtype, float] = {
 """How far numbers may be from those of eager PyTorch, absolutely and relatively; integers may not."""
 
 
-class Broken(Exception):  # noqa: N818  (what it says is in the report, nobody catches it outside)
+class Broken(Exception):
     """A demand is not met."""
 
     def __init__(self, check: str, text: str) -> None:
@@ -39,7 +40,7 @@ class Broken(Exception):  # noqa: N818  (what it says is in the report, nobody c
         self.check = check
 
 
-class Unsupported(Exception):  # noqa: N818
+class Unsupported(Exception):
     """The backend does not take the case."""
 
 
@@ -137,16 +138,19 @@ class Trial:
         if len(outputs) != len(call.expected):
             return f"got {len(outputs)} outputs, expected {len(call.expected)}."
         for number, (got, expected) in enumerate(zip(outputs, call.expected, strict=True)):
-            try:
-                torch.testing.assert_close(
-                    got, expected, atol=self._tolerance(expected, self.subject.atol),
-                    rtol=self._tolerance(expected, self.subject.rtol), equal_nan=True,
-                )  # fmt: skip
-            except AssertionError as error:
-                what = " ".join(str(error).split())
+            what = self._difference(got, expected)
+            if what:
                 return f"output {number} is not that of eager PyTorch: {what} Got {_shown(got)}, expected " + (
                     f"{_shown(expected)}."
                 )
+        return ""
+
+    def _difference(self, got: Any, expected: Any) -> str:
+        atol, rtol = (self._tolerance(expected, given) for given in (self.subject.atol, self.subject.rtol))
+        try:
+            torch.testing.assert_close(got, expected, atol=atol, rtol=rtol, equal_nan=True)
+        except AssertionError as error:
+            return " ".join(str(error).split())
         return ""
 
     def _tolerance(self, expected: Any, given: float | None) -> float:
@@ -168,7 +172,10 @@ def lower_case(subject: Subject, case: Case, sample: Sample) -> LoweredMethods:
     backends = None if subject.backend is None else {subject.backend_id: subject.backend}
     try:
         make = to_backend if programs is sample.edge else lower
-        lowered = make(programs, partitioner, backends=backends)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", BackendUnavailableWarning)  # the report says it
+            warnings.filterwarnings("ignore", message="The rule deny")  # a method may have nothing for the host
+            lowered = make(programs, partitioner, backends=backends)
     except BackendFailure as error:
         said = refusal(error, sample.edge)
         if said and subject.may_refuse(case):
