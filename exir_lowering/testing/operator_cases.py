@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -92,6 +93,10 @@ def _operators() -> Iterator[Case]:
         yield case(f"ops/{name}", "The operator gives what it gives in PyTorch.", function, given, hold=hold)
 
 
+def _weight_of(dtype: torch.dtype) -> dict[str, Any]:
+    return {"w": weight(3, dtype=dtype)}
+
+
 def _dtypes() -> Iterator[Case]:
     for dtype in _DTYPES:
         yield case(
@@ -100,7 +105,7 @@ def _dtypes() -> Iterator[Case]:
             lambda m, x, y: (x + y) * m.w,
             tensor(2, 3, dtype=dtype),
             tensor(2, 3, dtype=dtype),
-            hold=lambda dtype=dtype: {"w": weight(3, dtype=dtype)},
+            hold=partial(_weight_of, dtype),
         )
     yield case(
         "dtype/bool",

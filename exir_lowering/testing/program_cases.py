@@ -80,7 +80,7 @@ def _degenerate() -> Iterator[Case]:
         lambda m, x, y: (lambda first: (first * y, x - y, first))(x + y), _MATRIX, _MATRIX,
     )  # fmt: skip
 
-    def chain(m: Any, x: torch.Tensor) -> torch.Tensor:
+    def chain(m: Any, x: torch.Tensor) -> Any:
         result = x
         for _ in range(12):
             result = result - m.w * result
@@ -93,7 +93,7 @@ def _degenerate() -> Iterator[Case]:
 
 
 def _partitions() -> Iterator[Case]:
-    def three(m: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def three(m: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
         first = torch.sin(x - y)
         second = torch.sin(first * m.v)
         return second - m.w
@@ -118,16 +118,16 @@ def _partitions() -> Iterator[Case]:
 
 
 def _methods() -> Iterator[Case]:
-    def left(m: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def left(m: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
         return x - y
 
-    def right(m: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def right(m: Any, x: torch.Tensor, y: torch.Tensor) -> Any:
         return x * y
 
-    def weighted(m: Any, x: torch.Tensor) -> torch.Tensor:
+    def weighted(m: Any, x: torch.Tensor) -> Any:
         return x - m.w
 
-    def scaled(m: Any, x: torch.Tensor) -> torch.Tensor:
+    def scaled(m: Any, x: torch.Tensor) -> Any:
         return x * m.w
 
     def shared() -> dict[str, Any]:
@@ -155,25 +155,29 @@ def _methods() -> Iterator[Case]:
 
 
 def _state() -> Iterator[Case]:
-    def counter(m: Any, x: torch.Tensor) -> torch.Tensor:
+    def counter(m: Any, x: torch.Tensor) -> Any:
         m.total.copy_(m.total + x)
         return m.total * x
 
-    def before(m: Any, x: torch.Tensor) -> torch.Tensor:
+    def before(m: Any, x: torch.Tensor) -> Any:
         result = m.total - x
         m.total.copy_(m.total + x)
         return result
 
-    def both(m: Any, x: torch.Tensor) -> torch.Tensor:
+    def both(m: Any, x: torch.Tensor) -> Any:
         m.sum.copy_(m.sum + x)
         m.total.copy_(m.total - m.sum)
         return m.total * m.sum
 
-    def cache(m: Any, x: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+    def cache(m: Any, x: torch.Tensor, place: torch.Tensor) -> Any:
         m.total.index_copy_(0, place, x)
         return m.total * 2.0
 
-    total = {"check": "state", "stateful": True, "hold": lambda: {"total": weight(2, 3), "sum": weight(2, 3)}}
+    total: dict[str, Any] = {
+        "check": "state",
+        "stateful": True,
+        "hold": lambda: {"total": weight(2, 3), "sum": weight(2, 3)},
+    }
     yield case("state/counter", "A buffer keeps what a call writes.", counter, _MATRIX, **total)
     yield case("state/read-before-write", "What is read before a write is the old value.", before, _MATRIX, **total)
     yield case("state/two-buffers", "Two buffers do not mix.", both, _MATRIX, **total)
@@ -196,7 +200,7 @@ def _nested() -> Iterator[Case]:
 
 
 def _life() -> Iterator[Case]:
-    def program(m: Any, x: torch.Tensor) -> torch.Tensor:
+    def program(m: Any, x: torch.Tensor) -> Any:
         return (x - m.v) * m.w
 
     whole = case("", "", program, _MATRIX, hold=_two_weights)

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram, export
-from torch.utils import _pytree as pytree
 
 from exir_lowering.pipeline import lower
 
@@ -189,8 +188,14 @@ def _example(method: Method, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _results(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    results = module(*copy.deepcopy(inputs))
-    return tuple(copy.deepcopy(pytree.tree_leaves(results)))
+    return tuple(copy.deepcopy(_leaves(module(*copy.deepcopy(inputs)))))
+
+
+def _leaves(results: Any) -> list[Any]:
+    """Return results as a file has them: flat."""
+    if isinstance(results, Mapping):
+        results = list(results.values())
+    return [leaf for item in results for leaf in _leaves(item)] if isinstance(results, (list, tuple)) else [results]
 
 
 def _dynamic(method: Method) -> Any:

@@ -68,11 +68,6 @@ def reading(read: Any) -> type[ToyBackend]:
     return Reading
 
 
-def numbered() -> Any:
-    numbers = itertools.count()
-    return lambda payload: [*payload[:-1], [*payload[-1]]] if next(numbers) % 2 else [*payload[:-1], tuple(payload[-1])]
-
-
 def swapped(payload: Any) -> Any:
     head, inputs, weights, steps, results = payload
     return head, inputs, weights, [[name, operator, args[::-1]] for name, operator, args in steps], results
@@ -123,12 +118,7 @@ class LinesDelegate(ToyDelegate):
     """Reads as many lines as it can, and returns what was computed last."""
 
     def compile(self, processed: bytes, compile_specs: Any, context: Any) -> Any:
-        read = []
-        for line in processed.split(b"\n"):
-            try:
-                read.append(json.loads(line))
-            except ValueError:
-                break
+        read = [json.loads(line) for line in processed.split(b"\n") if line.endswith(b"]") or line.endswith(b"}")]
         (head,), inputs, weights, *steps = read
         text = json.dumps([head, inputs, weights, steps, [steps[-1][0]]])
         return super().compile(text.encode(), compile_specs, context)
@@ -177,8 +167,8 @@ class Cached(ToyDelegate):
         handle.clear()
 
 
-class Tuple(tuple):
-    """A handle that can be seen."""
+class Handle(list):
+    """A handle that weak references can be made of."""
 
 
 class Keeping(ToyDelegate):
@@ -188,7 +178,7 @@ class Keeping(ToyDelegate):
         self.handles: list[Any] = []
 
     def compile(self, processed: bytes, compile_specs: Any, context: Any) -> Any:
-        self.handles.append(Tuple(super().compile(processed, compile_specs, context)))
+        self.handles.append(Handle(super().compile(processed, compile_specs, context)))
         return self.handles[-1]
 
 
@@ -290,7 +280,7 @@ def test_the_right_one_passes() -> None:
 def test_a_mistake_is_caught_and_its_case_named(mistake: str) -> None:
     backend, delegate, name, check = WRONG[mistake]
     with pytest.raises(ConformanceError) as caught:
-        check_backend(backend, delegate, cases=CHOSEN)
+        check_backend(backend, delegate, cases=[name, "degenerate/scalar"])
     report = caught.value.report
     assert failures(report).get(name) == check, str(report)
     assert f"{name} [{check}]: " in str(caught.value) and "It demands: " in str(caught.value)
@@ -299,7 +289,8 @@ def test_a_mistake_is_caught_and_its_case_named(mistake: str) -> None:
 def test_mistakes_that_few_programs_show_fail_in_few_cases() -> None:
     for mistake in ("ignores strides of a weight", "has fixed shapes", "mixes up methods", "never lets go"):
         backend, delegate, *_ = WRONG[mistake]
-        assert len(failures(run_conformance(backend, delegate, cases=CHOSEN))) <= 2, mistake
+        found = failures(run_conformance(backend, delegate, cases=CHOSEN))
+        assert 1 <= len(found) <= 2, (mistake, found)
 
 
 def test_state_that_programs_share() -> None:
@@ -324,7 +315,7 @@ def test_messages_say_what_to_do() -> None:
 
 
 def test_what_a_partitioner_claims_is_not_to_be_refused() -> None:
-    assert check_backend(ToyBackend, ToyDelegate, supports=ops("aten.sub"), cases=["ops/*"]).passed == ("ops/sub",)
+    assert check_backend(ToyBackend, ToyDelegate, supports=ops("aten.sub"), cases=CHOSEN[:3]).passed == ("ops/sub",)
     report = run_conformance(ToyBackend, ToyDelegate, supports=ops("aten.abs"), cases=["ops/abs"])
     assert failures(report) == {"ops/abs": "preprocess"}
     assert "leave that on the host" in str(report)
