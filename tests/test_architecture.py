@@ -21,7 +21,7 @@ LAYERS = [
     {"pipeline"},
     {"runtime"},
     {"compat"},
-    {"demo"},
+    {"demo", "testing"},
     {"cli"},
 ]
 """Each module may import modules of the layers before its own."""
@@ -38,8 +38,9 @@ ALGORITHMS = {
     "planning": {"exir_lowering.partitioners.schedule"},
     "views": {"exir_lowering.partitioners.schedule"},
     "compat": {"exir_lowering.partitioners.drop_in"},
+    "testing": {"exir_lowering.partitioners"},
 }
-"""What the engine takes from the folder of partitioners: algorithms, no partitioner."""
+"""What the engine takes from the folder of partitioners: algorithms. The suite for plug-ins makes partitioners."""
 
 
 def _files() -> list[Path]:
@@ -126,3 +127,12 @@ def test_only_tagging_and_the_sweep_touch_the_tag() -> None:
     """node.meta carries one key of ours; what else is in it belongs to torch and ExecuTorch."""
     users = {_module(p) for p in _files() if p.is_relative_to(PACKAGE) and "DELEGATION_TAG" in p.read_text()}
     assert users == {"graphs", "tagging", "extraction", "partition_builder", "ownership", "checks", "refusals"}
+
+
+def test_nothing_imports_the_suite_for_plugins_and_it_imports_pytest_late() -> None:
+    for path in _files():
+        inside = path.is_relative_to(PACKAGE / "testing")
+        assert inside or "testing" not in _own_imports(path) or path.name == "__init__.py", path
+        if inside:
+            top = [node for node in ast.parse(path.read_text()).body if isinstance(node, (ast.Import, ast.ImportFrom))]
+            assert not any("pytest" in ast.unparse(node) for node in top), path

@@ -1,0 +1,26 @@
+"""A suite that tells whether a backend, and the delegate that executes its payloads, keep their contracts.
+
+from exir_lowering.testing import check_backend, conformance_tests
+
+print(check_backend(MyBackend, MyDelegate))                  # raises ConformanceError when a case fails
+
+test_conformance = conformance_tests(MyBackend, MyDelegate)  # in a test module: a pytest test for each case
+"""
+
+from __future__ import annotations
+
+from exir_lowering.testing.api import check_backend, conformance_tests, run_conformance
+from exir_lowering.testing.cases import CASES
+from exir_lowering.testing.report import CaseResult, ConformanceError, ConformanceReport
+from exir_lowering.testing.samples import Case
+
+__all__ = [
+    "CASES",
+    "Case",
+    "CaseResult",
+    "ConformanceError",
+    "ConformanceReport",
+    "check_backend",
+    "conformance_tests",
+    "run_conformance",
+]

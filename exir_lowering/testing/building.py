@@ -1,0 +1,70 @@
+"""Short ways to write cases down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from exir_lowering.testing.samples import Case, Input, Method
+
+Hold = Callable[[], Mapping[str, Any]]
+
+
+def nothing() -> Mapping[str, Any]:
+    """Hold no parameters and no buffers."""
+    return {}
+
+
+def weight(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Make a tensor for a module to hold; the case's seed is set when it is built."""
+    return (torch.rand(shape) * 2 - 1).to(dtype) if dtype.is_floating_point else torch.randint(1, 9, shape, dtype=dtype)
+
+
+def parameter(*shape: int, dtype: torch.dtype = torch.float32) -> torch.nn.Parameter:
+    """Make a parameter."""
+    return torch.nn.Parameter(weight(*shape, dtype=dtype))
+
+
+def case(
+    name: str,
+    demand: str,
+    function: Callable[..., Any],
+    *inputs: Input,
+    hold: Hold = nothing,
+    sizes: Mapping[str, tuple[int, int]] | None = None,
+    least: int = 1,
+    **rest: Any,
+) -> Case:
+    """Make a case of one method.
+
+    Args:
+        name: The case's name.
+        demand: What has to hold.
+        function: What the method computes, given its module and its inputs.
+        inputs: Its inputs.
+        hold: Makes what its module holds.
+        sizes: For each name in a shape its sizes in the first and the second call.
+        least: The least size of the names.
+        rest: Further attributes of the case.
+    """
+    known = dict(sizes or {})
+    return Case(name, demand, lambda: {"forward": Method(function, inputs, hold(), known, least)}, **rest)
+
+
+def methods(
+    name: str,
+    demand: str,
+    functions: Mapping[str, Callable[..., Any]],
+    *inputs: Input,
+    hold: Callable[[], Mapping[str, Mapping[str, Any]]],
+    **rest: Any,
+) -> Case:
+    """Make a case of several methods with the same inputs; `hold` says for each what its module holds."""
+
+    def build() -> Mapping[str, Method]:
+        held = hold()
+        return {method: Method(function, inputs, held.get(method, {}), {}) for method, function in functions.items()}
+
+    return Case(name, demand, build, **rest)

@@ -1,0 +1,192 @@
+"""What is done with the file of a case."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Iterable, Mapping
+
+from exir_lowering.errors import LoweringError
+from exir_lowering.testing.samples import Call
+from exir_lowering.testing.trial import Broken, Trial, Unsupported
+from exir_lowering.testing.watching import Change, WatchedDelegate
+
+_CHANGED_BYTES = 8
+_LOADS = 2
+_THREADS = 4
+_ROUNDS = 8
+
+
+def numbers(trial: Trial) -> None:
+    """Compare every call with eager PyTorch."""
+    delegate = trial.watch()
+    program = trial.load(delegate)
+    for number, call in enumerate(trial.sample.calls, 1):
+        trial.run(program, call, f"call {number}")
+    _look(delegate)
+
+
+def state(trial: Trial) -> None:
+    """Run two programs of one file in turn, then a third one: each has a state of its own, fresh when loaded."""
+    delegate = trial.watch()
+    programs = {"the first program": trial.load(delegate), "the second program": trial.load(delegate)}
+    for number, call in enumerate(trial.sample.calls, 1):
+        for which, program in programs.items():
+            trial.run(program, call, f"call {number} (state kept from call to call, in {which} of two)")
+    fresh = trial.load(delegate)
+    for number, call in enumerate(trial.sample.calls, 1):
+        trial.run(fresh, call, f"call {number} (in a program that was loaded after others had run)")
+    _look(delegate)
+
+
+def two_programs(trial: Trial) -> None:
+    """Drop one of two programs of a file, and run the other one."""
+    delegate = trial.watch()
+    first, second = trial.load(delegate), trial.load(delegate)
+    trial.run(first, trial.sample.calls[0], "call 1")
+    del first
+    gc.collect()
+    for call in trial.sample.calls:
+        trial.run(second, call, "a call after another program of the same file was dropped")
+    _look(delegate)
+
+
+def handles(trial: Trial) -> None:
+    """Load and drop a program several times; what `compile` returned must not pile up."""
+    delegate = trial.watch()
+    if delegate is None:
+        raise Unsupported("the runtime's own delegates cannot be watched")
+    for _ in range(_LOADS):
+        program = trial.load(delegate)
+        trial.run(program, trial.sample.calls[0], "call 1")
+        del program
+        gc.collect()
+    _look(delegate)
+    if delegate.alive() >= _LOADS:
+        raise Broken(
+            "destroy",
+            f"{delegate.alive()} handles are alive after {_LOADS} programs were loaded and dropped; expected none. Let "
+            "go in `destroy` of what `compile` returned: take it out of lists and caches.",
+        )
+
+
+def threads(trial: Trial) -> None:
+    """Run one program in several threads."""
+    program = trial.load(trial.watch())
+    failures: list[Broken] = []
+
+    def work() -> None:
+        try:
+            for call in trial.sample.calls * _ROUNDS:
+                trial.run(program, call, "a call in one of several threads")
+        except Broken as broken:
+            failures.append(broken)
+
+    workers = [threading.Thread(target=work) for _ in range(_THREADS)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    if failures:
+        raise failures[0]
+
+
+def wrong_number_of_inputs(trial: Trial) -> None:
+    """Execute a payload with one input less and one more."""
+    delegate = _own(trial.watch(probe=True))
+    program = trial.load(delegate)
+    for call in trial.sample.calls:
+        trial.run(program, call, "a call after `execute` was given a wrong number of inputs")
+    if delegate.accepted:
+        raise Broken(
+            "inputs",
+            f"`execute` took {delegate.accepted[0]} and raised nothing. A file does not say where the inputs of a call "
+            "end, so `execute` may be tried with more or fewer: write their number into the payload and compare.",
+        )
+    _look(delegate)
+
+
+def no_payload(trial: Trial) -> None:
+    """Compile what is no payload."""
+    _refused(trial, {"an empty payload": lambda p: b"", "bytes of another kind": lambda p: b"no payload of a backend"})
+
+
+def truncated_payload(trial: Trial) -> None:
+    """Compile payloads that are cut off."""
+
+    def cut(share: float) -> Change:
+        return lambda payload: payload[: max(1, int(len(payload) * share))]
+
+    changes = {f"the first {share:.0%} of a payload": cut(share) for share in (0.1, 0.25, 0.5, 0.75, 0.9)}
+    _refused(trial, {**changes, "a payload without its last byte": lambda payload: payload[:-1]})
+
+
+def changed_start(trial: Trial) -> None:
+    """Compile payloads with one of the first bytes changed."""
+
+    def change(position: int) -> Change:
+        return lambda p: p[:position] + bytes([p[position] ^ 0x55]) + p[position + 1 :] if position < len(p) else b""
+
+    _refused(trial, {f"a payload with byte {i} changed": change(i) for i in range(_CHANGED_BYTES)})
+
+
+CHECKS: Mapping[str, Callable[[Trial], None]] = {
+    "numbers": numbers,
+    "state": state,
+    "two-programs": two_programs,
+    "handles": handles,
+    "threads": threads,
+    "wrong-number-of-inputs": wrong_number_of_inputs,
+    "no-payload": no_payload,
+    "truncated-payload": truncated_payload,
+    "changed-start": changed_start,
+}
+"""The checks, by the name that cases use."""
+
+
+def _refused(trial: Trial, changes: Mapping[str, Change]) -> None:
+    """Load and run changed payloads: something has to be raised, or the numbers have to be right."""
+    for what, change in changes.items():
+        delegate = _own(trial.watch(change))
+        try:
+            program = trial.open(delegate)
+            results = [(call, program.run(call.method, *call.inputs)) for call in _firsts(trial.sample.calls)]
+        except LoweringError:
+            continue
+        problems = [problem for call, outputs in results if (problem := trial.difference(outputs, call))]
+        if problems:
+            raise Broken(
+                "payload",
+                f"the delegate took {what} and gave wrong numbers ({problems[0]}) Raise in `compile`: write a magic "
+                "number, a version and the length, or a checksum, into the payload, and compare.",
+            )
+    good = trial.load(trial.watch())
+    for call in trial.sample.calls:
+        trial.run(good, call, "a call after damaged payloads were refused")
+
+
+def _firsts(calls: Iterable[Call]) -> Iterable[Call]:
+    seen: dict[str, Call] = {}
+    for call in calls:
+        seen.setdefault(call.method, call)
+    return seen.values()
+
+
+def _own(delegate: WatchedDelegate | None) -> WatchedDelegate:
+    if delegate is None:
+        raise Unsupported("the runtime's own delegates are not given damaged payloads: they may end the process")
+    return delegate
+
+
+def _look(delegate: WatchedDelegate | None) -> None:
+    """Look at what was seen while a delegate was at work."""
+    if delegate is None:
+        return
+    if delegate.written:
+        raise Broken(
+            "inputs",
+            f"`execute` wrote to {delegate.written[0]}: inputs are the runtime's own memory, which others read too. "
+            "Compute into new tensors.",
+        )
+    if delegate.raised:
+        raise Broken("destroy", f"`destroy` raised {delegate.raised[0]}. It lets go of one handle, once, and no other.")

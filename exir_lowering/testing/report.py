@@ -1,0 +1,133 @@
+"""What the suite found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from exir_lowering.errors import LoweringError
+
+
+@dataclass(frozen=True, slots=True)
+class CaseResult:
+    """What became of one case.
+
+    Attributes:
+        name: The case.
+        status: "passed", "failed", or "skipped": the backend does not support it.
+        check: What failed: "numbers", "determinism", "purity", ...; "" unless it failed.
+        text: For a failure who, what was got, what was expected and what to do; for a skipped case the reason.
+        delegated: How many of the case's operators the backend got.
+        operators: How many operators the case has.
+    """
+
+    name: str
+    status: Literal["passed", "failed", "skipped"]
+    check: str = ""
+    text: str = ""
+    delegated: int = 0
+    operators: int = 0
+
+    @property
+    def feature(self) -> str:
+        """The first part of the case's name."""
+        return self.name.partition("/")[0]
+
+    def __str__(self) -> str:
+        check = f" [{self.check}]" if self.check else ""
+        share = f" ({self.delegated} of {self.operators} operators delegated)" if self.operators else ""
+        return f"{self.status} {self.name}{check}{share}" + (f": {self.text}" if self.text else "")
+
+
+@dataclass(frozen=True, slots=True)
+class ConformanceReport:
+    """What became of every case.
+
+    Attributes:
+        backend_id: The backend.
+        results: The results, in the order of the cases.
+        engines: What executed the files, () when nothing did.
+        note: Why nothing was executed, "" when it was.
+    """
+
+    backend_id: str
+    results: tuple[CaseResult, ...]
+    engines: tuple[str, ...] = ()
+    note: str = ""
+
+    @property
+    def passed(self) -> tuple[str, ...]:
+        """The names of the cases that passed."""
+        return self._with("passed")
+
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """The names of the cases that failed."""
+        return self._with("failed")
+
+    @property
+    def skipped(self) -> tuple[str, ...]:
+        """The names of the cases that the backend does not support."""
+        return self._with("skipped")
+
+    @property
+    def conforms(self) -> bool:
+        """Whether no case failed, and one passed."""
+        return bool(self.passed) and not self.failed
+
+    def _with(self, status: str) -> tuple[str, ...]:
+        return tuple(result.name for result in self.results if result.status == status)
+
+    def to_text(self) -> str:
+        """Return the counts by feature, then the failures, then the reasons of the skipped cases."""
+        how = f"executed by {' and '.join(self.engines)}" if self.engines else f"lowered only: {self.note}"
+        lines = [
+            f"Backend {self.backend_id!r}: {len(self.passed)} passed, {len(self.failed)} failed, "
+            f"{len(self.skipped)} skipped ({how})"
+        ]
+        lines += [f"  {line}" for line in _by_feature(self.results)]
+        for status, title in (("failed", "Failed"), ("skipped", "Skipped")):
+            found = [result for result in self.results if result.status == status]
+            if found:
+                lines += ["", f"{title}:", *(f"  {_entry(result)}" for result in found)]
+        if not self.passed:
+            lines += ["", _nothing(self.backend_id)]
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+
+class ConformanceError(LoweringError, AssertionError):
+    """A backend or its delegate does not conform; the message names every case that failed.
+
+    Attributes:
+        report: The `ConformanceReport`.
+    """
+
+    def __init__(self, report: ConformanceReport) -> None:
+        super().__init__(report.to_text())
+        self.report = report
+
+
+def _nothing(backend_id: str) -> str:
+    return (
+        f"No case passed: nothing of backend {backend_id!r} was tried. Give a partitioner= or supports= that takes "
+        "what the backend supports, or look above why it refuses."
+    )
+
+
+def _entry(result: CaseResult) -> str:
+    check = f" [{result.check}]" if result.check else ""
+    text = result.text if result.status == "failed" else result.text.partition("\n")[0]
+    return f"{result.name}{check}: " + text.replace("\n", "\n    ")
+
+
+def _by_feature(results: Iterable[CaseResult]) -> Iterable[str]:
+    counts: dict[str, dict[str, int]] = {}
+    for result in results:
+        count = counts.setdefault(result.feature, {"passed": 0, "failed": 0, "skipped": 0})
+        count[result.status] += 1
+    for feature, count in counts.items():
+        yield f"{feature:<12}" + "  ".join(f"{number:>3} {status}" for status, number in count.items())

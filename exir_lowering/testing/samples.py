@@ -1,0 +1,222 @@
+"""What a case is: small modules, their inputs, and what they give in eager PyTorch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import Dim, ExportedProgram, export
+
+from exir_lowering.pipeline import lower
+
+CALLS = 3
+"""How often a method is called: the last call repeats the first one, so that what a call leaves behind is seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A tensor to be made.
+
+    Attributes:
+        shape: Its sizes; a name stands for one that changes from call to call.
+        dtype: Its element type.
+        values: "any", "positive", "unit" (between -0.9 and 0.9), or "index" (0 or 1).
+        layout: "contiguous", "channels_last", "transposed", or "strided" (every other column of a wider one).
+    """
+
+    shape: tuple[int | str, ...]
+    dtype: torch.dtype = torch.float32
+    values: str = "any"
+    layout: str = "contiguous"
+
+    def make(self, generator: torch.Generator, sizes: Mapping[str, int]) -> torch.Tensor:
+        """Make the tensor, with sizes for the names in its shape."""
+        shape = [sizes[size] if isinstance(size, str) else size for size in self.shape]
+        if self.layout == "transposed":
+            shape[-1], shape[-2] = shape[-2], shape[-1]
+        if self.layout == "strided":
+            shape[-1] *= 2
+        made = self._values(shape, generator)
+        if self.layout == "transposed":
+            return made.transpose(-1, -2)
+        if self.layout == "strided":
+            return made[..., ::2]
+        return made.contiguous(memory_format=torch.channels_last) if self.layout == "channels_last" else made
+
+    def _values(self, shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
+        if self.values == "index" or self.dtype == torch.bool:
+            return torch.randint(0, 2, shape, generator=generator).to(self.dtype)
+        if not self.dtype.is_floating_point:
+            low = 0 if self.dtype == torch.uint8 else -20
+            return torch.randint(low, 21, shape, generator=generator).to(self.dtype)
+        numbers = torch.rand(shape, generator=generator) * 1.8 - 0.9
+        if self.values == "positive":
+            numbers = numbers.abs() + 0.1
+        return (numbers if self.values in ("unit", "positive") else numbers * 3).to(self.dtype)
+
+
+def tensor(
+    *shape: int | str, dtype: torch.dtype = torch.float32, values: str = "any", layout: str = "contiguous"
+) -> Input:
+    """Say which tensor to make; see `Input`."""
+    return Input(shape, dtype, values, layout)
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One method of a case.
+
+    Attributes:
+        function: What it computes, given the module with what it holds, and its inputs.
+        inputs: Its inputs.
+        module: The attributes of its module: parameters, buffers, modules. Methods may share them.
+        sizes: For each name in a shape its sizes in the first and the second call.
+        least: The least size of the names.
+    """
+
+    function: Callable[..., Any]
+    inputs: tuple[Input, ...]
+    module: Mapping[str, Any]
+    sizes: Mapping[str, tuple[int, int]]
+    least: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One demand on a backend, and a program that shows whether it is met.
+
+    Attributes:
+        name: The feature and what about it, such as "ops/add-broadcast".
+        demand: What has to hold, in a sentence.
+        build: Makes the methods, always the same.
+        check: Which check runs the file, one of those in `exir_lowering.testing.checks`.
+        host: Operators that stay on the host, so that a program has several partitions.
+        partitions: How many partitions the backend has to get; with fewer of them, the case shows nothing.
+        stateful: Whether a method writes a buffer that the backend is to own.
+    """
+
+    name: str
+    demand: str
+    build: Callable[[], Mapping[str, Method]]
+    check: str = "numbers"
+    host: tuple[str, ...] = ()
+    partitions: int = 1
+    stateful: bool = False
+
+    @property
+    def feature(self) -> str:
+        """The first part of the name."""
+        return self.name.partition("/")[0]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call: the method, its inputs, and what it returns in eager PyTorch."""
+
+    method: str
+    inputs: tuple[Any, ...]
+    expected: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A case that is ready to be lowered.
+
+    Attributes:
+        aten: Its programs from `torch.export`.
+        edge: The same in Edge dialect.
+        calls: Calls in order, the methods in turn.
+    """
+
+    aten: Mapping[str, ExportedProgram]
+    edge: Mapping[str, ExportedProgram]
+    calls: tuple[Call, ...]
+
+
+_made: dict[Callable[[], Mapping[str, Method]], Sample] = {}
+
+
+def sample(case: Case) -> Sample:
+    """Make a case's programs and calls, once in a process: conversion to Edge dialect takes most of the time."""
+    if case.build not in _made:
+        _made[case.build] = _sample(case)
+    return _made[case.build]
+
+
+def forget(case: Case) -> None:
+    """Make a case's programs anew at the next use: a backend has changed them."""
+    _made.pop(case.build, None)
+
+
+def _sample(case: Case) -> Sample:
+    generator = torch.Generator().manual_seed(0)
+    aten: dict[str, ExportedProgram] = {}
+    calls: dict[str, list[Call]] = {}
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        methods = case.build()
+    for name, method in methods.items():
+        module = _Module(method.function, method.module).eval()
+        given = [_inputs(method, generator, position) for position in range(CALLS - 1)]
+        given.append(given[0])
+        eager = copy.deepcopy(module)
+        with torch.no_grad():
+            calls[name] = [Call(name, inputs, _results(eager, inputs)) for inputs in given]
+            aten[name] = export(module, _example(method, given[0]), dynamic_shapes=_dynamic(method))
+    turns = tuple(call for turn in zip(*calls.values(), strict=True) for call in turn)
+    return Sample(aten, dict(lower(aten)), turns)
+
+
+def _inputs(method: Method, generator: torch.Generator, position: int) -> tuple[Any, ...]:
+    sizes = {name: both[position] for name, both in method.sizes.items()}
+    return tuple(given.make(generator, sizes) for given in method.inputs)
+
+
+def _example(method: Method, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return what a method is exported with: a layout of the caller's own is not seen there."""
+    return tuple(
+        value if given.layout == "channels_last" else value.contiguous()
+        for given, value in zip(method.inputs, inputs, strict=True)
+    )
+
+
+def _results(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(copy.deepcopy(_leaves(module(*copy.deepcopy(inputs)))))
+
+
+def _leaves(results: Any) -> list[Any]:
+    """Return results as a file has them: flat."""
+    if isinstance(results, Mapping):
+        results = list(results.values())
+    return [leaf for item in results for leaf in _leaves(item)] if isinstance(results, (list, tuple)) else [results]
+
+
+def _dynamic(method: Method) -> Any:
+    if not method.sizes:
+        return None
+    dims = {name: Dim(name, min=method.least, max=8) for name in method.sizes}
+    shapes = [{i: dims[size] for i, size in enumerate(given.shape) if isinstance(size, str)} for given in method.inputs]
+    return (tuple(shapes),)
+
+
+class _Module(nn.Module):
+    """A function as a module that holds what the function reads."""
+
+    def __init__(self, function: Callable[..., Any], holds: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.function = function
+        for name, value in holds.items():
+            if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
+                self.register_buffer(name, value)
+            else:
+                setattr(self, name, value)
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.function(self, *inputs)

@@ -1,0 +1,241 @@
+"""Trying a backend: which partitioner and delegate, every case in turn, the report."""
+
+from __future__ import annotations
+
+import fnmatch
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from executorch.exir import ExecutorchBackendConfig
+from executorch.exir.backend.backend_details import BackendDetails
+from executorch.exir.backend.partitioner import Partitioner
+from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
+
+from exir_lowering import availability, registry
+from exir_lowering.errors import InputError, LoweringError, UnknownPluginError
+from exir_lowering.interfaces import Backend, CompileSpec
+from exir_lowering.lowered import LoweredMethods
+from exir_lowering.partitioners import RuledPartitioner, SupportPartitioner, deny, everything
+from exir_lowering.runtime import load
+from exir_lowering.testing.cases import CASES
+from exir_lowering.testing.checks import CHECKS
+from exir_lowering.testing.report import CaseResult, ConformanceReport
+from exir_lowering.testing.samples import Case, Sample, forget, sample
+from exir_lowering.testing.trial import Broken, Subject, Trial, Unsupported, fingerprint, lower_case, made
+
+_BOTH = ("runtime", "interpreter")
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """The cases, for one backend.
+
+    Attributes:
+        subject: What is tried.
+        cases: The cases.
+        note: Why nothing is executed, "" when it is.
+        results: The results so far, by case.
+    """
+
+    subject: Subject
+    cases: tuple[Case, ...]
+    note: str
+    results: dict[str, CaseResult] = field(default_factory=dict)
+
+    def run(self, case: Case) -> CaseResult:
+        """Try one case, once."""
+        if case.name not in self.results:
+            self.results[case.name] = _run(self.subject, case)
+        return self.results[case.name]
+
+    def report(self) -> ConformanceReport:
+        """Try all cases."""
+        results = tuple(self.run(case) for case in self.cases)
+        return ConformanceReport(self.subject.backend_id, results, self.subject.engines, self.note)
+
+
+def make_suite(
+    backend: Any,
+    delegate: Any,
+    *,
+    partitioner: Any,
+    supports: Any,
+    compile_specs: Sequence[CompileSpec],
+    cases: Sequence[Case | str] | None,
+    atol: float | None,
+    rtol: float | None,
+) -> Suite:
+    """Check the arguments of `check_backend`, and find what they leave out.
+
+    Raises:
+        InputError, UnknownPluginError, PluginLoadError: As for `check_backend`.
+    """
+    backend_id, given = _backend(backend)
+    found, engines, note = _delegate(backend_id, delegate)
+    make, may_refuse = _partitioner(backend_id, partitioner, supports, compile_specs)
+    subject = Subject(backend_id, given, found, make, may_refuse, engines, atol, rtol)
+    return Suite(subject, _chosen(cases), note)
+
+
+def _backend(backend: Any) -> tuple[str, Any]:
+    if isinstance(backend, str):
+        registry.find_backend(backend)
+        return backend, None
+    if isinstance(backend, type) and issubclass(backend, BackendDetails):
+        return backend.__name__, backend
+    kind = backend if isinstance(backend, type) else type(backend)
+    backend_id = getattr(backend, "backend_id", None)
+    if not issubclass(kind, Backend) or not isinstance(backend_id, str) or not backend_id:
+        raise InputError(
+            f"check_backend: got {backend!r} as the backend, expected an exir_lowering.Backend with a backend_id "
+            "(object or class), an ExecuTorch BackendDetails class, or the id of an installed backend."
+        )
+    registry.as_backend(backend_id, backend)
+    return backend_id, backend
+
+
+def _delegate(backend_id: str, delegate: Any) -> tuple[Any, tuple[str, ...], str]:
+    """Return the delegate, what executes it, and why nothing does."""
+    own = backend_id in availability.own_backends()
+    if own and delegate is not None:
+        raise InputError(
+            f"check_backend: the ExecuTorch runtime has {backend_id!r} itself, and keeps it. Leave the delegate "
+            "out, or give the backend another id."
+        )
+    if getattr(delegate, "delegate_id", backend_id) != backend_id:
+        raise InputError(
+            f"check_backend: the delegate {delegate!r} has the id {delegate.delegate_id!r}, expected that of the "
+            f"backend, {backend_id!r}: a file names the backend, and the delegate is found by that name."
+        )
+    found = availability.executor(backend_id, None if delegate is None else {backend_id: delegate})
+    if isinstance(found, availability.Missing):
+        return None, (), found.reason
+    both = not own and "engine" in inspect.signature(load).parameters
+    return found if delegate is None else delegate, _BOTH if both else _BOTH[:1], ""
+
+
+def _partitioner(
+    backend_id: str, partitioner: Any, supports: Any, compile_specs: Sequence[CompileSpec]
+) -> tuple[Callable[[Case], Partitioner], Callable[[Case], bool]]:
+    """Return what makes a case's partitioner, and whether the backend may refuse what it is given."""
+    if partitioner is not None and supports is not None:
+        raise InputError("check_backend: got partitioner= and supports=, expected one of them.")
+    if partitioner is None and supports is None:
+        try:
+            partitioner = registry.find_partitioner(backend_id)
+        except UnknownPluginError:
+            return _by_support(backend_id, everything(), compile_specs), lambda case: True
+    if supports is not None:
+        # Whether a backend keeps state is nothing that a support of operators says.
+        return _by_support(backend_id, supports, compile_specs), lambda case: case.stateful
+    if isinstance(partitioner, str):
+        partitioner = registry.find_partitioner(partitioner)
+    if not isinstance(partitioner, Partitioner):
+        raise InputError(
+            f"check_backend: got partitioner={partitioner!r}, expected an ExecuTorch Partitioner or the name of an "
+            "installed one."
+        )
+    return lambda case: _without(partitioner, case), lambda case: False
+
+
+def _by_support(backend_id: str, supports: Any, compile_specs: Sequence[CompileSpec]) -> Callable[[Case], Partitioner]:
+    def make(case: Case) -> Partitioner:
+        specs = {backend_id: list(compile_specs)}
+        return _without(SupportPartitioner({backend_id: supports}, compile_specs=specs, own_state=case.stateful), case)
+
+    make(CASES[0])  # arguments that are wrong are told now
+    return make
+
+
+def _without(partitioner: Partitioner, case: Case) -> Partitioner:
+    if not case.host:
+        return partitioner
+    return RuledPartitioner(partitioner, deny(op=list(case.host), required=False))
+
+
+def _chosen(cases: Sequence[Case | str] | None) -> tuple[Case, ...]:
+    if cases is None:
+        return CASES
+    chosen: dict[str, Case] = {}
+    for wanted in [cases] if isinstance(cases, str) else cases:
+        if isinstance(wanted, Case):
+            chosen[wanted.name] = wanted
+            continue
+        found = [case for case in CASES if fnmatch.fnmatchcase(case.name, str(wanted))]
+        if not found:
+            raise InputError(
+                f"check_backend: no case is called {wanted!r}; expected names such as 'ops/add', or patterns such as "
+                f"'ops/*'. The features are {', '.join(dict.fromkeys(case.feature for case in CASES))}."
+            )
+        chosen.update({case.name: case for case in found})
+    return tuple(chosen.values())
+
+
+def _run(subject: Subject, case: Case) -> CaseResult:
+    counts: tuple[int, int] = (0, 0)
+    ready = sample(case)
+    before = fingerprint(ready.edge)
+    try:
+        lowered = lower_case(subject, case, ready)
+        counts = _counts(lowered)
+        _check_taken(subject, case, lowered)
+        _check_deterministic(subject, case, ready, lowered)
+        content = _emitted(case, lowered)
+        for engine in subject.engines:
+            CHECKS[case.check](Trial(subject, case, ready, lowered, content, engine))
+    except Unsupported as reason:
+        return CaseResult(case.name, "skipped", "", str(reason), *counts)
+    except Broken as broken:
+        if fingerprint(ready.edge) != before:
+            forget(case)
+        return CaseResult(case.name, "failed", broken.check, f"{broken}\nIt demands: {case.demand}", *counts)
+    return CaseResult(case.name, "passed", "", "", *counts)
+
+
+def _counts(lowered: LoweredMethods) -> tuple[int, int]:
+    methods = lowered.report.methods
+    return sum(method.delegated for method in methods), sum(len(method.nodes) for method in methods)
+
+
+def _check_taken(subject: Subject, case: Case, lowered: LoweredMethods) -> None:
+    methods = lowered.report.methods
+    taken = sum(partition.backend_id == subject.backend_id for method in methods for partition in method.partitions)
+    if taken < case.partitions:
+        reasons = [f"{node.operator}: {node.reason}" for method in methods for node in method.host]
+        why = f" ({reasons[0]})" if reasons else ""
+        raise Unsupported(f"the backend got {taken} partitions, the case needs {case.partitions}{why}")
+
+
+def _check_deterministic(subject: Subject, case: Case, ready: Sample, lowered: LoweredMethods) -> None:
+    try:
+        again = made(lower_case(subject, case, ready))
+    except Unsupported as reason:
+        raise Broken("determinism", f"the backend took the case once, and the second time it did not: {reason}") from (
+            reason
+        )
+    for number, (first, second) in enumerate(zip(made(lowered), again, strict=True)):
+        if first != second:
+            what = "payload" if first[0] != second[0] else "named data"
+            raise Broken(
+                "determinism",
+                f"the {what} of partition {number} differs when the same program is lowered twice: "
+                f"{_first_difference(first[0], second[0])}. Equal programs have to give equal bytes, or files cannot "
+                "be compared and cached: no time, id, counter, random number or order of a set may be in them.",
+            )
+
+
+def _first_difference(first: bytes, second: bytes) -> str:
+    at = next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second)))
+    return f"from byte {at} on, {first[at : at + 24]!r} and {second[at : at + 24]!r}"
+
+
+def _emitted(case: Case, lowered: LoweredMethods) -> bytes:
+    # State that stays on the host has no initial value in a file unless its names are given.
+    names = [name for method in case.build().values() for name in method.module] if case.stateful else []
+    passes = [InitializedMutableBufferPass(sorted(set(names)))] if names else []
+    try:
+        return lowered.emit(ExecutorchBackendConfig(passes=passes)).buffer
+    except LoweringError as error:
+        raise Broken("emit", str(error)) from error

@@ -1,0 +1,252 @@
+"""One case with one backend: lower it, load what it made, run it, compare."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from executorch.exir.backend.partitioner import Partitioner
+from torch.export import ExportedProgram
+
+from exir_lowering import checks, graphs, registry
+from exir_lowering._upstream import LoweredBackendModule
+from exir_lowering.delegate import Delegate
+from exir_lowering.errors import BackendContractError, BackendFailure, BackendUnavailableWarning, LoweringError
+from exir_lowering.lowered import LoweredMethods
+from exir_lowering.pipeline import lower, to_backend
+from exir_lowering.runtime import LoadedProgram, load
+from exir_lowering.testing.refusing import refusal
+from exir_lowering.testing.samples import Call, Case, Sample
+from exir_lowering.testing.watching import Change, WatchedDelegate
+
+TOLERANCES: Mapping[torch.dtype, float] = {
+    torch.float64: 1e-7,
+    torch.float32: 1e-4,
+    torch.float16: 1e-2,
+    torch.bfloat16: 5e-2,
+}
+"""How far numbers may be from those of eager PyTorch, absolutely and relatively; integers may not."""
+
+
+class Broken(Exception):
+    """A demand is not met."""
+
+    def __init__(self, check: str, text: str) -> None:
+        super().__init__(text)
+        self.check = check
+
+
+class Unsupported(Exception):
+    """The backend does not take the case."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is tried.
+
+    Attributes:
+        backend_id: The backend's id.
+        backend: The backend, None for the one that is found by its id.
+        delegate: The delegate, None for one that the runtime has itself.
+        partitioner: Makes the partitioner for a case.
+        may_refuse: Whether the backend may refuse a case; not where its own partitioner takes the operators.
+        engines: What executes the files, () for nothing.
+        atol: The absolute tolerance, None for `TOLERANCES`.
+        rtol: The relative one.
+    """
+
+    backend_id: str
+    backend: Any
+    delegate: Delegate | type[Delegate] | None
+    partitioner: Callable[[Case], Partitioner]
+    may_refuse: Callable[[Case], bool]
+    engines: tuple[str, ...]
+    atol: float | None
+    rtol: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A case that is lowered.
+
+    Attributes:
+        subject: What is tried.
+        case: The case.
+        sample: Its programs and calls.
+        lowered: What the backend made of it.
+        content: The `.pte` file, or b"" when nothing executes it.
+        engine: What executes it.
+    """
+
+    subject: Subject
+    case: Case
+    sample: Sample
+    lowered: LoweredMethods
+    content: bytes
+    engine: str
+
+    def watch(self, change: Change | None = None, *, probe: bool = False) -> WatchedDelegate | None:
+        """Make a delegate that is watched; None for one of the runtime's own."""
+        if self.subject.delegate is None:
+            return None
+        return WatchedDelegate(
+            registry.as_delegate(self.subject.backend_id, self.subject.delegate), change, probe=probe
+        )
+
+    def open(self, delegate: WatchedDelegate | None) -> LoadedProgram:
+        """Load the file; what is raised is raised."""
+        delegates = {} if delegate is None else {self.subject.backend_id: delegate}
+        engine = {"engine": self.engine} if "engine" in inspect.signature(load).parameters else {}
+        return load(self.content, delegates=delegates, **engine)  # type: ignore[arg-type]
+
+    def load(self, delegate: WatchedDelegate | None) -> LoadedProgram:
+        """Load the file.
+
+        Raises:
+            Broken: It cannot be loaded.
+        """
+        try:
+            return self.open(delegate)
+        except Exception as error:
+            raise Broken("compile", f"the file cannot be loaded: {error}") from error
+
+    def run(self, program: LoadedProgram, call: Call, when: str) -> None:
+        """Make a call, and compare what it gives.
+
+        Raises:
+            Broken: It fails, or gives something else.
+        """
+        where = f"{when} of method {call.method!r} ({self.engine})"
+        try:
+            outputs = program.run(call.method, *call.inputs)
+        except BackendContractError as error:
+            raise Broken("outputs", f"{where}: {error}") from error
+        except BackendFailure as error:
+            raise Broken("execute", f"{where}: {error}") from error
+        except Exception as error:
+            raise Broken("runtime", f"{where}: {error}") from error
+        problem = self.difference(outputs, call)
+        if problem:
+            raise Broken("numbers", f"{where}: {problem}")
+
+    def difference(self, outputs: Sequence[Any], call: Call) -> str:
+        """Say how outputs differ from those of eager PyTorch; "" when they do not."""
+        if len(outputs) != len(call.expected):
+            return f"got {len(outputs)} outputs, expected {len(call.expected)}."
+        for number, (got, expected) in enumerate(zip(outputs, call.expected, strict=True)):
+            what = self._difference(got, expected)
+            if what:
+                return f"output {number} is not that of eager PyTorch: {what} Got {_shown(got)}, expected " + (
+                    f"{_shown(expected)}."
+                )
+        return ""
+
+    def _difference(self, got: Any, expected: Any) -> str:
+        atol, rtol = (self._tolerance(expected, given) for given in (self.subject.atol, self.subject.rtol))
+        try:
+            torch.testing.assert_close(got, expected, atol=atol, rtol=rtol, equal_nan=True)
+        except AssertionError as error:
+            return " ".join(str(error).split())
+        return ""
+
+    def _tolerance(self, expected: Any, given: float | None) -> float:
+        if not isinstance(expected, torch.Tensor) or not expected.dtype.is_floating_point:
+            return 0.0
+        return TOLERANCES[expected.dtype] if given is None else given
+
+
+def lower_case(subject: Subject, case: Case, sample: Sample) -> LoweredMethods:
+    """Lower a case.
+
+    Raises:
+        Unsupported: The backend does not take it.
+        Broken: The backend or the partitioner breaks its contract, or fails.
+    """
+    before = fingerprint(sample.edge)
+    partitioner = subject.partitioner(case)
+    programs = _programs(sample, partitioner)
+    backends = None if subject.backend is None else {subject.backend_id: subject.backend}
+    try:
+        make = to_backend if programs is sample.edge else lower
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", BackendUnavailableWarning)  # the report says it
+            warnings.filterwarnings("ignore", message="The rule deny")  # a method may have nothing for the host
+            lowered = make(programs, partitioner, backends=backends)
+    except BackendFailure as error:
+        said = refusal(error, sample.edge)
+        if said and subject.may_refuse(case):
+            raise Unsupported(f"refused: {said}") from error
+        raise Broken("preprocess", f"{error}\n{_how_to_refuse(error, bool(said))}") from error
+    except BackendContractError as error:
+        raise Broken("contract", str(error)) from error
+    except LoweringError as error:
+        raise Broken("lower", f"{type(error).__name__}: {error}") from error
+    changed = sorted(name for name, value in fingerprint(sample.edge).items() if before.get(name) != value)
+    if changed:
+        raise Broken("purity", f"lowering changed {', '.join(changed)}: work on copies of what `preprocess` is given.")
+    return lowered
+
+
+def _programs(sample: Sample, partitioner: Partitioner) -> Mapping[str, ExportedProgram]:
+    """Return the programs from `torch.export` when the partitioner wants one of their operators whole."""
+    for program in sample.aten.values():
+        whole = set(partitioner.ops_to_not_decompose(graphs.copy_program(program))[0])
+        if any(node.target in whole for node in program.graph.nodes if node.op == "call_function"):
+            return sample.aten
+    return sample.edge
+
+
+def _how_to_refuse(error: BackendFailure, refused: bool) -> str:
+    cause = error.__cause__
+    if refused:
+        return "The partitioner gave it what it refuses: let the partitioner, or `supports=`, leave that on the host."
+    if isinstance(cause, (NotImplementedError, LoweringError)):
+        return "If this is a refusal, name the operator in it, so that users know what to leave on the host."
+    return (
+        f"A {type(cause).__name__} is taken for a defect. If it is to say that something is not supported, raise a "
+        "NotImplementedError or an exir_lowering.InputError that names the operator."
+    )
+
+
+def made(lowered: LoweredMethods) -> list[tuple[bytes, dict[str, bytes]]]:
+    """Return what the backend made: for each delegate, in order, its payload and its named data."""
+    return [
+        (bytes(module.processed_bytes), _named_data(module.named_data_store_output))
+        for program in lowered.values()
+        for _, graph_module in graphs.walk(program.graph_module)
+        for node in graph_module.graph.nodes
+        if node.op == "get_attr"
+        and isinstance(module := graphs.attribute(graph_module, str(node.target)), LoweredBackendModule)
+    ]
+
+
+def _named_data(store: Any) -> dict[str, bytes]:
+    if store is None:
+        return {}
+    tables = [store.pte_data, *getattr(store, "external_data", {}).values()]
+    return {key: bytes(store.buffers[entry.buffer_index]) for table in tables for key, entry in table.items()}
+
+
+def fingerprint(programs: Mapping[str, ExportedProgram]) -> dict[str, Any]:
+    """Return, by name, what identifies each part of some programs."""
+    found: dict[str, Any] = {}
+    for method, program in programs.items():
+        found[f"the signature of {method!r}"] = str(program.graph_signature)
+        for path, module in graphs.walk(program.graph_module):
+            where = ".".join((method, *path))
+            found[f"the graph of {where!r}"] = str(module.graph)
+            for node in module.graph.nodes:
+                found[f"the meta of {where}.{node.name}"] = (sorted(node.meta), repr(node.meta.get("val")))
+        tensors = {**program.state_dict, **program.constants}
+        for name, digest in checks.weight_digests(tensors).items():
+            found[f"{name} of {method!r}"] = digest
+    return found
+
+
+def _shown(value: Any) -> str:
+    text = " ".join(str(value).split())
+    return text if len(text) <= 160 else f"{text[:160]}..."

@@ -1,0 +1,101 @@
+"""A delegate around a delegate, which sees whether it keeps its promises."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from executorch.exir.backend.compile_spec_schema import CompileSpec
+
+from exir_lowering.delegate import Delegate, DelegateContext
+
+Change = Callable[[bytes], bytes]
+
+
+@dataclass(slots=True, eq=False)
+class _Handle:
+    content: Any
+    executed: int = 0
+
+
+class WatchedDelegate(Delegate):
+    """Hands everything on to another delegate.
+
+    Args:
+        inner: The delegate.
+        change: Changes payloads before they are compiled.
+        probe: Whether the second execution of each payload is tried with a wrong number of inputs before.
+
+    Attributes:
+        written: Inputs that `execute` wrote to, in words.
+        accepted: Wrong numbers of inputs that `execute` took without raising, in words.
+        raised: What `destroy` raised.
+        compiled: How many payloads were compiled.
+        destroyed: How many handles were destroyed.
+        kept: The handles that can be looked at without keeping them.
+    """
+
+    def __init__(self, inner: Delegate, change: Change | None = None, *, probe: bool = False) -> None:
+        self.inner, self.change, self.probe = inner, change, probe
+        self.written: list[str] = []
+        self.accepted: list[str] = []
+        self.raised: list[str] = []
+        self.compiled = 0
+        self.destroyed = 0
+        self.kept: list[weakref.ref[Any]] = []
+
+    def is_available(self) -> bool:
+        """Ask the delegate."""
+        return self.inner.is_available()
+
+    def compile(self, processed: bytes, compile_specs: list[CompileSpec], context: DelegateContext) -> _Handle:
+        """Let the delegate compile a payload, changed or not."""
+        payload = processed if self.change is None else self.change(processed)
+        content = self.inner.compile(payload, compile_specs, context)
+        self.compiled += 1
+        if type(content).__weakrefoffset__ and not isinstance(content, type):
+            self.kept.append(weakref.ref(content))
+        return _Handle(content)
+
+    def execute(self, handle: _Handle, inputs: list[Any]) -> Sequence[Any]:
+        """Let the delegate execute a payload, and compare its inputs before and after."""
+        if self.probe and handle.executed == 1:
+            self._probe(handle, inputs)
+        before = [value.clone() if isinstance(value, torch.Tensor) else value for value in inputs]
+        outputs = self.inner.execute(handle.content, list(inputs))
+        handle.executed += 1
+        self.written += [
+            f"input {number} of {len(inputs)}"
+            for number, (old, new) in enumerate(zip(before, inputs, strict=True))
+            if isinstance(new, torch.Tensor) and not _same(old, new)
+        ]
+        return outputs
+
+    def _probe(self, handle: _Handle, inputs: list[Any]) -> None:
+        for wrong in (inputs[:-1], [*inputs, *inputs[-1:]]):
+            if len(wrong) == len(inputs):
+                continue
+            try:
+                self.inner.execute(handle.content, [value.clone() for value in wrong])
+            except Exception:  # whatever it is, it is no result
+                continue
+            self.accepted.append(f"{len(wrong)} inputs instead of {len(inputs)}")
+
+    def destroy(self, handle: _Handle) -> None:
+        """Let the delegate destroy a handle."""
+        self.destroyed += 1
+        try:
+            self.inner.destroy(handle.content)
+        except Exception as error:
+            self.raised.append(f"{type(error).__name__}: {error}")
+
+    def alive(self) -> int:
+        """Return how many different handles are still alive."""
+        return len({id(content) for reference in self.kept if (content := reference()) is not None})
+
+
+def _same(old: torch.Tensor, new: torch.Tensor) -> bool:
+    return bool(((old == new) | ((old != old) & (new != new))).all())

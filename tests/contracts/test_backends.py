@@ -1,0 +1,32 @@
+"""Every backend of this package, one of ExecuTorch's, and the smallest one there is, in the suite for backends."""
+
+from pathlib import Path
+
+from executorch.backends.xnnpack.xnnpack_preprocess import XnnpackBackend
+from toy import ToyBackend, ToyDelegate
+
+from exir_lowering.backends.compiler_demo import CompilerDemoBackend, CompilerDemoDelegate
+from exir_lowering.backends.echo import EchoBackend
+from exir_lowering.testing import check_backend, conformance_tests
+
+test_reference = conformance_tests("reference")
+test_compiler_demo = conformance_tests(CompilerDemoBackend, CompilerDemoDelegate)
+test_toy = conformance_tests(ToyBackend, ToyDelegate)
+test_xnnpack = conformance_tests(XnnpackBackend, partitioner="xnnpack")
+
+
+def test_the_toy_is_short() -> None:
+    assert len((Path(__file__).parent / "toy.py").read_text().splitlines()) < 60
+
+
+def test_the_yardstick_takes_everything() -> None:
+    """What the reference backend skips would never have been run."""
+    report = check_backend("reference", cases=["dtype/*", "degenerate/*", "state/*", "nested/*", "errors/*"])
+    assert report.conforms and not report.skipped
+    assert all(result.delegated for result in report.results)
+
+
+def test_a_backend_that_nothing_executes_is_lowered_only() -> None:
+    report = check_backend(EchoBackend, cases=["ops/add", "methods/*", "state/counter"])
+    assert report.engines == () and len(report.passed) == 6 and not report.skipped
+    assert "lowered only: the ExecuTorch runtime here does not have it" in str(report)
