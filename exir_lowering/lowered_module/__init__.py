@@ -1,0 +1,5 @@
+"""A lowered model as an `nn.Module`: its methods as they were, executed by its delegates, saved with its attributes."""
+
+from exir_lowering.lowered_module.module import Delegates, LoweredMethod, LoweredModule, of_lowered
+
+__all__ = ["Delegates", "LoweredMethod", "LoweredModule", "of_lowered"]
