@@ -308,7 +308,7 @@ class LoweredModule(nn.Module):
             super().__delattr__(name)
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *self._methods, *self._attributes})
+        return sorted({*object.__dir__(self), *self._methods, *self._attributes})
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
