@@ -41,7 +41,7 @@ def rewrite(content: memoryview, keep: Callable[[str], bool], constants: Mapping
     """
     size, base = _extent(content)
     program = _upstream.read_tables(bytes(content[:size]))
-    if program.constant_buffer or not base:
+    if program.constant_buffer:
         raise InputError("The file was made by an old version of ExecuTorch, which cannot be added to. Make it again.")
     segments: list[list[Piece]] = [[content[base + s.offset : base + s.offset + s.size]] for s in program.segments]
     aligned = [_aligned(base) if s.offset == 0 else min(_aligned(s.offset), _aligned(base)) for s in program.segments]
