@@ -15,6 +15,7 @@ import weakref
 
 import pytest
 import torch
+from executorch.devtools.bundled_program.serialize import deserialize_from_flatbuffer_to_bundled_program
 from executorch.exir import ExecutorchBackendConfig
 from executorch.exir._serialize._program import deserialize_pte_binary
 from executorch.extension.pybindings import portable_lib
@@ -169,8 +170,8 @@ def mixed():
     torch.manual_seed(0)
     model = Mixed().eval()
     program = export(model, (torch.randn(4, 4),), dynamic_shapes={"x": {0: Dim("batch", min=1, max=16)}})
-    partitioners = {"forward": ["xnnpack", SupportPartitioner({"reference": ops("aten.erf")})]}
-    programs = {"forward": program, "add-mul": export(AddMul(), (torch.ones(3), torch.ones(3)))}
+    partitioners = {"forward": ["xnnpack", SupportPartitioner({"reference": ops("aten.erf")})], "plain": "xnnpack"}
+    programs = {"forward": program, "plain": program, "add-mul": export(AddMul(), (torch.ones(3), torch.ones(3)))}
     return model, lower(programs, partitioners)
 
 
@@ -247,7 +248,7 @@ class TestCalls:
         module = mixed[1].module()
         x, y = torch.randn(3), torch.randn(3)
         assert_same(module.method("add-mul")(x, y=y), AddMul()(x, y))
-        assert module.method_names == ("forward", "add-mul")
+        assert module.method_names == ("forward", "plain", "add-mul")
         assert "Did you mean 'add-mul'?" in message_of(lambda: module.method("add_mul"))
 
     def test_a_name_that_nn_module_has_is_called_by_method(self):
@@ -569,20 +570,26 @@ class TestFiles:
 
 class TestBundledInputs:
     def test_executorch_reads_them(self, mixed, tmp_path):
-        lowered = mixed[1]
+        model, lowered = mixed
         module = lowered.module()
         calls = [(torch.randn(3, 4),), (torch.randn(5, 4),)]
-        module.bundled_inputs = {"forward": calls, "add-mul": [{"y": torch.ones(3), "x": torch.randn(3)}]}
+        module.bundled_inputs = {
+            "forward": calls,
+            "plain": calls,
+            "add-mul": [{"y": torch.ones(3), "x": torch.randn(3)}],
+        }
         path = module.save(tmp_path / "model.pte")
-        bundle = portable_lib._load_bundled_program_from_buffer(path.with_suffix(".bpte").read_bytes())
-        loaded = LoweredModule.load(path)  # has the delegates ready
-        for method, count in (("forward", 2), ("add-mul", 1)):
-            for index in range(count if method == "add-mul" else 0):
-                result = bundle.verify_result_with_bundled_expected_output(method, index, 1e-4, 1e-4)
-                assert result["mean_abs_error"] < 1e-4 if isinstance(result, dict) else True
+        content = path.with_suffix(".bpte").read_bytes()
+        assert deserialize_from_flatbuffer_to_bundled_program(content).program == path.read_bytes()
+        bundle = portable_lib._load_bundled_program_from_buffer(content)
+        # XnnpackBackend and portable kernels, as the runtime has them without this package.
+        for index, (x,) in enumerate(calls):
+            (got,) = bundle.verify_result_with_bundled_expected_output("plain", index, 1e-4, 1e-4)
+            assert_same(got, model(x))
+        loaded = LoweredModule.load(path)
         assert_same(loaded.bundled_inputs["forward"], calls)
         differences = loaded.verify_bundled_inputs()
-        assert list(map(len, differences.values())) == [2, 1] and max(map(max, differences.values())) < 1e-5
+        assert list(map(len, differences.values())) == [2, 2, 1] and max(map(max, differences.values())) < 1e-5
         loaded.version = "2"
         again = LoweredModule.load(loaded.save(tmp_path / "again.pte"))
         assert_same(again.bundled_inputs, loaded.bundled_inputs)
@@ -689,6 +696,7 @@ class TestModule:
         assert repr(module).splitlines() == [
             "LoweredModule(",
             "  forward(x): XnnpackBackend, reference",
+            "  plain(x): XnnpackBackend",
             "  add-mul(x, y): ExecuTorch's kernels",
             "  attributes: version",
             "  bundled inputs: forward (1)",
