@@ -78,6 +78,8 @@ class LoweredMethods(Mapping[str, ExportedProgram]):
         *,
         delegates: Delegates | str | None = None,
         config: ExecutorchBackendConfig | None = None,
+        external_weights: Policy | None = None,
+        keep_originals: bool = False,
     ) -> LoweredModule:
         """Make a module whose methods are called as the original ones, and executed by their delegates on this machine.
 
@@ -87,6 +89,8 @@ class LoweredMethods(Mapping[str, ExportedProgram]):
         Args:
             delegates: As for `load`; or "original": methods run in PyTorch, each partition by its original graph.
             config: ExecuTorch's options of emission.
+            external_weights: As for `emit`.
+            keep_originals: As for `emit`.
 
         Returns:
             The module. Its state starts as the model's was at export, and is its own.
@@ -99,7 +103,15 @@ class LoweredMethods(Mapping[str, ExportedProgram]):
         # Here, as the runtime is above this module.
         from exir_lowering.lowered_module import of_lowered
 
-        return of_lowered(self.programs, self.report, delegates=delegates, config=config, stacklevel=2)
+        return of_lowered(
+            self.programs,
+            self.report,
+            delegates=delegates,
+            stacklevel=2,
+            config=config,
+            external_weights=external_weights,
+            keep_originals=keep_originals,
+        )
 
     def __repr__(self) -> str:
         return f"LoweredMethods({', '.join(self.programs)})"

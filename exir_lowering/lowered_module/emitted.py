@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from executorch.exir import ExecutorchBackendConfig
 from torch.export import ExportedProgram
 
 from exir_lowering import graphs
@@ -40,14 +39,19 @@ class File:
         return self._source
 
 
-def emitted(programs: Mapping[str, ExportedProgram], report: Report, config: ExecutorchBackendConfig | None) -> Source:
+def emitted(programs: Mapping[str, ExportedProgram], report: Report, options: Mapping[str, Any]) -> Source:
     """Emit programs in memory; data files go to a folder that is removed with what is returned.
+
+    Args:
+        programs: The lowered programs.
+        report: Their report.
+        options: What `emission.emit` is told.
 
     Raises:
         InputError: The programs cannot be emitted.
     """
     prepared = {name: _prepared(program) for name, program in programs.items()}
-    artifact = emit(prepared, config, constant_methods=None, report=report)
+    artifact = emit(prepared, constant_methods=None, report=report, **options)
     content = artifact.buffer
     files = artifact.data_files
     if not files:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from executorch.exir import ExecutorchBackendConfig
 from torch import nn
 from torch.export import ExportedProgram
 
@@ -26,6 +25,7 @@ from exir_lowering.lowered_module.record import Cases, Record
 from exir_lowering.lowered_module.runners import DelegateRunner, OriginalRunner, Runner
 from exir_lowering.report import Report
 from exir_lowering.runtime import load
+from exir_lowering.runtime.find import Unavailable
 
 Delegates = Mapping[str, Delegate | type[Delegate]] | Sequence[Delegate | type[Delegate]]
 
@@ -103,6 +103,7 @@ class LoweredModule(nn.Module):
         *,
         data: str | os.PathLike[str] | None = None,
         delegates: Delegates | None = None,
+        unavailable: Unavailable = "error",
     ) -> LoweredModule:
         """Load a module that `save` wrote, without the original model.
 
@@ -110,6 +111,7 @@ class LoweredModule(nn.Module):
             path: The path of the `.pte` file.
             data: The path of its `.ptd` data file, when it has one.
             delegates: As for `exir_lowering.load`.
+            unavailable: As for `exir_lowering.load`.
 
         Returns:
             The module, with its attributes and bundled inputs.
@@ -123,11 +125,11 @@ class LoweredModule(nn.Module):
         """
         if not isinstance(path, (str, os.PathLike)):
             raise InputError(f"LoweredModule.load: got a {type(path).__name__}, expected the path of a .pte file.")
-        program = load(path, data=data, delegates=delegates)
+        program = load(path, data=data, delegates=delegates, unavailable=unavailable)
         name = os.fsdecode(path)
         source = emitted.opened(name, data)
         contents = record.read(repr(name), source.methods, program.run)
-        runner = DelegateRunner(source, delegates, partly=False, loaded=program)
+        runner = DelegateRunner(source, delegates, unavailable=unavailable, loaded=program)
         written = frozenset({record.RECORD, record.TENSORS, *contents.attributes})
         return cls(File(lambda: source, written), runner, contents, None)
 
@@ -330,17 +332,17 @@ def of_lowered(
     report: Report,
     *,
     delegates: Delegates | str | None,
-    config: ExecutorchBackendConfig | None,
     stacklevel: int,
+    **options: Any,
 ) -> LoweredModule:
     """Make a module of lowered programs; see `LoweredMethods.module`."""
     conventions = {name: of_program(name, program) for name, program in programs.items()}
     contents = Record(conventions, {}, {}, {})
     original = OriginalRunner(programs)
-    file = File(lambda: emitted.emitted(programs, report, config))
+    file = File(lambda: emitted.emitted(programs, report, options))
     if isinstance(delegates, str) and delegates == ORIGINAL:
         return LoweredModule(file, original, contents, original)
-    runner = DelegateRunner(file.source, delegates, partly=True)
+    runner = DelegateRunner(file.source, delegates)
     if runner.missing:
         reasons = " ".join(runner.missing.values())
         warnings.warn(

@@ -16,6 +16,7 @@ from exir_lowering.lowered_module import tables
 from exir_lowering.lowered_module.convention import Convention
 from exir_lowering.runtime import LoadedProgram, load
 from exir_lowering.runtime import format as file_format
+from exir_lowering.runtime.find import Unavailable
 from exir_lowering.runtime.format import NULL, Method, Tensor, Value
 from exir_lowering.runtime.inputs import describe, prepare, show
 
@@ -56,20 +57,31 @@ class Source:
 class DelegateRunner:
     """Executes each delegate of a file through its `Delegate`, or the runtime's own backend."""
 
-    def __init__(self, source: Source, delegates: Any, *, partly: bool, loaded: LoadedProgram | None = None) -> None:
+    def __init__(
+        self,
+        source: Source,
+        delegates: Any,
+        *,
+        unavailable: Unavailable | None = None,
+        loaded: LoadedProgram | None = None,
+    ) -> None:
         """Load a file.
 
         Args:
             source: The file.
             delegates: As for `load`.
-            partly: Load what can be executed here, when not all can; `missing` tells why, by method.
+            unavailable: As for `load`; None loads what can be executed here, and `missing` tells by method why the
+                others cannot.
             loaded: The file, when it is loaded already.
         """
-        self._source, self._delegates, self._partly = source, delegates, partly
+        self._source, self._delegates, self._unavailable = source, delegates, unavailable
         self.missing: dict[str, str] = {}
-        if loaded is None and partly:
-            loaded = _load_available(source, delegates, self.missing)
-        self._loaded = loaded if loaded is not None or partly else _load(source, source.given, delegates)
+        if loaded is None:
+            if unavailable is None:
+                loaded = _load_available(source, delegates, self.missing)
+            else:
+                loaded = _load(source, source.given, delegates, unavailable)
+        self._loaded = loaded
 
     def run(self, convention: Convention, leaves: Sequence[Any]) -> list[Any]:
         """Execute a method.
@@ -91,7 +103,7 @@ class DelegateRunner:
 
     def fresh(self) -> DelegateRunner:
         """Return another one, whose methods are in their initial state."""
-        return DelegateRunner(self._source, self._delegates, partly=self._partly)
+        return DelegateRunner(self._source, self._delegates, unavailable=self._unavailable)
 
     def describe(self, name: str) -> str:
         """Say what executes a method."""
@@ -203,8 +215,9 @@ def _is_of_type(value: Value, output: Any) -> bool:
     return all(size <= bound if expected.dynamic else size == bound for size, bound in pairs)
 
 
-def _load(source: Source, given: str | bytes, delegates: Any) -> LoadedProgram:
-    return load(given, data=source.data[0] if source.data else None, delegates=delegates)
+def _load(source: Source, given: str | bytes, delegates: Any, unavailable: Unavailable = "error") -> LoadedProgram:
+    data = source.data[0] if source.data else None
+    return load(given, data=data, delegates=delegates, unavailable=unavailable)
 
 
 def _load_available(source: Source, delegates: Any, missing: dict[str, str]) -> LoadedProgram | None:
