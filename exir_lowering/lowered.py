@@ -14,7 +14,7 @@ from exir_lowering.placement import Policy
 from exir_lowering.report import Report
 
 if TYPE_CHECKING:
-    from exir_lowering.lowered_module import Delegates, LoweredModule
+    from exir_lowering.lowered_module import Delegates, Engine, LoweredModule
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,6 +77,7 @@ class LoweredMethods(Mapping[str, ExportedProgram]):
         self,
         *,
         delegates: Delegates | str | None = None,
+        engine: Engine = "runtime",
         config: ExecutorchBackendConfig | None = None,
         external_weights: Policy | None = None,
         keep_originals: bool = False,
@@ -88,6 +89,7 @@ class LoweredMethods(Mapping[str, ExportedProgram]):
 
         Args:
             delegates: As for `load`; or "original": methods run in PyTorch, each partition by its original graph.
+            engine: As for `load`.
             config: ExecuTorch's options of emission.
             external_weights: As for `emit`.
             keep_originals: As for `emit`.
@@ -107,6 +109,7 @@ class LoweredMethods(Mapping[str, ExportedProgram]):
             self.programs,
             self.report,
             delegates=delegates,
+            engine=engine,
             stacklevel=2,
             config=config,
             external_weights=external_weights,

@@ -244,6 +244,14 @@ class TestCalls:
             assert_same(original(x), model(x))
         assert "at most [16, 4]" in message_of(lambda: module(torch.randn(17, 4)))
 
+    def test_the_interpreter(self, mixed, tmp_path):
+        model, lowered = mixed
+        module = lowered.module(engine="interpreter")
+        loaded = LoweredModule.load(module.save(tmp_path / "model.pte"), engine="interpreter")
+        x = torch.randn(3, 4)
+        assert_same(module(x), model(x))
+        assert_same(loaded(x), model(x))
+
     def test_a_name_that_is_none_in_python_is_called_by_method(self, mixed):
         module = mixed[1].module()
         x, y = torch.randn(3), torch.randn(3)

@@ -22,7 +22,7 @@ from exir_lowering.lowered_module import bundled, emitted, record, runners, tabl
 from exir_lowering.lowered_module.convention import Convention, of_program
 from exir_lowering.lowered_module.emitted import File
 from exir_lowering.lowered_module.record import Cases, Record
-from exir_lowering.lowered_module.runners import DelegateRunner, OriginalRunner, Runner
+from exir_lowering.lowered_module.runners import DelegateRunner, Engine, OriginalRunner, Runner
 from exir_lowering.report import Report
 from exir_lowering.runtime import load
 from exir_lowering.runtime.find import Unavailable
@@ -103,6 +103,7 @@ class LoweredModule(nn.Module):
         *,
         data: str | os.PathLike[str] | None = None,
         delegates: Delegates | None = None,
+        engine: Engine = "runtime",
         unavailable: Unavailable = "error",
     ) -> LoweredModule:
         """Load a module that `save` wrote, without the original model.
@@ -111,6 +112,7 @@ class LoweredModule(nn.Module):
             path: The path of the `.pte` file.
             data: The path of its `.ptd` data file, when it has one.
             delegates: As for `exir_lowering.load`.
+            engine: As for `exir_lowering.load`.
             unavailable: As for `exir_lowering.load`.
 
         Returns:
@@ -125,11 +127,11 @@ class LoweredModule(nn.Module):
         """
         if not isinstance(path, (str, os.PathLike)):
             raise InputError(f"LoweredModule.load: got a {type(path).__name__}, expected the path of a .pte file.")
-        program = load(path, data=data, delegates=delegates, unavailable=unavailable)
+        program = load(path, data=data, delegates=delegates, engine=engine, unavailable=unavailable)
         name = os.fsdecode(path)
         source = emitted.opened(name, data)
         contents = record.read(repr(name), source.methods, program.run)
-        runner = DelegateRunner(source, delegates, unavailable=unavailable, loaded=program)
+        runner = DelegateRunner(source, delegates, engine=engine, unavailable=unavailable, loaded=program)
         written = frozenset({record.RECORD, record.TENSORS, *contents.attributes})
         return cls(File(lambda: source, written), runner, contents, None)
 
@@ -332,6 +334,7 @@ def of_lowered(
     report: Report,
     *,
     delegates: Delegates | str | None,
+    engine: Engine,
     stacklevel: int,
     **options: Any,
 ) -> LoweredModule:
@@ -342,7 +345,7 @@ def of_lowered(
     file = File(lambda: emitted.emitted(programs, report, options))
     if isinstance(delegates, str) and delegates == ORIGINAL:
         return LoweredModule(file, original, contents, original)
-    runner = DelegateRunner(file.source, delegates)
+    runner = DelegateRunner(file.source, delegates, engine=engine)
     if runner.missing:
         reasons = " ".join(runner.missing.values())
         warnings.warn(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 from torch.export import ExportedProgram
@@ -19,6 +19,8 @@ from exir_lowering.runtime import format as file_format
 from exir_lowering.runtime.find import Unavailable
 from exir_lowering.runtime.format import NULL, Method, Tensor, Value
 from exir_lowering.runtime.inputs import describe, prepare, show
+
+Engine: TypeAlias = Literal["runtime", "interpreter"]
 
 
 class Runner(Protocol):
@@ -62,6 +64,7 @@ class DelegateRunner:
         source: Source,
         delegates: Any,
         *,
+        engine: Engine = "runtime",
         unavailable: Unavailable | None = None,
         loaded: LoadedProgram | None = None,
     ) -> None:
@@ -70,17 +73,18 @@ class DelegateRunner:
         Args:
             source: The file.
             delegates: As for `load`.
+            engine: As for `load`.
             unavailable: As for `load`; None loads what can be executed here, and `missing` tells by method why the
                 others cannot.
             loaded: The file, when it is loaded already.
         """
-        self._source, self._delegates, self._unavailable = source, delegates, unavailable
+        self._source, self._delegates, self._engine, self._unavailable = source, delegates, engine, unavailable
         self.missing: dict[str, str] = {}
         if loaded is None:
             if unavailable is None:
-                loaded = _load_available(source, delegates, self.missing)
+                loaded = _load_available(source, delegates, engine, self.missing)
             else:
-                loaded = _load(source, source.given, delegates, unavailable)
+                loaded = _load(source, source.given, delegates, engine, unavailable)
         self._loaded = loaded
 
     def run(self, convention: Convention, leaves: Sequence[Any]) -> list[Any]:
@@ -103,7 +107,7 @@ class DelegateRunner:
 
     def fresh(self) -> DelegateRunner:
         """Return another one, whose methods are in their initial state."""
-        return DelegateRunner(self._source, self._delegates, unavailable=self._unavailable)
+        return DelegateRunner(self._source, self._delegates, engine=self._engine, unavailable=self._unavailable)
 
     def describe(self, name: str) -> str:
         """Say what executes a method."""
@@ -215,12 +219,14 @@ def _is_of_type(value: Value, output: Any) -> bool:
     return all(size <= bound if expected.dynamic else size == bound for size, bound in pairs)
 
 
-def _load(source: Source, given: str | bytes, delegates: Any, unavailable: Unavailable = "error") -> LoadedProgram:
+def _load(
+    source: Source, given: str | bytes, delegates: Any, engine: Engine, unavailable: Unavailable = "error"
+) -> LoadedProgram:
     data = source.data[0] if source.data else None
-    return load(given, data=data, delegates=delegates, unavailable=unavailable)
+    return load(given, data=data, delegates=delegates, engine=engine, unavailable=unavailable)
 
 
-def _load_available(source: Source, delegates: Any, missing: dict[str, str]) -> LoadedProgram | None:
+def _load_available(source: Source, delegates: Any, engine: Engine, missing: dict[str, str]) -> LoadedProgram | None:
     """Load the methods that can be executed here; say in `missing` why the others cannot."""
     given = registry.check_delegates(delegates)
     reasons: dict[str, str] = {}
@@ -230,24 +236,24 @@ def _load_available(source: Source, delegates: Any, missing: dict[str, str]) -> 
             if isinstance(found, availability.Missing):
                 reasons[name] = f"Method {name!r} needs the backend {backend!r}, and {found.reason}. {found.advice}"
     try:
-        loaded = _load_without(source, reasons, delegates)
+        loaded = _load_without(source, reasons, delegates, engine)
     except BackendUnavailableError as error:
         # Python delegates cannot be used at all, or not so many of them.
         own = availability.own_backends()
         reasons.update({name: str(error) for name, m in source.methods.items() if not own.issuperset(m.backends)})
-        loaded = _load_without(source, reasons, delegates)
+        loaded = _load_without(source, reasons, delegates, engine)
     missing.update(reasons)
     return loaded
 
 
-def _load_without(source: Source, methods: Mapping[str, str], delegates: Any) -> LoadedProgram | None:
+def _load_without(source: Source, methods: Mapping[str, str], delegates: Any, engine: Engine) -> LoadedProgram | None:
     """Load a file without some of its methods; None when no other is left."""
     if not methods:
-        return _load(source, source.given, delegates)
+        return _load(source, source.given, delegates, engine)
     if len(methods) == len(source.methods):
         return None
     rest = tables.rewrite(source.content, lambda name: name not in methods, {})
-    return _load(source, b"".join(rest), delegates)
+    return _load(source, b"".join(rest), delegates, engine)
 
 
 def read(content: memoryview, given: str | bytes, data: Sequence[Path]) -> Source:
