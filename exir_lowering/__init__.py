@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         PreprocessResult,
     )
     from exir_lowering.lowered import LoweredMethods
+    from exir_lowering.lowered_module import LoweredModule
     from exir_lowering.lowering_plan import LoweringPlan
     from exir_lowering.model import Adjustment, Rejection
     from exir_lowering.options import LoweringOptions
@@ -57,6 +58,7 @@ __all__ = [
     "InvariantError",
     "LoadedProgram",
     "LoweredMethods",
+    "LoweredModule",
     "LoweringError",
     "LoweringOptions",
     "LoweringPlan",
@@ -106,6 +108,7 @@ _HOMES = {
         "PreprocessResult",
     ),
     "lowered": ("LoweredMethods",),
+    "lowered_module": ("LoweredModule",),
     "model": ("Adjustment", "Rejection"),
     "options": ("LoweringOptions",),
     "pipeline": (

@@ -14,11 +14,20 @@ from typing import Any
 import torch
 from executorch.exir import EdgeCompileConfig, ExecutorchProgramManager
 
+# The tables of a `.pte` file as dataclasses; ExecuTorch reads and writes them together with its segments only.
+from executorch.exir._serialize._flatbuffer_program import _flatbuffer_to_program, _program_to_flatbuffer
+
 # Where a backend puts data that several payloads share; its module has no public alias.
 from executorch.exir._serialize._named_data_store import NamedDataStore, NamedDataStoreOutput
 
-# Writes a program that is no graph: one that only calls a payload.
-from executorch.exir._serialize._program import PTEFile, serialize_pte_binary
+# Writes a program that is no graph: one that only calls a payload. And puts the header that says where the segments
+# start between a flatbuffer's first bytes and its tables.
+from executorch.exir._serialize._program import (
+    PTEFile,
+    _ExtendedHeader,
+    _insert_flatbuffer_header,
+    serialize_pte_binary,
+)
 from executorch.exir.backend.backend_details import PreprocessResult
 from executorch.exir.backend.canonical_partitioners import group_partitioner
 from executorch.exir.backend.canonical_partitioners.group_partitioner import GroupBasedPartitioner
@@ -99,11 +108,15 @@ __all__ = [
     "preserved_ops_left_over",
     "proposing_with",
     "pte_contents",
+    "pytree",
     "qualified_operator",
+    "read_tables",
     "refused",
     "serialized",
     "size_hint",
+    "with_original",
     "without_validity_checks",
+    "write_tables",
 ]
 
 CALL_DELEGATE = executorch_call_delegate
@@ -436,6 +449,43 @@ def without_validity_checks() -> EdgeCompileConfig:
 def pte_contents(manager: ExecutorchProgramManager) -> Any:
     """Return the pieces of the `.pte` file; the public `buffer` keeps a joined copy in memory."""
     return manager._pte_data
+
+
+def read_tables(tables: bytes) -> Any:
+    """Read the tables of a `.pte` file, without its segments, as an `executorch.exir.schema.Program`."""
+    return _flatbuffer_to_program(tables)
+
+
+def write_tables(program: Any, segments: int, alignment: int) -> bytes:
+    """Write the tables of a `.pte` file, padded so that the segments can follow.
+
+    Args:
+        program: The tables; they say where each segment is, relative to the first one.
+        segments: How many bytes the segments have together.
+        alignment: What the position of the first segment is to be a multiple of.
+    """
+    flat = _program_to_flatbuffer(program)
+    header = _rounded(_ExtendedHeader.EXPECTED_LENGTH, flat.max_alignment)
+    size = header + len(flat.data)
+    start = _rounded(size, alignment)
+    extent = _ExtendedHeader(program_size=size, segment_base_offset=start, segment_data_size=segments)
+    tables: bytes = _insert_flatbuffer_header(
+        flatbuffer_data=flat.data,
+        magic_regex=r"ET[0-9a-zA-Z][0-9a-zA-Z]",
+        header_data=extent.to_bytes().ljust(header, b"\0"),
+    )
+    return tables.ljust(start, b"\0")
+
+
+def _rounded(size: int, alignment: int) -> int:
+    return -(-size // alignment) * alignment
+
+
+def with_original(lowered: LoweredBackendModule, program: ExportedProgram) -> LoweredBackendModule:
+    """Return a lowered module with another original program, and all else shared; it has no public way to say so."""
+    copied: LoweredBackendModule = copy.copy(lowered)
+    copied._original_exported_program = program
+    return copied
 
 
 def data_file_contents(manager: ExecutorchProgramManager) -> dict[str, Any]:

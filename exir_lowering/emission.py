@@ -54,16 +54,11 @@ class Artifact:
         Raises:
             InputError: The path does not end in `.pte`, or cannot be written.
         """
-        try:
-            target = Path(path)
-        except TypeError as error:
-            raise InputError(f"Cannot save to {path!r}: expected a path that ends in .pte.") from error
-        if target.suffix != ".pte":
-            raise InputError(f"Cannot save to {str(target)!r}: expected a path that ends in .pte.")
+        target = pte_path(path)
         try:
             for name, cord in _upstream.data_file_contents(self.manager).items():
-                _write(target.parent / _data_name(name), cord.write_to_file)
-            _write(target, self.manager.write_to_file)
+                replace_file(target.parent / _data_name(name), cord.write_to_file)
+            replace_file(target, self.manager.write_to_file)
         except OSError as error:
             raise InputError(f"Cannot save to {str(target)!r}: {error}") from error
         return target
@@ -113,12 +108,35 @@ def emit(
     return Artifact(manager, report, placement.stored(copies, config, manager))
 
 
+def pte_path(path: str | os.PathLike[str]) -> Path:
+    """Return where a `.pte` file goes.
+
+    Raises:
+        InputError: The path does not end in `.pte`.
+    """
+    try:
+        target = Path(path)
+    except TypeError as error:
+        raise InputError(f"Cannot save to {path!r}: expected a path that ends in .pte.") from error
+    if target.suffix != ".pte":
+        raise InputError(f"Cannot save to {str(target)!r}: expected a path that ends in .pte.")
+    return target
+
+
 def _data_name(name: str) -> str:
     return name if name.endswith(".ptd") else f"{name}.ptd"
 
 
-def _write(path: Path, write: Callable[[BinaryIO], None]) -> None:
-    """Write beside the target and move into place, so that a failure leaves what was there."""
+def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Write a file beside its place and move it there, so that a failure leaves what was there.
+
+    Args:
+        path: Its place.
+        write: Writes the content.
+
+    Raises:
+        OSError: It cannot be written.
+    """
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:

@@ -182,7 +182,9 @@ def copy_graph_module(graph_module: GraphModule) -> GraphModule:
     return copied
 
 
-def copy_program(program: ExportedProgram, graph_module: GraphModule | None = None) -> ExportedProgram:
+def copy_program(
+    program: ExportedProgram, graph_module: GraphModule | None = None, *, kind: type[ExportedProgram] = ExportedProgram
+) -> ExportedProgram:
     """Copy a program's graph (or take another one), signature and tables; the tensors are shared."""
     return _upstream.assemble_program(
         graph_module=graph_module or copy_graph_module(program.graph_module),
@@ -194,6 +196,7 @@ def copy_program(program: ExportedProgram, graph_module: GraphModule | None = No
         example_inputs=program.example_inputs,
         verifiers=program.verifiers,
         guards_code=_upstream.guards_code_of(program),
+        kind=kind,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from executorch.exir import ExecutorchBackendConfig
 from torch.export import ExportedProgram
@@ -12,6 +12,9 @@ from torch.export import ExportedProgram
 from exir_lowering.emission import Artifact, emit
 from exir_lowering.placement import Policy
 from exir_lowering.report import Report
+
+if TYPE_CHECKING:
+    from exir_lowering.lowered_module import Delegates, Engine, LoweredModule
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,6 +71,49 @@ class LoweredMethods(Mapping[str, ExportedProgram]):
             external_weights=external_weights,
             keep_originals=keep_originals,
             report=self.report,
+        )
+
+    def module(
+        self,
+        *,
+        delegates: Delegates | str | None = None,
+        engine: Engine = "runtime",
+        config: ExecutorchBackendConfig | None = None,
+        external_weights: Policy | None = None,
+        keep_originals: bool = False,
+    ) -> LoweredModule:
+        """Make a module whose methods are called as the original ones, and executed by their delegates on this machine.
+
+        Where a delegate is not available there is one warning, `BackendUnavailableWarning`, and the methods that need
+        it raise `BackendUnavailableError` when they are called; the module can be saved, and loaded elsewhere.
+
+        Args:
+            delegates: As for `load`; or "original": methods run in PyTorch, each partition by its original graph.
+            engine: As for `load`.
+            config: ExecuTorch's options of emission.
+            external_weights: As for `emit`.
+            keep_originals: As for `emit`.
+
+        Returns:
+            The module. Its state starts as the model's was at export, and is its own.
+
+        Raises:
+            InputError: The programs cannot be emitted.
+            BackendFailure: A delegate raised when it compiled a payload.
+            PluginLoadError: A delegate could not be made, or its id is provided twice.
+        """
+        # Here, as the runtime is above this module.
+        from exir_lowering.lowered_module import of_lowered
+
+        return of_lowered(
+            self.programs,
+            self.report,
+            delegates=delegates,
+            engine=engine,
+            stacklevel=2,
+            config=config,
+            external_weights=external_weights,
+            keep_originals=keep_originals,
         )
 
     def __repr__(self) -> str:

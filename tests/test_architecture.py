@@ -20,7 +20,7 @@ LAYERS = [
     {"lowered"},
     {"pipeline"},
     {"runtime"},
-    {"compat"},
+    {"compat", "lowered_module"},
     {"demo", "testing"},
     {"cli"},
 ]
@@ -28,8 +28,8 @@ LAYERS = [
 
 SAME_LAYER = {"quotient": {"graphs"}}
 
-LATER = {"lowering_plan": {"views"}}
-"""What a module imports when it is called only: a plan's pictures are made of plans."""
+LATER = {"lowering_plan": {"views"}, "lowered": {"lowered_module"}}
+"""What a module imports when it is called only: a plan's pictures are made of plans; a module runs what is lowered."""
 
 FOR_PLUGINS = {"asking", "capability", "collector", "graphs", "measures", "quotient", "refusals", "registry"}
 """Modules that the built-in plug-ins share with the engine, beside the public names: what they need of FX graphs."""

@@ -25,6 +25,7 @@ PUBLIC = [
     "InvariantError",
     "LoadedProgram",
     "LoweredMethods",
+    "LoweredModule",
     "LoweringError",
     "LoweringOptions",
     "LoweringPlan",

@@ -156,6 +156,7 @@ class Method:
         arenas: The sizes of its planned memory.
         external: The names of the weights that are not in the file, so are in a data file.
         delegations: The parts that backends execute, in the order in which the runtime sets them up.
+        outputs: What it returns.
     """
 
     name: str
@@ -166,6 +167,7 @@ class Method:
     arenas: tuple[int, ...]
     external: tuple[str, ...]
     delegations: tuple[Delegation, ...]
+    outputs: tuple[Value, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,6 +353,7 @@ def _checked_method(name: str, plan: Table, data: Data) -> Method:
         arenas,
         tuple(sorted(external)),
         _delegations(backends, chains, tables, values, operators, inputs),
+        tuple(values[index] for index in outputs),
     )
 
 

@@ -13,13 +13,14 @@ from exir_lowering.errors import InputError
 from exir_lowering.runtime.format import BOOL, DOUBLE, INT, KINDS, NULL, Method, Tensor, Value
 
 
-def prepare(where: str, method: Method, inputs: Sequence[Any]) -> list[Any]:
+def prepare(where: str, method: Method, inputs: Sequence[Any], names: Sequence[str] | None = None) -> list[Any]:
     """Return the inputs as the runtime takes them.
 
     Args:
         where: The method and its file, to begin messages with.
         method: What the file says about the method.
         inputs: What the caller gave. None of it is changed.
+        names: What messages call the inputs; by default they are numbered.
 
     Raises:
         InputError: An input is missing, surplus, or not what the file says.
@@ -33,15 +34,16 @@ def prepare(where: str, method: Method, inputs: Sequence[Any]) -> list[Any]:
         )
     prepared = []
     for index, (value, given) in enumerate(zip(method.inputs, inputs, strict=True)):
+        label = names[index] if names is not None else f"input {index}"
         if index in method.lost:
             raise InputError(
-                f"{where}: input {index} cannot be given. It was an integer of any value when the model was exported, "
+                f"{where}: {label} cannot be given. It was an integer of any value when the model was exported, "
                 "which ExecuTorch's .pte files have no room for: they say None instead, and the runtime takes nothing "
                 "else. Export the model with a fixed integer, or with a tensor in its place."
             )
         problem, given = _check(value, given)
         if problem is not None:
-            raise InputError(f"{where}: input {index} is {show(given)}, expected {describe(value)}. {problem}".rstrip())
+            raise InputError(f"{where}: {label} is {show(given)}, expected {describe(value)}. {problem}".rstrip())
         prepared.append(given)
     return prepared
 

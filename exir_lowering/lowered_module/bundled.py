@@ -1,0 +1,137 @@
+"""Inputs that are bundled with a module, and the outputs that they are to give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from exir_lowering.errors import BackendContractError, InputError
+from exir_lowering.lowered_module.convention import Convention
+from exir_lowering.lowered_module.record import Cases
+from exir_lowering.lowered_module.runners import Runner
+from exir_lowering.runtime.format import Method
+from exir_lowering.runtime.inputs import show
+
+
+def bind(conventions: Mapping[str, Convention], given: Any) -> dict[str, Cases]:
+    """Return the values in the arguments of bundled inputs.
+
+    Args:
+        conventions: How each method is called.
+        given: A list of calls for each method, or a list for the method "forward"; each call is a tuple of positional
+            arguments, or a dict of arguments by name.
+
+    Raises:
+        InputError: There is no such method, or it cannot be called so.
+    """
+    methods = given if isinstance(given, Mapping) else {"forward": given}
+    bound: dict[str, Cases] = {}
+    for name, calls in methods.items():
+        if name not in conventions:
+            known = ", ".join(map(repr, conventions))
+            raise InputError(f"bundled_inputs: there is no method {name!r}; the module has {known}.")
+        if not isinstance(calls, (list, tuple)) or not all(isinstance(call, (tuple, dict)) for call in calls):
+            raise InputError(
+                f"bundled_inputs[{name!r}]: got {type(calls).__name__}, expected a list of calls, each a tuple of "
+                "positional arguments or a dict of arguments by name."
+            )
+        bound[name] = tuple(_bind(conventions[name], call) for call in calls)
+    return bound
+
+
+def _bind(convention: Convention, call: tuple[Any, ...] | dict[str, Any]) -> list[Any]:
+    leaves = convention.bind((), call) if isinstance(call, dict) else convention.bind(call, {})
+    # The caller may write into its tensors later.
+    return [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+
+
+def calls(convention: Convention, cases: Cases) -> list[Any]:
+    """Return bundled inputs as they are given: tuples, or dicts when a parameter is keyword-only."""
+    result: list[Any] = []
+    for leaves in cases:
+        args, kwargs = convention.arguments(leaves)
+        result.append({**dict(zip(convention.positional, args, strict=True)), **kwargs} if kwargs else args)
+    return result
+
+
+def run(runner: Runner, conventions: Mapping[str, Convention], bundled: Mapping[str, Cases]) -> dict[str, Cases]:
+    """Return the outputs for bundled inputs: the calls of a method run in turn, from its initial state."""
+    fresh = runner.fresh()
+    return {name: tuple(fresh.run(conventions[name], leaves) for leaves in cases) for name, cases in bundled.items()}
+
+
+def compare(
+    conventions: Mapping[str, Convention],
+    expected: Mapping[str, Cases],
+    got: Mapping[str, Cases],
+    *,
+    atol: float,
+    rtol: float,
+) -> dict[str, list[float]]:
+    """Return the largest difference of each call.
+
+    Raises:
+        BackendContractError: An output differs by more than the tolerance, or is of another type.
+    """
+    return {
+        name: [
+            max((_difference(conventions[name], number, pair, atol, rtol) for pair in _pairs(*calls)), default=0.0)
+            for number, calls in enumerate(zip(cases, got[name], strict=True))
+        ]
+        for name, cases in expected.items()
+    }
+
+
+def _pairs(expected: Sequence[Any], got: Sequence[Any]) -> Iterable[tuple[int, Any, Any]]:
+    return ((index, *pair) for index, pair in enumerate(zip(expected, got, strict=True)))
+
+
+def _difference(convention: Convention, number: int, pair: tuple[int, Any, Any], atol: float, rtol: float) -> float:
+    index, expected, got = pair
+    where = f"Bundled input {number} of {convention.method!r}: {convention.output_label(index)}"
+    if not isinstance(expected, torch.Tensor):
+        if expected != got and convention.outputs[index] is None:
+            raise BackendContractError(f"{where} is {show(got)}, expected {show(expected)}.")
+        return 0.0
+    if not isinstance(got, torch.Tensor) or (got.dtype, got.shape) != (expected.dtype, expected.shape):
+        raise BackendContractError(f"{where} is {show(got)}, expected {show(expected)}.")
+    wide = torch.complex128 if got.is_complex() else torch.float64
+    apart = (got.to(wide) - expected.to(wide)).abs()
+    difference = float(apart.nan_to_num(posinf=float("inf")).max()) if apart.numel() else 0.0
+    if not torch.allclose(got.to(wide), expected.to(wide), atol=atol, rtol=rtol, equal_nan=True):
+        raise BackendContractError(
+            f"{where} differs by {difference:g} from what is expected, more than atol={atol:g} and rtol={rtol:g} allow."
+        )
+    return difference
+
+
+def bundle(pte: Path, suites: Mapping[str, Sequence[tuple[list[Any], list[Any]]]]) -> bytes:
+    """Return ExecuTorch's own bundled program: the program, with inputs and expected outputs.
+
+    Args:
+        pte: The program.
+        suites: The inputs as the program takes them and the outputs, flat, by method.
+    """
+    from executorch.devtools import BundledProgram
+    from executorch.devtools.bundled_program.config import MethodTestCase, MethodTestSuite
+    from executorch.devtools.bundled_program.serialize import serialize_from_bundled_program_to_flatbuffer
+
+    tests = [
+        MethodTestSuite(name, [MethodTestCase([_plain(i) for i in inputs], outputs) for inputs, outputs in cases])
+        for name, cases in suites.items()
+    ]
+    return bytes(serialize_from_bundled_program_to_flatbuffer(BundledProgram(None, tests, str(pte))))
+
+
+def can_be_written(method: Method, outputs: Iterable[Sequence[Any]]) -> bool:
+    """Tell whether ExecuTorch's format has room for a method's bundled inputs: no None, and tensors only come out."""
+    takes = all(value.content is not None for value in method.inputs)
+    return takes and all(isinstance(output, torch.Tensor) for case in outputs for output in case)
+
+
+def _plain(value: Any) -> Any:
+    """Return an input with memory of its own: ExecuTorch writes all of a tensor's storage."""
+    return value.clone() if isinstance(value, torch.Tensor) else value

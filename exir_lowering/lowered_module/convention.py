@@ -1,0 +1,275 @@
+"""How a method is called: its parameters, the structure of its arguments and outputs, and what export fixed in them."""
+
+from __future__ import annotations
+
+import inspect
+import keyword
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from inspect import Parameter
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
+
+from exir_lowering import _upstream
+from exir_lowering.errors import InputError
+from exir_lowering.lowered_module import values
+from exir_lowering.runtime.inputs import show
+
+pytree = _upstream.pytree
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """A value that export made part of the program."""
+
+    value: bool | int | float | str | None
+
+
+Leaf = Fixed | None
+"""What export fixed a value to; None for one that is given or computed."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Convention:
+    """How a method is called.
+
+    Attributes:
+        method: The method's name.
+        positional: The parameters that were given by position at export.
+        keywords: Those that were given by name.
+        in_spec: The structure of its arguments.
+        out_spec: The structure of what it returns.
+        inputs: What export fixed, for each value in the arguments.
+        outputs: What export fixed, for each value that it returns.
+        signature: The parameters, with the fixed ones' values as defaults.
+        labels: What messages call each value in the arguments.
+    """
+
+    method: str
+    positional: tuple[str, ...]
+    keywords: tuple[str, ...]
+    in_spec: Any
+    out_spec: Any
+    inputs: tuple[Leaf, ...]
+    outputs: tuple[Leaf, ...]
+    signature: inspect.Signature
+    labels: tuple[str, ...]
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """Return the values in the arguments of a call, in the order of the program's inputs.
+
+        Raises:
+            InputError: An argument is missing, surplus, of another structure, or fixed to another value.
+        """
+        try:
+            bound = self.signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise InputError(f"{self.method}(): {error}. It is called as {self}.") from None
+        bound.apply_defaults()
+        leaves: list[Any] = []
+        for name, spec in _parameters(self):
+            leaves += self._flat(name, spec, bound.arguments[name])
+        for label, fixed, leaf in zip(self.labels, self.inputs, leaves, strict=True):
+            if fixed is not None and not _same(fixed.value, leaf):
+                raise InputError(
+                    f"{self.method}(): {label} is {show(leaf)}, and was fixed to {fixed.value!r} when the model was "
+                    "exported. Leave it out, or export the model again with another value."
+                )
+            if fixed is None and type(leaf) in (list, tuple, dict):
+                raise InputError(f"{self.method}(): {label} is a {type(leaf).__name__}, expected a single value.")
+        return leaves
+
+    def arguments(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the positional and the keyword arguments that values are in."""
+        args, kwargs = pytree.tree_unflatten(list(leaves), self.in_spec)
+        return args, kwargs
+
+    def restore(self, outputs: Sequence[Any]) -> Any:
+        """Return outputs in the structure that the model returns them in."""
+        pairs = zip(self.outputs, outputs, strict=True)
+        return pytree.tree_unflatten(
+            [output if fixed is None else fixed.value for fixed, output in pairs], self.out_spec
+        )
+
+    def output_label(self, index: int) -> str:
+        """Return what messages call an output."""
+        return f"its output {_paths(self.out_spec)[index] or index}"
+
+    def _flat(self, name: str, spec: Any, value: Any) -> list[Any]:
+        try:
+            leaves: list[Any] = spec.flatten_up_to(value)
+            return leaves
+        except ValueError as error:
+            raise InputError(
+                f"{self.method}(): argument {name!r} has another structure than at export: {error}"
+            ) from None
+
+    def __str__(self) -> str:
+        return f"{self.method}{self.signature}"
+
+
+def of_program(method: str, program: ExportedProgram) -> Convention:
+    """Return how a program's method is called.
+
+    Raises:
+        InputError: The program does not say, or a keyword parameter's name cannot be written in Python.
+    """
+    entry = program.module_call_graph[0].signature if program.module_call_graph else None
+    if entry is None:
+        raise InputError(f"Method {method!r}: its program does not say how it is called. Export the model again.")
+    args, kwargs = entry.in_spec.children()
+    keywords = tuple(str(name) for name in kwargs.context)
+    names = list(entry.forward_arg_names or ())[: args.num_children]
+    if len(names) != args.num_children or not all(map(_is_name, names)):
+        names = [f"arg{index}" for index in range(args.num_children)]
+    signature = program.graph_signature
+    inputs = [spec.arg for spec in signature.input_specs if spec.kind is InputKind.USER_INPUT]
+    outputs = [spec.arg for spec in signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
+    return make(
+        method,
+        (names, keywords),
+        (entry.in_spec, entry.out_spec),
+        ([_leaf(argument) for argument in inputs], [_leaf(argument) for argument in outputs]),
+    )
+
+
+def make(
+    method: str,
+    names: tuple[Sequence[str], Sequence[str]],
+    specs: tuple[Any, Any],
+    leaves: tuple[Sequence[Leaf], Sequence[Leaf]],
+) -> Convention:
+    """Make a convention of its parts.
+
+    Raises:
+        InputError: A name cannot be written in Python.
+    """
+    positional, keywords = names
+    in_spec, out_spec = specs
+    wrong = [name for name in (*positional, *keywords) if not _is_name(name)]
+    if wrong or len({*positional, *keywords}) != len(positional) + len(keywords):
+        raise InputError(
+            f"Method {method!r}: its parameters {(*positional, *keywords)} are not names, or one is twice."
+        )
+    parameters, labels = [], []
+    start = 0
+    children = [child for part in in_spec.children() for child in part.children()]
+    kinds = [Parameter.POSITIONAL_OR_KEYWORD] * len(positional) + [Parameter.KEYWORD_ONLY] * len(keywords)
+    for name, kind, spec in zip((*positional, *keywords), kinds, children, strict=True):
+        own = leaves[0][start : start + spec.num_leaves]
+        start += spec.num_leaves
+        fixed = [leaf.value for leaf in own if leaf is not None]
+        default = pytree.tree_unflatten(fixed, spec) if len(fixed) == len(own) else Parameter.empty
+        parameters.append(Parameter(name, kind, default=default))
+        labels += [f"argument {name!r}{path}" for path in _paths(spec)]
+    # A parameter that is fixed may stand before one that is not.
+    signature = inspect.Signature(parameters, __validate_parameters__=False)
+    fixed_inputs, fixed_outputs = tuple(leaves[0]), tuple(leaves[1])
+    if (len(fixed_inputs), len(fixed_outputs)) != (in_spec.num_leaves, out_spec.num_leaves):
+        raise InputError(f"Method {method!r}: its inputs or outputs are not as many as its structure has.")
+    return Convention(
+        method,
+        tuple(positional),
+        tuple(keywords),
+        in_spec,
+        out_spec,
+        fixed_inputs,
+        fixed_outputs,
+        signature,
+        tuple(labels),
+    )
+
+
+def to_json(convention: Convention) -> dict[str, Any]:
+    """Return a convention as JSON.
+
+    Raises:
+        InputError: A structure has a type that torch.utils._pytree cannot write down.
+    """
+    return {
+        "name": convention.method,
+        "positional": list(convention.positional),
+        "keywords": list(convention.keywords),
+        "in_spec": _dumped(convention.method, "arguments", convention.in_spec),
+        "out_spec": _dumped(convention.method, "outputs", convention.out_spec),
+        "inputs": [_leaf_json(leaf) for leaf in convention.inputs],
+        "outputs": [_leaf_json(leaf) for leaf in convention.outputs],
+    }
+
+
+def from_json(json: Mapping[str, Any]) -> Convention:
+    """Return the convention that `to_json` wrote down.
+
+    Raises:
+        InputError: It has a type that is not registered in this process.
+        ValueError, TypeError, LookupError, AttributeError: The JSON is not what `to_json` returns.
+    """
+    method = str(json["name"])
+    try:
+        specs = [pytree.treespec_loads(json[part]) for part in ("in_spec", "out_spec")]
+    except NotImplementedError as error:
+        raise InputError(
+            f"Method {method!r} takes or returns a type that is not known here: {error} Import the module that "
+            "registers it with torch.utils._pytree, then load the file."
+        ) from None
+    leaves = [[Fixed(values.decode(leaf[0], ())) if leaf else None for leaf in json[k]] for k in ("inputs", "outputs")]
+    return make(method, (json["positional"], json["keywords"]), (specs[0], specs[1]), (leaves[0], leaves[1]))
+
+
+def _dumped(method: str, what: str, spec: Any) -> str:
+    reason = "it is not the same when it is read again"
+    try:
+        text: str = pytree.treespec_dumps(spec)
+        if pytree.treespec_loads(text) == spec:
+            return text
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+    types = sorted({f"{kind.__module__}.{kind.__qualname__}" for kind in _types(spec) if kind.__module__ != "builtins"})
+    raise InputError(
+        f"Method {method!r} cannot be saved: its {what}' structure ({', '.join(types) or spec}) cannot be written "
+        f"down: {reason}. Register the type with serialized_type_name, to_dumpable_context and from_dumpable_context, "
+        "or use lists, tuples and dicts with str keys."
+    )
+
+
+def _types(spec: Any) -> list[type]:
+    own = [spec.type] if isinstance(spec.type, type) else []
+    if isinstance(spec.context, type):  # of a named tuple
+        own.append(spec.context)
+    return own + [kind for child in spec.children() for kind in _types(child)]
+
+
+def _leaf_json(leaf: Leaf) -> Any:
+    return None if leaf is None else [values.encode("a fixed value", leaf.value, [])]
+
+
+def _leaf(argument: Any) -> Leaf:
+    return Fixed(argument.value) if isinstance(argument, ConstantArgument) else None
+
+
+def _parameters(convention: Convention) -> list[tuple[str, Any]]:
+    children = [child for part in convention.in_spec.children() for child in part.children()]
+    return list(zip((*convention.positional, *convention.keywords), children, strict=True))
+
+
+def _paths(spec: Any) -> list[str]:
+    """Return where each value is in a structure, such as [0]['key']."""
+    try:
+        tree = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
+        return [pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(tree)[0]]
+    except Exception:  # a user's type that cannot be made of numbers, or has no paths
+        return [f" (value {index} in it)" for index in range(spec.num_leaves)]
+
+
+def _is_name(name: str) -> bool:
+    return name.isidentifier() and not keyword.iskeyword(name)
+
+
+def _same(fixed: Any, given: Any) -> bool:
+    if isinstance(fixed, float) and isinstance(given, (int, float)) and not isinstance(given, bool):
+        return given == fixed or (math.isnan(fixed) and math.isnan(given))
+    return type(given) is type(fixed) and not isinstance(given, torch.Tensor) and bool(given == fixed)

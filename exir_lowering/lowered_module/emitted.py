@@ -1,0 +1,97 @@
+"""The `.pte` file behind a lowered module: emitted in memory, or loaded."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from exir_lowering import graphs
+from exir_lowering.emission import emit
+from exir_lowering.lowered_module.runners import Source, read
+from exir_lowering.report import Report
+
+
+class File:
+    """A module's file.
+
+    Attributes:
+        written: The constant methods in it that a module was saved with; they are replaced when it is saved again.
+    """
+
+    def __init__(self, make: Callable[[], Source], written: frozenset[str] = frozenset()) -> None:
+        self._make, self.written = make, written
+        self._source: Source | None = None
+
+    @property
+    def source(self) -> Source:
+        """The file; it is made when it is first needed."""
+        if self._source is None:
+            self._source = self._make()
+        return self._source
+
+
+def emitted(programs: Mapping[str, ExportedProgram], report: Report, options: Mapping[str, Any]) -> Source:
+    """Emit programs in memory; data files go to a folder that is removed with what is returned.
+
+    Args:
+        programs: The lowered programs.
+        report: Their report.
+        options: What `emission.emit` is told.
+
+    Raises:
+        InputError: The programs cannot be emitted.
+    """
+    prepared = {name: _prepared(program) for name, program in programs.items()}
+    artifact = emit(prepared, constant_methods=None, report=report, **options)
+    content = artifact.buffer
+    files = artifact.data_files
+    if not files:
+        return read(memoryview(content), content, ())
+    folder = Path(tempfile.mkdtemp(prefix="exir-lowering-"))
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    source = read(memoryview(content), content, [folder / name for name in files])
+    weakref.finalize(source, shutil.rmtree, folder, True)
+    return source
+
+
+def opened(path: str, data: str | os.PathLike[str] | None) -> Source:
+    """Map a file that was loaded already; it stays readable when another one takes its place."""
+    with open(path, "rb") as file:
+        content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    return read(content, path, [Path(data)] if data is not None else [])
+
+
+def _prepared(program: ExportedProgram) -> ExportedProgram:
+    """Return a program whose state starts as the model's, and which returns None where it returned a str.
+
+    ExecuTorch writes no initial values of buffers that a program writes into unless it is told to, and no strs.
+    """
+    copied = graphs.copy_program(program)
+    signature = program.graph_signature
+    written = set(signature.buffers_to_mutate.values())
+    for node in copied.graph.nodes:
+        buffer = signature.inputs_to_buffers.get(node.name) if node.op == "placeholder" else None
+        if buffer in written and _is_set(copied.state_dict.get(buffer, copied.constants.get(buffer))):
+            node.meta["et_init_buffer"] = True
+    output = copied.graph.output_node()
+    output.args = (_without_strs(output.args[0]),)
+    return copied
+
+
+def _is_set(buffer: Any) -> bool:
+    """Tell whether a buffer has other values than 0, which planned memory starts with."""
+    return isinstance(buffer, torch.Tensor) and bool(buffer.count_nonzero())
+
+
+def _without_strs(returned: Any) -> Any:
+    return tuple(None if isinstance(item, str) else item for item in returned)

@@ -1,0 +1,367 @@
+"""`LoweredModule`: an `nn.Module` whose methods are executed by their delegates."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+
+from exir_lowering.delegate import Delegate
+from exir_lowering.emission import pte_path, replace_file
+from exir_lowering.errors import BackendUnavailableWarning, InputError
+from exir_lowering.lowered_module import bundled, emitted, record, runners, tables
+from exir_lowering.lowered_module.convention import Convention, of_program
+from exir_lowering.lowered_module.emitted import File
+from exir_lowering.lowered_module.record import Cases, Record
+from exir_lowering.lowered_module.runners import DelegateRunner, Engine, OriginalRunner, Runner
+from exir_lowering.report import Report
+from exir_lowering.runtime import load
+from exir_lowering.runtime.find import Unavailable
+
+Delegates = Mapping[str, Delegate | type[Delegate]] | Sequence[Delegate | type[Delegate]]
+
+ORIGINAL = "original"
+POSSIBLE = "execution is still possible by saving and loading where the backend is available"
+
+
+class LoweredMethod:
+    """A method of a `LoweredModule`, called as the original was."""
+
+    def __init__(self, runner: Runner, convention: Convention) -> None:
+        self._runner, self._convention = runner, convention
+        self.__name__ = self.__qualname__ = convention.method
+        self.__signature__ = convention.signature
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Execute the method.
+
+        Args:
+            args: The arguments that are given by position.
+            kwargs: The arguments that are given by name. One that was fixed at export may be left out.
+
+        Returns:
+            What the original returns. Tensors belong to the caller.
+
+        Raises:
+            InputError: An argument is missing, surplus or not what the method takes, or the runtime failed.
+            BackendUnavailableError: The method needs a backend that this machine does not have.
+            BackendFailure: A delegate raised.
+            BackendContractError: What a delegate returned is not what the program says.
+            InvariantError: What the runtime returned is not what the program says.
+        """
+        leaves = self._convention.bind(args, kwargs)
+        return self._convention.restore(self._runner.run(self._convention, leaves))
+
+    def __repr__(self) -> str:
+        return f"<lowered method {self._convention}>"
+
+
+class LoweredModule(nn.Module):
+    """Lowered methods as a module; `LoweredMethods.module` and `LoweredModule.load` make it.
+
+    Each method is called by its name as the original was, `forward` by calling the module. A method whose name is not a
+    Python name, or belongs to `nn.Module` or this class, is called as `module.method(name)(...)`. Delegates are
+    executed on this machine.
+
+    Attributes that are set are saved with it: None, bool, int, float, str, tensors, and lists, tuples and dicts of
+    these. A name with a leading underscore is not saved.
+    """
+
+    _file: File
+    _runner: Runner
+    _original: Runner | None
+    _conventions: dict[str, Convention]
+    _methods: dict[str, LoweredMethod]
+    _attributes: dict[str, Any]
+    _bundled: dict[str, Cases]
+    _expected: dict[str, Cases]
+
+    def __init__(self, file: File, runner: Runner, contents: Record, original: Runner | None) -> None:
+        super().__init__()
+        own = self.__dict__
+        own["training"] = False
+        own["_file"], own["_runner"], own["_original"] = file, runner, original
+        own["_conventions"] = dict(contents.conventions)
+        own["_methods"] = {name: LoweredMethod(runner, one) for name, one in contents.conventions.items()}
+        own["_attributes"] = dict(contents.attributes)
+        own["_bundled"] = dict(contents.bundled)
+        own["_expected"] = dict(contents.expected)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        data: str | os.PathLike[str] | None = None,
+        delegates: Delegates | None = None,
+        engine: Engine = "runtime",
+        unavailable: Unavailable = "error",
+    ) -> LoweredModule:
+        """Load a module that `save` wrote, without the original model.
+
+        Args:
+            path: The path of the `.pte` file.
+            data: The path of its `.ptd` data file, when it has one.
+            delegates: As for `exir_lowering.load`.
+            engine: As for `exir_lowering.load`.
+            unavailable: As for `exir_lowering.load`.
+
+        Returns:
+            The module, with its attributes and bundled inputs.
+
+        Raises:
+            InputError: The file cannot be read, is damaged or was not saved by `save`; its data file was not given; or
+                a method takes or returns a type that is not registered in this process.
+            BackendUnavailableError: A method needs a backend that this machine does not have.
+            BackendFailure: A delegate raised when it compiled a payload.
+            PluginLoadError: A delegate could not be made.
+        """
+        if not isinstance(path, (str, os.PathLike)):
+            raise InputError(f"LoweredModule.load: got a {type(path).__name__}, expected the path of a .pte file.")
+        program = load(path, data=data, delegates=delegates, engine=engine, unavailable=unavailable)
+        name = os.fsdecode(path)
+        source = emitted.opened(name, data)
+        contents = record.read(repr(name), source.methods, program.run)
+        runner = DelegateRunner(source, delegates, engine=engine, unavailable=unavailable, loaded=program)
+        written = frozenset({record.RECORD, record.TENSORS, *contents.attributes})
+        return cls(File(lambda: source, written), runner, contents, None)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the `.pte` file with the attributes, and its data files beside it.
+
+        With bundled inputs, ExecuTorch's own bundled program is written beside it too, with the ending `.bpte`: the
+        program again, with inputs and expected outputs, as ExecuTorch's tools read it. It leaves out methods for which
+        that format has no room: that take None, or return something else than tensors.
+
+        Args:
+            path: Where the `.pte` file goes. A file that is there is replaced once the new one is complete.
+
+        Returns:
+            The path.
+
+        Raises:
+            InputError: An attribute, a bundled input or the structure of a method's arguments cannot be stored, or the
+                path does not end in `.pte` or cannot be written. No file is written then.
+            BackendUnavailableError: Outputs for bundled inputs are to be computed, and cannot be.
+        """
+        target = pte_path(path)
+        expected = self._outputs() if self._bundled else {}
+        contents = Record(self._conventions, self._attributes, self._bundled, expected)
+        constants = record.constant_methods(contents)
+        source = self._file.source
+        pieces = tables.rewrite(source.content, lambda name: name not in self._file.written, constants)
+        try:
+            with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
+                made = Path(folder) / "pte"
+                with made.open("wb") as file:
+                    file.writelines(pieces)
+                bundle = self._bundle(made, expected)
+                for path_of_data in source.data:
+                    _copy(path_of_data, target.parent / path_of_data.name)
+                if bundle is not None:
+                    replace_file(target.with_suffix(".bpte"), lambda file: file.write(bundle))
+                _copy(made, target)
+        except OSError as error:
+            raise InputError(f"Cannot save to {str(target)!r}: {error}") from error
+        return target
+
+    def method(self, name: str) -> LoweredMethod:
+        """Return a method.
+
+        Args:
+            name: Its name, of any form.
+
+        Raises:
+            InputError: There is no such method.
+        """
+        found: LoweredMethod | None = self._methods.get(name) if isinstance(name, str) else None
+        if found is None:
+            known = ", ".join(map(repr, self._methods))
+            raise InputError(f"The module has no method {name!r}; it has {known}.{_hint(name, self._methods)}")
+        return found
+
+    @property
+    def method_names(self) -> tuple[str, ...]:
+        """The names of the methods."""
+        return tuple(self._methods)
+
+    @property
+    def forward(self) -> LoweredMethod:  # type: ignore[override]
+        """The method "forward", which calling the module calls."""
+        found = self._methods.get("forward")
+        if found is None:
+            raise AttributeError("forward")
+        return found
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Execute the method "forward"; see `LoweredMethod`.
+
+        Raises:
+            InputError: There is no such method, or it does not take the arguments.
+        """
+        self.method("forward")
+        return super().__call__(*args, **kwargs)
+
+    @property
+    def bundled_inputs(self) -> dict[str, list[Any]]:
+        """Calls that are saved with the module, by method: tuples of arguments, or dicts of arguments by name.
+
+        Set a dict of lists, or a list for the method "forward".
+
+        Raises:
+            InputError: What is set is no call of a method.
+        """
+        return {name: bundled.calls(self._conventions[name], cases) for name, cases in self._bundled.items()}
+
+    @bundled_inputs.setter
+    def bundled_inputs(self, given: Any) -> None:
+        self.__dict__.update(_bundled=bundled.bind(self._conventions, given), _expected={})
+
+    def verify_bundled_inputs(self, *, atol: float = 1e-4, rtol: float = 1e-4) -> dict[str, list[float]]:
+        """Execute the bundled inputs, and compare with the expected outputs.
+
+        They are those that are in the file, or else those of the original graphs. The calls of a method run in turn,
+        from its initial state; the module's own state stays as it is.
+
+        Args:
+            atol: The absolute tolerance.
+            rtol: The relative tolerance.
+
+        Returns:
+            The largest absolute difference of each call, by method.
+
+        Raises:
+            BackendContractError: An output differs by more, or is of another type.
+            InputError, BackendUnavailableError, BackendFailure: A method cannot be executed.
+        """
+        got = bundled.run(self._runner, self._conventions, self._bundled)
+        return bundled.compare(self._conventions, self._outputs(), got, atol=atol, rtol=rtol)
+
+    def train(self, mode: bool = True) -> LoweredModule:
+        """Do nothing for False.
+
+        Raises:
+            NotImplementedError: The mode is True: lowered methods are for inference.
+        """
+        if mode:
+            also = " Its method 'train' is module.method('train')." if "train" in self._methods else ""
+            raise NotImplementedError(f"A LoweredModule is for inference, it cannot be trained.{also}")
+        return self
+
+    def _outputs(self) -> Mapping[str, Cases]:
+        if self._bundled and not self._expected:
+            runner = self._runner if self._original is None else self._original
+            self.__dict__["_expected"] = bundled.run(runner, self._conventions, self._bundled)
+        expected: Mapping[str, Cases] = self._expected
+        return expected
+
+    def _bundle(self, pte: Path, expected: Mapping[str, Cases]) -> bytes | None:
+        """Return ExecuTorch's bundled program; None when there is nothing to bundle."""
+        methods = self._file.source.methods
+        suites = {}
+        for name, cases in self._bundled.items():
+            if cases and bundled.can_be_written(methods[name], expected[name]):
+                inputs = [runners.file_inputs(self._conventions[name], methods[name], leaves) for leaves in cases]
+                suites[name] = list(zip(inputs, expected[name], strict=True))
+        return bundled.bundle(pte, suites) if suites else None
+
+    def _apply(self, fn: Any, recurse: bool = True) -> LoweredModule:
+        """Take `.to`, `.cpu` and the like when they change nothing."""
+        moved = fn(torch.zeros(1))
+        if isinstance(moved, torch.Tensor) and (moved.device.type, moved.dtype) != ("cpu", torch.float32):
+            raise InputError(
+                f"A LoweredModule cannot be converted to {moved.dtype} on {moved.device}: its programs are made for "
+                "what they were exported with. Convert and export the model, and lower it again."
+            )
+        return self
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_") or name in ("training", "bundled_inputs"):
+            object.__setattr__(self, name, value)
+            return
+        if name in self._methods:
+            raise InputError(f"The attribute {name!r} cannot be set: the module has a method of that name.")
+        if hasattr(type(self), name):
+            raise InputError(
+                f"The attribute {name!r} cannot be set: it is a name of {type(self).__name__} or nn.Module itself."
+            )
+        self._attributes[name] = value
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("_"):
+            for table in (self._methods, self._attributes):
+                if name in table:
+                    return table[name]
+            known = ", ".join([*self._methods, *self._attributes])
+            raise AttributeError(f"The module has no method or attribute {name!r}; it has {known}.")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __delattr__(self, name: str) -> None:
+        if name in self._attributes:
+            del self._attributes[name]
+        else:
+            super().__delattr__(name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*object.__dir__(self), *self._methods, *self._attributes})
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            "A LoweredModule cannot be pickled or copied: use module.save(path), which writes no pickle, and "
+            "LoweredModule.load(path)."
+        )
+
+    def __repr__(self) -> str:
+        lines = [f"{one}: {self._runner.describe(name)}" for name, one in self._conventions.items()]
+        if self._attributes:
+            lines.append(f"attributes: {', '.join(self._attributes)}")
+        if self._bundled:
+            lines.append("bundled inputs: " + ", ".join(f"{name} ({len(c)})" for name, c in self._bundled.items()))
+        return "LoweredModule(\n" + "".join(f"  {line}\n" for line in lines) + ")"
+
+
+def of_lowered(
+    programs: Mapping[str, ExportedProgram],
+    report: Report,
+    *,
+    delegates: Delegates | str | None,
+    engine: Engine,
+    stacklevel: int,
+    **options: Any,
+) -> LoweredModule:
+    """Make a module of lowered programs; see `LoweredMethods.module`."""
+    conventions = {name: of_program(name, program) for name, program in programs.items()}
+    contents = Record(conventions, {}, {}, {})
+    original = OriginalRunner(programs)
+    file = File(lambda: emitted.emitted(programs, report, options))
+    if isinstance(delegates, str) and delegates == ORIGINAL:
+        return LoweredModule(file, original, contents, original)
+    runner = DelegateRunner(file.source, delegates, engine=engine)
+    if runner.missing:
+        reasons = " ".join(runner.missing.values())
+        warnings.warn(
+            f"{reasons} The module is made; {POSSIBLE}.", BackendUnavailableWarning, stacklevel=stacklevel + 1
+        )
+    return LoweredModule(file, runner, contents, original)
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a file into place, unless it is there."""
+    if target.exists() and os.path.samefile(source, target):
+        return
+    with source.open("rb") as content:
+        replace_file(target, lambda file: shutil.copyfileobj(content, file))
+
+
+def _hint(name: object, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(str(name), list(known), n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""

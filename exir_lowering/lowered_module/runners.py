@@ -1,0 +1,265 @@
+"""What executes the methods of a lowered module: the file's delegates, or the graphs that they were made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeAlias
+
+import torch
+from torch.export import ExportedProgram
+
+from exir_lowering import _upstream, availability, graphs, registry
+from exir_lowering.errors import BackendContractError, BackendUnavailableError, InputError, InvariantError
+from exir_lowering.lowered_module import tables
+from exir_lowering.lowered_module.convention import Convention
+from exir_lowering.runtime import LoadedProgram, load
+from exir_lowering.runtime import format as file_format
+from exir_lowering.runtime.find import Unavailable
+from exir_lowering.runtime.format import NULL, Method, Tensor, Value
+from exir_lowering.runtime.inputs import describe, prepare, show
+
+Engine: TypeAlias = Literal["runtime", "interpreter"]
+
+
+class Runner(Protocol):
+    """Executes methods; what they write into their buffers they find there at their next run."""
+
+    def run(self, convention: Convention, leaves: Sequence[Any]) -> list[Any]:
+        """Execute a method with the values in its arguments; return its outputs, flat."""
+        ...
+
+    def fresh(self) -> Runner:
+        """Return another one, whose methods are in their initial state."""
+        ...
+
+    def describe(self, name: str) -> str:
+        """Say what executes a method."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A `.pte` file that is loaded.
+
+    Attributes:
+        content: The file.
+        given: Its path or content, for `load`.
+        data: Its data files.
+        methods: What it says about its methods.
+    """
+
+    content: memoryview
+    given: str | bytes
+    data: tuple[Path, ...]
+    methods: Mapping[str, Method]
+
+
+class DelegateRunner:
+    """Executes each delegate of a file through its `Delegate`, or the runtime's own backend."""
+
+    def __init__(
+        self,
+        source: Source,
+        delegates: Any,
+        *,
+        engine: Engine = "runtime",
+        unavailable: Unavailable | None = None,
+        loaded: LoadedProgram | None = None,
+    ) -> None:
+        """Load a file.
+
+        Args:
+            source: The file.
+            delegates: As for `load`.
+            engine: As for `load`.
+            unavailable: As for `load`; None loads what can be executed here, and `missing` tells by method why the
+                others cannot.
+            loaded: The file, when it is loaded already.
+        """
+        self._source, self._delegates, self._engine, self._unavailable = source, delegates, engine, unavailable
+        self.missing: dict[str, str] = {}
+        if loaded is None:
+            if unavailable is None:
+                loaded = _load_available(source, delegates, engine, self.missing)
+            else:
+                loaded = _load(source, source.given, delegates, engine, unavailable)
+        self._loaded = loaded
+
+    def run(self, convention: Convention, leaves: Sequence[Any]) -> list[Any]:
+        """Execute a method.
+
+        Raises:
+            InputError: An argument is not what the program takes, or the runtime failed.
+            BackendUnavailableError: The method needs a backend that this machine does not have.
+            BackendFailure: A delegate raised.
+            BackendContractError: What a delegate returned is not what the program says.
+            InvariantError: What the runtime returned is not what the program says.
+        """
+        name = convention.method
+        if name in self.missing or self._loaded is None:
+            raise BackendUnavailableError(self.missing[name])
+        method = self._source.methods[name]
+        outputs = self._loaded.run(name, *file_inputs(convention, method, leaves))
+        check_outputs(convention, method, outputs)
+        return outputs
+
+    def fresh(self) -> DelegateRunner:
+        """Return another one, whose methods are in their initial state."""
+        return DelegateRunner(self._source, self._delegates, engine=self._engine, unavailable=self._unavailable)
+
+    def describe(self, name: str) -> str:
+        """Say what executes a method."""
+        by = ", ".join(self._source.methods[name].backends) or "ExecuTorch's kernels"
+        return f"{by}, which cannot be executed here" if name in self.missing else by
+
+
+class OriginalRunner:
+    """Executes programs in PyTorch, each partition by its original graph."""
+
+    def __init__(self, programs: Mapping[str, ExportedProgram]) -> None:
+        self._programs = programs
+        self._modules: dict[str, Any] = {}
+
+    def run(self, convention: Convention, leaves: Sequence[Any]) -> list[Any]:
+        """Execute a method.
+
+        Raises:
+            InputError: The graph refuses an argument.
+        """
+        name = convention.method
+        if name not in self._modules:
+            self._modules[name] = with_own_state(self._programs[name]).module()
+        given = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        args, kwargs = convention.arguments(given)
+        try:
+            with torch.no_grad():
+                returned = self._modules[name](*args, **kwargs)
+        except Exception as error:
+            shown = ", ".join(f"{label}: {show(leaf)}" for label, leaf in zip(convention.labels, given, strict=True))
+            raise InputError(
+                f"{name}(): the original graphs do not take these arguments ({shown or 'none'}): "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        outputs = _upstream.pytree.tree_leaves(returned)
+        return [output.clone() if isinstance(output, torch.Tensor) else output for output in outputs]
+
+    def fresh(self) -> OriginalRunner:
+        """Return another one, whose methods are in their initial state."""
+        return OriginalRunner(self._programs)
+
+    def describe(self, name: str) -> str:
+        """Say what executes a method."""
+        return "the original graphs, in PyTorch"
+
+
+def with_own_state(program: ExportedProgram) -> ExportedProgram:
+    """Return a lowered program that writes into buffers of its own, those of its delegates included."""
+    copied = _with_copied_state(program)
+    for _, module in graphs.walk(copied.graph_module):
+        for node in module.graph.nodes:
+            lowered = graphs.attribute(module, str(node.target)) if node.op == "get_attr" else None
+            if isinstance(lowered, _upstream.LoweredBackendModule):
+                original = _with_copied_state(lowered.original_module, _upstream.DelegatedProgram)
+                setattr(module, str(node.target), _upstream.with_original(lowered, original))
+    return copied
+
+
+def _with_copied_state(program: ExportedProgram, kind: type[ExportedProgram] = ExportedProgram) -> ExportedProgram:
+    copied = graphs.copy_program(program, kind=kind)
+    for name in set(program.graph_signature.buffers_to_mutate.values()):
+        for table in (copied.state_dict, copied.constants):
+            if name in table:
+                table[name] = table[name].clone()
+    return copied
+
+
+def file_inputs(convention: Convention, method: Method, leaves: Sequence[Any]) -> list[Any]:
+    """Return the values in a method's arguments as its file takes them, in which a str is None.
+
+    Raises:
+        InputError: One is not what the program takes.
+    """
+    given = [
+        None if fixed is not None and value.kind == NULL else leaf
+        for leaf, fixed, value in zip(leaves, convention.inputs, method.inputs, strict=True)
+    ]
+    return prepare(f"{convention.method}()", method, given, convention.labels)
+
+
+def check_outputs(convention: Convention, method: Method, outputs: Sequence[Any]) -> None:
+    """Check that outputs have the types that the program says.
+
+    Raises:
+        BackendContractError: One has not, and the method has delegates.
+        InvariantError: One has not, and it has none.
+    """
+    kind = BackendContractError if method.backends else InvariantError
+    by = f"of {', '.join(method.backends)}" if method.backends else "of ExecuTorch's kernels"
+    if len(outputs) != len(method.outputs):
+        raise kind(f"{convention.method}() returned {len(outputs)} outputs {by}, expected {len(method.outputs)}.")
+    for index, (value, output) in enumerate(zip(method.outputs, outputs, strict=True)):
+        if not _is_of_type(value, output):
+            raise kind(
+                f"{convention.method}(): {convention.output_label(index)} is {show(output)} {by}, expected "
+                f"{describe(value)}."
+            )
+
+
+def _is_of_type(value: Value, output: Any) -> bool:
+    expected = value.content
+    if not isinstance(expected, Tensor):
+        return not isinstance(output, torch.Tensor)
+    if not isinstance(output, torch.Tensor) or (output.dtype, output.dim()) != (expected.dtype, len(expected.sizes)):
+        return False
+    if expected.unbound:
+        return True
+    pairs = list(zip(output.shape, expected.sizes, strict=True))
+    return all(size <= bound if expected.dynamic else size == bound for size, bound in pairs)
+
+
+def _load(
+    source: Source, given: str | bytes, delegates: Any, engine: Engine, unavailable: Unavailable = "error"
+) -> LoadedProgram:
+    data = source.data[0] if source.data else None
+    return load(given, data=data, delegates=delegates, engine=engine, unavailable=unavailable)
+
+
+def _load_available(source: Source, delegates: Any, engine: Engine, missing: dict[str, str]) -> LoadedProgram | None:
+    """Load the methods that can be executed here; say in `missing` why the others cannot."""
+    given = registry.check_delegates(delegates)
+    reasons: dict[str, str] = {}
+    for name, method in source.methods.items():
+        for backend in method.backends:
+            found = availability.executor(backend, given)
+            if isinstance(found, availability.Missing):
+                reasons[name] = f"Method {name!r} needs the backend {backend!r}, and {found.reason}. {found.advice}"
+    try:
+        loaded = _load_without(source, reasons, delegates, engine)
+    except BackendUnavailableError as error:
+        # Python delegates cannot be used at all, or not so many of them.
+        own = availability.own_backends()
+        reasons.update({name: str(error) for name, m in source.methods.items() if not own.issuperset(m.backends)})
+        loaded = _load_without(source, reasons, delegates, engine)
+    missing.update(reasons)
+    return loaded
+
+
+def _load_without(source: Source, methods: Mapping[str, str], delegates: Any, engine: Engine) -> LoadedProgram | None:
+    """Load a file without some of its methods; None when no other is left."""
+    if not methods:
+        return _load(source, source.given, delegates, engine)
+    if len(methods) == len(source.methods):
+        return None
+    rest = tables.rewrite(source.content, lambda name: name not in methods, {})
+    return _load(source, b"".join(rest), delegates, engine)
+
+
+def read(content: memoryview, given: str | bytes, data: Sequence[Path]) -> Source:
+    """Read what a file says about its methods.
+
+    Raises:
+        CorruptError: The file is damaged.
+    """
+    return Source(content, given, tuple(data), file_format.read_program(content))

@@ -1,0 +1,158 @@
+"""Constant methods of a `.pte` file, put in and taken out without a copy of its payloads and weights.
+
+ExecuTorch writes constant methods when it emits a program. Here they are written into a file that is there already:
+only its tables are made again, and the one segment that has the constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from executorch.exir import schema
+from executorch.exir.scalar_type import ScalarType
+
+from exir_lowering import _upstream
+from exir_lowering.errors import InputError
+from exir_lowering.lowered_module.values import CODES
+
+Piece = bytes | memoryview
+
+_ALIGNMENT = 16  # of a tensor among the constants, as ExecuTorch has it
+_LARGEST = 4096  # what is aligned by chance need not stay so
+_BASE = 128
+
+
+def rewrite(content: memoryview, keep: Callable[[str], bool], constants: Mapping[str, Sequence[Any]]) -> list[Piece]:
+    """Return a `.pte` file with other constant methods.
+
+    Args:
+        content: The file, which was read by `format.read_program` already.
+        keep: Tells by name which methods stay. Of those that go, constants at the end of the file's go too.
+        constants: The new methods, with what each returns: bools, ints, floats, strs and tensors.
+
+    Returns:
+        The new file in pieces; payloads and weights are pieces of the old one.
+
+    Raises:
+        InputError: The file has its constants in its tables, as those of old versions of ExecuTorch.
+    """
+    size, base = _extent(content)
+    program = _upstream.read_tables(bytes(content[:size]))
+    if program.constant_buffer:
+        raise InputError("The file was made by an old version of ExecuTorch, which cannot be added to. Make it again.")
+    segments: list[list[Piece]] = [[content[base + s.offset : base + s.offset + s.size]] for s in program.segments]
+    aligned = [_aligned(base) if s.offset == 0 else min(_aligned(s.offset), _aligned(base)) for s in program.segments]
+    kept = [plan for plan in program.execution_plan if keep(plan.name)]
+    gone = [plan for plan in program.execution_plan if not keep(plan.name)]
+    offsets, pieces = _trimmed(program.constant_segment, segments, kept, gone)
+    end = sum(map(len, pieces))
+    for name, outputs in constants.items():
+        values = []
+        for output in outputs:
+            if isinstance(output, torch.Tensor):
+                pieces.append(bytes(-end % _ALIGNMENT))
+                end += len(pieces[-1])
+                offsets.append(end)
+                pieces.append(bytes(output.reshape(-1).view(torch.uint8).numpy()))
+                end += len(pieces[-1])
+                values.append(schema.EValue(_tensor(output, len(offsets) - 1)))
+            else:
+                values.append(schema.EValue(_scalar(output)))
+        kept.append(_plan(name, values))
+    index = program.constant_segment.segment_index
+    if index >= len(segments):
+        index = len(segments)
+        segments.append([])
+        aligned.append(_BASE)
+    segments[index] = pieces
+    program.execution_plan = kept
+    program.constant_segment = schema.SubsegmentOffsets(segment_index=index, offsets=offsets)
+    return _assembled(program, segments, aligned, _aligned(base))
+
+
+def _extent(content: memoryview) -> tuple[int, int]:
+    """Return where the tables end and where the segments start, 0 when there are none."""
+    if bytes(content[8:12]) != b"eh00":
+        return len(content), 0
+    return int.from_bytes(content[16:24], "little"), int.from_bytes(content[24:32], "little")
+
+
+def _aligned(position: int) -> int:
+    """Return what a position was aligned to, so that it is again."""
+    return max(min(position & -position, _LARGEST), _ALIGNMENT)
+
+
+def _trimmed(
+    constants: schema.SubsegmentOffsets, segments: Sequence[list[Piece]], kept: Iterable[Any], gone: Iterable[Any]
+) -> tuple[list[int], list[Piece]]:
+    """Return the constants without those at their end that only methods which go have."""
+    offsets = list(constants.offsets) or [0]
+    pieces = list(segments[constants.segment_index]) if constants.segment_index < len(segments) else []
+    unused = _constants(gone)
+    if unused:
+        count = max(min(unused), max(_constants(kept), default=0) + 1)
+        if count < len(offsets):
+            pieces = [pieces[0][: offsets[count]]]
+            offsets = offsets[:count]
+    return offsets, pieces
+
+
+def _constants(plans: Iterable[Any]) -> set[int]:
+    """Return the numbers of the constants that plans have; a tensor in planned memory has an initial value instead."""
+    values = chain.from_iterable(plan.values for plan in plans)
+    tensors = (value.val for value in values if isinstance(value.val, schema.Tensor))
+    return {tensor.data_buffer_idx for tensor in tensors if tensor.allocation_info is None} - {0}
+
+
+def _assembled(program: Any, segments: Sequence[list[Piece]], aligned: Sequence[int], base: int) -> list[Piece]:
+    pieces: list[Piece] = []
+    end = 0
+    program.segments = []
+    for parts, alignment in zip(segments, aligned, strict=True):
+        pieces.append(bytes(-end % alignment))
+        end += len(pieces[-1])
+        size = sum(map(len, parts))
+        program.segments.append(schema.DataSegment(offset=end, size=size))
+        pieces += parts
+        end += size
+    return [_upstream.write_tables(program, end, max(base, _BASE)), *pieces]
+
+
+def _plan(name: str, values: list[Any]) -> Any:
+    """Return a method without an instruction: its outputs are values that it has."""
+    return schema.ExecutionPlan(
+        name=name,
+        container_meta_type=schema.ContainerMetadata("", ""),
+        values=values,
+        inputs=[],
+        outputs=list(range(len(values))),
+        chains=[schema.Chain(inputs=[], outputs=[], instructions=[], stacktrace=None)],
+        operators=[],
+        delegates=[],
+        non_const_buffer_sizes=[0],
+    )
+
+
+def _scalar(value: bool | int | float | str) -> Any:
+    if isinstance(value, bool):
+        return schema.Bool(value)
+    if isinstance(value, int):
+        return schema.Int(value)
+    return schema.Double(value) if isinstance(value, float) else schema.String(value)
+
+
+def _tensor(tensor: torch.Tensor, index: int) -> Any:
+    return schema.Tensor(
+        scalar_type=ScalarType(CODES[tensor.dtype]),
+        storage_offset=0,
+        sizes=list(tensor.shape),
+        dim_order=list(range(tensor.dim())),
+        requires_grad=False,
+        layout=0,
+        data_buffer_idx=index,
+        allocation_info=None,
+        shape_dynamism=schema.TensorShapeDynamism.STATIC,
+    )

@@ -1,0 +1,100 @@
+"""Python values as JSON, tensors apart: what a lowered module keeps in its file. Reading them executes nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from exir_lowering import _upstream
+from exir_lowering.errors import InputError
+from exir_lowering.runtime.format import DTYPES
+
+CODES = {dtype: code for code, dtype in DTYPES.items()}
+STORABLE = "None, bool, int, float, str, torch.Tensor, and lists, tuples and dicts of these"
+
+
+def encode(where: str, value: Any, tensors: list[torch.Tensor]) -> Any:
+    """Return a value as JSON.
+
+    Only exact types are taken: what comes back is what was stored.
+
+    Args:
+        where: What the value is, to begin messages with.
+        value: The value.
+        tensors: Gets the tensors that are in it; the JSON refers to their places.
+
+    Raises:
+        InputError: It is, or holds, something that cannot be stored, or it holds itself.
+    """
+    try:
+        return _encode(where, value, tensors)
+    except RecursionError:
+        raise InputError(f"{where} holds itself, or is nested too deeply to be stored.") from None
+
+
+def decode(json: Any, tensors: Sequence[torch.Tensor]) -> Any:
+    """Return the value that `encode` made JSON of; each call makes a value of its own.
+
+    Raises:
+        ValueError, TypeError, LookupError, AttributeError: The JSON is not what `encode` returns.
+    """
+    if json is None or isinstance(json, (bool, int, float, str)):
+        return json
+    if isinstance(json, list):
+        return [decode(item, tensors) for item in json]
+    ((kind, content),) = json.items()
+    if kind == "float":
+        return float(content)
+    if kind == "tuple":
+        return tuple(decode(item, tensors) for item in content)
+    if kind == "dict":
+        return {decode(key, tensors): decode(item, tensors) for key, item in content}
+    if kind == "tensor":
+        return tensors[content].clone()
+    raise ValueError(f"unknown kind {kind!r}")
+
+
+def storable(where: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor as it is stored: its values, in the default order in memory.
+
+    Raises:
+        InputError: It has no values on the CPU, or its type is not known to ExecuTorch.
+    """
+    problem = None
+    if type(tensor) is not torch.Tensor or isinstance(tensor, _upstream.FakeTensor):
+        problem = (
+            f"is a {type(tensor).__module__}.{type(tensor).__qualname__}; store its plain tensor: .detach().clone()"
+        )
+    elif tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.is_quantized:
+        problem = f"is a {tensor.layout} tensor on {tensor.device}; only dense tensors on the CPU can be stored"
+    elif tensor.dtype not in CODES:
+        problem = f"has the dtype {tensor.dtype}, which ExecuTorch does not know"
+    if problem is not None:
+        raise InputError(f"{where} {problem}.")
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def _encode(where: str, value: Any, tensors: list[torch.Tensor]) -> Any:
+    kind = type(value)
+    if value is None or kind in (bool, int, str):
+        return value
+    if kind is float:
+        return value if math.isfinite(value) else {"float": repr(value)}
+    if kind in (list, tuple):
+        items = [_encode(f"{where}[{index}]", item, tensors) for index, item in enumerate(value)]
+        return items if kind is list else {"tuple": items}
+    if kind is dict:
+        pairs = [
+            [_encode(f"a key of {where}", key, tensors), _encode(f"{where}[{key!r}]", item, tensors)]
+            for key, item in value.items()
+        ]
+        return {"dict": pairs}
+    if isinstance(value, torch.Tensor):
+        tensors.append(storable(where, value))
+        return {"tensor": len(tensors) - 1}
+    raise InputError(
+        f"{where} is a {kind.__module__}.{kind.__qualname__}, which cannot be stored. Storable: {STORABLE}."
+    )
