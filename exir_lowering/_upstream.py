@@ -16,6 +16,9 @@ from executorch.exir import EdgeCompileConfig, ExecutorchProgramManager
 
 # Where a backend puts data that several payloads share; its module has no public alias.
 from executorch.exir._serialize._named_data_store import NamedDataStore, NamedDataStoreOutput
+
+# Writes a program that is no graph: one that only calls a payload.
+from executorch.exir._serialize._program import PTEFile, serialize_pte_binary
 from executorch.exir.backend.backend_details import PreprocessResult
 from executorch.exir.backend.canonical_partitioners import group_partitioner
 from executorch.exir.backend.canonical_partitioners.group_partitioner import GroupBasedPartitioner
@@ -91,12 +94,14 @@ __all__ = [
     "open_program",
     "operator_name",
     "operator_packet",
+    "operator_with_arguments",
     "place_named_data",
     "preserved_ops_left_over",
     "proposing_with",
     "pte_contents",
     "qualified_operator",
     "refused",
+    "serialized",
     "size_hint",
     "without_validity_checks",
 ]
@@ -460,6 +465,18 @@ def open_program(source: str | bytes, data: str | None) -> Any:
     return load(source, program_verification=runtime.Verification.InternalConsistency, data_path=data)
 
 
+def serialized(program: Any, named: Mapping[str, bytes], alignment: int) -> bytes:
+    """Return a program of ExecuTorch's schema as a `.pte` file.
+
+    Args:
+        program: The program; it is changed.
+        named: The file's named data.
+        alignment: Of the named data.
+    """
+    data = named_data(named, alignment) if named else None
+    return bytes(serialize_pte_binary(PTEFile(program, named_data=data), extract_delegate_segments=True))
+
+
 def executorch_runtime() -> Any:
     """Return the runtime of the wheel, `executorch.runtime.Runtime`, without its note that it is experimental."""
     with warnings.catch_warnings():
@@ -482,6 +499,20 @@ def argument_types(name: str, overload: str) -> tuple[str, ...] | None:
     except RuntimeError:
         return None
     return tuple(str(argument.type) for argument in schema.arguments)
+
+
+def operator_with_arguments(name: str, overload: str) -> tuple[Any, tuple[tuple[str, bool, bool], ...]] | None:
+    """Return an operator of torch by its names in a file, with its arguments; None when torch does not have it.
+
+    An argument is its name, whether it is given by keyword only, and whether the operator writes its result there.
+    """
+    namespace, _, rest = name.partition("::")
+    try:
+        found = getattr(getattr(getattr(torch.ops, namespace), rest), overload or "default")
+        arguments = found._schema.arguments
+    except (AttributeError, RuntimeError):
+        return None
+    return found, tuple((argument.name, argument.kwarg_only, argument.is_out) for argument in arguments)
 
 
 def preserved_ops_left_over(name: str, program: ExportedProgram, partitioners: Sequence[Any]) -> list[Any]:

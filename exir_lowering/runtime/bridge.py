@@ -30,12 +30,12 @@ from exir_lowering.errors import (
     BackendFailure,
     BackendUnavailableError,
     InputError,
-    LoweringError,
 )
 from exir_lowering.runtime import shim
+from exir_lowering.runtime.contract import DAMAGED, Handle, compile_payload, describe_output, execute, no_list, settle
 from exir_lowering.runtime.engine import LOCK
-from exir_lowering.runtime.format import BOOL, DOUBLE, DTYPES, INT, NULL, Delegation, Tensor, Value
-from exir_lowering.runtime.inputs import describe, show
+from exir_lowering.runtime.format import DTYPES, Delegation, Value
+from exir_lowering.runtime.inputs import show
 
 _NONE, _TENSOR, _INT, _DOUBLE, _BOOL = range(5)
 _FAILED, _DONE = 0, 1
@@ -43,7 +43,6 @@ _WRITABLE = 0x200  # PyBUF_WRITE
 _NOT_FOUND = 0x20
 _PLACES = 16
 _EXIT_SECONDS = 30.0
-_DAMAGED = "the file may be damaged. Make or copy it again."
 
 
 class _Spec(ctypes.Structure):
@@ -94,25 +93,6 @@ _memory: Callable[[int, int, int], memoryview] = ctypes.PYFUNCTYPE(
 
 
 @dataclass(slots=True, eq=False)
-class _Handle:
-    """What is executed: a payload that a delegate compiled.
-
-    Attributes:
-        who: The delegate, its class, and the method that it is part of, for messages.
-        delegate: The delegate.
-        content: What its `compile` returned.
-        plan: What the file says of it.
-        counts: How many outputs it may return. One number is left when it has been executed.
-    """
-
-    who: str
-    delegate: Delegate
-    content: Any
-    plan: Delegation
-    counts: tuple[int, ...]
-
-
-@dataclass(slots=True, eq=False)
 class _Setup:
     """A method that the runtime is setting up.
 
@@ -146,7 +126,7 @@ class Bridge:
     def __init__(self) -> None:
         self._library = shim.library()
         self._ids: list[str] = []
-        self._handles: dict[int, _Handle] = {}
+        self._handles: dict[int, Handle] = {}
         self._keys = itertools.count(1)
         self._thread = _Thread()
         # Kept here, as the shim calls them as long as the process lives. What an interrupt raises before a callback
@@ -277,65 +257,37 @@ class Bridge:
         plan = next(setup.plans, None)
         if plan is None or (plan.backend, plan.payload) != (name, len(payload)):
             raise InputError(
-                f"{setup.where}: the runtime asks to compile {len(payload)} bytes by {name!r}, not {plan}: {_DAMAGED}"
+                f"{setup.where}: the runtime asks to compile {len(payload)} bytes by {name!r}, not {plan}: {DAMAGED}"
             )
         delegate = setup.delegates[name]
-        who = f"{setup.where}: delegate {name!r} ({type(delegate).__module__}.{type(delegate).__qualname__})"
         data = _NamedData(self._library, context)
         try:
-            content = delegate.compile(payload, specs, DelegateContext(method, data, plan.number))
-        except BackendUnavailableError as error:
-            raise BackendUnavailableError(f"{setup.where} cannot be set up: {error}") from error
-        except Exception as error:
-            raise BackendFailure(
-                f"{who} failed to compile a payload of {len(payload)} bytes: {type(error).__name__}: {error}"
-            ) from error
+            told_context = DelegateContext(method, data, plan.number)
+            handle = compile_payload(setup.where, delegate, plan, payload, specs, told_context)
         finally:
             data.context = None
         key = next(self._keys)
-        self._handles[key] = _Handle(who, delegate, content, plan, plan.counts)
+        self._handles[key] = handle
         return key
 
     def _execute(self, key: int, arguments: Any, count: int) -> int:
         try:
             handle = self._handles[key]
             if count != handle.plan.arguments:
-                raise InputError(f"{handle.who} is called with {count} values, not {handle.plan.arguments}: {_DAMAGED}")
-            if len(handle.counts) == 1:
-                self._executed(handle, handle.counts[0], arguments)
-            else:
-                self._settled(handle, arguments)
+                raise InputError(f"{handle.who} is called with {count} values, not {handle.plan.arguments}: {DAMAGED}")
+            settle(handle, lambda outputs: self._executed(handle, outputs, arguments))
             return _DONE
         except BaseException as failure:
             self._thread.failure = failure
             return _FAILED
 
-    def _settled(self, handle: _Handle, arguments: Any) -> None:
-        """Execute what may return several numbers of outputs, until it returns as many as it is asked for."""
-        failures: list[LoweringError] = []
-        for count in handle.counts:
-            with _collecting(failures):
-                self._executed(handle, count, arguments)
-                handle.counts = (count,)
-                return
-        raise failures[0]
-
-    def _executed(self, handle: _Handle, count: int, arguments: Any) -> None:
+    def _executed(self, handle: Handle, count: int, arguments: Any) -> None:
         first = handle.plan.arguments - count
         inputs = [_read(handle, index, arguments[index]) for index in range(first)]
-        try:
-            returned = handle.delegate.execute(handle.content, inputs)
-        except Exception as error:
-            shown = ", ".join(map(show, inputs)) or "none"
-            raise BackendFailure(
-                f"{handle.who} failed to execute: {type(error).__name__}: {error}. Its inputs were: {shown}"
-            ) from error
-        expected = handle.plan.outputs[len(handle.plan.outputs) - count :]
-        _check(handle, expected, returned)
-        for index, (value, output) in enumerate(zip(expected, returned, strict=True)):
+        for index, (value, output) in enumerate(execute(handle, inputs, count)):
             argument = arguments[first + index]
             if (argument.kind == _TENSOR) != isinstance(output, torch.Tensor):
-                raise InputError(f"{handle.who}: the runtime has no place for its output {index}: {_DAMAGED}")
+                raise InputError(f"{handle.who}: the runtime has no place for its output {index}: {DAMAGED}")
             if isinstance(output, torch.Tensor):
                 self._write(handle, index, value, argument, output)
             elif isinstance(output, bool):
@@ -345,14 +297,14 @@ class Bridge:
             else:
                 self._library.exir_set_double(argument, output)
 
-    def _write(self, handle: _Handle, index: int, value: Value, argument: _Argument, output: torch.Tensor) -> None:
+    def _write(self, handle: Handle, index: int, value: Value, argument: _Argument, output: torch.Tensor) -> None:
         shape = tuple(output.shape)
         if tuple(argument.sizes[: argument.rank]) != shape:
             error = self._library.exir_resize(argument, (ctypes.c_int32 * len(shape))(*shape), len(shape))
             if error != 0:
                 raise BackendContractError(
                     f"{handle.who}: output {index} of execute is {show(output)}, and the runtime cannot give that "
-                    f"shape to {_describe(value)}: error {error:#x}."
+                    f"shape to {describe_output(value)}: error {error:#x}."
                 )
         if argument.bytes:
             _view(handle, argument).copy_(output.detach() if output.requires_grad else output)
@@ -409,7 +361,7 @@ class _NamedData:
             self._library.exir_release(found.buffer)
 
 
-def _read(handle: _Handle, index: int, argument: _Argument) -> Any:
+def _read(handle: Handle, index: int, argument: _Argument) -> Any:
     kind = argument.kind
     if kind == _TENSOR:
         return _view(handle, argument)
@@ -421,13 +373,10 @@ def _read(handle: _Handle, index: int, argument: _Argument) -> Any:
         return bool(argument.integer)
     if kind == _NONE:
         return None
-    raise BackendFailure(
-        f"{handle.who}: its input {index} is a list or a str, which Python delegates are not given. Leave the operator "
-        "that takes it to the host."
-    )
+    raise no_list(handle, index)
 
 
-def _view(handle: _Handle, argument: _Argument) -> torch.Tensor:
+def _view(handle: Handle, argument: _Argument) -> torch.Tensor:
     """Return a tensor of the runtime as one of torch, on the same memory."""
     rank = argument.rank
     dtype = DTYPES.get(argument.dtype)
@@ -437,62 +386,8 @@ def _view(handle: _Handle, argument: _Argument) -> torch.Tensor:
     if size == 0:
         return torch.empty_strided(sizes, strides, dtype=dtype)
     if not argument.data:
-        raise InputError(f"{handle.who}: a tensor of shape {sizes} has no memory: {_DAMAGED}")
+        raise InputError(f"{handle.who}: a tensor of shape {sizes} has no memory: {DAMAGED}")
     return torch.frombuffer(_memory(argument.data, size, _WRITABLE), dtype=dtype).as_strided(sizes, strides)
-
-
-def _check(handle: _Handle, expected: Sequence[Value], returned: Any) -> None:
-    """Check what a delegate returned; all of it before any is written, as it may be a view of an input."""
-    if not isinstance(returned, Sequence) or isinstance(returned, (str, bytes)):
-        raise BackendContractError(
-            f"{handle.who}: execute returned {show(returned)}, expected a list or tuple of {len(expected)} outputs."
-        )
-    if len(returned) != len(expected):
-        raise BackendContractError(
-            f"{handle.who}: execute returned {len(returned)} outputs, expected {len(expected)} "
-            f"({', '.join(map(_describe, expected)) or 'none'})."
-        )
-    for index, (value, output) in enumerate(zip(expected, returned, strict=True)):
-        problem = _problem(value, output)
-        if problem is not None:
-            raise BackendContractError(
-                f"{handle.who}: output {index} of execute is {show(output)}, expected {_describe(value)}. {problem}"
-            )
-
-
-@contextmanager
-def _collecting(failures: list[LoweringError]) -> Iterator[None]:
-    try:
-        yield
-    except LoweringError as failure:
-        failures.append(failure)
-
-
-def _problem(expected: Value, output: Any) -> str | None:
-    """Say what is wrong with an output; None when it is as the file says."""
-    tensor = expected.content
-    if not isinstance(tensor, Tensor):
-        kinds = {INT: (int,), BOOL: (bool,), DOUBLE: (int, float), NULL: (int, float)}.get(expected.kind, ())
-        return None if isinstance(output, kinds) else "Return a number there."
-    if not isinstance(output, torch.Tensor):
-        return "Return a tensor there."
-    if output.dtype != tensor.dtype:
-        return f"Convert it with .to({tensor.dtype})."
-    if output.device.type != "cpu" or output.layout != torch.strided:
-        return "Return a dense tensor on the CPU."
-    shape = output.shape
-    if len(shape) != len(tensor.sizes):
-        return f"It has {len(shape)} dimensions, not {len(tensor.sizes)}."
-    if tensor.unbound or shape == tensor.sizes:
-        return None
-    for dim, (size, bound) in enumerate(zip(shape, tensor.sizes, strict=True)):
-        if size > bound or (size != bound and not tensor.dynamic):
-            return f"Its dimension {dim} is {size}, {'at most ' if tensor.dynamic else 'not '}{bound}."
-    return None
-
-
-def _describe(value: Value) -> str:
-    return describe(value) if isinstance(value.content, Tensor) else "a number"
 
 
 _bridge: Bridge | None = None

@@ -66,6 +66,15 @@ class Table:
         except UnicodeDecodeError:
             raise CorruptError(f"the text at byte {start} is not UTF-8") from None
 
+    def content(self, field: int) -> memoryview:
+        """Return a vector of bytes, which is not copied; empty when it is absent."""
+        vector = self._vector(field)
+        if vector is None:
+            return self.buffer[:0]
+        start, length = vector
+        _check(self.buffer, start, length)
+        return self.buffer[start : start + length]
+
     def table(self, field: int) -> Table | None:
         """Return a table, or the value of a union; None when it is absent."""
         at = self._at(field)

@@ -174,17 +174,17 @@ class Data:
 
     Attributes:
         segments: The segments, not copied.
-        names: The names of the segments that have one.
-        constants: Where each constant starts, and the size of the segment it is in.
+        named: The segments that have a name.
+        constants: Where each constant starts in its segment, and the segment.
         initial: The same for the initial values of each list of mutable tensors.
         inline_constants: How many constants an old file holds in its tables.
         inline_payloads: The sizes of the payloads that are in the tables.
     """
 
     segments: tuple[memoryview, ...]
-    names: frozenset[str]
-    constants: tuple[tuple[int, int], ...]
-    initial: tuple[tuple[tuple[int, int], ...], ...]
+    named: Mapping[str, memoryview]
+    constants: tuple[tuple[int, memoryview], ...]
+    initial: tuple[tuple[tuple[int, memoryview], ...], ...]
     inline_constants: int
     inline_payloads: tuple[int, ...]
 
@@ -197,6 +197,27 @@ def read_program(file: memoryview) -> dict[str, Method]:
 
     Raises:
         CorruptError: The file is not a `.pte` file that the runtime can be given.
+    """
+    program, data = open_program(file)
+    methods: dict[str, Method] = {}
+    for plan in program.tables(1):
+        method = _method(plan, data)
+        if method.name in methods:
+            raise CorruptError(f"it has two methods {method.name!r}")
+        methods[method.name] = method
+    if not methods:
+        raise CorruptError("it has no method")
+    return {name: methods[name] for name in sorted(methods)}
+
+
+def open_program(file: memoryview) -> tuple[Table, Data]:
+    """Return the root of a `.pte` file's tables, and the places that its methods may refer to.
+
+    Args:
+        file: The file's content, which is not copied.
+
+    Raises:
+        CorruptError: The file is not a `.pte` file.
     """
     if len(file) < 8:
         raise CorruptError(f"it has {len(file)} bytes")
@@ -211,25 +232,17 @@ def read_program(file: memoryview) -> dict[str, Method]:
     constants = program.table(5)
     data = Data(
         segments,
-        _names(program.tables(7), len(segments)),
+        _named(program.tables(7), segments),
         _offsets(constants, segments) if constants is not None else (),
         tuple(_offsets(table, segments) for table in program.tables(6)),
         program.count(2),
         tuple(table.count(0) for table in program.tables(3)),
     )
-    methods: dict[str, Method] = {}
-    for plan in program.tables(1):
-        method = _method(plan, data)
-        if method.name in methods:
-            raise CorruptError(f"it has two methods {method.name!r}")
-        methods[method.name] = method
-    if not methods:
-        raise CorruptError("it has no method")
-    return {name: methods[name] for name in sorted(methods)}
+    return program, data
 
 
-def read_data_names(file: memoryview) -> frozenset[str]:
-    """Read the names in a `.ptd` file.
+def read_data(file: memoryview) -> dict[str, memoryview]:
+    """Find the data in a `.ptd` file, by name.
 
     Args:
         file: The file's content, which is neither copied nor read beyond its tables.
@@ -249,7 +262,7 @@ def read_data_names(file: memoryview) -> frozenset[str]:
         )
     # Offsets in the tables count from the start of the file.
     table = root(file[: start + size])
-    return _names(table.tables(2), len(_segments(table.tables(1), file[base : base + space])))
+    return _named(table.tables(2), _segments(table.tables(1), file[base : base + space]))
 
 
 def _pte_extent(file: memoryview) -> tuple[memoryview, memoryview]:
@@ -282,24 +295,25 @@ def _segments(tables: Iterable[Table], space: memoryview) -> tuple[memoryview, .
     return tuple(segments)
 
 
-def _names(tables: Iterable[Table], segments: int) -> frozenset[str]:
-    names = set()
+def _named(tables: Iterable[Table], segments: Sequence[memoryview]) -> dict[str, memoryview]:
+    found = {}
     for table in tables:
-        names.add(table.text(0))
-        _index(table.number(1, "I"), segments, f"the data {table.text(0)!r}", "segments")
-    return frozenset(names)
+        name, index = table.text(0), table.number(1, "I")
+        _index(index, len(segments), f"the data {name!r}", "segments")
+        found[name] = segments[index]
+    return found
 
 
-def _offsets(table: Table, segments: Sequence[memoryview]) -> tuple[tuple[int, int], ...]:
+def _offsets(table: Table, segments: Sequence[memoryview]) -> tuple[tuple[int, memoryview], ...]:
     offsets = table.numbers(1, "Q")
     if not offsets:
         return ()
     index = table.number(0, "I")
     # A program whose only constant is the placeholder 0 has no segment for it.
     if offsets == (0,) and index >= len(segments):
-        return ((0, 0),)
+        return ((0, memoryview(b"")),)
     _index(index, len(segments), "a list of constants", "segments")
-    return tuple((offset, len(segments[index])) for offset in offsets)
+    return tuple((offset, segments[index]) for offset in offsets)
 
 
 def _method(plan: Table, data: Data) -> Method:
@@ -317,13 +331,15 @@ def _checked_method(name: str, plan: Table, data: Data) -> Method:
     _check_arenas(arenas)
     external: set[str] = set()
     tables = list(plan.tables(2))
-    values = [_value(number, table, arenas, data, external) for number, table in enumerate(tables)]
+    values = [read_value(number, table, arenas, data, external) for number, table in enumerate(tables)]
     inputs, outputs = plan.numbers(3, "i"), plan.numbers(4, "i")
     for index in (*inputs, *outputs):
         _index(index, len(values), "an input or output", "values")
     operators = [(table.text(0), table.text(1)) for table in plan.tables(6)]
     backends = [_backend(table, data, external) for table in plan.tables(7)]
-    chains = [[_instruction(instruction, len(values)) for instruction in chain.tables(2)] for chain in plan.tables(5)]
+    chains = [
+        [read_instruction(instruction, len(values)) for instruction in chain.tables(2)] for chain in plan.tables(5)
+    ]
     read = _check_instructions(chains, values, operators, len(backends), frozenset(inputs))
     lost = {position for position, index in enumerate(inputs) if values[index].kind == NULL and index in read}
     return Method(
@@ -402,7 +418,7 @@ def _backend(delegate: Table, data: Data, external: set[str]) -> tuple[str, int]
     _index(index, len(data.segments if in_segment else data.inline_payloads), f"a payload of {backend!r}", "payloads")
     size = len(data.segments[index]) if in_segment else data.inline_payloads[index]
     if in_segment and backend == xnnpack_payload.BACKEND:
-        external.update(set(xnnpack_payload.weight_names(data.segments[index])) - data.names)
+        external.update(set(xnnpack_payload.weight_names(data.segments[index])) - data.named.keys())
     return backend, size
 
 
@@ -418,7 +434,19 @@ def _check_arenas(arenas: Sequence[int]) -> None:
         raise CorruptError(f"it plans {sum(arenas)} bytes of memory, this machine has {memory}")
 
 
-def _value(number: int, table: Table, arenas: Sequence[int], data: Data, external: set[str]) -> Value:
+def read_value(number: int, table: Table, arenas: Sequence[int], data: Data, external: set[str]) -> Value:
+    """Read a value of a method.
+
+    Args:
+        number: Its number, for messages.
+        table: Its table.
+        arenas: The sizes of the method's planned memory.
+        data: What it may refer to.
+        external: The names of weights that are in a data file, to which its name is added.
+
+    Raises:
+        CorruptError: It refers to what is not there.
+    """
     kind = table.number(0, "B")
     content = table.table(1)
     if kind not in KINDS or (content is None and kind != NULL):
@@ -478,8 +506,8 @@ def _check_place(table: Table, size: int, arenas: Sequence[int], data: Data, ext
         offsets = data.constants if place is None else data.initial[which]
         _index(constant, len(offsets), "a tensor", "constants")
         start, segment = offsets[constant]
-        if start + size > segment:
-            raise CorruptError(f"a tensor of {size} bytes at byte {start} of a segment of {segment} bytes")
+        if start + size > len(segment):
+            raise CorruptError(f"a tensor of {size} bytes at byte {start} of a segment of {len(segment)} bytes")
 
 
 def _check_instructions(
@@ -517,8 +545,16 @@ def _check_instructions(
     return frozenset(read)
 
 
-def _instruction(table: Table, size: int) -> Instruction:
-    """Return the kind of an instruction, what it calls or where it jumps to, and the values it takes."""
+def read_instruction(table: Table, size: int) -> Instruction:
+    """Return the kind of an instruction, what it calls or where it jumps to, and the values it takes.
+
+    Args:
+        table: Its table.
+        size: How many values the method has.
+
+    Raises:
+        CorruptError: It is of an unknown kind, or refers to a value that is not there.
+    """
     code, content = table.number(0, "B"), table.table(1)
     if code not in (1, 2, 3, 4, 5) or content is None:
         raise CorruptError(f"an instruction has the unknown type {code}")

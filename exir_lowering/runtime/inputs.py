@@ -46,6 +46,16 @@ def prepare(where: str, method: Method, inputs: Sequence[Any]) -> list[Any]:
     return prepared
 
 
+def look_at(inputs: Sequence[Any]) -> str:
+    """Say what may be wrong with inputs that have the right types."""
+    shapes = ", ".join(str(list(item.shape)) for item in inputs if isinstance(item, torch.Tensor))
+    return (
+        f"The inputs have the types that the file asks for (tensors of shapes {shapes or 'none'}), so look at their "
+        "values, and at sizes that were fixed when the model was exported: a file tells only how large a dynamic shape "
+        "may be."
+    )
+
+
 def describe(value: Value) -> str:
     """Say what an input has to be."""
     if isinstance(value.content, Tensor):

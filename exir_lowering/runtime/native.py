@@ -7,14 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from exir_lowering import _upstream, availability
 from exir_lowering.delegate import Delegate
-from exir_lowering.errors import InputError, LoweringError
+from exir_lowering.errors import BackendUnavailableError, InputError, LoweringError
 from exir_lowering.runtime.bridge import bridge
 from exir_lowering.runtime.find import Unavailable, find_delegates
 from exir_lowering.runtime.format import Method
+from exir_lowering.runtime.inputs import look_at
 from exir_lowering.runtime.source import ProgramFile
 
 
@@ -123,7 +122,7 @@ def open_native(file: ProgramFile, given: Mapping[str, Any], unavailable: Unavai
     _check_given(given)
     found = find_delegates(file, given, unavailable)
     if found:
-        bridge().register(sorted(found), _upstream.executorch_runtime().backend_registry.registered_backend_names)
+        _register(sorted(found))
     methods = file.methods
     try:
         if file.shares_state:
@@ -142,6 +141,16 @@ def open_native(file: ProgramFile, given: Mapping[str, Any], unavailable: Unavai
     return engine
 
 
+def _register(ids: Sequence[str]) -> None:
+    taken = _upstream.executorch_runtime().backend_registry.registered_backend_names
+    try:
+        bridge().register(ids, taken)
+    except BackendUnavailableError as error:
+        raise BackendUnavailableError(
+            f'{error}\nload(..., engine="interpreter") runs the file without it, in Python: not in the real runtime.'
+        ) from error.__cause__
+
+
 def _check_given(given: Mapping[str, Any]) -> None:
     replaced = sorted(availability.own_backends() & set(given))
     if replaced:
@@ -149,13 +158,3 @@ def _check_given(given: Mapping[str, Any]) -> None:
             f"delegates: the ExecuTorch runtime has {' and '.join(map(repr, replaced))} itself, and keeps it. Give the "
             "delegate another id, in the backend that makes the file too."
         )
-
-
-def look_at(inputs: Sequence[Any]) -> str:
-    """Say what may be wrong with inputs that have the right types."""
-    shapes = ", ".join(str(list(item.shape)) for item in inputs if isinstance(item, torch.Tensor))
-    return (
-        f"The inputs have the types that the file asks for (tensors of shapes {shapes or 'none'}), so look at their "
-        "values, and at sizes that were fixed when the model was exported: a file tells only how large a dynamic shape "
-        "may be."
-    )

@@ -1,12 +1,13 @@
-"""Load a `.pte` file, and run its methods in the ExecuTorch runtime that comes with the wheel."""
+"""Load a `.pte` file, and run its methods in an engine: ExecuTorch's runtime, or an interpreter of our own."""
 
 from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Literal
 
 from exir_lowering import registry
 from exir_lowering.delegate import Delegate
@@ -14,13 +15,18 @@ from exir_lowering.errors import InputError
 from exir_lowering.runtime.engine import LOCK, Engine
 from exir_lowering.runtime.find import Unavailable
 from exir_lowering.runtime.inputs import prepare
+from exir_lowering.runtime.interpreter import open_interpreter
 from exir_lowering.runtime.native import open_native
 from exir_lowering.runtime.source import ProgramFile, check_data, read_source
+
+_ENGINES: Mapping[object, Callable[[ProgramFile, Mapping[str, Any], Unavailable], Engine]] = MappingProxyType(
+    {"runtime": open_native, "interpreter": open_interpreter}
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedProgram:
-    """A `.pte` file that is open in the runtime; `load` makes it.
+    """A `.pte` file that is open in an engine; `load` makes it.
 
     Methods are set up when they first run, those that call Python delegates when the file is loaded. What a method
     writes into its buffers it finds there at its next run, and no other method changes it, unless the file was made
@@ -34,6 +40,11 @@ class LoadedProgram:
     def method_names(self) -> tuple[str, ...]:
         """The names of the methods, sorted."""
         return tuple(self._file.methods)
+
+    @property
+    def engine(self) -> str:
+        """What runs the methods: "runtime", which is ExecuTorch's, or "interpreter"."""
+        return self._engine.name
 
     def run(self, method: str, *inputs: Any) -> list[Any]:
         """Run a method.
@@ -70,7 +81,8 @@ class LoadedProgram:
         return f"run: {self._file.name} has no method {method!r}; it has {known}.{hint}"
 
     def __repr__(self) -> str:
-        return f"LoadedProgram({self._file.name}: {', '.join(self.method_names)})"
+        note = "; interpreter, not ExecuTorch's runtime" if self.engine == "interpreter" else ""
+        return f"LoadedProgram({self._file.name}: {', '.join(self.method_names)}{note})"
 
     def __reduce__(self) -> Any:
         raise TypeError("A LoadedProgram is tied to the runtime of its process; load the file in the other one.")
@@ -81,9 +93,10 @@ def load(
     *,
     data: str | os.PathLike[str] | None = None,
     delegates: Mapping[str, Delegate | type[Delegate]] | Sequence[Delegate | type[Delegate]] | None = None,
+    engine: Literal["runtime", "interpreter"] = "runtime",
     unavailable: Unavailable = "error",
 ) -> LoadedProgram:
-    """Open a `.pte` file in the ExecuTorch runtime.
+    """Open a `.pte` file in the ExecuTorch runtime, or in an interpreter in Python.
 
     The file's tables are checked first, as the runtime ends the process on some damaged files. Damage inside of weights
     or of a backend's payload cannot be seen there: weights are just numbers, a payload only its backend can judge.
@@ -94,8 +107,12 @@ def load(
         data: The path of the `.ptd` data file, needed if the file was emitted with `external_constants`. There is no
             search for it: `Artifact.save` writes it beside the `.pte` file, by the name in `Artifact.data_files`.
         delegates: Delegates, by the id of the backend that they execute or in a sequence. They come before those of
-            the entry points. A backend that the runtime has itself cannot be replaced. Those that the file does not
-            need are not used.
+            the entry points. A backend that the runtime has itself cannot be replaced, but in the interpreter. Those
+            that the file does not need are not used.
+        engine: What runs the methods. "runtime" is ExecuTorch's own, for which Python delegates need a C++ compiler
+            once. "interpreter" needs none: it gives the same results, but for rounding, by PyTorch's operators. It is
+            not the real runtime, and refuses operators that this one does not have. Backends that the runtime has
+            itself, such as XNNPACK, are called in it, payload by payload.
         unavailable: What to do about a backend that nothing on this machine executes: "error", or "fallback", which
             executes the original graphs of its partitions in PyTorch, with a warning. The file has these graphs if it
             was emitted with `keep_originals=True`.
@@ -105,18 +122,20 @@ def load(
         that the delegates compile their payloads now.
 
     Raises:
-        InputError: The file cannot be read, is damaged, or is no `.pte` file; weights are in a data file that was not
-            given, or are not in the one that was.
+        InputError: There is no such engine; the file cannot be read, is damaged, or is no `.pte` file; weights are in a
+            data file that was not given, or are not in the one that was.
         BackendUnavailableError: A method needs a backend that neither the runtime of this machine nor a delegate has,
             its delegate is not available here, there is no original graph to fall back to, or Python delegates cannot
             be used here: they need a C++ compiler once.
         BackendFailure: A delegate raised when it compiled a payload; its exception is the `__cause__`.
         PluginLoadError: A delegate could not be made, or its id is provided twice.
     """
+    if not isinstance(engine, str) or engine not in _ENGINES:
+        raise InputError(f"load: engine: got {engine!r}, expected {' or '.join(map(repr, _ENGINES))}.")
     given = registry.check_delegates(delegates)
     if unavailable not in ("error", "fallback"):
         raise InputError(f'load: got unavailable={unavailable!r}, expected "error" or "fallback".')
     name, opened, methods = read_source(source)
     file = ProgramFile(name, opened, check_data(name, opened, data, methods), methods)
     with LOCK:
-        return LoadedProgram(file, open_native(file, given, unavailable))
+        return LoadedProgram(file, _ENGINES[engine](file, given, unavailable))

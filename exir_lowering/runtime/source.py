@@ -36,6 +36,27 @@ class ProgramFile:
         """Say which method is meant, to begin a message with."""
         return f"Method {method!r} of {self.name}"
 
+    def content(self) -> memoryview:
+        """Return the content of the file, which is mapped, not read; writing to it changes nothing on the disk.
+
+        Raises:
+            InputError: It cannot be read any more.
+        """
+        if isinstance(self.source, bytes):
+            return memoryview(bytearray(self.source))
+        return _mapped(self.name, Path(self.source), mmap.ACCESS_COPY)
+
+    def data_content(self) -> Mapping[str, memoryview]:
+        """Return what the data file has, by name; it is mapped, not read.
+
+        Raises:
+            InputError: It cannot be read any more.
+        """
+        if self.data is None:
+            return {}
+        name = repr(self.data)
+        return _parse(name, _mapped(name, Path(self.data), mmap.ACCESS_COPY), file_format.read_data)
+
     @property
     def backends(self) -> Mapping[str, str]:
         """The backends that it needs, each with the first method that does."""
@@ -92,13 +113,16 @@ def _read(name: str, path: Path, parse: Callable[[memoryview], Result]) -> Resul
     if not path.is_file():
         kind = "a directory" if path.is_dir() else "not a regular file"
         raise InputError(f"{name} cannot be loaded: it is {kind}.")
+    return _parse(name, _mapped(name, path), parse)
+
+
+def _mapped(name: str, path: Path, access: int = mmap.ACCESS_READ) -> memoryview:
     try:
         with path.open("rb") as file:
             empty = os.fstat(file.fileno()).st_size == 0
-            content = b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            return memoryview(b"" if empty else mmap.mmap(file.fileno(), 0, access=access))
     except (OSError, ValueError) as error:
         raise InputError(f"{name} cannot be loaded: {error}.") from error
-    return _parse(name, memoryview(content), parse)
 
 
 def _parse(name: str, content: memoryview, parse: Callable[[memoryview], Result]) -> Result:
@@ -137,7 +161,7 @@ def check_data(name: str, source: str | bytes, data: object, methods: Mapping[st
             f".ptd data file. Pass its path as data=; saving an artifact writes it beside the .pte file.{found}"
         )
     path = _path(data, "load: data", "the path of a .ptd file")
-    names = _read(repr(path), Path(path), file_format.read_data_names)
+    names = _read(repr(path), Path(path), lambda content: frozenset(file_format.read_data(content)))
     missing = sorted(set(needed) - names)
     if missing:
         raise InputError(

@@ -1,0 +1,175 @@
+"""What a Python delegate is called with and has to return, whichever engine calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from executorch.exir.backend.compile_spec_schema import CompileSpec
+
+from exir_lowering.delegate import Delegate, DelegateContext
+from exir_lowering.errors import BackendContractError, BackendFailure, BackendUnavailableError, LoweringError
+from exir_lowering.runtime.format import BOOL, DOUBLE, INT, NULL, Delegation, Tensor, Value
+from exir_lowering.runtime.inputs import describe, show
+
+DAMAGED = "the file may be damaged. Make or copy it again."
+
+
+@dataclass(slots=True, eq=False)
+class Handle:
+    """What is executed: a payload that a delegate compiled.
+
+    Attributes:
+        who: The delegate, its class, and the method that it is part of, for messages.
+        delegate: The delegate.
+        content: What its `compile` returned.
+        plan: What the file says of it.
+        counts: How many outputs it may return. One number is left when it has been executed.
+    """
+
+    who: str
+    delegate: Delegate
+    content: Any
+    plan: Delegation
+    counts: tuple[int, ...]
+
+
+def compile_payload(
+    where: str, delegate: Delegate, plan: Delegation, payload: bytes, specs: list[CompileSpec], context: DelegateContext
+) -> Handle:
+    """Let a delegate compile a payload.
+
+    Args:
+        where: The method and its file, to begin messages with.
+        delegate: The delegate.
+        plan: What the file says of this part of the method.
+        payload: The payload.
+        specs: Its compile specs.
+        context: What the delegate may know of the file.
+
+    Raises:
+        BackendUnavailableError: The delegate says that what it needs is missing.
+        BackendFailure: The delegate raised something else.
+    """
+    who = f"{where}: delegate {plan.backend!r} ({type(delegate).__module__}.{type(delegate).__qualname__})"
+    try:
+        content = delegate.compile(payload, specs, context)
+    except BackendUnavailableError as error:
+        raise BackendUnavailableError(f"{where} cannot be set up: {error}") from error
+    except Exception as error:
+        raise BackendFailure(
+            f"{who} failed to compile a payload of {len(payload)} bytes: {type(error).__name__}: {error}"
+        ) from error
+    return Handle(who, delegate, content, plan, plan.counts)
+
+
+def settle(handle: Handle, execute: Callable[[int], None]) -> None:
+    """Execute with a number of outputs; while several are possible, until as many are returned as are asked for.
+
+    Args:
+        handle: What is executed. It keeps the number that was right.
+        execute: Executes with a number of outputs; it raises a LoweringError when the delegate does not do as told.
+
+    Raises:
+        LoweringError: What was raised for the likeliest number.
+    """
+    if len(handle.counts) == 1:
+        return execute(handle.counts[0])
+    failures: list[LoweringError] = []
+    for count in handle.counts:
+        with _collecting(failures):
+            execute(count)
+            handle.counts = (count,)
+            return None
+    raise failures[0]
+
+
+def execute(handle: Handle, inputs: list[Any], count: int) -> list[tuple[Value, Any]]:
+    """Let a delegate execute, and check all that it returns; return what the file says of each output, and the output.
+
+    Args:
+        handle: What is executed.
+        inputs: The inputs.
+        count: How many outputs it has.
+
+    Raises:
+        BackendFailure: The delegate raised.
+        BackendContractError: It returned something else than the file says.
+    """
+    try:
+        returned = handle.delegate.execute(handle.content, inputs)
+    except Exception as error:
+        shown = ", ".join(map(show, inputs)) or "none"
+        raise BackendFailure(
+            f"{handle.who} failed to execute: {type(error).__name__}: {error}. Its inputs were: {shown}"
+        ) from error
+    expected = handle.plan.outputs[len(handle.plan.outputs) - count :]
+    _check(handle, expected, returned)
+    return list(zip(expected, returned, strict=True))
+
+
+def no_list(handle: Handle, index: int) -> BackendFailure:
+    """Return the failure of a delegate that would be given a list or a str."""
+    return BackendFailure(
+        f"{handle.who}: its input {index} is a list or a str, which Python delegates are not given. Leave the operator "
+        "that takes it to the host."
+    )
+
+
+def _check(handle: Handle, expected: Sequence[Value], returned: Any) -> None:
+    """Check what a delegate returned; all of it before any is written, as it may be a view of an input."""
+    if not isinstance(returned, Sequence) or isinstance(returned, (str, bytes)):
+        raise BackendContractError(
+            f"{handle.who}: execute returned {show(returned)}, expected a list or tuple of {len(expected)} outputs."
+        )
+    if len(returned) != len(expected):
+        raise BackendContractError(
+            f"{handle.who}: execute returned {len(returned)} outputs, expected {len(expected)} "
+            f"({', '.join(map(describe_output, expected)) or 'none'})."
+        )
+    for index, (value, output) in enumerate(zip(expected, returned, strict=True)):
+        problem = _problem(value, output)
+        if problem is not None:
+            raise BackendContractError(
+                f"{handle.who}: output {index} of execute is {show(output)}, expected {describe_output(value)}. "
+                f"{problem}"
+            )
+
+
+def _problem(expected: Value, output: Any) -> str | None:
+    """Say what is wrong with an output; None when it is as the file says."""
+    tensor = expected.content
+    if not isinstance(tensor, Tensor):
+        kinds = {INT: (int,), BOOL: (bool,), DOUBLE: (int, float), NULL: (int, float)}.get(expected.kind, ())
+        return None if isinstance(output, kinds) else "Return a number there."
+    if not isinstance(output, torch.Tensor):
+        return "Return a tensor there."
+    if output.dtype != tensor.dtype:
+        return f"Convert it with .to({tensor.dtype})."
+    if output.device.type != "cpu" or output.layout != torch.strided:
+        return "Return a dense tensor on the CPU."
+    shape = output.shape
+    if len(shape) != len(tensor.sizes):
+        return f"It has {len(shape)} dimensions, not {len(tensor.sizes)}."
+    if tensor.unbound or shape == tensor.sizes:
+        return None
+    for dim, (size, bound) in enumerate(zip(shape, tensor.sizes, strict=True)):
+        if size > bound or (size != bound and not tensor.dynamic):
+            return f"Its dimension {dim} is {size}, {'at most ' if tensor.dynamic else 'not '}{bound}."
+    return None
+
+
+def describe_output(value: Value) -> str:
+    """Say what an output has to be."""
+    return describe(value) if isinstance(value.content, Tensor) else "a number"
+
+
+@contextmanager
+def _collecting(failures: list[LoweringError]) -> Iterator[None]:
+    try:
+        yield
+    except LoweringError as failure:
+        failures.append(failure)
