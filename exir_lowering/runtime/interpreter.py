@@ -343,10 +343,11 @@ def open_interpreter(file: ProgramFile, given: Mapping[str, Any]) -> Interpreter
     except Exception as error:
         lacking = f"the ExecuTorch runtime cannot be imported here ({type(error).__name__}: {error})."
     else:
-        own = sorted(set(runtime.backend_registry.registered_backend_names) - set(registered()) - set(given))
+        names = sorted(set(runtime.backend_registry.registered_backend_names) - set(registered()))
+        own = [name for name in names if name not in given]
         kernels = frozenset(runtime.operator_registry.operator_names)
         usable = runtime.backend_registry.is_available
-        lacking = f"the ExecuTorch runtime here does not have it. It has {', '.join(own) or 'none'}."
+        lacking = f"the ExecuTorch runtime here does not have it. It has {', '.join(names) or 'none'}."
     found = find_delegates(file.name, file.methods, given, own, usable, lacking)
     external = file.data_content()
     try:
