@@ -28,8 +28,19 @@ class Missing:
     advice: str
 
 
+def runtime_failure() -> str | None:
+    """Say why ExecuTorch's runtime cannot be used on this machine, as a clause; None when it can."""
+    try:
+        _upstream.executorch_runtime()
+    except Exception as error:  # whatever its libraries raise when they are imported
+        return f"the ExecuTorch runtime cannot be imported here ({type(error).__name__}: {error})"
+    return None
+
+
 def own_backends() -> frozenset[str]:
-    """Return the ids of the backends that are built into the runtime of this machine."""
+    """Return the ids of the backends that are built into the runtime of this machine; none where it has no runtime."""
+    if runtime_failure() is not None:
+        return frozenset()
     return frozenset(_upstream.executorch_runtime().backend_registry.registered_backend_names) - bridged
 
 
@@ -57,7 +68,7 @@ def executor(backend_id: str, given: Mapping[str, Any] | None = None) -> Delegat
     try:
         delegate = registry.find_delegate(backend_id, given)
     except UnknownPluginError as error:
-        reason = "the ExecuTorch runtime here does not have it"
+        reason = runtime_failure() or "the ExecuTorch runtime here does not have it"
         return Missing(reason, f"{has} {error} Or lower the model for one of the runtime's backends.")
     who = f"its delegate {type(delegate).__module__}.{type(delegate).__qualname__}"
     try:

@@ -15,15 +15,14 @@ from typing import Any
 
 import torch
 
-from exir_lowering import _upstream
+from exir_lowering import _upstream, availability
 from exir_lowering.delegate import Delegate, DelegateContext
 from exir_lowering.errors import BackendUnavailableError, InputError, LoweringError
 from exir_lowering.runtime import contract, hosted, memory
-from exir_lowering.runtime.bridge import registered
 from exir_lowering.runtime.code import Code, Listing, Payload, read_code
 from exir_lowering.runtime.dataflow import DELEGATE, KERNEL
 from exir_lowering.runtime.engine import LOCK
-from exir_lowering.runtime.find import find_delegates
+from exir_lowering.runtime.find import Unavailable, find_delegates
 from exir_lowering.runtime.flatbuffer import CorruptError
 from exir_lowering.runtime.format import Delegation, Method, Tensor
 from exir_lowering.runtime.inputs import look_at
@@ -288,7 +287,7 @@ class Interpreter:
 
     def _compiled(self, method: str, delegate: Delegate, payload: Payload, plan: Delegation) -> PythonCall:
         data = _NamedData(self.listing.named, self.external)
-        context = DelegateContext(method, data)
+        context = DelegateContext(method, data, plan.number)
         try:
             return PythonCall(
                 contract.compile_payload(
@@ -322,12 +321,13 @@ class Interpreter:
             ) from error
 
 
-def open_interpreter(file: ProgramFile, given: Mapping[str, Any]) -> Interpreter:
+def open_interpreter(file: ProgramFile, given: Mapping[str, Any], unavailable: Unavailable) -> Interpreter:
     """Open a file for the interpreter, and set up its methods that call Python delegates.
 
     Args:
         file: The file.
         given: The call's delegates, by id.
+        unavailable: What to do about a backend that is missing here.
 
     Raises:
         InputError: The file has changed meanwhile.
@@ -335,20 +335,10 @@ def open_interpreter(file: ProgramFile, given: Mapping[str, Any]) -> Interpreter
         BackendFailure: A delegate raised.
         PluginLoadError: A delegate could not be made, or its id is provided twice.
     """
-    own: list[str] = []
+    found = find_delegates(file, given, unavailable)
     kernels = None
-    usable = str.isidentifier
-    try:
-        runtime = _upstream.executorch_runtime()
-    except Exception as error:
-        lacking = f"the ExecuTorch runtime cannot be imported here ({type(error).__name__}: {error})."
-    else:
-        names = sorted(set(runtime.backend_registry.registered_backend_names) - set(registered()))
-        own = [name for name in names if name not in given]
-        kernels = frozenset(runtime.operator_registry.operator_names)
-        usable = runtime.backend_registry.is_available
-        lacking = f"the ExecuTorch runtime here does not have it. It has {', '.join(names) or 'none'}."
-    found = find_delegates(file.name, file.methods, given, own, usable, lacking)
+    if availability.runtime_failure() is None:
+        kernels = frozenset(_upstream.executorch_runtime().operator_registry.operator_names)
     external = file.data_content()
     try:
         listing = read_code(file.content(), external)
