@@ -28,26 +28,20 @@ class Missing:
     advice: str
 
 
-def own_backends() -> frozenset[str]:
-    """Return the ids of the backends that are built into the runtime of this machine; none if it has no runtime."""
-    runtime, _ = _runtime()
-    return (
-        frozenset(runtime.backend_registry.registered_backend_names) - bridged if runtime is not None else frozenset()
-    )
-
-
-def own_kernels() -> frozenset[str] | None:
-    """Return the names of the operators that the runtime of this machine has; None if it has no runtime."""
-    runtime, _ = _runtime()
-    return frozenset(runtime.operator_registry.operator_names) if runtime is not None else None
-
-
-def _runtime() -> tuple[Any, str]:
-    """Return the runtime, or None and why there is none."""
+def runtime_failure() -> str | None:
+    """Say why ExecuTorch's runtime cannot be used on this machine, as a clause; None when it can."""
     try:
-        return _upstream.executorch_runtime(), ""
-    except Exception as error:
-        return None, f"{type(error).__name__}: {error}"
+        _upstream.executorch_runtime()
+    except Exception as error:  # whatever its libraries raise when they are imported
+        return f"the ExecuTorch runtime cannot be imported here ({type(error).__name__}: {error})"
+    return None
+
+
+def own_backends() -> frozenset[str]:
+    """Return the ids of the backends that are built into the runtime of this machine; none where it has no runtime."""
+    if runtime_failure() is not None:
+        return frozenset()
+    return frozenset(_upstream.executorch_runtime().backend_registry.registered_backend_names) - bridged
 
 
 def executor(backend_id: str, given: Mapping[str, Any] | None = None) -> Delegate | Missing | None:
@@ -65,19 +59,16 @@ def executor(backend_id: str, given: Mapping[str, Any] | None = None) -> Delegat
         PluginLoadError: The delegate could not be made, or its id is provided twice.
     """
     own = own_backends()
-    runtime, problem = _runtime()
     has = f"It has {', '.join(sorted(own)) or 'none'}."
     if backend_id in own and backend_id not in (given or ()):
-        if runtime.backend_registry.is_available(backend_id):
+        if _upstream.executorch_runtime().backend_registry.is_available(backend_id):
             return None
         reason = "the ExecuTorch runtime here says that it is not available"
         return Missing(reason, f"{has} Lower the model for another one, or install what the backend needs.")
     try:
         delegate = registry.find_delegate(backend_id, given)
     except UnknownPluginError as error:
-        if runtime is None:
-            return Missing(f"the ExecuTorch runtime cannot be imported here ({problem})", str(error))
-        reason = "the ExecuTorch runtime here does not have it"
+        reason = runtime_failure() or "the ExecuTorch runtime here does not have it"
         return Missing(reason, f"{has} {error} Or lower the model for one of the runtime's backends.")
     who = f"its delegate {type(delegate).__module__}.{type(delegate).__qualname__}"
     try:

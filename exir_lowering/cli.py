@@ -103,6 +103,7 @@ an input is one of:
 examples:
   exir-lower run model.pte --input randn:1x3x224x224
   exir-lower run llm.pte --method decode --input ones:int64:1x1 3 --save outputs.pt
+  exir-lower run model.pte --input x.npy --engine interpreter
 """
 _DEMO_EXAMPLES = """\
 examples:
@@ -201,7 +202,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_lower(command("lower", _lower, "lower .pt2 files to one .pte file", _LOWER_EXAMPLES))
     text = "tell what lower would delegate, and why the rest stays on the host"
     _add_plan(command("plan", _plan, text, _PLAN_EXAMPLES))
-    _add_run(command("run", _run, "run a method of a .pte file in the ExecuTorch runtime", _RUN_EXAMPLES))
+    _add_run(command("run", _run, "run a method of a .pte file, in the ExecuTorch runtime", _RUN_EXAMPLES))
     plugins = command("plugins", _plugins, "list the installed backends and partitioners")
     plugins.add_argument("--json", action="store_true", help="print the list as JSON")
     text = "lower a trained sentence-embedding model, run it, compare with PyTorch"
@@ -248,6 +249,13 @@ def _add_run(run: argparse.ArgumentParser) -> None:
         help="the inputs, in order; see below",
     )
     run.add_argument("--data", metavar="WEIGHTS.ptd", help="a data file that the .pte needs")
+    run.add_argument(
+        "--engine",
+        choices=("runtime", "interpreter"),
+        default="runtime",
+        help="what runs it: ExecuTorch's runtime (default), or an interpreter in Python, where there is no C++ "
+        "compiler for Python delegates",
+    )
     run.add_argument("--seed", type=int, default=0, help="of randn and rand (default: 0)")
     run.add_argument("--save", metavar="OUT.pt", help="save the list of outputs with torch.save")
 
@@ -435,7 +443,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     torch.manual_seed(arguments.seed)
     inputs = [value for text in arguments.inputs for value in _input(text)]
-    program = load(source, data=data)
+    program = load(source, data=data, engine=arguments.engine)
     method = _method(arguments.method, program.method_names, source)
     outputs = program.run(method, *inputs)
     table = Table(title=f"{source.name}: outputs of {method}", box=box.SIMPLE_HEAD, show_edge=False)
@@ -444,6 +452,8 @@ def _run(arguments: argparse.Namespace) -> int:
     for index, value in enumerate(outputs):
         table.add_row(str(index), *map(Text, _described(value)))
     _console().print(table)
+    if arguments.engine == "interpreter":
+        _say("Run by the interpreter in Python, which is not ExecuTorch's runtime.")
     if save is not None:
         try:
             torch.save(outputs, save)

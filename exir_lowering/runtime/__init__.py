@@ -1,4 +1,4 @@
-"""Load a `.pte` file and run its methods in ExecuTorch's own runtime."""
+"""Load a `.pte` file and run its methods, in ExecuTorch's own runtime or in Python."""
 
 from exir_lowering.runtime.program import LoadedProgram, load
 

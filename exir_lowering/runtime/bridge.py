@@ -290,8 +290,8 @@ class Bridge:
         delegate = setup.delegates[name]
         data = _NamedData(self._library, context)
         try:
-            context_ = DelegateContext(method, data, plan.number)
-            handle = compile_payload(setup.where, delegate, plan, payload, specs, context_)
+            told_context = DelegateContext(method, data, plan.number)
+            handle = compile_payload(setup.where, delegate, plan, payload, specs, told_context)
         finally:
             data.context = None
         key = next(self._keys)

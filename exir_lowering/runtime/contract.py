@@ -51,8 +51,8 @@ def compile_payload(
         context: What the delegate may know of the file.
 
     Raises:
-        BackendFailure: The delegate raised.
-        BackendUnavailableError: It stands in for a backend that is missing, and cannot.
+        BackendUnavailableError: The delegate says that what it needs is missing.
+        BackendFailure: The delegate raised something else.
     """
     who = f"{where}: delegate {plan.backend!r} ({type(delegate).__module__}.{type(delegate).__qualname__})"
     try:

@@ -9,20 +9,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from executorch.exir import schema
 from executorch.exir.scalar_type import ScalarType
 
 from exir_lowering import _upstream
 from exir_lowering.runtime import xnnpack_payload
 from exir_lowering.runtime.code import Payload
-from exir_lowering.runtime.format import BOOL, DOUBLE, DTYPES, INT, NULL, Delegation, Tensor, Value
+from exir_lowering.runtime.format import DTYPES, KINDS, NULL, Delegation, Tensor, Value
 from exir_lowering.runtime.kernels import Frame
 
 _ALIGNMENT = 16
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
-_NUMBERS = {INT: torch.int64, DOUBLE: torch.float64, BOOL: torch.bool}
-_EMPTY = {INT: schema.Int(0), DOUBLE: schema.Double(0.0), BOOL: schema.Bool(False), NULL: schema.Null()}
 
 
 class NotHosted(Exception):
@@ -52,17 +49,9 @@ class HostedCall:
             frame: The values of the method.
             arguments: Those that the payload is called with.
         """
-        given = []
-        for position in self.inputs:
-            value = frame.get(arguments[position])
-            number = _NUMBERS.get(frame.plan[arguments[position]].kind)
-            given.append(value if number is None else torch.tensor(value, dtype=number))
+        given = [frame.get(arguments[position]) for position in self.inputs]
         for position, output in zip(self.outputs, self.run(given, clone_outputs=False), strict=True):
-            index = arguments[position]
-            if isinstance(output, torch.Tensor):
-                frame.slot(index).write(output)
-            else:
-                frame.values[index] = output
+            frame.slot(arguments[position]).write(output)
 
 
 def host(
@@ -84,7 +73,7 @@ def host(
         data: The path of its data file.
 
     Raises:
-        NotHosted: It takes a list or a str.
+        NotHosted: It takes or returns something else than tensors.
         Exception: ExecuTorch's own: the backend refuses the payload.
     """
     # What is in doubt is both: an input keeps its value, an output has none that matters.
@@ -119,15 +108,10 @@ class _Program:
         if isinstance(value.content, Tensor):
             number = self._tensor(value.content, planned=given and returned)
             self._inputs += [number] * given
-        elif value.kind in _EMPTY:
-            number = self._add(_EMPTY[value.kind])
-            if given:
-                # The runtime takes no other number than the one in the file: it comes as a tensor, and is read there.
-                tensor = Tensor(_NUMBERS[value.kind], (), (), False, False)
-                self._inputs.append(self._tensor(tensor, planned=False))
-                self._instructions.append(schema.Instruction(schema.KernelCall(0, [self._inputs[-1], number])))
+        elif value.kind == NULL:
+            number = self._add(schema.Null())
         else:
-            raise NotHosted(f"it is called with {value.content!r}")
+            raise NotHosted(f"it is called with {KINDS[value.kind]}")
         self._outputs += [number] * returned
         return number
 
@@ -147,7 +131,7 @@ class _Program:
             inputs=self._inputs,
             outputs=self._outputs,
             chains=[schema.Chain(self._inputs, self._outputs, self._instructions, None)],
-            operators=[schema.Operator("aten::_local_scalar_dense", "")],
+            operators=[],
             delegates=self._delegates,
             non_const_buffer_sizes=[0, self._memory] if self._memory else [0],
         )

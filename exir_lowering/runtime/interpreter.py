@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from exir_lowering import availability
+from exir_lowering import _upstream, availability
 from exir_lowering.delegate import Delegate, DelegateContext
 from exir_lowering.errors import BackendUnavailableError, InputError, LoweringError
 from exir_lowering.runtime import contract, hosted, memory
@@ -336,6 +336,9 @@ def open_interpreter(file: ProgramFile, given: Mapping[str, Any], unavailable: U
         PluginLoadError: A delegate could not be made, or its id is provided twice.
     """
     found = find_delegates(file, given, unavailable)
+    kernels = None
+    if availability.runtime_failure() is None:
+        kernels = frozenset(_upstream.executorch_runtime().operator_registry.operator_names)
     external = file.data_content()
     try:
         listing = read_code(file.content(), external)
@@ -344,6 +347,6 @@ def open_interpreter(file: ProgramFile, given: Mapping[str, Any], unavailable: U
     shared = None
     if file.shares_state:
         (shared,) = memory.arenas([max(method.arenas[_SHARED] for method in file.methods.values())])
-    engine = Interpreter(file, listing, external, found, availability.own_kernels(), shared)
+    engine = Interpreter(file, listing, external, found, kernels, shared)
     engine.set_up_delegated()
     return engine

@@ -53,6 +53,11 @@ class Frame:
             raise TypeError(f"value {index} is {value!r}, expected a tensor")
         return value
 
+    def slots(self, index: int) -> list[Slot]:
+        """Return a tensor, or those in a list of tensors."""
+        content = self.plan[index].content
+        return [self.slot(int(item)) for item in content] if isinstance(content, tuple) else [self.slot(index)]
+
     def put(self, index: int, result: Any) -> None:
         """Write the result of an operator."""
         if not isinstance(result, torch.Tensor):
@@ -77,12 +82,13 @@ def _of_torch(function: Callable[..., Any], arguments: Sequence[tuple[str, bool,
     """Return a kernel of an operator of torch, whose arguments have a name, are by keyword only, and are outputs."""
 
     def run(frame: Frame, indices: tuple[int, ...]) -> None:
-        given, named, outputs = [], {}, []
+        given: list[Any] = []
+        named: dict[str, Any] = {}
+        outputs: list[Slot] = []
         for index, (name, keyword, out) in zip(indices, arguments, strict=False):
             if out:
-                slot = frame.slot(index)
-                outputs.append(slot)
-                named[name] = slot.tensor
+                outputs += frame.slots(index)
+                named[name] = frame.get(index)
             elif keyword:
                 named[name] = frame.get(index)
             else:

@@ -18,6 +18,8 @@ from exir_lowering.runtime.format import Method
 from exir_lowering.runtime.inputs import look_at
 from exir_lowering.runtime.source import ProgramFile
 
+_INTERPRETER = 'load(..., engine="interpreter") runs the file without it, in Python: not in the real runtime.'
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NativeEngine:
@@ -121,6 +123,12 @@ def open_native(file: ProgramFile, given: Mapping[str, Any], unavailable: Unavai
         BackendFailure: A delegate raised.
         PluginLoadError: A delegate could not be made, or its id is provided twice.
     """
+    failure = availability.runtime_failure()
+    if failure is not None:
+        raise BackendUnavailableError(
+            f"{file.name} cannot be loaded: {failure}. Install executorch again from its wheel for this platform.\n"
+            f"{_INTERPRETER}"
+        )
     _check_given(given)
     found = find_delegates(file, given, unavailable)
     if found:
@@ -163,9 +171,7 @@ def _register(ids: Sequence[str]) -> None:
     try:
         bridge().register(ids, taken)
     except BackendUnavailableError as error:
-        raise BackendUnavailableError(
-            f'{error}\nload(..., engine="interpreter") runs the file without it, in Python: not in the real runtime.'
-        ) from error.__cause__
+        raise BackendUnavailableError(f"{error}\n{_INTERPRETER}") from error.__cause__
 
 
 def _check_given(given: Mapping[str, Any]) -> None:
