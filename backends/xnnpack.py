@@ -28,7 +28,8 @@ def xnnpack(
     the file once.
 
     Args:
-        operators: Take these operators only, such as "aten.linear" or "aten.add.Tensor", each with the quantisation
+        operators: Take these operators of the Edge program only, such as "aten.linear" or "aten.add.Tensor", each with the
+            quantisation
             around it. To leave some out, use `deny` of `exir_lowering.partitioners`.
         precisions: Take only operators that ExecuTorch's partitioner knows in one of these precisions: "fp32" (float16
             too), "static_quant", "dynamic_quant" (linear layers and convolutions). Quantised layers are taken as
