@@ -15,6 +15,10 @@ bridged: set[str] = set()
 """Ids under which Python delegates are registered in the runtime, which has no backend of its own for them."""
 
 
+_INSTALL = {"OpenvinoBackend": ': pip install "exir-lowering[openvino]"'}
+"""What brings what a backend of the runtime needs, where an extra does."""
+
+
 @dataclass(frozen=True, slots=True)
 class Missing:
     """Nothing executes a backend's payloads here.
@@ -64,7 +68,8 @@ def executor(backend_id: str, given: Mapping[str, Any] | None = None) -> Delegat
         if _upstream.executorch_runtime().backend_registry.is_available(backend_id):
             return None
         reason = "the ExecuTorch runtime here says that it is not available"
-        return Missing(reason, f"{has} Lower the model for another one, or install what the backend needs.")
+        install = f"install what the backend needs{_INSTALL.get(backend_id, '')}"
+        return Missing(reason, f"{has} Lower the model for another one, or {install}.")
     try:
         delegate = registry.find_delegate(backend_id, given)
     except UnknownPluginError as error:

@@ -85,20 +85,6 @@ class Viewed(nn.Module):
         return again * again + again, torch.sin(again)
 
 
-class Mixed(nn.Module):
-    """XNNPACK gets the linear layer, the delegate the product and the sum, the host the sine and the state."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-        self.register_buffer("total", torch.zeros(4))
-
-    def forward(self, x):
-        y = torch.sin(self.linear(x)) * x + x
-        self.total.add_(y.sum(0))
-        return y * 3.0, self.total + 0.0
-
-
 class Apart(nn.Module):
     def forward(self, x, y):
         return torch.sin(torch.sin(x + y) + y)
@@ -371,38 +357,6 @@ class TestRun:
                 return (inputs[0],)
 
         torch.testing.assert_close(load(adds, delegates=[First]).run("forward", *xy)[0], torch.sin(xy[0]))
-
-    def test_xnnpack_a_delegate_and_kernels_in_one_file(self):
-        torch.manual_seed(0)
-        model, other = Mixed().eval().requires_grad_(False), AddSin()
-        rest = sums(MUL, ADD, state=False)
-        programs = {
-            "mixed": export(model, (torch.ones(2, 4),), dynamic_shapes={"x": {0: BATCH}}),
-            "forward": program_of(other, torch.ones(2, 3), torch.ones(2, 3), batch=True),
-        }
-        partitioners = {"mixed": [LinearOnly(), rest], "forward": rest}
-        config = ExecutorchBackendConfig(passes=[InitializedMutableBufferPass(["total"])])
-        artifact = scripted(programs, partitioners, config=config)
-        for needed in (b"XnnpackBackend", b"script"):
-            assert needed in artifact.buffer
-        program = load(artifact.buffer, delegates=[ScriptDelegate])
-        generator = torch.Generator().manual_seed(0)
-        for call in range(100):
-            batch = 1 + (call * 5) % 8
-            x = torch.randn(batch, 4, generator=generator)
-            for result, wanted in zip(program.run("mixed", x), model(x), strict=True):
-                torch.testing.assert_close(result, wanted, atol=1e-4, rtol=1e-4)
-            y = torch.randn(9 - batch, 3, generator=generator)
-            torch.testing.assert_close(program.run("forward", y, y)[0], other(y, y))
-
-
-class LinearOnly(TagPartitioner):
-    """XNNPACK for linear layers."""
-
-    def __init__(self):
-        import executorch.backends.xnnpack.xnnpack_preprocess  # noqa: F401  (defines the backend's class)
-
-        super().__init__(by_operator("aten.addmm.default", "aten.permute_copy.default"), "XnnpackBackend", state=False)
 
 
 class TestFailures:

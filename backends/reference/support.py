@@ -18,9 +18,16 @@ __all__ = ["ReferenceSupport", "executable", "function_name", "reference_partiti
 _NAMES = {id(function): name for name, function in PYTHON.items()}
 
 
-def reference_partitioner() -> Partitioner:
-    """Return a partitioner that gives the reference backend everything that its delegate can execute."""
-    return SupportPartitioner({"reference": ReferenceSupport()}, own_state=True)
+def reference_partitioner(*, own_state: bool = True) -> Partitioner:
+    """Return a partitioner that gives the reference backend everything that its delegate can execute.
+
+    Args:
+        own_state: Whether a buffer that one partition alone reads and writes moves into it. State in a delegate is
+            its method's own: for state that several methods share, such as the KV cache of a prefill and a decode
+            method, leave it with the runtime, and emit with ExecuTorch's
+            `MemoryPlanningPass(share_mutable_buffers=True)`.
+    """
+    return SupportPartitioner({"reference": ReferenceSupport()}, own_state=own_state)
 
 
 def executable() -> Support:

@@ -1,0 +1,95 @@
+"""ExecuTorch's XNNPACK backend under one word, with its options."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection
+from typing import Any, Literal, get_args
+
+from exir_lowering import InputError, Partitioner
+
+__all__ = ["Precision", "xnnpack"]
+
+Precision = Literal["fp32", "static_quant", "dynamic_quant"]
+
+
+def xnnpack(
+    *,
+    operators: Collection[str] | None = None,
+    precisions: Precision | Collection[Precision] | None = None,
+    per_op_mode: bool = False,
+    force_non_static_weights_for_f32_linear: bool = False,
+    enable_bf16: bool = False,
+) -> Partitioner:
+    """Return ExecuTorch's `XnnpackPartitioner`, which gives XNNPACK what it can execute.
+
+    Programs of ExecuTorch's `XNNPACKQuantizer` (PT2E, static and dynamic int8) need no option. Which delegates share
+    packed weights or a workspace is a setting of the runtime, not of the file; weights that several methods use are in
+    the file once.
+
+    Args:
+        operators: Take these operators of the Edge program only, such as "aten.linear" or "aten.add.Tensor", each with the
+            quantisation
+            around it. To leave some out, use `deny` of `exir_lowering.partitioners`.
+        precisions: Take only operators that ExecuTorch's partitioner knows in one of these precisions: "fp32" (float16
+            too), "static_quant", "dynamic_quant" (linear layers and convolutions). Quantised layers are taken as
+            fp32, with their quantisation on the host, when that is the only one.
+        per_op_mode: Give each operator, with the quantisation around it, a delegate of its own.
+        force_non_static_weights_for_f32_linear: Hand the weights of fp32 linear layers to the delegate at each call,
+            instead of packing them when the method is loaded: for weights that change, or that two delegates would
+            both pack.
+        enable_bf16: Take bfloat16 too; the runtime's XNNPACK has to be new enough.
+
+    Raises:
+        InputError: An operator or a precision is none that ExecuTorch's partitioner knows.
+    """
+    from executorch.backends.xnnpack.partition.config.xnnpack_config import ConfigPrecisionType
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+
+    partitioner = XnnpackPartitioner(
+        configs=_configs(operators),
+        config_precisions=[ConfigPrecisionType[name.upper()] for name in _precisions(precisions)] or None,
+        per_op_mode=per_op_mode,
+        force_non_static_weights_for_f32_linear=force_non_static_weights_for_f32_linear,
+        enable_bf16=enable_bf16,
+    )
+    # ExecuTorch's configuration for convolutions follows this too, but its runtime refuses what comes of that.
+    for config in partitioner.target_partitioner_configs.values():
+        if config.target_name == "convolution.default":
+            config.force_non_static_weights_for_f32_linear = False
+    made: Partitioner = partitioner
+    return made
+
+
+def _precisions(given: Any) -> tuple[str, ...]:
+    if given is None:
+        return ()
+    names = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Collection) else ()
+    if not names or not all(name in get_args(Precision) for name in names):
+        raise InputError(f"xnnpack(precisions={given!r}): expected one or several of {', '.join(get_args(Precision))}.")
+    return names
+
+
+def _configs(operators: Any) -> list[Any] | None:
+    """Return ExecuTorch's configurations for operators, None for all of them."""
+    from executorch.backends.xnnpack.partition.config import ALL_PARTITIONER_CONFIGS
+
+    if operators is None:
+        return None
+    if isinstance(operators, str) or not isinstance(operators, Collection) or not operators:
+        raise InputError(f'xnnpack(operators={operators!r}): expected a list of names, such as ["aten.linear"].')
+    known: dict[str, list[Any]] = {}
+    for config in ALL_PARTITIONER_CONFIGS:
+        for name in (config.target_name, config.target_name.rpartition(".")[0]):
+            known.setdefault(name, []).append(config)
+    chosen: dict[Any, None] = {}
+    for operator in operators:
+        name = operator.partition(".")[2] if isinstance(operator, str) else ""
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=3) or sorted(known)
+            raise InputError(
+                f"xnnpack(operators=...): XNNPACK's partitioner does not know {operator!r}. Expected a namespace and "
+                f"one of its operators: {', '.join(close)}."
+            )
+        chosen.update(dict.fromkeys(known[name]))
+    return list(chosen)

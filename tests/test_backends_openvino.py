@@ -1,0 +1,313 @@
+"""OpenVINO behind one word. CI installs the extra; elsewhere it is tested where it is installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lowering_support import delegates
+from models import mobilenet_v2
+from torch.export import Dim, ExportedProgram, export
+
+import exir_lowering
+from exir_lowering.partitioners import RuledPartitioner, deny
+
+CI = bool(os.environ.get("CI"))
+needs_openvino = pytest.mark.skipif(find_spec("openvino") is None and not CI, reason="needs the extra openvino")
+needs_nncf = pytest.mark.skipif(find_spec("nncf") is None and not CI, reason="needs the extra openvino-int8")
+
+# OpenVINO computes with bfloat16 where a CPU has it, whatever the file says; oneDNN's variable tells it not to.
+FLOAT32 = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI", "OMP_NUM_THREADS": "1"}
+
+RUN = """
+import sys, torch, exir_lowering
+for name in sys.argv[1:]:
+    calls = torch.load(name + ".calls")
+    program = exir_lowering.load(name + ".pte")
+    for method, inputs, expected, tolerance in calls:
+        (got,) = program.run(method, *inputs)
+        assert got.shape == expected.shape, (name, method, got.shape, expected.shape)
+        off = (got - expected).abs().max().item()
+        assert off <= tolerance, (name, method, off)
+        print(name, method, tuple(got.shape), "equal")
+"""
+
+Call = tuple[str, tuple[torch.Tensor, ...], torch.Tensor, float]
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 4, 3)
+        self.linear = torch.nn.Linear(4, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(torch.relu(self.conv(x)).mean((2, 3)))
+
+
+class Head(torch.nn.Module):
+    def __init__(self, net: Net) -> None:
+        super().__init__()
+        self.linear = net.linear
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(self.linear(x)) * 2
+
+
+class Counter(torch.nn.Module):
+    """State that stays on the host, beside a network that does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("sum", torch.zeros(1, 5))
+        self.net = Net()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.sum.add_(self.net(x))
+        return self.sum * 1
+
+
+class Odd(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.trunc(x)
+
+
+def image(batch: int = 1) -> torch.Tensor:
+    return torch.linspace(-1, 1, batch * 3 * 8 * 8).reshape(batch, 3, 8, 8)
+
+
+def backends(lowered: exir_lowering.LoweredMethods, method: str = "forward") -> list[str]:
+    return [delegate.backend_id for delegate in delegates(lowered[method])]
+
+
+def lower(programs: Any, partitioners: Any = "openvino") -> exir_lowering.LoweredMethods:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return exir_lowering.lower(programs, partitioners)
+
+
+def cases() -> Iterator[tuple[str, exir_lowering.LoweredMethods, list[Call]]]:
+    """Yield names, lowered programs, and calls with what eager PyTorch returns."""
+    from exir_lowering.backends.openvino import openvino
+
+    torch.manual_seed(0)
+    model, inputs = mobilenet_v2()
+    for module in model.modules():  # an untrained one gives numbers near 0, which would equal anything
+        if isinstance(module, torch.nn.Conv2d):
+            torch.nn.init.kaiming_normal_(module.weight)
+    expected = model(*inputs)
+    assert expected.abs().max() > 0.01
+    yield "mobile", lower(export(model, inputs)), [("forward", inputs, expected, 1e-4)]
+
+    net, x, y = Net().eval(), image(), torch.linspace(-1, 1, 4).reshape(1, 4)
+    head = Head(net)
+    programs = {"whole": export(net, (x,)), "head": export(head, (y,))}
+    yield "two", lower(programs), [("whole", (x,), net(x), 1e-4), ("head", (y,), head(y), 1e-4)]
+
+    counter = Counter().eval()
+    exported, once = export(counter, (x,)), counter.net(x)
+    yield "counter", lower(exported), [("forward", (x,), once * times, 1e-4) for times in (1, 2, 3)]
+
+    dynamic = export(net, (image(2),), dynamic_shapes=({0: Dim("batch", min=1, max=8)},))
+    yield "dynamic", lower(dynamic), [("forward", (image(n),), net(image(n)), 1e-4) for n in (2, 1, 8, 5)]
+
+    ruled = RuledPartitioner(openvino(), deny(op="aten.relu"))
+    yield "ruled", lower(export(net, (x,)), ruled), [("forward", (x,), net(x), 1e-4)]
+
+    if find_spec("nncf") is not None:
+        program = quantized()
+        yield "int8", lower(program), [("forward", (x,), program.module()(x), 0.02)]
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What was lowered, what the process that ran it printed, and where the files are."""
+
+    lowered: dict[str, exir_lowering.LoweredMethods]
+    equal: list[str]
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """Lower all cases, and run their files in the runtime of one process of its own."""
+    folder, lowered = tmp_path_factory.mktemp("openvino"), {}
+    with torch.no_grad():
+        for name, lowered[name], calls in cases():
+            lowered[name].emit().save(folder / f"{name}.pte")
+            torch.save(calls, folder / f"{name}.calls")
+    command = [sys.executable, "-c", RUN, *lowered]
+    environment = {**os.environ, **FLOAT32}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return Ran(lowered, [line.split()[0] for line in done.stdout.splitlines() if line.endswith("equal")], folder)
+
+
+@needs_openvino
+def test_a_convolutional_model(ran: Ran) -> None:
+    lowered = ran.lowered["mobile"]
+    assert backends(lowered) == ["OpenvinoBackend"] and not lowered.report.methods[0].host
+    assert ran.equal.count("mobile") == 1
+
+
+@needs_openvino
+def test_a_map_of_two_methods(ran: Ran) -> None:
+    assert [backends(ran.lowered["two"], method) for method in ("whole", "head")] == [["OpenvinoBackend"]] * 2
+    assert ran.equal.count("two") == 2
+
+
+@needs_openvino
+def test_state_stays_on_the_host(ran: Ran) -> None:
+    assert backends(ran.lowered["counter"]) == ["OpenvinoBackend"]
+    assert ran.equal.count("counter") == 3
+
+
+@needs_openvino
+def test_results_of_dynamic_size_stay_on_the_host(ran: Ran) -> None:
+    """ExecuTorch's delegate would return them with the largest size."""
+    host = {node.operator: node.reason for node in ran.lowered["dynamic"].report.methods[0].host}
+    assert all(host.values()) and "dynamic size" in host["aten.convolution.default"]
+    assert ran.equal.count("dynamic") == 4
+
+
+@needs_openvino
+def test_rules_leave_operators_out(ran: Ran) -> None:
+    lowered = ran.lowered["ruled"]
+    assert backends(lowered) == ["OpenvinoBackend"] * 2
+    assert {node.operator for node in lowered.report.methods[0].host} == {"aten.relu.default"}
+    assert ran.equal.count("ruled") == 1
+
+
+@needs_nncf
+def test_int8(ran: Ran) -> None:
+    """ExecuTorch's OpenVINOQuantizer: the program is delegated whole and runs as the quantised program does."""
+    lowered = ran.lowered["int8"]
+    assert backends(lowered) == ["OpenvinoBackend"] and not lowered.report.methods[0].host
+    assert ran.equal.count("int8") == 1
+
+
+def quantized() -> ExportedProgram:
+    from executorch.backends.openvino import OpenVINOQuantizer
+    from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        prepared = prepare_pt2e(export(Net().eval(), (image(),)).module(), OpenVINOQuantizer())
+        prepared(image())
+        return export(convert_pt2e(prepared, fold_quantize=False), (image(),))
+
+
+@needs_openvino
+def test_the_word_is_executorchs_partitioner(capsys: pytest.CaptureFixture[str]) -> None:
+    """The word gives what ExecuTorch's class gives, and finds its backend by name."""
+    from exir_lowering.backends.openvino import OpenvinoPartitioner, openvino
+
+    made = openvino()
+    assert isinstance(made, OpenvinoPartitioner)
+    program = export(Net().eval(), (image(),))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ours, theirs = (exir_lowering.lower(program, partitioner) for partitioner in (made, made.inner))
+        exir_lowering.plan(export(Odd(), (torch.ones(2),)), made)
+    assert "not supported" not in capsys.readouterr().out, "stdout may carry the JSON of a command"
+    first, second = (delegates(lowered["forward"]) for lowered in (ours, theirs))
+    assert [d.compile_specs for d in first] == [d.compile_specs for d in second]
+    assert [(spec.key, spec.value) for spec in first[0].compile_specs] == [("device", b"CPU")]
+    # OpenVINO numbers names anew in each model that it makes, so the bytes are never the same twice.
+    assert len(first) == len(second) == 1
+    assert abs(len(first[0].processed_bytes) - len(second[0].processed_bytes)) < 64
+
+
+@needs_openvino
+@pytest.mark.parametrize("device", ["ABACUS", "", 3])
+def test_a_device_that_is_not_there(device: Any) -> None:
+    from exir_lowering.backends.openvino import openvino
+
+    with pytest.raises(exir_lowering.InputError, match="CPU") as caught:
+        openvino(device)
+    assert repr(device) in str(caught.value)
+
+
+HIDDEN = """
+import sys
+from importlib.abc import MetaPathFinder
+
+class Hide(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in HIDDEN:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+import importlib.util
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, package=None: None if name in HIDDEN else found(name, package)
+sys.meta_path.insert(0, Hide())
+"""
+
+
+def python(hidden: set[str], script: str) -> str:
+    """Run a script in an interpreter that does not find some packages."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"HIDDEN = {hidden!r}\n{HIDDEN}\n{script}"], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def test_without_the_extra() -> None:
+    """The word, the import and the list of plug-ins say what to install; nothing else breaks."""
+    out = python(
+        {"openvino", "nncf"},
+        "import json, torch, exir_lowering\n"
+        "program = torch.export.export(torch.nn.ReLU(), (torch.ones(2),))\n"
+        "said = []\n"
+        "try:\n    exir_lowering.lower(program, 'openvino')\n"
+        "except exir_lowering.PluginLoadError as error:\n    said.append(str(error))\n"
+        "try:\n    import exir_lowering.backends.openvino\n"
+        "except ImportError as error:\n    said.append(str(error))\n"
+        "from exir_lowering import cli\n"
+        "assert cli.main(['plugins', '--json']) == 0\n"
+        "print(json.dumps(said))\n",
+    )
+    *listed, said = out.strip().splitlines()
+    install = 'pip install "exir-lowering[openvino]"'
+    assert len(json.loads(said)) == 2 and all(install in text and "'openvino'" in text for text in json.loads(said))
+    found = {(p["group"], p["id"]): p["error"] for p in json.loads("\n".join(listed))}
+    assert install in found.pop(("exir_lowering.partitioners", "openvino"))
+    assert not any(found.values())
+
+
+@needs_openvino
+def test_without_nncf() -> None:
+    """Lowering does not need the quantizer's library; importing ExecuTorch's package fails as it did before."""
+    out = python(
+        {"nncf"},
+        "import torch, exir_lowering\n"
+        "program = torch.export.export(torch.nn.ReLU(), (torch.ones(2),))\n"
+        "assert exir_lowering.lower(program, 'openvino').report.methods[0].host == ()\n"
+        "try:\n    import executorch.backends.openvino\n"
+        "except ImportError as error:\n    print('nncf' in str(error))\n",
+    )
+    assert out.strip().splitlines()[-1] == "True"
+
+
+@needs_openvino
+def test_a_file_where_the_extra_is_missing(ran: Ran) -> None:
+    """Loading says what to install."""
+    out = python(
+        {"openvino"},
+        "import os, exir_lowering\n"
+        "os.environ['OPENVINO_LIB_PATH'] = '/nowhere/libopenvino_c.so'\n"
+        f"try:\n    exir_lowering.load({str(ran.folder / 'two.pte')!r})\n"
+        "except exir_lowering.BackendUnavailableError as error:\n    print(error)\n",
+    )
+    assert "'OpenvinoBackend'" in out and 'pip install "exir-lowering[openvino]"' in out
