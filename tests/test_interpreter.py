@@ -150,16 +150,6 @@ CASES = {
         8,
         TagPartitioner(by_operator("aten.add.Tensor"), "compiler_demo"),
     ),
-    "three together": (
-        test_delegates.Mixed(),
-        (torch.randn(2, 4),),
-        8,
-        [
-            "xnnpack",
-            SupportPartitioner({"reference": ops("aten.sin")}),
-            TagPartitioner(by_operator("aten.sum.dim_IntList"), "reference", state=False),
-        ],
-    ),
 }
 
 
