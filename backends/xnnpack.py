@@ -28,9 +28,8 @@ def xnnpack(
     the file once.
 
     Args:
-        operators: Take these operators of the Edge program only, such as "aten.linear" or "aten.add.Tensor", each with the
-            quantisation
-            around it. To leave some out, use `deny` of `exir_lowering.partitioners`.
+        operators: Take these operators of the Edge program only, such as "aten.linear" or "aten.add.Tensor", each with
+            the quantisation around it. To leave some out, use `deny` of `exir_lowering.partitioners`.
         precisions: Take only operators that ExecuTorch's partitioner knows in one of these precisions: "fp32" (float16
             too), "static_quant", "dynamic_quant" (linear layers and convolutions). Quantised layers are taken as
             fp32, with their quantisation on the host, when that is the only one.
