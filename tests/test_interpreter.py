@@ -26,7 +26,6 @@ from torch.export import Dim, export
 
 import exir_lowering
 from exir_lowering import BackendUnavailableError, InputError, LoweringError, lower
-from exir_lowering.partitioners import SupportPartitioner, ops
 
 BOTH = ("runtime", "interpreter")
 load = exir_lowering.load
