@@ -100,8 +100,4 @@ def _argument(node: Node, value: Any, names: dict[Node, str]) -> str:
 
 
 def _refusal(node: Node, what: str) -> InputError:
-    source = graphs.source_line(node)
-    return InputError(
-        f"{what} is not supported in this compiler. "
-        + (f"Source code: {source}" if source else f"Node {node.name}; its source line is not known.")
-    )
+    return InputError(f"{what} is not supported in this compiler. {graphs.source_code(node)}")

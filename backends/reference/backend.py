@@ -174,10 +174,9 @@ class _Writer:
     def _instruction(self, module: GraphModule, node: Node, values: dict[Node, Any]) -> Instruction:
         no = refusal(module, node)
         if no is not None:
-            source = graphs.source_line(node)
             raise InputError(
-                f"{graphs.operator_name(node)} is not supported by backend 'reference': {no[1]}."
-                + (f" Source code: {source}" if source else "")
+                f"{graphs.operator_name(node)} is not supported by backend 'reference': {no[1]}. "
+                + graphs.source_code(node)
             )
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
         handle = node.meta.get("debug_handle")
