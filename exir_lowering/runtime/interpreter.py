@@ -287,11 +287,11 @@ class Interpreter:
 
     def _compiled(self, method: str, delegate: Delegate, payload: Payload, plan: Delegation) -> PythonCall:
         data = _NamedData(self.listing.named, self.external)
-        context = DelegateContext(method, data, plan.number)
+        context, lines = DelegateContext(method, data, plan.number), self.file.debug.lines(method)
         try:
             return PythonCall(
                 contract.compile_payload(
-                    self.file.where(method), delegate, plan, bytes(payload.content), list(payload.specs), context
+                    self.file.where(method), delegate, plan, bytes(payload.content), list(payload.specs), context, lines
                 )
             )
         finally:

@@ -105,7 +105,8 @@ class NativeEngine:
         program = self.programs[method.name]
         if method.name not in self.delegated:
             return program.load_method(method.name)
-        with bridge().setting_up(self.file.where(method.name), method.delegations, self.delegates):
+        lines = self.file.debug.lines(method.name)
+        with bridge().setting_up(self.file.where(method.name), method.delegations, self.delegates, lines):
             return program.load_method(method.name)
 
 

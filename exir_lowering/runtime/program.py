@@ -12,6 +12,7 @@ from typing import Any, Literal
 from exir_lowering import registry
 from exir_lowering.delegate import Delegate
 from exir_lowering.errors import InputError
+from exir_lowering.runtime import debugging
 from exir_lowering.runtime.engine import LOCK, Engine
 from exir_lowering.runtime.find import Unavailable
 from exir_lowering.runtime.inputs import prepare
@@ -95,6 +96,7 @@ def load(
     delegates: Mapping[str, Delegate | type[Delegate]] | Sequence[Delegate | type[Delegate]] | None = None,
     engine: Literal["runtime", "interpreter"] = "runtime",
     unavailable: Unavailable = "error",
+    debug: str | os.PathLike[str] | None = None,
 ) -> LoadedProgram:
     """Open a `.pte` file in the ExecuTorch runtime, or in an interpreter in Python.
 
@@ -116,6 +118,11 @@ def load(
         unavailable: What to do about a backend that nothing on this machine executes: "error", or "fallback", which
             executes the original graphs of its partitions in PyTorch, with a warning. The file has these graphs if it
             was emitted with `keep_originals=True`.
+            the entry points. A backend that the runtime has itself cannot be replaced. Those that the file does not
+            need are not used.
+        debug: The path of the file's debug information, with which failures and profiles tell the model's lines. None
+            looks for `model.debug.json` beside `model.pte`, and leaves it aside with a warning if it is of another
+            file.
 
     Returns:
         The program. Its methods are set up when they first run; those that call Python delegates are set up here, so
@@ -136,6 +143,6 @@ def load(
     if unavailable not in ("error", "fallback"):
         raise InputError(f'load: got unavailable={unavailable!r}, expected "error" or "fallback".')
     name, opened, methods = read_source(source)
-    file = ProgramFile(name, opened, check_data(name, opened, data, methods), methods)
+    file = ProgramFile(name, opened, check_data(name, opened, data, methods), methods, debugging.find(opened, debug))
     with LOCK:
         return LoadedProgram(file, _ENGINES[engine](file, given, unavailable))
