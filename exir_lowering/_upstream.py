@@ -585,7 +585,7 @@ def data_file_contents(manager: ExecutorchProgramManager) -> dict[str, Any]:
     return dict(manager._tensor_data or {})
 
 
-def open_program(source: str | bytes, data: str | None) -> Any:
+def open_program(source: str | bytes, data: str | None, *, profiled: bool = False) -> Any:
     """Open a `.pte` file in ExecuTorch's runtime.
 
     executorch.runtime.Program keeps what it opens to itself: it is one program per file, whose methods share their
@@ -594,6 +594,7 @@ def open_program(source: str | bytes, data: str | None) -> Any:
     Args:
         source: Its path, or its content; the content has to outlive the program.
         data: The path of its data file.
+        profiled: Whether its `write_etdump_result_to_file` can tell what was run, and for how long.
 
     Returns:
         The runtime's program, whose `load_method` gives methods that share one planned memory.
@@ -604,7 +605,12 @@ def open_program(source: str | bytes, data: str | None) -> Any:
     # Not at the top: compiling needs no runtime, whose libraries set themselves up when they are imported.
     runtime = executorch_runtime()._legacy_module
     load = runtime._load_program if isinstance(source, str) else runtime._load_program_from_buffer
-    return load(source, program_verification=runtime.Verification.InternalConsistency, data_path=data)
+    return load(
+        source,
+        enable_etdump=profiled,
+        program_verification=runtime.Verification.InternalConsistency,
+        data_path=data,
+    )
 
 
 def serialized(program: Any, named: Mapping[str, bytes], alignment: int) -> bytes:

@@ -23,7 +23,7 @@ class DebugNode:
     """An operator of a lowered method.
 
     Attributes:
-        name: The node's name, with the path of the nested graph that holds it.
+        name: The node's name in its method or partition, with the path of the nested graph that holds it.
         operator: The operator, such as "aten.add.Tensor".
         modules: The modules that it came from, the outermost first, each as "path: Class".
         frames: The lines of the model that it came from, the outermost first.

@@ -70,7 +70,6 @@ class _Writer:
     numbers: dict[Any, int] = field(default_factory=dict)
     graphs: list[Graph | None] = field(default_factory=list)
     modules: dict[int, int] = field(default_factory=dict)
-    handles: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def write(self) -> PreprocessResult:
         inputs, states, slots = self._inputs()
@@ -82,9 +81,15 @@ class _Writer:
             outputs=list(self._outputs(slots)),
             graphs=[graph for graph in self.graphs if graph is not None],
         )
+        handles: dict[str, tuple[int, ...]] = {}
+        first = 0
+        for graph in written.graphs:
+            named = zip(blob.events(graph, first), graph.code, strict=True)
+            handles |= {event: (i.handle,) for event, i in named if i.handle >= 0}
+            first += len(graph.code)
         return PreprocessResult(
             blob.dump(written),
-            debug_handle_map=self.handles,
+            debug_handle_map=handles,
             data_store_output=self.store.named_data(self.tensors),
         )
 
@@ -180,8 +185,6 @@ class _Writer:
             )
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
         handle = node.meta.get("debug_handle")
-        if handle is not None:
-            self.handles[int(handle)] = (int(handle),)
         return Instruction(
             function_name(node.target), list(args), dict(sorted(kwargs.items())), -1 if handle is None else int(handle)
         )
