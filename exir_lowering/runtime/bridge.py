@@ -33,6 +33,7 @@ from exir_lowering.errors import (
 )
 from exir_lowering.runtime import shim
 from exir_lowering.runtime.contract import DAMAGED, Handle, compile_payload, describe_output, execute, no_list, settle
+from exir_lowering.runtime.debugging import Lines, no_lines
 from exir_lowering.runtime.engine import LOCK
 from exir_lowering.runtime.format import DTYPES, NULL, TENSOR, Delegation, Tensor, Value
 from exir_lowering.runtime.inputs import show

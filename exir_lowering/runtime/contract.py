@@ -11,7 +11,13 @@ import torch
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 
 from exir_lowering.delegate import Delegate, DelegateContext
-from exir_lowering.errors import BackendContractError, BackendFailure, BackendUnavailableError, LoweringError, named_handle
+from exir_lowering.errors import (
+    BackendContractError,
+    BackendFailure,
+    BackendUnavailableError,
+    LoweringError,
+    named_handle,
+)
 from exir_lowering.runtime.debugging import Lines, no_lines
 from exir_lowering.runtime.format import BOOL, DOUBLE, INT, NULL, Delegation, Tensor, Value
 from exir_lowering.runtime.inputs import describe, show

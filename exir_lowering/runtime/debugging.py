@@ -15,7 +15,7 @@ from exir_lowering.debug_info import SUFFIX, DebugInfo, MethodDebug
 from exir_lowering.errors import InputError, named_handle
 
 Lines: TypeAlias = Callable[[int, BaseException], str]
-"""Takes the number of a method's delegate and what it raised; returns the model's lines, as a message ends with them."""
+"""Takes the number of a method's delegate and what it raised; returns the model's lines, as the end of a message."""
 
 
 def no_lines(number: int, error: BaseException) -> str:

@@ -6,26 +6,9 @@ ExecuTorch's own reader starts flatc, and keeps one of several events of a run t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from exir_lowering.runtime.flatbuffer import Table, root
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """Something that took time.
-
-    Attributes:
-        name: What the runtime calls it, such as "DELEGATE_CALL".
-        instruction: The number of the instruction of which it is a part; -1 for none.
-        identifier: What a delegate calls it; None for an event of the runtime itself.
-        nanoseconds: How long it took.
-    """
-
-    name: str
-    instruction: int
-    identifier: int | str | None
-    nanoseconds: int
+from exir_lowering.runtime.trace import Event
 
 
 def read(content: bytes) -> list[Event]:

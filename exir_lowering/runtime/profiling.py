@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from exir_lowering.debug_info import DebugDelegate, MethodDebug
-from exir_lowering.runtime.etdump import Event
 from exir_lowering.runtime.format import Method
+from exir_lowering.runtime.trace import DELEGATE, KERNEL, METHOD, Event
 
 VERSION = 1
 """Rises when a field of the JSON changes its meaning or goes away."""
@@ -144,7 +144,7 @@ def profile(method: Method, runs: int, events: Iterable[Event], debug: MethodDeb
     steps: dict[int, _Step] = {}
     for event in events:
         if event.instruction < 0:
-            if event.name == "Method::execute":
+            if event.name == METHOD:
                 whole.add(event)
             continue
         _count(steps.setdefault(event.instruction, _Step()), event)
@@ -164,8 +164,8 @@ def profile(method: Method, runs: int, events: Iterable[Event], debug: MethodDeb
 def _count(step: _Step, event: Event) -> None:
     if event.identifier is not None:
         step.inner.setdefault(event.identifier, _Sum()).add(event)
-    elif event.name in ("DELEGATE_CALL", "OPERATOR_CALL"):
-        step.kind = "delegate" if event.name == "DELEGATE_CALL" else "kernel"
+    elif event.name in (DELEGATE, KERNEL):
+        step.kind = "delegate" if event.name == DELEGATE else "kernel"
         step.sum.add(event)
     elif event.name.startswith(_KERNEL_NAME):
         step.name = event.name.removeprefix(_KERNEL_NAME)

@@ -15,9 +15,11 @@ from exir_lowering.errors import InputError
 from exir_lowering.runtime import debugging
 from exir_lowering.runtime.engine import LOCK, Engine
 from exir_lowering.runtime.find import Unavailable
+from exir_lowering.runtime.format import Method
 from exir_lowering.runtime.inputs import prepare
 from exir_lowering.runtime.interpreter import open_interpreter
 from exir_lowering.runtime.native import open_native
+from exir_lowering.runtime.profiling import Profile, profile
 from exir_lowering.runtime.source import ProgramFile, check_data, read_source
 
 _ENGINES: Mapping[object, Callable[[ProgramFile, Mapping[str, Any], Unavailable], Engine]] = MappingProxyType(
@@ -65,21 +67,51 @@ class LoadedProgram:
             BackendFailure: A Python delegate raised; its exception is the `__cause__`.
             BackendContractError: A Python delegate returned something else than the file says.
         """
-        found = self._file.methods.get(method) if isinstance(method, str) else None
-        if found is None:
-            raise InputError(self._unknown(method))
+        found = self._method("run", method)
         given = prepare(self._file.where(found.name), found, inputs)
         with LOCK:
             return self._engine.run(found, given)
+
+    def profile(self, method: str, *inputs: Any, runs: int = 1) -> Profile:
+        """Run a method and tell where its time goes, per kernel, per delegate and per instruction of a delegate.
+
+        The method is set up anew and run from its initial state: this program's own state stays as it is, and delegates
+        compile their payloads again, which takes as much memory again. The first run is the slowest one.
+
+        Args:
+            method: Its name.
+            inputs: Its inputs, as for `run`.
+            runs: How often it is run; times are added up.
+
+        Returns:
+            The times. With the file's debug information each has the model's lines.
+
+        Raises:
+            InputError: As for `run`; or `runs` is no number above 0.
+            BackendFailure, BackendContractError: As for `run`.
+        """
+        found = self._method("profile", method)
+        if not isinstance(runs, int) or isinstance(runs, bool) or runs < 1:
+            raise InputError(f"profile: runs: got {runs!r}, expected a number of at least 1.")
+        given = prepare(self._file.where(found.name), found, inputs)
+        with LOCK:
+            events = self._engine.record(found, given, runs)
+        return profile(found, runs, events, self._file.debug.method(found.name))
+
+    def _method(self, who: str, name: object) -> Method:
+        found = self._file.methods.get(name) if isinstance(name, str) else None
+        if found is None:
+            raise InputError(f"{who}: {self._unknown(name)}")
+        return found
 
     def _unknown(self, method: object) -> str:
         known = ", ".join(map(repr, self.method_names))
         if not isinstance(method, str):
             got = f"got a {type(method).__name__} as the name of a method of {self._file.name}"
-            return f"run: {got}, expected one of {known}."
+            return f"{got}, expected one of {known}."
         close = difflib.get_close_matches(method, self.method_names, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
-        return f"run: {self._file.name} has no method {method!r}; it has {known}.{hint}"
+        return f"{self._file.name} has no method {method!r}; it has {known}.{hint}"
 
     def __repr__(self) -> str:
         note = "; interpreter, not ExecuTorch's runtime" if self.engine == "interpreter" else ""
