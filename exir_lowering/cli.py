@@ -302,7 +302,8 @@ def _lower(arguments: argparse.Namespace) -> int:
         lowered = lower(programs, arguments.partitioner, options=LoweringOptions(progress=True))
         artifact = lowered.emit(external_weights=arguments.external_weights, keep_originals=arguments.keep_originals)
         artifact.save(target)
-    written = [f"Wrote {target} ({size(target.stat().st_size)})."]
+    debug = target.with_suffix(".debug.json")
+    written = [f"Wrote {path} ({size(path.stat().st_size)})." for path in (target, debug)]
     for name, data in artifact.data_files.items():
         written.append(f"Wrote {target.parent / name} ({size(len(data))}).")
     if arguments.json:

@@ -297,7 +297,9 @@ class Bridge:
 
     def _compiled(self, name: str, context: int, method: str, payload: bytes, specs: list[CompileSpec]) -> int:
         setups = self._thread.setups
-        setup = setups[-1] if setups else _Setup(_ELSEWHERE, self._serving, iter([_unknown(name, len(payload))]))
+        setup = (
+            setups[-1] if setups else _Setup(_ELSEWHERE, self._serving, iter([_unknown(name, len(payload))]), no_lines)
+        )
         plan = next(setup.plans, None)
         if plan is None or (plan.backend, plan.payload) != (name, len(payload)):
             raise InputError(

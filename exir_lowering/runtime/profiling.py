@@ -156,7 +156,9 @@ def profile(method: Method, runs: int, events: Iterable[Event], debug: MethodDeb
             rows += _delegate(number, step, whole, *delegates[number], debug)
         else:
             handles = debug.kernels.get(number, ()) if debug is not None else ()
-            name = _operators(debug, handles) or step.name or f"instruction {number}"
+            operators = _operators(debug, handles)
+            # Several operators that were decomposed from one have one handle; the runtime's own name is another's.
+            name = step.name if ", " in operators and step.name else operators or step.name or f"instruction {number}"
             rows.append(_row("kernel", name, step.sum, whole, number, handles, debug))
     return Profile(method.name, runs, tuple(rows))
 
