@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import partial
 from threading import Lock
 from typing import Any
@@ -32,6 +33,9 @@ from executorch.exir.backend.backend_details import PreprocessResult
 from executorch.exir.backend.canonical_partitioners import group_partitioner
 from executorch.exir.backend.canonical_partitioners.group_partitioner import GroupBasedPartitioner
 from executorch.exir.backend.utils import WhyNoPartition, WhyNoPartitionReporter
+
+# What it emits from which node is written down for the top graph of a method only.
+from executorch.exir.emit import _emitter as et_emitter
 
 # What a delegate call calls; its module has no public alias.
 from executorch.exir.lowered_backend_module import LoweredBackendModule
@@ -78,6 +82,7 @@ __all__ = [
     "CALL_DELEGATE",
     "DelegatedProgram",
     "EdgeProgramManager",
+    "EmittedCall",
     "FakeTensor",
     "LoweredBackendModule",
     "SpecViolationError",
@@ -88,6 +93,8 @@ __all__ = [
     "checks_validity",
     "data_file_contents",
     "delegate_info",
+    "edge_record",
+    "emitting",
     "executorch_runtime",
     "fake_mode_of",
     "flat_call_signature",
@@ -446,6 +453,91 @@ def without_validity_checks() -> EdgeCompileConfig:
     return EdgeCompileConfig(_check_ir_validity=False)
 
 
+@dataclass(frozen=True, slots=True)
+class EmittedCall:
+    """An instruction that calls a kernel or a delegate.
+
+    Attributes:
+        instruction: Its number in the method.
+        handle: The debug handle that its node had.
+        module: The delegate's module, None for a kernel.
+        delegate: The delegate's number in the method's execution plan, -1 for a kernel.
+    """
+
+    instruction: int
+    handle: Any
+    module: LoweredBackendModule | None
+    delegate: int
+
+
+@dataclass(slots=True)
+class _Emissions:
+    """What is emitted: the calls by method, and the method that each state of an emitter belongs to."""
+
+    methods: dict[str, list[EmittedCall]]
+    states: list[tuple[Any, list[EmittedCall]]]
+
+
+_emissions: ContextVar[_Emissions | None] = ContextVar("exir_lowering_emissions", default=None)
+
+
+@contextmanager
+def emitting() -> Iterator[Mapping[str, list[EmittedCall]]]:
+    """List the calls that are emitted while the context lasts by method, those in nested graphs included.
+
+    The emitter's own tables have the calls of a method's top graph only.
+    """
+    emissions = _Emissions({}, [])
+    token = _emissions.set(emissions)
+    try:
+        with _EMITTING:
+            yield emissions.methods
+    finally:
+        _emissions.reset(token)
+
+
+def _emitting() -> list[tuple[Any, str, Any]]:
+    start, add = et_emitter._TopLevelEmitter.__init__, et_emitter._Emitter._add_debug_handle
+
+    def started(self: Any, name: str, *args: Any, **kwargs: Any) -> None:
+        start(self, name, *args, **kwargs)
+        emissions = _emissions.get()
+        if emissions is not None:
+            emissions.states.append((self.emitter_state, emissions.methods.setdefault(name, [])))
+
+    def added(self: Any, emitter_id: int, target: Any, lowered_module: Any = None) -> None:
+        emissions, handle = _emissions.get(), self.node.meta.get("debug_handle")
+        add(self, emitter_id, target, lowered_module)
+        # Methods are emitted one after the other; the emitters of nested graphs have their method's state.
+        if emissions is not None and emissions.states and emissions.states[-1][0] is self.emitter_state:
+            instruction = self.instruction_start_offset + emitter_id
+            delegate = -1 if lowered_module is None else len(self.emitter_state.delegates) - 1
+            emissions.states[-1][1].append(EmittedCall(instruction, handle, lowered_module, delegate))
+
+    return [
+        (et_emitter._TopLevelEmitter, "__init__", started),
+        (et_emitter._Emitter, "_add_debug_handle", added),
+    ]
+
+
+_EMITTING = _Replaced(_emitting)
+
+
+def edge_record(programs: Mapping[str, ExportedProgram], manager: ExecutorchProgramManager) -> Any:
+    """Return ExecuTorch's ETRecord of an emitted program.
+
+    Args:
+        programs: The Edge programs that were lowered; the Inspector looks debug handles up in them.
+        manager: What was emitted.
+    """
+    from executorch.devtools.etrecord import ETRecord  # it needs pandas, and is asked for rarely
+
+    record = ETRecord()
+    record.add_edge_dialect_program(EdgeProgramManager(dict(programs), None, without_validity_checks()))
+    record.add_executorch_program(manager)
+    return record
+
+
 def pte_contents(manager: ExecutorchProgramManager) -> Any:
     """Return the pieces of the `.pte` file; the public `buffer` keeps a joined copy in memory."""
     return manager._pte_data
@@ -493,7 +585,7 @@ def data_file_contents(manager: ExecutorchProgramManager) -> dict[str, Any]:
     return dict(manager._tensor_data or {})
 
 
-def open_program(source: str | bytes, data: str | None) -> Any:
+def open_program(source: str | bytes, data: str | None, *, profiled: bool = False) -> Any:
     """Open a `.pte` file in ExecuTorch's runtime.
 
     executorch.runtime.Program keeps what it opens to itself: it is one program per file, whose methods share their
@@ -502,6 +594,7 @@ def open_program(source: str | bytes, data: str | None) -> Any:
     Args:
         source: Its path, or its content; the content has to outlive the program.
         data: The path of its data file.
+        profiled: Whether its `write_etdump_result_to_file` can tell what was run, and for how long.
 
     Returns:
         The runtime's program, whose `load_method` gives methods that share one planned memory.
@@ -512,7 +605,12 @@ def open_program(source: str | bytes, data: str | None) -> Any:
     # Not at the top: compiling needs no runtime, whose libraries set themselves up when they are imported.
     runtime = executorch_runtime()._legacy_module
     load = runtime._load_program if isinstance(source, str) else runtime._load_program_from_buffer
-    return load(source, program_verification=runtime.Verification.InternalConsistency, data_path=data)
+    return load(
+        source,
+        enable_etdump=profiled,
+        program_verification=runtime.Verification.InternalConsistency,
+        data_path=data,
+    )
 
 
 def serialized(program: Any, named: Mapping[str, bytes], alignment: int) -> bytes:

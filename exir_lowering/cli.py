@@ -102,6 +102,7 @@ an input is one of:
 
 examples:
   exir-lower run model.pte --input randn:1x3x224x224
+  exir-lower run model.pte --input randn:1x3x224x224 --profile
   exir-lower run llm.pte --method decode --input ones:int64:1x1 3 --save outputs.pt
   exir-lower run model.pte --input x.npy --engine interpreter
 """
@@ -257,6 +258,8 @@ def _add_run(run: argparse.ArgumentParser) -> None:
         "compiler for Python delegates",
     )
     run.add_argument("--seed", type=int, default=0, help="of randn and rand (default: 0)")
+    run.add_argument("--profile", action="store_true", help="run it once more, and print where the time goes")
+    run.add_argument("--json", action="store_true", help="with --profile: print the profile as JSON instead of tables")
     run.add_argument("--save", metavar="OUT.pt", help="save the list of outputs with torch.save")
 
 
@@ -299,7 +302,8 @@ def _lower(arguments: argparse.Namespace) -> int:
         lowered = lower(programs, arguments.partitioner, options=LoweringOptions(progress=True))
         artifact = lowered.emit(external_weights=arguments.external_weights, keep_originals=arguments.keep_originals)
         artifact.save(target)
-    written = [f"Wrote {target} ({size(target.stat().st_size)})."]
+    debug = target.with_suffix(".debug.json")
+    written = [f"Wrote {path} ({size(path.stat().st_size)})." for path in (target, debug)]
     for name, data in artifact.data_files.items():
         written.append(f"Wrote {target.parent / name} ({size(len(data))}).")
     if arguments.json:
@@ -436,6 +440,8 @@ def _run(arguments: argparse.Namespace) -> int:
     data = None if arguments.data is None else _existing_file(arguments.data)
     save = None if arguments.save is None else _output_file(arguments.save)
     _check_inputs(arguments.inputs)
+    if arguments.json and not arguments.profile:
+        raise InputError("--json is the form of a profile: give --profile too.")
 
     import torch
 
@@ -443,23 +449,32 @@ def _run(arguments: argparse.Namespace) -> int:
 
     torch.manual_seed(arguments.seed)
     inputs = [value for text in arguments.inputs for value in _input(text)]
-    program = load(source, data=data, engine=arguments.engine)
-    method = _method(arguments.method, program.method_names, source)
-    outputs = program.run(method, *inputs)
+    # Whatever a delegate prints must not end up inside the JSON.
+    with contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext():
+        program = load(source, data=data, engine=arguments.engine)
+        method = _method(arguments.method, program.method_names, source)
+        outputs = program.run(method, *inputs)
+        profile = program.profile(method, *inputs) if arguments.profile else None
     table = Table(title=f"{source.name}: outputs of {method}", box=box.SIMPLE_HEAD, show_edge=False)
     for column in ("#", "dtype", "shape", "min", "mean", "max"):
         table.add_column(column, justify="left" if column in ("dtype", "shape") else "right", overflow="fold")
     for index, value in enumerate(outputs):
         table.add_row(str(index), *map(Text, _described(value)))
-    _console().print(table)
+    if profile is not None and arguments.json:
+        print(profile.to_json())
+    else:
+        _console().print(table)
+        if profile is not None:
+            _console().print(profile.table())
     if arguments.engine == "interpreter":
-        _say("Run by the interpreter in Python, which is not ExecuTorch's runtime.")
+        _say("Run by the interpreter in Python, which is not ExecuTorch's runtime.", error=arguments.json)
     if save is not None:
         try:
             torch.save(outputs, save)
         except (OSError, RuntimeError) as error:
             raise InputError(f"Cannot save the outputs to {str(save)!r}: {_first_line(error)}") from error
-        _say(f"Wrote {save} ({size(save.stat().st_size)}): the list of outputs, for torch.load.")
+        wrote = f"Wrote {save} ({size(save.stat().st_size)}): the list of outputs, for torch.load."
+        _say(wrote, error=arguments.json)
     return OK
 
 

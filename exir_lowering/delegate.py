@@ -4,27 +4,112 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:  # the machine that runs a file need not import ExecuTorch's ahead-of-time side
     from executorch.exir.backend.compile_spec_schema import CompileSpec
 
 
+class Recorder(Protocol):
+    """Takes the profile events of a delegate's handle; whoever executes the delegate makes one."""
+
+    @property
+    def active(self) -> bool:
+        """Whether events are recorded: the handle is being executed, and somebody profiles."""
+        ...
+
+    def now(self) -> int:
+        """Return the time, in the recorder's unit."""
+        ...
+
+    def record(self, identifier: int | str, start: int, end: int) -> None:
+        """Record an event that has ended."""
+        ...
+
+
+class _Nothing:
+    """An event that nobody records."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
+
+class _Event:
+    """An event: the time that the context lasts."""
+
+    __slots__ = ("_identifier", "_recorder", "_start")
+
+    def __init__(self, recorder: Recorder, identifier: int | str) -> None:
+        self._recorder, self._identifier, self._start = recorder, identifier, 0
+
+    def __enter__(self) -> None:
+        self._start = self._recorder.now()
+
+    def __exit__(self, *error: object) -> None:
+        if self._recorder.active:
+            self._recorder.record(self._identifier, self._start, self._recorder.now())
+
+
+_NOTHING = _Nothing()
+
+
+def check_identifier(identifier: object) -> None:
+    """Check that an event can be recorded under an identifier.
+
+    Raises:
+        ValueError: It is neither a number from 0 to 2**31 - 1 nor a str with something in it.
+    """
+    if isinstance(identifier, str) and identifier and "\0" not in identifier:
+        return
+    if isinstance(identifier, int) and not isinstance(identifier, bool) and 0 <= identifier < 2**31:
+        return
+    raise ValueError(
+        f"event({identifier!r}): expected an identifier of the backend's debug_handle_map: an int from 0 to 2**31 - 1, "
+        "or a str that is not empty and has no null characters."
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class DelegateContext:
-    """What a delegate may know of the file while it compiles a payload.
+    """What a delegate may know of the file while it compiles a payload; kept in a handle, it takes profile events.
 
     Attributes:
         method: The name of the method that the payload is part of.
         named_data: Returns named data of the file (ExecuTorch's NamedDataStore) by its key, None when there is none of
             that name. It can be called until `compile` returns.
         number: Which of the method's delegates the payload is for, from 0.
+        recorder: Takes the events of `event`; None when nothing is ever profiled.
     """
 
     method: str
     named_data: Callable[[str], bytes | None]
     number: int = 0
+    recorder: Recorder | None = None
+
+    def event(self, identifier: int | str) -> AbstractContextManager[None]:
+        """Return a context that records how long it lasts, for `LoadedProgram.profile` and ExecuTorch's Inspector.
+
+        It is meant for `execute`: keep the context that `compile` got in the handle. When nothing is profiled, and
+        outside of `execute`, it does nothing.
+
+        Args:
+            identifier: A key of the `debug_handle_map` that the backend returned for the payload.
+
+        Raises:
+            ValueError: While something is profiled: the identifier is none.
+        """
+        recorder = self.recorder
+        if recorder is None or not recorder.active:
+            return _NOTHING
+        check_identifier(identifier)
+        return _Event(recorder, identifier)
 
 
 class Delegate(ABC):

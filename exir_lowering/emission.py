@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import os
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from executorch.exir import ExecutorchBackendConfig, ExecutorchProgramManager
 from torch.export import ExportedProgram
 
-from exir_lowering import _upstream, graphs, originals, placement
+from exir_lowering import _upstream, debug_handles, graphs, originals, placement
+from exir_lowering._upstream import EmittedCall
+from exir_lowering.debug_info import SUFFIX, VERSION, DebugInfo, MethodDebug
+from exir_lowering.debug_recording import record
 from exir_lowering.errors import InputError
 from exir_lowering.placement import StoredData
 from exir_lowering.report import Report
@@ -26,11 +32,15 @@ class Artifact:
         manager: ExecuTorch's manager of the emitted program.
         report: The report of the lowering.
         stored: What takes how many bytes in the file and its data files, the largest first.
+        methods: What the debug handles of each method stand for.
+        etrecord: ExecuTorch's `ETRecord` for its Inspector; None unless `emit` was asked for it.
     """
 
     manager: ExecutorchProgramManager
     report: Report
     stored: tuple[StoredData, ...]
+    methods: Mapping[str, MethodDebug] = field(default_factory=dict)
+    etrecord: Any = None
 
     @property
     def buffer(self) -> bytes:
@@ -42,8 +52,18 @@ class Artifact:
         """The `.ptd` data files by name, made anew at each use; empty when all data is in the `.pte` file."""
         return {_data_name(name): bytes(cord) for name, cord in _upstream.data_file_contents(self.manager).items()}
 
+    @property
+    def debug_info(self) -> DebugInfo:
+        """What the debug handles in the file stand for; made anew at each use, with the hash of the file."""
+        digest = _Digest()
+        self.manager.write_to_file(digest)
+        return DebugInfo(VERSION, digest.sha256.hexdigest(), self.methods)
+
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the `.pte` file, and its data files beside it, piece by piece.
+        """Write the `.pte` file, and beside it its data files and debug information, piece by piece.
+
+        The debug information of `model.pte` is `model.debug.json`; the record for ExecuTorch's Inspector, if there is
+        one, `model.etrecord`.
 
         Args:
             path: Where the `.pte` file goes. A file that is there is replaced once the new one is complete.
@@ -56,8 +76,13 @@ class Artifact:
         """
         target = pte_path(path)
         try:
+            if self.etrecord is not None:
+                replace_file(target.with_suffix(".etrecord"), partial(_write_record, self.etrecord))
             for name, cord in _upstream.data_file_contents(self.manager).items():
                 replace_file(target.parent / _data_name(name), cord.write_to_file)
+            if self.methods:
+                debug = self.debug_info.to_json().encode()
+                replace_file(target.with_suffix(SUFFIX), lambda file: file.write(debug))
             replace_file(target, self.manager.write_to_file)
         except OSError as error:
             raise InputError(f"Cannot save to {str(target)!r}: {error}") from error
@@ -75,8 +100,9 @@ def emit(
     external_weights: placement.Policy | None,
     keep_originals: bool,
     report: Report,
+    recorded: Mapping[str, ExportedProgram] | None = None,
 ) -> Artifact:
-    """Emit lowered programs; see `LoweredMethods.emit`."""
+    """Emit lowered programs; see `LoweredMethods.emit`. The Edge programs in `recorded` go to an ETRecord."""
     if config is not None and not isinstance(config, ExecutorchBackendConfig):
         raise InputError(f"config: got {type(config).__name__}, expected ExecuTorch's ExecutorchBackendConfig.")
     if constant_methods is not None and (
@@ -98,14 +124,55 @@ def emit(
         config = placement.place(copies, config, external_weights)
     try:
         edge = _upstream.EdgeProgramManager(copies, dict(constant_methods or {}), _upstream.without_validity_checks())
-        manager = edge.to_executorch(config)
+        with _upstream.emitting() as emitted:
+            manager = edge.to_executorch(config)
     except Exception as error:
         raise InputError(
             f"Methods {', '.join(map(repr, programs))} could not be emitted: {type(error).__name__}: {error}"
         ) from error
     if keep_originals:
         originals.check_numbers(programs, manager)
-    return Artifact(manager, report, placement.stored(copies, config, manager))
+    etrecord = None
+    if recorded is not None:
+        _complete(manager, emitted)
+        etrecord = _etrecord(recorded, manager)
+    stored = placement.stored(copies, config, manager)
+    return Artifact(manager, report, stored, record(programs, emitted), etrecord)
+
+
+def _complete(manager: ExecutorchProgramManager, emitted: Mapping[str, Sequence[EmittedCall]]) -> None:
+    """Add the calls in nested graphs to ExecuTorch's tables, which have those of top graphs only."""
+    for name, calls in emitted.items():
+        for call in calls:
+            if call.module is None:
+                manager.debug_handle_map[name].setdefault(call.instruction, call.handle)
+            elif call.instruction not in manager.delegate_map[name]:
+                described = {
+                    "name": call.module.backend_id,
+                    "delegate_map": call.module.meta.get("debug_handle_map", {}),
+                }
+                manager.delegate_map[name][call.instruction] = described
+                nodes = call.module.original_module.graph.nodes
+                handles = [handle for handle in map(debug_handles.handle, nodes) if handle is not None]
+                manager.debug_handle_map[name][call.instruction] = handles
+
+
+def _etrecord(recorded: Mapping[str, ExportedProgram], manager: ExecutorchProgramManager) -> Any:
+    try:
+        return _upstream.edge_record(recorded, manager)
+    except Exception as error:
+        raise InputError(f"etrecord: it cannot be made: {type(error).__name__}: {error}") from error
+
+
+class _Digest(io.BufferedIOBase):
+    """A file that keeps the hash of what is written, and nothing else."""
+
+    def __init__(self) -> None:
+        self.sha256 = hashlib.sha256()
+
+    def write(self, data: Any, /) -> int:
+        self.sha256.update(data)
+        return len(data)
 
 
 def pte_path(path: str | os.PathLike[str]) -> Path:
@@ -125,6 +192,19 @@ def pte_path(path: str | os.PathLike[str]) -> Path:
 
 def _data_name(name: str) -> str:
     return name if name.endswith(".ptd") else f"{name}.ptd"
+
+
+def _write_record(record: Any, file: BinaryIO) -> None:
+    try:
+        record.save(file)
+    except OSError:
+        raise
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
+        raise InputError(
+            f"The ETRecord cannot be saved: ExecuTorch cannot serialize the Edge programs: {type(error).__name__}: "
+            f"{reason}. Emit without etrecord=True; the debug information beside the .pte file needs no record."
+        ) from error
 
 
 def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:

@@ -114,3 +114,16 @@ class BackendUnavailableWarning(UserWarning):
 
 class InvariantError(LoweringError):
     """Something that exir-lowering guarantees does not hold: a defect of exir-lowering, please report it."""
+
+
+def named_handle(error: BaseException) -> int | None:
+    """Return the debug handle that an exception of a plug-in, or one of its causes, names in `debug_handle`."""
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        handle = getattr(cause, "debug_handle", None)
+        if isinstance(handle, int) and not isinstance(handle, bool) and handle > 0:
+            return handle
+        cause = cause.__cause__
+    return None

@@ -21,7 +21,7 @@ from torch.export.graph_signature import (
 )
 from torch.fx import Graph, GraphModule, Node
 
-from exir_lowering import _upstream, ownership, quotient
+from exir_lowering import _upstream, debug_handles, ownership, quotient
 from exir_lowering.errors import PartitionerContractError
 from exir_lowering.graphs import (
     DELEGATION_TAG,
@@ -87,8 +87,7 @@ class _MethodSweep:
         return self.tagged.program
 
     def run(self) -> ExtractedMethod:
-        nodes = self.program.graph.nodes
-        self.debug_handle = max((node.meta.get("debug_handle") or 0 for node in nodes), default=0)
+        self.debug_handle = debug_handles.highest(self.program.graph_module)
         lifted = lifted_inputs(self.program)
         sweep = _GraphSweep(self, self.program.graph_module, (), lifted)
         owner_module = sweep.run()
@@ -399,7 +398,7 @@ class _GraphSweep:
         attr = self.graph.create_node("get_attr", target, name=target)
         call = self.graph.call_function(_upstream.CALL_DELEGATE, (attr, *arguments))
         self.method.debug_handle += 1
-        call.meta["debug_handle"] = self.method.debug_handle
+        call.meta[debug_handles.KEY] = self.method.debug_handle
         call.meta["val"] = [node.meta["val"] for node in results]
         for i, node in enumerate(results):
             item = self.graph.call_function(operator.getitem, (call, i))

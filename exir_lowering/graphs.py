@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import copy
 import operator
-import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +15,8 @@ from torch.export import ExportedProgram, ExportGraphSignature
 from torch.export.graph_signature import InputKind, InputSpec
 from torch.fx import Graph, GraphModule, Node
 
-from exir_lowering import _upstream
+from exir_lowering import _upstream, sources
+from exir_lowering.sources import Frame
 
 DELEGATION_TAG = "delegation_tag"
 """The one key of node.meta that the line uses: ExecuTorch's contract with partitioners."""
@@ -274,11 +273,12 @@ def lifted_inputs(program: ExportedProgram) -> dict[Node, InputSpec]:
     return {node: spec for node, spec in zip(placeholders, specs, strict=True) if spec.kind in LIFTED_ORDER}
 
 
-_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+_GENERATED = re.compile(r'File "<[^"]+", line \d+, in \S+\s+(\w+) = ')
 
 
-_ASSIGNED = re.compile(r"\s*(\w+) = ")
-_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
+def stack(node: Node) -> tuple[Frame, ...]:
+    """Return the lines of the model that a node came from, the outermost first."""
+    return sources.frames(node.meta.get("stack_trace") or "")
 
 
 def source_line(node: Node) -> str:
@@ -286,24 +286,21 @@ def source_line(node: Node) -> str:
 
     Lines of torch itself are passed over, as long as there are others, and those of generated code always.
     """
-    trace = node.meta.get("stack_trace") or ""
-    frames = [frame for frame in _FRAME.finditer(trace) if not frame[1].startswith("<")]
-    if not frames:
-        return ""
-    last = next((frame for frame in reversed(frames) if not frame[1].startswith(_TORCH)), frames[-1])
-    code = trace[last.end() :].strip().splitlines()
-    text = f": {code[0].strip()}" if code else ""
-    return f'File "{last[1]}", line {last[2]}, in {last[3]}{text}'
+    frames = stack(node)
+    number = sources.innermost(frames)
+    return "" if number is None else str(frames[number])
+
+
+def source_code(node: Node) -> str:
+    """Return a node's source line as a message ends with it, or which node it is when the line is not known."""
+    line = source_line(node)
+    return sources.told([line]) if line else f"Node {node.name}; its source line is not known."
 
 
 def generated_name(node: Node) -> str:
     """Return the name in generated code that a node came from when nothing else is known of its source, or ""."""
-    trace = node.meta.get("stack_trace") or ""
-    frames = list(_FRAME.finditer(trace))
-    if not frames or any(not frame[1].startswith("<") for frame in frames):
-        return ""
-    found = _ASSIGNED.match(trace[frames[-1].end() :])
-    return found[1] if found else ""
+    found = list(_GENERATED.finditer(node.meta.get("stack_trace") or ""))
+    return found[-1][1] if found and not stack(node) else ""
 
 
 def module_stack(node: Node) -> str:

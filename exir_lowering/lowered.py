@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from executorch.exir import ExecutorchBackendConfig
 from torch.export import ExportedProgram
 
+from exir_lowering.debug_handles import handled_copy
 from exir_lowering.emission import Artifact, emit
 from exir_lowering.placement import Policy
 from exir_lowering.report import Report
@@ -24,10 +25,12 @@ class LoweredMethods(Mapping[str, ExportedProgram]):
     Attributes:
         programs: The programs; each runs in eager PyTorch too (`.module()`), delegates through their original graphs.
         report: What was delegated, what was not, and why.
+        edge_programs: What was lowered, in Edge dialect.
     """
 
     programs: Mapping[str, ExportedProgram]
     report: Report
+    edge_programs: Mapping[str, ExportedProgram] = field(default_factory=dict)
 
     def __getitem__(self, method: str) -> ExportedProgram:
         return self.programs[method]
@@ -45,6 +48,7 @@ class LoweredMethods(Mapping[str, ExportedProgram]):
         constant_methods: Mapping[str, Any] | None = None,
         external_weights: Policy | None = None,
         keep_originals: bool = False,
+        etrecord: bool = False,
     ) -> Artifact:
         """Make the `.pte` file and its data files.
 
@@ -56,6 +60,8 @@ class LoweredMethods(Mapping[str, ExportedProgram]):
                 None for the `.pte` file itself. ExecuTorch's runtime opens one data file with a program.
             keep_originals: Whether the file keeps the original graph of each partition, with its weights, so that
                 `load(..., unavailable="fallback")` can execute it in PyTorch where its backend is missing.
+            etrecord: Whether to make ExecuTorch's `ETRecord` too, for its Inspector. It holds the Edge programs with
+                their weights; the artifact's own debug information, which is always made, needs neither.
 
         Returns:
             The artifact. The lowered programs are not changed, so they can be emitted again.
@@ -64,6 +70,7 @@ class LoweredMethods(Mapping[str, ExportedProgram]):
             InputError: The programs cannot be emitted, a name is used twice, the policy is none, or a partition has an
                 operator that cannot be kept.
         """
+        recorded = {name: handled_copy(program) for name, program in self.edge_programs.items()} if etrecord else None
         return emit(
             self.programs,
             config,
@@ -71,6 +78,7 @@ class LoweredMethods(Mapping[str, ExportedProgram]):
             external_weights=external_weights,
             keep_originals=keep_originals,
             report=self.report,
+            recorded=recorded,
         )
 
     def module(

@@ -9,7 +9,7 @@ from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.backend.partitioner import Partitioner
 from torch.export import ExportedProgram
 
-from exir_lowering import arguments, availability, checks, collector, graphs, registry
+from exir_lowering import arguments, availability, checks, collector, debug_handles, graphs, registry
 from exir_lowering._upstream import LoweredBackendModule
 from exir_lowering.edge import check_preserved, to_edge
 from exir_lowering.extraction import extract
@@ -157,7 +157,9 @@ def lower_whole_program(
     registry.check_backends(backends)
     backend = registry.find_backend(backend_id, backends)
     site = CallSite("forward", (), "", (), ())
-    whole = Partition("forward", "forward", "", backend_id, tuple(compile_specs), graphs.copy_program(program), site)
+    whole = Partition(
+        "forward", "forward", "", backend_id, tuple(compile_specs), debug_handles.handled_copy(program), site
+    )
     (lowered,) = preprocess(BackendGroup(backend_id, (whole,)), backend)
     availability.warn_unavailable([backend_id], stacklevel=2)
     return delegate(lowered)
@@ -183,7 +185,7 @@ def _lower_edge(
         with times.step("splice"):
             programs = splice(extracted, lowered)
     payloads = {name: len(partition.result.processed_bytes) for name, partition in lowered.items()}
-    return LoweredMethods(programs, Report(planned.methods, payloads, dict(times.seconds)))
+    return LoweredMethods(programs, Report(planned.methods, payloads, dict(times.seconds)), methods)
 
 
 def _partition_all(
@@ -219,10 +221,10 @@ def _partition(
     """Tag and extract, once for each partitioner: what an earlier one took is a delegate call to a later one."""
     tagged: list[TaggedMethod] = []
     if not partitioners:
-        host = graphs.copy_program(program)
+        host = debug_handles.handled_copy(program)
         graphs.strip_tags(host.graph_module)
         return tagged, ExtractedMethod(name, host, ())
-    method = ExtractedMethod(name, program, ())
+    method = ExtractedMethod(name, debug_handles.handled_copy(program), ())
     state = fake_state(program)
     for partitioner in partitioners:
         with times.step("tag"):

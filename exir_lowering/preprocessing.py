@@ -11,14 +11,14 @@ from executorch.exir.backend.backend_details import PreprocessResult
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 from torch.export import ExportedProgram
 
-from exir_lowering import checks, graphs
-from exir_lowering.errors import BackendContractError, BackendFailure, LoweringError
+from exir_lowering import checks, debug_handles, graphs, sources
+from exir_lowering.errors import BackendContractError, BackendFailure, LoweringError, named_handle
 from exir_lowering.interfaces import Backend, BackendContext
 from exir_lowering.model import BackendGroup, LoweredPartition, Partition
 from exir_lowering.weights import WeightStore
 
 _LISTED = 6
-"""How many nodes and source lines a message names before it says how many more there are."""
+"""How many nodes a message names before it says how many more there are."""
 
 
 def preprocess(
@@ -196,11 +196,25 @@ def _failure(backend_id: str, partitions: Any, error: Exception) -> LoweringErro
     for partition in partitions:
         nodes = [node for node in partition.program.graph.nodes if node.op == "call_function"]
         lines.append(f"  partition {partition.id} of method {partition.method!r}: {_some([n.name for n in nodes])}")
-        sources = list(dict.fromkeys(filter(None, (graphs.source_line(node) for node in nodes))))
-        lines += [f"    {source}" for source in sources[:_LISTED]]
-        if len(sources) > _LISTED:
-            lines.append(f"    and {len(sources) - _LISTED} more lines of the model")
-    return BackendFailure("\n".join(lines))
+        lines += sources.listed(list(dict.fromkeys(filter(None, map(graphs.source_line, nodes)))))
+    handle = named_handle(error)
+    if handle is not None and "Source code:" not in lines[0]:
+        lines[0] += _at_handle(partitions, handle)
+    return BackendFailure("\n".join(lines), debug_handle=handle)
+
+
+def _at_handle(partitions: Any, handle: int) -> str:
+    """Return the lines of the model that a debug handle stands for, if all of them are of one method."""
+    methods = {partition.method for partition in partitions}
+    nodes = (
+        node
+        for partition in partitions
+        for _, module in graphs.walk(partition.program.graph_module)
+        for node in module.graph.nodes
+        if len(methods) == 1 and debug_handles.handle(node) == handle
+    )
+    found = sources.told(list(dict.fromkeys(filter(None, map(graphs.source_line, nodes)))))
+    return f" {found}" if found else ""
 
 
 def _some(names: list[str]) -> str:

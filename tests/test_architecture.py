@@ -9,10 +9,10 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "exir_lowering"
 
 LAYERS = [
-    {"errors", "_upstream", "collector", "delegate"},
-    {"model", "weights", "options", "graphs", "quotient"},
-    {"interfaces", "ownership", "progress", "measures", "lowering_plan"},
-    {"registry", "checks", "report", "partition_builder", "refusals", "views", "capability"},
+    {"errors", "_upstream", "collector", "delegate", "sources"},
+    {"model", "weights", "options", "graphs", "quotient", "debug_info"},
+    {"interfaces", "ownership", "progress", "measures", "lowering_plan", "debug_handles"},
+    {"registry", "checks", "report", "partition_builder", "refusals", "views", "capability", "debug_recording"},
     {"arguments", "planning", "asking", "availability"},
     {"edge", "tagging", "extraction", "preprocessing", "splicing", "placement"},
     {"originals"},

@@ -69,7 +69,9 @@ def test_the_text() -> None:
         f"%5 = aten.sub %3 %4 alpha=1 # debug_handle {handles[2]}\n"
         "return %5\n"
     )
-    assert delegate.meta["debug_handle_map"] == {handle: (handle,) for handle in handles}
+    assert delegate.meta["debug_handle_map"] == dict(
+        zip(["aten.add #0", "aten.mul #1", "aten.sub #2"], [(handle,) for handle in handles], strict=True)
+    )
 
 
 def test_an_unsupported_operator_is_told_with_its_source_line() -> None:
@@ -161,6 +163,6 @@ def test_failures_at_run_time() -> None:
         delegate.execute(handle, [torch.ones(2, 2)])
     with pytest.raises(BackendFailure, match=r"aten.sub %0 %1, debug handle \d+, failed: RuntimeErr") as caught:
         delegate.execute(handle, [torch.ones(2, 2), torch.ones(3)])
-    assert handle.instructions[0].handle >= 0 and caught.value.debug_handle == handle.instructions[0].handle
+    assert caught.value.debug_handle == handle.code.instructions[0].handle >= 0
     assert len(delegate.execute(handle, [torch.ones(2, 2)] * 2)) == 3
     assert CompilerDemoBackend.backend_id == delegate.delegate_id and delegate.is_available()

@@ -492,7 +492,7 @@ def test_every_instruction_has_a_debug_handle() -> None:
     nodes = [node for node in delegate.original_module.graph.nodes if node.op == "call_function"]
     code = blob.parse(payload(found)).graphs[0].code
     assert [i.handle for i in code] == [node.meta["debug_handle"] for node in nodes]
-    assert delegate.meta["debug_handle_map"] == {i.handle: (i.handle,) for i in code}
+    assert delegate.meta["debug_handle_map"] == {f"{i.operator} #{n}": (i.handle,) for n, i in enumerate(code)}
 
 
 # -- what is not supported --------------------------------------------------------------------------------------------

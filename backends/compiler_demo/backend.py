@@ -45,7 +45,8 @@ class CompilerDemoBackend(Backend):
                 names[node] = f"%{len(names)}"
         results = [names[node] for node in program.graph.output_node().args[0]]
         text = instructions.write(Code(len(inputs), list(constants.values()), code, results))
-        handles = {i.handle: (i.handle,) for i in code if i.handle >= 0}
+        events = zip(instructions.events(code), code, strict=True)
+        handles = {event: (i.handle,) for event, i in events if i.handle >= 0}
         return PreprocessResult(text.encode(), debug_handle_map=handles)
 
 
@@ -100,8 +101,4 @@ def _argument(node: Node, value: Any, names: dict[Node, str]) -> str:
 
 
 def _refusal(node: Node, what: str) -> InputError:
-    source = graphs.source_line(node)
-    return InputError(
-        f"{what} is not supported in this compiler. "
-        + (f"Source code: {source}" if source else f"Node {node.name}; its source line is not known.")
-    )
+    return InputError(f"{what} is not supported in this compiler. {graphs.source_code(node)}")

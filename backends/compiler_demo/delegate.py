@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,12 +25,21 @@ _RUN: Mapping[str, Callable[[Any, Any, Any], torch.Tensor]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Executable:
+    """Instructions that were read, the identifiers of their profile events, and the context that takes them."""
+
+    code: Code
+    events: list[str]
+    context: DelegateContext
+
+
 class CompilerDemoDelegate(Delegate):
     """Executes the payloads of `CompilerDemoBackend`."""
 
     delegate_id = "compiler_demo"
 
-    def compile(self, processed: bytes, compile_specs: list[CompileSpec], context: DelegateContext) -> Code:
+    def compile(self, processed: bytes, compile_specs: list[CompileSpec], context: DelegateContext) -> Executable:
         """Read the instructions.
 
         Raises:
@@ -39,22 +49,24 @@ class CompilerDemoDelegate(Delegate):
         for instruction in code.instructions:
             if instruction.operator not in _RUN:
                 raise InputError(f"A payload of backend 'compiler_demo' calls {instruction.operator}, which it cannot.")
-        return code
+        return Executable(code, instructions.events(code.instructions), context)
 
-    def execute(self, handle: Code, inputs: list[Any]) -> Sequence[torch.Tensor]:
-        """Run the instructions.
+    def execute(self, handle: Executable, inputs: list[Any]) -> Sequence[torch.Tensor]:
+        """Run the instructions, each as one profile event.
 
         Raises:
             InputError: The number of inputs is wrong.
             BackendFailure: An instruction failed; the message says which, with its debug handle.
         """
-        if len(inputs) != handle.inputs:
-            raise InputError(f"A payload of backend 'compiler_demo' takes {handle.inputs} inputs, got {len(inputs)}.")
-        values = [*inputs, *handle.constants]
+        code = handle.code
+        if len(inputs) != code.inputs:
+            raise InputError(f"A payload of backend 'compiler_demo' takes {code.inputs} inputs, got {len(inputs)}.")
+        values = [*inputs, *code.constants]
         with torch.no_grad():
-            for instruction in handle.instructions:
-                values.append(_run(instruction, values))
-        return [_value(name, values) for name in handle.results]
+            for event, instruction in zip(handle.events, code.instructions, strict=True):
+                with handle.context.event(event):
+                    values.append(_run(instruction, values))
+        return [_value(name, values) for name in code.results]
 
 
 def _run(instruction: Instruction, values: list[Any]) -> torch.Tensor:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +54,11 @@ class Code:
     constants: list[torch.Tensor]
     instructions: list[Instruction]
     results: list[str]
+
+
+def events(instructions: Sequence[Instruction]) -> list[str]:
+    """Return the identifier of each instruction's profile event; debug handles may occur twice."""
+    return [f"{instruction.operator} #{number}" for number, instruction in enumerate(instructions)]
 
 
 def write(code: Code) -> str:

@@ -70,7 +70,6 @@ class _Writer:
     numbers: dict[Any, int] = field(default_factory=dict)
     graphs: list[Graph | None] = field(default_factory=list)
     modules: dict[int, int] = field(default_factory=dict)
-    handles: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     def write(self) -> PreprocessResult:
         inputs, states, slots = self._inputs()
@@ -82,9 +81,15 @@ class _Writer:
             outputs=list(self._outputs(slots)),
             graphs=[graph for graph in self.graphs if graph is not None],
         )
+        handles: dict[str, tuple[int, ...]] = {}
+        first = 0
+        for graph in written.graphs:
+            named = zip(blob.events(graph, first), graph.code, strict=True)
+            handles |= {event: (i.handle,) for event, i in named if i.handle >= 0}
+            first += len(graph.code)
         return PreprocessResult(
             blob.dump(written),
-            debug_handle_map=self.handles,
+            debug_handle_map=handles,
             data_store_output=self.store.named_data(self.tensors),
         )
 
@@ -174,15 +179,12 @@ class _Writer:
     def _instruction(self, module: GraphModule, node: Node, values: dict[Node, Any]) -> Instruction:
         no = refusal(module, node)
         if no is not None:
-            source = graphs.source_line(node)
             raise InputError(
-                f"{graphs.operator_name(node)} is not supported by backend 'reference': {no[1]}."
-                + (f" Source code: {source}" if source else "")
+                f"{graphs.operator_name(node)} is not supported by backend 'reference': {no[1]}. "
+                + graphs.source_code(node)
             )
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
         handle = node.meta.get("debug_handle")
-        if handle is not None:
-            self.handles[int(handle)] = (int(handle),)
         return Instruction(
             function_name(node.target), list(args), dict(sorted(kwargs.items())), -1 if handle is None else int(handle)
         )

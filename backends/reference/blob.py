@@ -96,6 +96,16 @@ class Program:
     graphs: list[Graph]
 
 
+def events(graph: Graph, first: int) -> list[str]:
+    """Return the identifier of each instruction's profile event; debug handles may occur twice.
+
+    Args:
+        graph: A graph.
+        first: How many instructions the graphs before it have.
+    """
+    return [f"{instruction.operator} #{number}" for number, instruction in enumerate(graph.code, first)]
+
+
 def dump(program: Program) -> bytes:
     """Write a program; equal programs give equal bytes.
 

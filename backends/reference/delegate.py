@@ -61,7 +61,10 @@ class ReferenceDelegate(Delegate):
                 for number, ref in enumerate(program.tensors)
             ]
             graphs: list[_Graph] = []
-            graphs += [_Graph(graph, graphs, tensors) for graph in program.graphs]
+            first = 0
+            for graph in program.graphs:
+                graphs.append(_Graph(graph, graphs, tensors, context, first))
+                first += len(graph.code)
             return Executable(program, graphs, tensors, states)
         except InputError:  # says it already
             raise
@@ -122,7 +125,11 @@ def _address(tensor: torch.Tensor) -> int:
 class _Graph:
     """A graph that is ready to be called."""
 
-    def __init__(self, graph: Graph, graphs: list[_Graph], tensors: list[torch.Tensor]) -> None:
+    def __init__(
+        self, graph: Graph, graphs: list[_Graph], tensors: list[torch.Tensor], context: DelegateContext, first: int
+    ) -> None:
+        """Take a graph; the ones before it have `first` instructions."""
+        self._context, self._events = context, blob.events(graph, first)
         self._inputs = graph.inputs
         self._constants = [tensors[number] for number in graph.constants]
         self._results = graph.results
@@ -143,10 +150,11 @@ class _Graph:
         if len(arguments) != self._inputs:
             raise InputError(f"A graph of a reference payload takes {self._inputs} values, got {len(arguments)}.")
         values: list[Any] = [*arguments, *self._constants]
-        for step, instruction in zip(self._steps, self._code, strict=True):
+        for step, instruction, event in zip(self._steps, self._code, self._events, strict=True):
             args, kwargs = _fill(step.args, values), _fill(step.kwargs, values)
             try:
-                values.append(step.function(*args, **kwargs))
+                with self._context.event(event):
+                    values.append(step.function(*args, **kwargs))
             except BackendFailure:  # from a nested graph: it names the innermost operator already
                 raise
             except Exception as error:

@@ -33,6 +33,7 @@ from exir_lowering.errors import (
 )
 from exir_lowering.runtime import shim
 from exir_lowering.runtime.contract import DAMAGED, Handle, compile_payload, describe_output, execute, no_list, settle
+from exir_lowering.runtime.debugging import Lines, no_lines
 from exir_lowering.runtime.engine import LOCK
 from exir_lowering.runtime.format import DTYPES, NULL, TENSOR, Delegation, Tensor, Value
 from exir_lowering.runtime.inputs import show
@@ -81,7 +82,7 @@ _COMPILE = ctypes.CFUNCTYPE(
     ctypes.POINTER(_Spec),
     ctypes.c_size_t,
 )
-_EXECUTE = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64, ctypes.POINTER(_Argument), ctypes.c_size_t)
+_EXECUTE = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64, ctypes.POINTER(_Argument), ctypes.c_size_t, ctypes.c_void_p)
 _DESTROY = ctypes.CFUNCTYPE(None, ctypes.c_int64)
 
 
@@ -102,11 +103,13 @@ class _Setup:
         where: The method and its file, for messages.
         delegates: The file's delegates, by their ids.
         plans: Those parts of the method that they execute and that are still to come, in the runtime's order.
+        lines: Tells the lines of the model that a failure is about.
     """
 
     where: str
     delegates: Mapping[str, Delegate]
     plans: Iterator[Delegation]
+    lines: Lines
 
 
 class _Thread(threading.local):
@@ -131,6 +134,7 @@ class Bridge:
         self._library = shim.library()
         self._ids: list[str] = []
         self._handles: dict[int, Handle] = {}
+        self._recorders: dict[int, _Recorder] = {}
         self._keys = itertools.count(1)
         self._thread = _Thread()
         self._serving: Mapping[str, Delegate] = {}
@@ -153,6 +157,11 @@ class Bridge:
         self._library.exir_set_bool.argtypes = (ctypes.POINTER(_Argument), ctypes.c_int32)
         self._library.exir_named_data.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.POINTER(_Data))
         self._library.exir_release.argtypes = (ctypes.c_void_p,)
+        # Called with the interpreter's lock held: a delegate's threads may record events too.
+        self._ticks = ctypes.PYFUNCTYPE(ctypes.c_uint64)(("exir_ticks", self._library))
+        self._event = ctypes.PYFUNCTYPE(
+            None, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int32, ctypes.c_uint64, ctypes.c_uint64
+        )(("exir_event", self._library))
         self._library.exir_start(ctypes.byref(self._callbacks))
         atexit.register(self._close)
 
@@ -191,16 +200,23 @@ class Bridge:
                 )
 
     @contextmanager
-    def setting_up(self, where: str, plans: Sequence[Delegation], delegates: Mapping[str, Delegate]) -> Iterator[None]:
+    def setting_up(
+        self,
+        where: str,
+        plans: Sequence[Delegation],
+        delegates: Mapping[str, Delegate],
+        lines: Lines = no_lines,
+    ) -> Iterator[None]:
         """Answer for delegates while the context lasts, in which the runtime sets up a method.
 
         Args:
             where: The method and its file, to begin messages with.
             plans: The parts of the method that backends execute.
             delegates: The file's Python delegates, by their ids.
+            lines: Tells the lines of the model that a failure is about.
         """
         setups = self._thread.setups
-        setups.append(_Setup(where, delegates, iter([plan for plan in plans if plan.backend in delegates])))
+        setups.append(_Setup(where, delegates, iter([plan for plan in plans if plan.backend in delegates]), lines))
         try:
             with self.listening():
                 yield
@@ -281,7 +297,9 @@ class Bridge:
 
     def _compiled(self, name: str, context: int, method: str, payload: bytes, specs: list[CompileSpec]) -> int:
         setups = self._thread.setups
-        setup = setups[-1] if setups else _Setup(_ELSEWHERE, self._serving, iter([_unknown(name, len(payload))]))
+        setup = (
+            setups[-1] if setups else _Setup(_ELSEWHERE, self._serving, iter([_unknown(name, len(payload))]), no_lines)
+        )
         plan = next(setup.plans, None)
         if plan is None or (plan.backend, plan.payload) != (name, len(payload)):
             raise InputError(
@@ -289,18 +307,24 @@ class Bridge:
             )
         delegate = setup.delegates[name]
         data = _NamedData(self._library, context)
+        recorder = _Recorder(self._ticks, self._event)
         try:
-            told_context = DelegateContext(method, data, plan.number)
-            handle = compile_payload(setup.where, delegate, plan, payload, specs, told_context)
+            told_context = DelegateContext(method, data, plan.number, recorder)
+            handle = compile_payload(setup.where, delegate, plan, payload, specs, told_context, setup.lines)
         finally:
             data.context = None
         key = next(self._keys)
-        self._handles[key] = handle
+        self._handles[key], self._recorders[key] = handle, recorder
         return key
 
-    def _execute(self, key: int, arguments: Any, count: int) -> int:
+    def _execute(self, key: int, arguments: Any, count: int, tracer: int | None) -> int:
         try:
-            handle = self._handles[key]
+            handle, recorder = self._handles[key], self._recorders[key]
+            # A delegate may run its own program again, which may be profiled or not.
+            before, recorder.tracer = recorder.tracer, tracer
+        except BaseException as failure:
+            return self._failed(failure)
+        try:
             if handle.plan.arguments == _UNKNOWN:
                 handle.plan = _seen(handle.plan, arguments[:count])
                 handle.counts = handle.plan.counts
@@ -310,6 +334,8 @@ class Bridge:
             return _DONE
         except BaseException as failure:
             return self._failed(failure)
+        finally:
+            recorder.tracer = before
 
     def _executed(self, handle: Handle, count: int, arguments: Any) -> None:
         first = handle.plan.arguments - count
@@ -341,6 +367,7 @@ class Bridge:
 
     def _destroy(self, key: int) -> None:
         handle = self._handles.pop(key, None)
+        self._recorders.pop(key, None)
         if handle is not None:
             handle.delegate.destroy(handle.content)
 
@@ -382,6 +409,29 @@ def _reporting() -> Iterator[None]:
         yield
     except Exception:
         sys.excepthook(*sys.exc_info())
+
+
+class _Recorder:
+    """Records the events of a handle in ExecuTorch's ETDump, while the handle is executed and profiled."""
+
+    __slots__ = ("_event", "_ticks", "tracer")
+
+    def __init__(self, ticks: Callable[[], int], event: Callable[..., None]) -> None:
+        self._ticks, self._event = ticks, event
+        self.tracer: int | None = None
+
+    @property
+    def active(self) -> bool:
+        return self.tracer is not None
+
+    def now(self) -> int:
+        return self._ticks()
+
+    def record(self, identifier: int | str, start: int, end: int) -> None:
+        if isinstance(identifier, str):
+            self._event(self.tracer, identifier.encode(), -1, start, end)
+        else:
+            self._event(self.tracer, None, identifier, start, end)
 
 
 class _NamedData:

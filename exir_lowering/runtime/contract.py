@@ -11,7 +11,14 @@ import torch
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 
 from exir_lowering.delegate import Delegate, DelegateContext
-from exir_lowering.errors import BackendContractError, BackendFailure, BackendUnavailableError, LoweringError
+from exir_lowering.errors import (
+    BackendContractError,
+    BackendFailure,
+    BackendUnavailableError,
+    LoweringError,
+    named_handle,
+)
+from exir_lowering.runtime.debugging import Lines, no_lines
 from exir_lowering.runtime.format import BOOL, DOUBLE, INT, NULL, Delegation, Tensor, Value
 from exir_lowering.runtime.inputs import describe, show
 
@@ -28,6 +35,7 @@ class Handle:
         content: What its `compile` returned.
         plan: What the file says of it.
         counts: How many outputs it may return. One number is left when it has been executed.
+        lines: Tells the lines of the model that a failure is about.
     """
 
     who: str
@@ -35,10 +43,17 @@ class Handle:
     content: Any
     plan: Delegation
     counts: tuple[int, ...]
+    lines: Lines = no_lines
 
 
 def compile_payload(
-    where: str, delegate: Delegate, plan: Delegation, payload: bytes, specs: list[CompileSpec], context: DelegateContext
+    where: str,
+    delegate: Delegate,
+    plan: Delegation,
+    payload: bytes,
+    specs: list[CompileSpec],
+    context: DelegateContext,
+    lines: Lines = no_lines,
 ) -> Handle:
     """Let a delegate compile a payload.
 
@@ -49,6 +64,7 @@ def compile_payload(
         payload: The payload.
         specs: Its compile specs.
         context: What the delegate may know of the file.
+        lines: Tells the lines of the model that a failure is about.
 
     Raises:
         BackendUnavailableError: The delegate says that what it needs is missing.
@@ -60,10 +76,15 @@ def compile_payload(
     except BackendUnavailableError as error:
         raise BackendUnavailableError(f"{where} cannot be set up: {error}") from error
     except Exception as error:
-        raise BackendFailure(
-            f"{who} failed to compile a payload of {len(payload)} bytes: {type(error).__name__}: {error}"
-        ) from error
-    return Handle(who, delegate, content, plan, plan.counts)
+        what = f"{who} failed to compile a payload of {len(payload)} bytes: {type(error).__name__}: {error}"
+        raise _failed(what, error, lines(plan.number, error)) from error
+    return Handle(who, delegate, content, plan, plan.counts, lines)
+
+
+def _failed(what: str, error: Exception, lines: str) -> BackendFailure:
+    """Make the error that tells what a delegate raised, with the lines of the model."""
+    told = f"{what}{'' if what.endswith('.') else '.'} {lines}" if lines else what
+    return BackendFailure(told, debug_handle=named_handle(error))
 
 
 def settle(handle: Handle, execute: Callable[[int], None]) -> None:
@@ -103,9 +124,8 @@ def execute(handle: Handle, inputs: list[Any], count: int) -> list[tuple[Value, 
         returned = handle.delegate.execute(handle.content, inputs)
     except Exception as error:
         shown = ", ".join(map(show, inputs)) or "none"
-        raise BackendFailure(
-            f"{handle.who} failed to execute: {type(error).__name__}: {error}. Its inputs were: {shown}"
-        ) from error
+        what = f"{handle.who} failed to execute: {type(error).__name__}: {error}. Its inputs were: {shown}"
+        raise _failed(what, error, handle.lines(handle.plan.number, error)) from error
     expected = handle.plan.outputs[len(handle.plan.outputs) - count :]
     _check(handle, expected, returned)
     return list(zip(expected, returned, strict=True))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from exir_lowering.runtime.format import Method
+from exir_lowering.runtime.trace import Event
 
 LOCK = threading.RLock()
 """Held while an engine is used. The runtime must not be entered by two threads: a delegate that runs Python code lets
@@ -35,5 +36,21 @@ class Engine(Protocol):
             InputError: The method cannot be set up, or failed.
             BackendFailure: A Python delegate raised.
             BackendContractError: A Python delegate returned something else than the file says.
+        """
+        ...
+
+    def record(self, method: Method, inputs: Sequence[Any], runs: int) -> list[Event]:
+        """Run a method that is set up anew, and record what it does; no other run sees its state.
+
+        Args:
+            method: One of the file's methods.
+            inputs: Its inputs, as `prepare` returns them.
+            runs: How often it is run.
+
+        Returns:
+            What was recorded, with the names of `trace`.
+
+        Raises:
+            InputError, BackendFailure, BackendContractError: As for `run`.
         """
         ...

@@ -10,7 +10,7 @@ import atexit
 import contextlib
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ import torch
 from exir_lowering import _upstream, availability
 from exir_lowering.delegate import Delegate, DelegateContext
 from exir_lowering.errors import BackendUnavailableError, InputError, LoweringError
-from exir_lowering.runtime import contract, hosted, memory
+from exir_lowering.runtime import contract, hosted, memory, trace
 from exir_lowering.runtime.code import Code, Listing, Payload, read_code
 from exir_lowering.runtime.dataflow import DELEGATE, KERNEL
 from exir_lowering.runtime.engine import LOCK
@@ -29,10 +29,12 @@ from exir_lowering.runtime.inputs import look_at
 from exir_lowering.runtime.kernels import Frame, Kernel, kernel
 from exir_lowering.runtime.memory import Slot
 from exir_lowering.runtime.source import ProgramFile
+from exir_lowering.runtime.trace import Event, Trace
 
 MOVE, JUMP, FREE = 3, 4, 5
 _SHARED = 2
 _EXIT_SECONDS = 30.0
+_EVENTS = {KERNEL: trace.KERNEL, DELEGATE: trace.DELEGATE}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,12 +46,14 @@ class Ready:
         frame: Its values.
         kernels: What executes each operator.
         calls: What executes each payload.
+        trace: Takes what it does, None when nobody asks.
     """
 
     code: Code
     frame: Frame
     kernels: Sequence[Kernel]
     calls: Sequence[Kernel]
+    trace: Trace | None = None
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         """Run the method.
@@ -77,12 +81,15 @@ class Ready:
         """Execute an instruction; return the position of the next one."""
         values = self.frame.values
         if code in (KERNEL, DELEGATE):
+            start = self.trace.begin(position, _EVENTS[code]) if self.trace is not None else 0
             try:
                 (self.kernels if code == KERNEL else self.calls)[target](self.frame, arguments)
             except LoweringError:
                 raise  # by a delegate
             except Exception as error:
                 raise Stopped(self._name(code, target)) from error
+            if self.trace is not None:
+                self.trace.end(position, _EVENTS[code], start, self._name(code, target) if code == KERNEL else "")
         elif code == MOVE:
             values[arguments[1]] = values[arguments[0]]
         elif code == JUMP and not _holds(values[arguments[0]]):
@@ -177,6 +184,7 @@ class Interpreter:
         kernels: The kernels that ExecuTorch's runtime has; None when it cannot be asked.
         shared: The memory that methods share.
         ready: The methods that were set up.
+        trace: Takes what methods do, None when nobody asks.
     """
 
     file: ProgramFile
@@ -186,6 +194,7 @@ class Interpreter:
     kernels: frozenset[str] | None
     shared: torch.Tensor | None
     ready: dict[str, Ready] = field(default_factory=dict)
+    trace: Trace | None = None
 
     @property
     def name(self) -> str:
@@ -208,6 +217,17 @@ class Interpreter:
             raise InputError(
                 f"{self.file.where(method.name)} failed in the interpreter: {error}. {look_at(inputs)}"
             ) from error
+
+    def record(self, method: Method, inputs: Sequence[Any], runs: int) -> list[Event]:
+        """Run a method in memory of its own, and record what it does; see `Engine`."""
+        recorded = Trace()
+        shared = None if self.shared is None else torch.zeros_like(self.shared)
+        engine = replace(self, shared=shared, ready={}, trace=recorded)
+        for _ in range(runs):
+            start = recorded.begin(-1, trace.METHOD)
+            engine.run(method, inputs)
+            recorded.end(-1, trace.METHOD, start)
+        return recorded.events
 
     def set_up_delegated(self) -> None:
         """Set up the methods that call backends, but for those that lack a kernel, which say so when run."""
@@ -256,7 +276,7 @@ class Interpreter:
                 f"{where} cannot be set up by the interpreter: {error}. The file may be damaged. Make or copy it again."
             ) from error
         kernels = [self._kernel(where, *operator) for operator in code.operators]
-        return Ready(code, Frame(code.values, values), kernels, self._calls(method, code))
+        return Ready(code, Frame(code.values, values), kernels, self._calls(method, code), self.trace)
 
     def _kernel(self, where: str, name: str, overload: str) -> Kernel:
         found = kernel(name, overload)
@@ -287,11 +307,11 @@ class Interpreter:
 
     def _compiled(self, method: str, delegate: Delegate, payload: Payload, plan: Delegation) -> PythonCall:
         data = _NamedData(self.listing.named, self.external)
-        context = DelegateContext(method, data, plan.number)
+        context, lines = DelegateContext(method, data, plan.number, self.trace), self.file.debug.lines(method)
         try:
             return PythonCall(
                 contract.compile_payload(
-                    self.file.where(method), delegate, plan, bytes(payload.content), list(payload.specs), context
+                    self.file.where(method), delegate, plan, bytes(payload.content), list(payload.specs), context, lines
                 )
             )
         finally:

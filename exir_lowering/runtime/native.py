@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from exir_lowering import _upstream, availability
 from exir_lowering.delegate import Delegate
 from exir_lowering.errors import BackendUnavailableError, InputError, LoweringError
+from exir_lowering.runtime import etdump
 from exir_lowering.runtime.bridge import bridge
 from exir_lowering.runtime.engine import LOCK
 from exir_lowering.runtime.find import Unavailable, find_delegates
+from exir_lowering.runtime.flatbuffer import CorruptError
 from exir_lowering.runtime.format import Method
 from exir_lowering.runtime.inputs import look_at
 from exir_lowering.runtime.source import ProgramFile
+from exir_lowering.runtime.trace import Event
 
 _INTERPRETER = 'load(..., engine="interpreter") runs the file without it, in Python: not in the real runtime.'
 
@@ -58,6 +63,29 @@ class NativeEngine:
             raise InputError(
                 f"{where} failed in the ExecuTorch runtime: {error}. The runtime's own lines above this one, on "
                 f"stderr, say where. {look_at(inputs)}"
+            ) from error
+
+    def record(self, method: Method, inputs: Sequence[Any], runs: int) -> list[Event]:
+        """Run a method in a program of its own, and record what it does; see `Engine`."""
+        where = self.file.where(method.name)
+        try:
+            program = _upstream.open_program(self.file.source, self.file.data, profiled=True)
+        except Exception as error:
+            raise InputError(
+                f"{where} cannot be profiled: the ExecuTorch runtime refuses its file: {error}."
+            ) from error
+        programs = {**dict.fromkeys(self.file.methods), method.name: program}
+        engine = NativeEngine(self.file, programs, self.delegates, self.delegated)
+        for _ in range(runs):
+            engine.run(method, inputs)
+        try:
+            with tempfile.TemporaryDirectory(prefix="exir-lowering-") as folder:
+                path = Path(folder) / "profile.etdp"
+                program.write_etdump_result_to_file(str(path))
+                return etdump.read(path.read_bytes())
+        except (OSError, RuntimeError, CorruptError) as error:
+            raise InputError(
+                f"{where} cannot be profiled: what the runtime recorded cannot be read: {error}."
             ) from error
 
     def set_up_delegated(self) -> None:
@@ -105,7 +133,8 @@ class NativeEngine:
         program = self.programs[method.name]
         if method.name not in self.delegated:
             return program.load_method(method.name)
-        with bridge().setting_up(self.file.where(method.name), method.delegations, self.delegates):
+        lines = self.file.debug.lines(method.name)
+        with bridge().setting_up(self.file.where(method.name), method.delegations, self.delegates, lines):
             return program.load_method(method.name)
 
 

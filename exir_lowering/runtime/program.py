@@ -12,11 +12,14 @@ from typing import Any, Literal
 from exir_lowering import registry
 from exir_lowering.delegate import Delegate
 from exir_lowering.errors import InputError
+from exir_lowering.runtime import debugging
 from exir_lowering.runtime.engine import LOCK, Engine
 from exir_lowering.runtime.find import Unavailable
+from exir_lowering.runtime.format import Method
 from exir_lowering.runtime.inputs import prepare
 from exir_lowering.runtime.interpreter import open_interpreter
 from exir_lowering.runtime.native import open_native
+from exir_lowering.runtime.profiling import Profile, profile
 from exir_lowering.runtime.source import ProgramFile, check_data, read_source
 
 _ENGINES: Mapping[object, Callable[[ProgramFile, Mapping[str, Any], Unavailable], Engine]] = MappingProxyType(
@@ -64,21 +67,51 @@ class LoadedProgram:
             BackendFailure: A Python delegate raised; its exception is the `__cause__`.
             BackendContractError: A Python delegate returned something else than the file says.
         """
-        found = self._file.methods.get(method) if isinstance(method, str) else None
-        if found is None:
-            raise InputError(self._unknown(method))
+        found = self._method("run", method)
         given = prepare(self._file.where(found.name), found, inputs)
         with LOCK:
             return self._engine.run(found, given)
+
+    def profile(self, method: str, *inputs: Any, runs: int = 1) -> Profile:
+        """Run a method and tell where its time goes, per kernel, per delegate and per instruction of a delegate.
+
+        The method is set up anew and run from its initial state: this program's own state stays as it is, and delegates
+        compile their payloads again, which takes as much memory again. The first run is the slowest one.
+
+        Args:
+            method: Its name.
+            inputs: Its inputs, as for `run`.
+            runs: How often it is run; times are added up.
+
+        Returns:
+            The times. With the file's debug information each has the model's lines.
+
+        Raises:
+            InputError: As for `run`; or `runs` is no number above 0.
+            BackendFailure, BackendContractError: As for `run`.
+        """
+        found = self._method("profile", method)
+        if not isinstance(runs, int) or isinstance(runs, bool) or runs < 1:
+            raise InputError(f"profile: runs: got {runs!r}, expected a number of at least 1.")
+        given = prepare(self._file.where(found.name), found, inputs)
+        with LOCK:
+            events = self._engine.record(found, given, runs)
+        return profile(found, runs, events, self._file.debug.method(found.name))
+
+    def _method(self, who: str, name: object) -> Method:
+        found = self._file.methods.get(name) if isinstance(name, str) else None
+        if found is None:
+            raise InputError(f"{who}: {self._unknown(name)}")
+        return found
 
     def _unknown(self, method: object) -> str:
         known = ", ".join(map(repr, self.method_names))
         if not isinstance(method, str):
             got = f"got a {type(method).__name__} as the name of a method of {self._file.name}"
-            return f"run: {got}, expected one of {known}."
+            return f"{got}, expected one of {known}."
         close = difflib.get_close_matches(method, self.method_names, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
-        return f"run: {self._file.name} has no method {method!r}; it has {known}.{hint}"
+        return f"{self._file.name} has no method {method!r}; it has {known}.{hint}"
 
     def __repr__(self) -> str:
         note = "; interpreter, not ExecuTorch's runtime" if self.engine == "interpreter" else ""
@@ -95,6 +128,7 @@ def load(
     delegates: Mapping[str, Delegate | type[Delegate]] | Sequence[Delegate | type[Delegate]] | None = None,
     engine: Literal["runtime", "interpreter"] = "runtime",
     unavailable: Unavailable = "error",
+    debug: str | os.PathLike[str] | None = None,
 ) -> LoadedProgram:
     """Open a `.pte` file in the ExecuTorch runtime, or in an interpreter in Python.
 
@@ -116,6 +150,11 @@ def load(
         unavailable: What to do about a backend that nothing on this machine executes: "error", or "fallback", which
             executes the original graphs of its partitions in PyTorch, with a warning. The file has these graphs if it
             was emitted with `keep_originals=True`.
+            the entry points. A backend that the runtime has itself cannot be replaced. Those that the file does not
+            need are not used.
+        debug: The path of the file's debug information, with which failures and profiles tell the model's lines. None
+            looks for `model.debug.json` beside `model.pte`, and leaves it aside with a warning if it is of another
+            file.
 
     Returns:
         The program. Its methods are set up when they first run; those that call Python delegates are set up here, so
@@ -136,6 +175,6 @@ def load(
     if unavailable not in ("error", "fallback"):
         raise InputError(f'load: got unavailable={unavailable!r}, expected "error" or "fallback".')
     name, opened, methods = read_source(source)
-    file = ProgramFile(name, opened, check_data(name, opened, data, methods), methods)
+    file = ProgramFile(name, opened, check_data(name, opened, data, methods), methods, debugging.find(opened, debug))
     with LOCK:
         return LoadedProgram(file, _ENGINES[engine](file, given, unavailable))

@@ -12,7 +12,9 @@
 #include <utility>
 
 #include <executorch/runtime/backend/interface.h>
+#include <executorch/runtime/core/event_tracer.h>
 #include <executorch/runtime/core/exec_aten/util/tensor_util.h>
+#include <executorch/runtime/platform/clock.h>
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -51,7 +53,7 @@ struct exir_callbacks {
   int32_t (*available)(int32_t slot);
   int64_t (*compile)(int32_t slot, void* context, const char* method, const void* processed, size_t size,
                      const exir_spec* specs, size_t spec_count);
-  int32_t (*execute)(int64_t handle, exir_argument* arguments, size_t count);
+  int32_t (*execute)(int64_t handle, exir_argument* arguments, size_t count, void* tracer);
   void (*destroy)(int64_t handle);
 };
 
@@ -131,7 +133,6 @@ class CallbackBackend final : public runtime::BackendInterface {
       runtime::BackendExecutionContext& context,
       runtime::DelegateHandle* handle,
       runtime::Span<EValue*> args) const override {
-    (void)context;
     if (closed) {
       return Error::InvalidState;
     }
@@ -143,7 +144,7 @@ class CallbackBackend final : public runtime::BackendInterface {
       describe(*args[i], arguments[i]);
     }
     const int64_t key = static_cast<int64_t>(reinterpret_cast<intptr_t>(handle));
-    const int32_t result = callbacks.execute(key, arguments.get(), args.size());
+    const int32_t result = callbacks.execute(key, arguments.get(), args.size(), context.event_tracer());
     return result == 1 ? Error::Ok : error_of(result);
   }
 
@@ -217,6 +218,16 @@ EXPORT int32_t exir_named_data(void* context, const char* key, exir_data* found)
   }
   *found = {buffer->data(), buffer->size(), buffer};
   return 0;
+}
+
+EXPORT uint64_t exir_ticks() {
+  return runtime::pal_current_ticks();
+}
+
+// Record a profile event of the delegate that is being executed. It has a name, or a number and no name.
+EXPORT void exir_event(void* tracer, const char* name, int32_t number, uint64_t start, uint64_t end) {
+  static_cast<runtime::EventTracer*>(tracer)->log_profiling_delegate(
+      name, name == nullptr ? number : runtime::kUnsetDelegateDebugIntId, start, end);
 }
 
 EXPORT void exir_release(void* buffer) {

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from exir_lowering.errors import InputError
 from exir_lowering.runtime import format as file_format
+from exir_lowering.runtime.debugging import DebugFile
 from exir_lowering.runtime.flatbuffer import CorruptError
 
 Result = TypeVar("Result")
@@ -25,12 +26,14 @@ class ProgramFile:
         source: Its path, or its content.
         data: The path of its data file.
         methods: What it says of its methods, by name.
+        debug: Its debug information.
     """
 
     name: str
     source: str | bytes
     data: str | None
     methods: Mapping[str, file_format.Method]
+    debug: DebugFile
 
     def where(self, method: str) -> str:
         """Say which method is meant, to begin a message with."""

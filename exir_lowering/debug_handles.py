@@ -1,0 +1,77 @@
+"""Debug handles: the numbers by which payloads, events and failures name the operators of a method.
+
+ExecuTorch numbers them from 1 in each method, nested graphs included. Nodes that were decomposed from one operator of
+the exported program share its number. Programs that were not made by ExecuTorch's own conversion may have none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+
+from exir_lowering import graphs
+
+KEY = "debug_handle"
+"""ExecuTorch's key of node.meta."""
+
+
+def handle(node: Node) -> int | None:
+    """Return a node's debug handle, None when it has none; ExecuTorch writes 0 for that too."""
+    value = node.meta.get(KEY)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def highest(graph_module: GraphModule) -> int:
+    """Return the highest handle of a method, 0 when it has none."""
+    return max((handle(node) or 0 for node in _nodes(graph_module)), default=0)
+
+
+def fill(graph_module: GraphModule) -> None:
+    """Give each node that computes a debug handle, in place and in nested graphs too; those that have one keep it.
+
+    A node shares the handle of what it was decomposed from, a getitem that of its operator; others get new ones, in the
+    graph's order.
+    """
+    missing = [node for node in _nodes(graph_module) if node.op == "call_function" and handle(node) is None]
+    if not missing:
+        return
+    known: dict[str, int] = {}
+    for node in _nodes(graph_module):
+        value, origin = handle(node), _origin(node)
+        if value is not None and origin is not None and not graphs.is_delegate_call(node):
+            known.setdefault(origin, value)
+    last = highest(graph_module)
+    for node in missing:
+        origin = _origin(node)
+        producer = node.args[0] if graphs.is_getitem(node) else None
+        value = handle(producer) if isinstance(producer, Node) else known.get(origin or "")
+        if value is None:
+            value = last = last + 1
+        if origin is not None:
+            known.setdefault(origin, value)
+        node.meta[KEY] = value
+
+
+def handled_copy(program: ExportedProgram) -> ExportedProgram:
+    """Copy a program, and give each operator that has none a debug handle: the same ones each time."""
+    copied = graphs.copy_program(program)
+    fill(copied.graph_module)
+    return copied
+
+
+def _nodes(graph_module: GraphModule) -> Iterator[Node]:
+    for _, module in graphs.walk(graph_module):
+        yield from module.graph.nodes
+
+
+def _origin(node: Node) -> str | None:
+    """Return what ExecuTorch tells operators of the exported program apart by, None when that is not known."""
+    sources = node.meta.get("from_node")
+    if not sources:
+        return None
+    source = sources[-1]
+    while source.from_node:
+        source = source.from_node[-1]
+    return f"{source.name}.{source.graph_id}"

@@ -1,0 +1,117 @@
+"""Find the debug information of a file, and tell with it which lines of the model a failure is about."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+from exir_lowering import sources
+from exir_lowering.debug_info import SUFFIX, DebugInfo, MethodDebug
+from exir_lowering.errors import InputError, named_handle
+
+Lines: TypeAlias = Callable[[int, BaseException], str]
+"""Takes the number of a method's delegate and what it raised; returns the model's lines, as the end of a message."""
+
+
+def no_lines(number: int, error: BaseException) -> str:
+    """Return no lines: nothing is known of the model."""
+    return ""
+
+
+@dataclass(slots=True, eq=False)
+class DebugFile:
+    """The debug information of a `.pte` file, read when it is first needed.
+
+    Attributes:
+        source: The path of the `.pte` file, or its content.
+        path: The debug information's path; None when there is none.
+        asked: Whether the caller named it: then it has to be right, otherwise it is left aside with a warning.
+    """
+
+    source: str | bytes
+    path: Path | None
+    asked: bool = False
+    _read: bool = field(default=False, init=False)
+    _info: DebugInfo | None = field(default=None, init=False)
+
+    def method(self, name: str) -> MethodDebug | None:
+        """Return what is known of a method, None when nothing is.
+
+        Raises:
+            InputError: The caller named the file, and it cannot be read or is of another `.pte` file.
+        """
+        if not self._read:
+            try:
+                self._info = self._load()
+            except InputError as error:
+                if self.asked:
+                    raise
+                warnings.warn(f"{error} It is not used.", stacklevel=2)
+            self._read = True
+        return None if self._info is None else self._info.methods.get(name)
+
+    def lines(self, method: str) -> Lines:
+        """Return a function that tells the lines of the failures of a method's delegates."""
+
+        def told(number: int, error: BaseException) -> str:
+            known = self.method(method)
+            if known is None or number >= len(known.delegates):
+                return ""
+            handle = named_handle(error)
+            found = known.lines((handle,)) if handle is not None else []
+            return sources.told(found or known.lines(known.delegates[number].handles))
+
+        return told
+
+    def _load(self) -> DebugInfo | None:
+        if self.path is None:
+            return None
+        who = f"The debug information {str(self.path)!r} cannot be used"
+        try:
+            info = DebugInfo.from_json(self.path.read_bytes())
+            digest = _digest(self.source)
+        except OSError as error:
+            raise InputError(f"{who}: {error}.") from error
+        except InputError as error:
+            raise InputError(f"{who}: {error}. Save the artifact again.") from error
+        if info.sha256 != digest:
+            raise InputError(
+                f"{who}: it is of another .pte file, or of this one before it was made again (SHA-256 "
+                f"{info.sha256[:12]}..., the file has {digest[:12]}...). Save the artifact again: it writes both."
+            )
+        return info
+
+
+def find(source: str | bytes, given: object) -> DebugFile:
+    """Find the debug information of a program.
+
+    Args:
+        source: The program's path or content.
+        given: What the caller gave as its path; None looks for `model.debug.json` beside `model.pte`.
+
+    Raises:
+        InputError: What the caller gave is no path of a file, is no debug information, or is of another program.
+    """
+    if given is None:
+        beside = Path(source).with_suffix(SUFFIX) if isinstance(source, str) and Path(source).name else None
+        return DebugFile(source, beside if beside is not None and beside.is_file() else None)
+    if not isinstance(given, (str, os.PathLike)):
+        raise InputError(f"load: debug: got a {type(given).__name__}, expected the path of a {SUFFIX} file.")
+    file = DebugFile(source, Path(os.fsdecode(given)), asked=True)
+    file.method("")  # what was asked for is checked at once
+    return file
+
+
+def _digest(source: str | bytes) -> str:
+    if isinstance(source, bytes):
+        return hashlib.sha256(source).hexdigest()
+    digest = hashlib.sha256()
+    with open(source, "rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()

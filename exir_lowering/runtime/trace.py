@@ -1,0 +1,62 @@
+"""What an engine records of a run: which instruction took how long, and what its delegate did meanwhile."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+METHOD, KERNEL, DELEGATE = "Method::execute", "OPERATOR_CALL", "DELEGATE_CALL"
+"""What ExecuTorch's runtime calls its events."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that took time.
+
+    Attributes:
+        name: What the runtime calls it, such as "DELEGATE_CALL".
+        instruction: The number of the instruction of which it is a part; -1 for none.
+        identifier: What a delegate calls it; None for an event of the runtime itself.
+        nanoseconds: How long it took.
+    """
+
+    name: str
+    instruction: int
+    identifier: int | str | None
+    nanoseconds: int
+
+
+@dataclass(slots=True, eq=False)
+class Trace:
+    """Records what the interpreter does. It is a `Recorder` of delegates too.
+
+    Attributes:
+        events: What was recorded.
+        active: Whether a delegate is being executed.
+        instruction: The instruction that is being executed.
+    """
+
+    events: list[Event] = field(default_factory=list)
+    active: bool = False
+    instruction: int = -1
+
+    def now(self) -> int:
+        """Return the time in nanoseconds."""
+        return time.perf_counter_ns()
+
+    def record(self, identifier: int | str, start: int, end: int) -> None:
+        """Record an event of the delegate that is being executed."""
+        self.events.append(Event("", self.instruction, identifier, end - start))
+
+    def begin(self, instruction: int, name: str) -> int:
+        """Begin an instruction, or the method: -1; return the time."""
+        self.instruction, self.active = instruction, name == DELEGATE
+        return self.now()
+
+    def end(self, instruction: int, name: str, start: int, kernel: str = "") -> None:
+        """Record an instruction that has ended, and which kernel it called."""
+        took = self.now() - start
+        self.active = False
+        if kernel:
+            self.events.append(Event(f"native_call_{kernel}", instruction, None, took))
+        self.events.append(Event(name, instruction, None, took))

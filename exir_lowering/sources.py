@@ -1,0 +1,74 @@
+"""The model's source lines: how a stack trace is read, which of its lines counts, and how a message tells it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+LISTED = 6
+"""How many source lines a message tells before it says how many more there are."""
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One line of a stack trace.
+
+    Attributes:
+        file: The file, as the trace names it.
+        line: The line's number.
+        function: The function that it is in.
+        code: The line, "" when the trace does not have it.
+    """
+
+    file: str
+    line: int
+    function: str
+    code: str
+
+    def __str__(self) -> str:
+        code = f": {self.code}" if self.code else ""
+        return f'File "{self.file}", line {self.line}, in {self.function}{code}'
+
+
+@lru_cache(maxsize=4096)  # many nodes come from one line
+def frames(trace: str) -> tuple[Frame, ...]:
+    """Read a stack trace, the outermost line first. Lines of generated code are left out."""
+    found = list(_FRAME.finditer(trace))
+    read = []
+    for number, frame in enumerate(found, start=1):
+        end = found[number].start() if number < len(found) else len(trace)
+        if not frame[1].startswith("<"):
+            code = trace[frame.end() : end].strip().splitlines()
+            read.append(Frame(frame[1], int(frame[2]), frame[3], code[0].strip() if code else ""))
+    return tuple(read)
+
+
+def innermost(stack: Sequence[Frame]) -> int | None:
+    """Return which line of a stack is the innermost one of the model, None for an empty stack.
+
+    Lines of torch itself are passed over, as long as there are others.
+    """
+    own = [number for number, frame in enumerate(stack) if not frame.file.startswith(_TORCH)]
+    return own[-1] if own else (len(stack) - 1 if stack else None)
+
+
+def told(lines: Sequence[str]) -> str:
+    """Return source lines as a message ends with them, "" when there are none."""
+    if len(lines) < 2:
+        return "".join(f"Source code: {line}" for line in lines)
+    return "\n".join(["Source code:", *listed(lines)])
+
+
+def listed(lines: Sequence[str]) -> list[str]:
+    """Return the first of some source lines, indented, and how many more there are."""
+    more = [f"    and {len(lines) - LISTED} more lines of the model"] if len(lines) > LISTED else []
+    return [f"    {line}" for line in lines[:LISTED]] + more
