@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 from executorch.exir import ExecutorchBackendConfig, ExecutorchProgramManager
 from torch.export import ExportedProgram
 
-from exir_lowering import _upstream, debug_handles, graphs, originals, placement
+from exir_lowering import _upstream, debug_handles, graphs, originals, placement, shared_state
 from exir_lowering._upstream import EmittedCall
 from exir_lowering.debug_info import SUFFIX, VERSION, DebugInfo, MethodDebug
 from exir_lowering.debug_recording import record
@@ -115,11 +115,12 @@ def emit(
     both = sorted(set(programs) & set(constant_methods or ()))
     if both:
         raise InputError(f"constant_methods: {both} are methods of the program too; choose other names.")
+    config = config or ExecutorchBackendConfig()
+    shared_state.check(programs, config.memory_planning_pass)
     # ExecuTorch rewrites the graphs that it emits.
     copies = {name: graphs.copy_program(program) for name, program in programs.items()}
     if keep_originals:
         originals.attach(copies)
-    config = config or ExecutorchBackendConfig()
     if external_weights is not None:
         config = placement.place(copies, config, external_weights)
     try:

@@ -14,7 +14,7 @@ LAYERS = [
     {"interfaces", "ownership", "progress", "measures", "lowering_plan", "debug_handles"},
     {"registry", "checks", "report", "partition_builder", "refusals", "views", "capability", "debug_recording"},
     {"arguments", "planning", "asking", "availability"},
-    {"edge", "tagging", "extraction", "preprocessing", "splicing", "placement"},
+    {"edge", "tagging", "extraction", "preprocessing", "splicing", "placement", "shared_state"},
     {"originals"},
     {"emission"},
     {"lowered"},

@@ -114,3 +114,27 @@ def test_greedy_tokens(file: tuple[str, bytes], model: LlamaForCausalLM, engine:
 def test_the_weights_are_in_the_file_once(file: tuple[str, bytes], programs: dict[str, ExportedProgram]) -> None:
     word, both = file
     assert len(both) <= 1.05 * len(emitted({"prefill": programs["prefill"]}, PARTITIONERS[word]))
+
+
+def test_a_cache_inside_of_a_delegate_is_not_shared() -> None:
+    """Where it would silently be two caches, emission says what to do."""
+
+    class Count(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.count.add_(x)
+            return self.count * 1
+
+    counts = {name: export(Count(), (torch.ones(1),)) for name in ("first", "second")}
+    with pytest.raises(exir_lowering.InputError) as caught:
+        emitted(counts, "reference")
+    for part in ("'count'", "'first'", "'second'", "'reference'", "own_state=False"):
+        assert part in str(caught.value)
+    with pytest.raises(exir_lowering.InputError, match="'count'"):
+        emitted(counts, {"first": "reference"})
+    assert emitted({"first": counts["first"]}, "reference")
+    program = exir_lowering.load(emitted(counts, PARTITIONERS["reference"]))
+    assert [program.run(method, torch.ones(1))[0].item() for method in ("first", "second", "first")] == [1, 2, 3]

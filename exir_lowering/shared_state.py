@@ -1,0 +1,54 @@
+"""State that the methods of a file share: the runtime shares the buffers that it holds, not those of delegates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch.export import ExportedProgram
+
+from exir_lowering import graphs
+from exir_lowering.errors import InputError
+
+
+def check(programs: Mapping[str, ExportedProgram], planning: Any) -> None:
+    """Check that no delegate keeps a buffer that its method is to share with another one.
+
+    Args:
+        programs: The lowered methods.
+        planning: ExecuTorch's memory planning pass, or one for each method.
+
+    Raises:
+        InputError: A delegate keeps a buffer that another method has too, and the pass shares buffers.
+    """
+    passes = planning.values() if isinstance(planning, Mapping) else (planning,)
+    if len(programs) < 2 or not any(getattr(each, "share_mutable_buffers", False) for each in passes):
+        return
+    parts = {method: list(_delegated(program)) for method, program in programs.items()}
+    has = {
+        method: {name for part in (program, *(part for _, part in parts[method])) for name in _buffers(part)}
+        for method, program in programs.items()
+    }
+    for method, delegates in parts.items():
+        for backend, part in delegates:
+            for buffer in part.graph_signature.buffers_to_mutate.values():
+                other = next((name for name in programs if name != method and buffer in has[name]), None)
+                if other is not None:
+                    raise InputError(
+                        f"The buffer {buffer!r} is state of the methods {method!r} and {other!r}, which "
+                        f"share_mutable_buffers=True asks to share, but in {method!r} a delegate of {backend!r} keeps "
+                        "it, and the runtime shares only what it holds itself. Leave state on the host: "
+                        "own_state=False for the partitioners of this package, no tag_mutated_buffer in one of "
+                        "ExecuTorch."
+                    )
+
+
+def _delegated(program: ExportedProgram) -> Iterator[tuple[str, ExportedProgram]]:
+    """Yield the delegates of a method: backend id and original program."""
+    for _, module, attribute in graphs.delegates(program.graph_module):
+        lowered: Any = getattr(module, attribute)
+        yield lowered.backend_id, lowered.original_module
+
+
+def _buffers(program: ExportedProgram) -> Iterator[str]:
+    yield from program.graph_signature.inputs_to_buffers.values()
