@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -91,3 +92,8 @@ def delegates(program: ExportedProgram) -> list[LoweredBackendModule]:
 def placeholders(graph_module: GraphModule) -> list[str]:
     """Return the names of a graph's placeholders."""
     return [node.name for node in graph_module.graph.nodes if node.op == "placeholder"]
+
+
+def without_address(value: object) -> str:
+    """Name a parameter of a test; processes that share the tests have to agree on the name."""
+    return re.sub(r" at 0x[0-9a-f]+", "", str(value))

@@ -10,7 +10,7 @@ import executorch.kernels.quantized  # noqa: F401  # the host's kernels for what
 import pytest
 import torch
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-from lowering_support import delegates
+from lowering_support import delegates, without_address
 from test_quantized import INPUTS, ConvNet, quantized
 from torch.export import ExportedProgram, export
 
@@ -123,7 +123,7 @@ def test_bf16() -> None:
         ({"operators": ["aten.liner"]}, ("'aten.liner'", "linear")),
         ({"operators": [torch.relu]}, ("relu", "namespace")),
     ],
-    ids=str,
+    ids=without_address,
 )
 def test_options_of_the_wrong_kind(options: dict[str, Any], words: tuple[str, ...]) -> None:
     with pytest.raises(exir_lowering.InputError) as caught:

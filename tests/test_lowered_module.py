@@ -19,7 +19,7 @@ from executorch.devtools.bundled_program.serialize import deserialize_from_flatb
 from executorch.exir import ExecutorchBackendConfig
 from executorch.exir._serialize._program import deserialize_pte_binary
 from executorch.extension.pybindings import portable_lib
-from lowering_support import TagPartitioner, by_operator
+from lowering_support import TagPartitioner, by_operator, without_address
 from models import build
 from scripted import ScriptBackend, ScriptDelegate
 from torch import nn
@@ -467,7 +467,7 @@ class TestAttributes:
             (torch.eye(2).to_sparse(), "sparse"),
             (torch.float32, "torch.dtype"),
         ],
-        ids=str,
+        ids=without_address,
     )
     def test_what_cannot_be_stored_is_named_and_nothing_is_written(self, rich, tmp_path, value, kind):
         module = rich.module(delegates="original")

@@ -150,8 +150,6 @@ def load(
         unavailable: What to do about a backend that nothing on this machine executes: "error", or "fallback", which
             executes the original graphs of its partitions in PyTorch, with a warning. The file has these graphs if it
             was emitted with `keep_originals=True`.
-            the entry points. A backend that the runtime has itself cannot be replaced. Those that the file does not
-            need are not used.
         debug: The path of the file's debug information, with which failures and profiles tell the model's lines. None
             looks for `model.debug.json` beside `model.pte`, and leaves it aside with a warning if it is of another
             file.
