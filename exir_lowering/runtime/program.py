@@ -68,9 +68,10 @@ class LoadedProgram:
             BackendContractError: A Python delegate returned something else than the file says.
         """
         found = self._method("run", method)
-        given = prepare(self._file.where(found.name), found, inputs)
+        # Views of the inputs are made and let go of with the lock held: both let go of the interpreter's lock, and a
+        # thread that waits for it in there when Python exits ends the process.
         with LOCK:
-            return self._engine.run(found, given)
+            return self._engine.run(found, prepare(self._file.where(found.name), found, inputs))
 
     def profile(self, method: str, *inputs: Any, runs: int = 1) -> Profile:
         """Run a method and tell where its time goes, per kernel, per delegate and per instruction of a delegate.
@@ -93,9 +94,8 @@ class LoadedProgram:
         found = self._method("profile", method)
         if not isinstance(runs, int) or isinstance(runs, bool) or runs < 1:
             raise InputError(f"profile: runs: got {runs!r}, expected a number of at least 1.")
-        given = prepare(self._file.where(found.name), found, inputs)
         with LOCK:
-            events = self._engine.record(found, given, runs)
+            events = self._engine.record(found, prepare(self._file.where(found.name), found, inputs), runs)
         return profile(found, runs, events, self._file.debug.method(found.name))
 
     def _method(self, who: str, name: object) -> Method:
