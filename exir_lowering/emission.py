@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
@@ -75,15 +76,16 @@ class Artifact:
             InputError: The path does not end in `.pte`, or cannot be written.
         """
         target = pte_path(path)
+        data = _upstream.data_file_contents(self.manager)
+        files = {target.parent / _data_name(name): cord.write_to_file for name, cord in data.items()}
+        files[target] = self.manager.write_to_file
+        if self.etrecord is not None:
+            files[target.with_suffix(".etrecord")] = partial(_write_record, self.etrecord)
         try:
-            if self.etrecord is not None:
-                replace_file(target.with_suffix(".etrecord"), partial(_write_record, self.etrecord))
-            for name, cord in _upstream.data_file_contents(self.manager).items():
-                replace_file(target.parent / _data_name(name), cord.write_to_file)
             if self.methods:
                 debug = self.debug_info.to_json().encode()
-                replace_file(target.with_suffix(SUFFIX), lambda file: file.write(debug))
-            replace_file(target, self.manager.write_to_file)
+                files[target.with_suffix(SUFFIX)] = lambda file: file.write(debug)
+            replace_files(files)
         except OSError as error:
             raise InputError(f"Cannot save to {str(target)!r}: {error}") from error
         return target
@@ -218,14 +220,34 @@ def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
     Raises:
         OSError: It cannot be written.
     """
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            write(file)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
-        os.replace(temporary, path)
-    except BaseException:
+    replace_files({path: write})
+
+
+def replace_files(files: Mapping[Path, Callable[[BinaryIO], object]]) -> None:
+    """Write files beside their places, and move them there once all are complete.
+
+    Args:
+        files: For each place what writes the content; they are moved in this order.
+
+    Raises:
+        OSError: One cannot be written.
+    """
+    with contextlib.ExitStack() as remove:
+        written = []
+        for path, write in files.items():
+            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+            remove.callback(_remove, temporary)
+            with os.fdopen(handle, "wb") as file:
+                write(file)
+            umask = os.umask(0)
+            os.umask(umask)
+            os.chmod(temporary, 0o666 & ~umask)
+            written.append((temporary, path))
+        for temporary, path in written:
+            os.replace(temporary, path)
+
+
+def _remove(temporary: str) -> None:
+    """Remove what was not moved."""
+    with contextlib.suppress(FileNotFoundError):
         os.unlink(temporary)
-        raise

@@ -232,3 +232,10 @@ def test_an_etrecord_that_executorch_cannot_save(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="ExecuTorch cannot serialize"):
         artifact.save(tmp_path / "model.pte")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_cannot_be_replaced_leaves_no_debug_information(tmp_path: Path) -> None:
+    (tmp_path / "model.pte").mkdir()
+    with pytest.raises(InputError, match="Cannot save"):
+        lowered(Product()).emit().save(tmp_path / "model.pte")
+    assert [path.name for path in tmp_path.iterdir()] == ["model.pte"]
