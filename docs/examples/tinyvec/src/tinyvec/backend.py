@@ -9,8 +9,15 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node
 
-from exir_lowering import Backend, BackendContext, CompileSpec, InputError, PreprocessResult, WeightStore
-from exir_lowering.graphs import operator_name, source_line
+from exir_lowering import (
+    Backend,
+    BackendContext,
+    BackendFailure,
+    CompileSpec,
+    InputError,
+    PreprocessResult,
+    WeightStore,
+)
 from tinyvec import payload
 from tinyvec.payload import Instruction, Program
 
@@ -34,8 +41,8 @@ class TinyvecBackend(Backend):
         """Compile one partition.
 
         Raises:
-            InputError: A compile spec is unknown, or the partition has something that the machine lacks; the message
-                has the model's source line.
+            InputError: A compile spec is unknown, or the partition keeps state.
+            BackendFailure: It has an operator that the machine lacks.
         """
         store = context.weights if context is not None else WeightStore()
         precision = _precision(compile_specs)
@@ -87,7 +94,7 @@ def _placeholders(program: ExportedProgram) -> tuple[list[Node], dict[Node, torc
 
 
 def _instruction(node: Node, numbers: dict[Node, int]) -> Instruction:
-    if operator_name(node) not in OPERATORS or not _is_float(node):
+    if _operator(node) not in OPERATORS or not _is_float(node):
         _refuse(node)
     arguments = [argument for argument in node.args if argument is not None]  # a linear without bias
     if not all(isinstance(argument, Node) for argument in arguments):
@@ -95,7 +102,7 @@ def _instruction(node: Node, numbers: dict[Node, int]) -> Instruction:
     if not all(isinstance(option, (int, float)) for option in node.kwargs.values()):
         _refuse(node, f"with the options {dict(node.kwargs)}")
     numbered = [numbers[argument] for argument in arguments]
-    return Instruction(operator_name(node), numbered, dict(node.kwargs), node.meta.get("debug_handle", -1))
+    return Instruction(_operator(node), numbered, dict(node.kwargs), node.meta.get("debug_handle", -1))
 
 
 def _is_float(node: Node) -> bool:
@@ -104,6 +111,11 @@ def _is_float(node: Node) -> bool:
 
 
 def _refuse(node: Node, what: str = "") -> NoReturn:
-    source = source_line(node)
-    text = f"tinyvec does not have {operator_name(node)} {what}".rstrip()
-    raise InputError(f"{text}. Source code: {source}" if source else f"{text}: node {node.name}.")
+    """Name the operator, and its debug handle: the engine adds the line of the model."""
+    raise BackendFailure(
+        f"tinyvec does not have {_operator(node)} {what}".rstrip() + ".", debug_handle=node.meta.get("debug_handle")
+    )
+
+
+def _operator(node: Node) -> str:
+    return getattr(node.target, "__name__", str(node.target))

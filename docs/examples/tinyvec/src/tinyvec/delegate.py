@@ -53,7 +53,9 @@ class TinyvecDelegate(Delegate):
         program = payload.parse(processed)
         for instruction in program.code:
             if instruction.operator not in _RUN:
-                raise InputError(f"A payload of tinyvec calls {instruction.operator}, which this version does not have.")
+                raise InputError(
+                    f"A payload of tinyvec calls {instruction.operator}, which this version does not have."
+                )
         weights = [ref.load(context.named_data).to(torch.float32) for ref in program.weights]
         return Machine(program, weights, context)
 
