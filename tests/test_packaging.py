@@ -1,21 +1,18 @@
 """The wheel holds every package and every public name, the sdist what is needed to build and test it."""
 
 import os
-import shutil
-import subprocess
 import sys
-import sysconfig
 import zipfile
 from pathlib import Path
 
 import pytest
+from fresh_environment import ROOT, FreshEnvironment, build_wheel, copy_tracked
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     tomllib = pytest.importorskip("tomli")
 
-ROOT = Path(__file__).parent.parent
 CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
@@ -46,17 +43,8 @@ def test_plugin_folders_are_symlinked_into_the_package() -> None:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build from a copy of what git tracks, so that nothing left over in the tree can help."""
-    source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    files = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
-    for name in files.stdout.split("\n"):
-        if name and (ROOT / name).exists():
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, source / name, follow_symlinks=False)
-    command = [sys.executable, "-m", "pip", "wheel", str(source), "--no-deps", "-q", "-w", str(target)]
-    subprocess.run(command, check=True, timeout=300)
-    (built,) = target.glob("*.whl")
-    return built
+    """Build from a copy of what git tracks."""
+    return build_wheel(copy_tracked(ROOT, tmp_path_factory.mktemp("source")), tmp_path_factory.mktemp("target"))
 
 
 def test_the_wheel_holds_every_module_once(wheel: Path) -> None:
@@ -74,14 +62,7 @@ def test_the_wheel_holds_every_module_once(wheel: Path) -> None:
 
 def test_the_wheel_works_outside_of_the_tree(wheel: Path, tmp_path: Path) -> None:
     """Install into a fresh environment that sees the dependencies, but not the tree; import every public name."""
-    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "env")], check=True)
-    python = tmp_path / "env" / "bin" / "python"
-    site = subprocess.run(
-        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], capture_output=True, text=True
-    ).stdout.strip()
-    # A path in a .pth file is added without its own .pth files, so an editable install of the tree is not seen.
-    Path(site, "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", "--no-index", str(wheel)], check=True)
+    fresh = FreshEnvironment(tmp_path / "env", wheel)
     script = (
         "import exir_lowering, sys, importlib.metadata as m\n"
         "from exir_lowering import *\n"
@@ -90,11 +71,9 @@ def test_the_wheel_works_outside_of_the_tree(wheel: Path, tmp_path: Path) -> Non
         "assert '<html' in exir_lowering.LoweringPlan(()).to_html()\n"
         "print(exir_lowering.__file__, missing)\n"
     )
-    done = subprocess.run([python, "-c", script], capture_output=True, text=True, cwd=tmp_path, timeout=300)
+    done = fresh.run("python", "-c", script)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.strip() == f"{site}/exir_lowering/__init__.py []"
-    listed = subprocess.run(
-        [tmp_path / "env" / "bin" / "exir-lower", "plugins"], capture_output=True, text=True, cwd=tmp_path, timeout=300
-    )
+    assert done.stdout.strip() == f"{fresh.site}/exir_lowering/__init__.py []"
+    listed = fresh.run("exir-lower", "plugins")
     assert listed.returncode == 0, listed.stderr[-2000:]
     assert "echo" in listed.stdout and "xnnpack" in listed.stdout
