@@ -116,7 +116,9 @@ class Delegate(ABC):
     """Executes payloads of one backend in ExecuTorch's runtime.
 
     `load` finds it by its id: in its `delegates=`, then in the entry points of the group `exir_lowering.delegates`.
-    Runs do not overlap: whoever loads or runs a program waits for others. `destroy` may be called in any thread.
+    Runs do not overlap: whoever loads or runs a program waits for others, so a delegate must not wait for a thread that
+    does. `destroy` may be called in any thread. Autocast, inference mode, default devices and dtypes of the caller are
+    set aside meanwhile, and gradients are off.
 
     What a delegate raises is raised again by `load` and `run`, as the cause of a BackendFailure. ExecuTorch's own
     loaders see a number only: that of the exception's attribute `executorch_error`, such as 0x30, if it has one.

@@ -32,7 +32,16 @@ from exir_lowering.errors import (
     InputError,
 )
 from exir_lowering.runtime import shim
-from exir_lowering.runtime.contract import DAMAGED, Handle, compile_payload, describe_output, execute, no_list, settle
+from exir_lowering.runtime.contract import (
+    DAMAGED,
+    Handle,
+    compile_payload,
+    describe_output,
+    execute,
+    no_list,
+    reporting,
+    settle,
+)
 from exir_lowering.runtime.debugging import Lines, no_lines
 from exir_lowering.runtime.engine import LOCK
 from exir_lowering.runtime.format import DTYPES, NULL, TENSOR, Delegation, Tensor, Value
@@ -137,7 +146,7 @@ class Bridge:
         self._recorders: dict[int, _Recorder] = {}
         self._keys = itertools.count(1)
         self._thread = _Thread()
-        self._serving: Mapping[str, Delegate] = {}
+        self._serving: list[Mapping[str, Delegate]] = []
         # Kept here, as the shim calls them as long as the process lives. What an interrupt raises before a callback
         # could catch it is given to sys.unraisablehook, with one of these objects.
         self._entries = available, compile_, execute, destroy = (
@@ -230,11 +239,12 @@ class Bridge:
         Args:
             delegates: The delegates, by their ids, which are registered.
         """
-        previous, self._serving = self._serving, {**self._serving, **delegates}
+        # Contexts may overlap, and end in any order.
+        self._serving.append(delegates)
         try:
             yield
         finally:
-            self._serving = previous
+            self._serving = [each for each in self._serving if each is not delegates]
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -270,7 +280,10 @@ class Bridge:
 
     def _available(self, slot: int) -> int:
         setups = self._thread.setups
-        return int(self._ids[slot] in (setups[-1].delegates if setups else self._serving))
+        return int(self._ids[slot] in (setups[-1].delegates if setups else self._served()))
+
+    def _served(self) -> dict[str, Delegate]:
+        return {name: delegate for delegates in self._serving for name, delegate in delegates.items()}
 
     def _compile(
         self, slot: int, context: int, method: bytes | None, processed: int | None, size: int, specs: Any, count: int
@@ -298,7 +311,7 @@ class Bridge:
     def _compiled(self, name: str, context: int, method: str, payload: bytes, specs: list[CompileSpec]) -> int:
         setups = self._thread.setups
         setup = (
-            setups[-1] if setups else _Setup(_ELSEWHERE, self._serving, iter([_unknown(name, len(payload))]), no_lines)
+            setups[-1] if setups else _Setup(_ELSEWHERE, self._served(), iter([_unknown(name, len(payload))]), no_lines)
         )
         plan = next(setup.plans, None)
         if plan is None or (plan.backend, plan.payload) != (name, len(payload)):
@@ -369,7 +382,8 @@ class Bridge:
         handle = self._handles.pop(key, None)
         self._recorders.pop(key, None)
         if handle is not None:
-            handle.delegate.destroy(handle.content)
+            with reporting():
+                handle.delegate.destroy(handle.content)
 
     def _close(self) -> None:
         """Let go of all handles when the interpreter ends; programs that are still alive outlive it.
@@ -379,8 +393,7 @@ class Bridge:
         LOCK.acquire(timeout=_EXIT_SECONDS)
         self._library.exir_close()
         for key in list(self._handles):
-            with _reporting():
-                self._destroy(key)
+            self._destroy(key)
 
 
 def _unknown(backend: str, payload: int) -> Delegation:
@@ -400,15 +413,6 @@ def _seen(plan: Delegation, arguments: Sequence[_Argument]) -> Delegation:
             values.append(Value(NULL, None))
     counts = tuple(range(1, len(values) + 1))
     return replace(plan, arguments=len(values), outputs=tuple(values), counts=counts)
-
-
-@contextmanager
-def _reporting() -> Iterator[None]:
-    """Show an exception that nobody can catch."""
-    try:
-        yield
-    except Exception:
-        sys.excepthook(*sys.exc_info())
 
 
 class _Recorder:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from exir_lowering.errors import (
     LoweringError,
     named_handle,
 )
+from exir_lowering.runtime.ambient import neutral
 from exir_lowering.runtime.debugging import Lines, no_lines
 from exir_lowering.runtime.format import BOOL, DOUBLE, INT, NULL, Delegation, Tensor, Value
 from exir_lowering.runtime.inputs import describe, show
@@ -72,11 +74,12 @@ def compile_payload(
     """
     who = f"{where}: delegate {plan.backend!r} ({type(delegate).__module__}.{type(delegate).__qualname__})"
     try:
-        content = delegate.compile(payload, specs, context)
+        with neutral():
+            content = delegate.compile(payload, specs, context)
     except BackendUnavailableError as error:
         raise BackendUnavailableError(f"{where} cannot be set up: {error}") from error
     except Exception as error:
-        what = f"{who} failed to compile a payload of {len(payload)} bytes: {type(error).__name__}: {error}"
+        what = f"{who} failed to compile a payload of {len(payload)} bytes: {_said(error)}"
         raise _failed(what, error, lines(plan.number, error)) from error
     return Handle(who, delegate, content, plan, plan.counts, lines)
 
@@ -85,6 +88,15 @@ def _failed(what: str, error: Exception, lines: str) -> BackendFailure:
     """Make the error that tells what a delegate raised, with the lines of the model."""
     told = f"{what}{'' if what.endswith('.') else '.'} {lines}" if lines else what
     return BackendFailure(told, debug_handle=named_handle(error))
+
+
+def _said(error: Exception) -> str:
+    """Return an exception as words without a full stop, whatever a plug-in made of it."""
+    try:
+        text = str(error)
+    except Exception:
+        text = "it has no message that can be shown"
+    return f"{type(error).__name__}: {text.removesuffix('.')}"
 
 
 def settle(handle: Handle, execute: Callable[[int], None]) -> None:
@@ -121,14 +133,24 @@ def execute(handle: Handle, inputs: list[Any], count: int) -> list[tuple[Value, 
         BackendContractError: It returned something else than the file says.
     """
     try:
-        returned = handle.delegate.execute(handle.content, inputs)
+        with neutral():
+            returned = handle.delegate.execute(handle.content, inputs)
     except Exception as error:
         shown = ", ".join(map(show, inputs)) or "none"
-        what = f"{handle.who} failed to execute: {type(error).__name__}: {error}. Its inputs were: {shown}"
+        what = f"{handle.who} failed to execute: {_said(error)}. Its inputs were: {shown}"
         raise _failed(what, error, handle.lines(handle.plan.number, error)) from error
     expected = handle.plan.outputs[len(handle.plan.outputs) - count :]
     _check(handle, expected, returned)
     return list(zip(expected, returned, strict=True))
+
+
+@contextmanager
+def reporting() -> Iterator[None]:
+    """Show what `destroy` raises, which nobody can catch."""
+    try:
+        yield
+    except Exception as error:
+        sys.excepthook(type(error), error, error.__traceback__)
 
 
 def no_list(handle: Handle, index: int) -> BackendFailure:

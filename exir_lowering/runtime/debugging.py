@@ -59,7 +59,10 @@ class DebugFile:
         """Return a function that tells the lines of the failures of a method's delegates."""
 
         def told(number: int, error: BaseException) -> str:
-            known = self.method(method)
+            try:
+                known = self.method(method)
+            except Exception as problem:  # a warning that is an error here must not take the failure's place
+                return str(problem)
             if known is None or number >= len(known.delegates):
                 return ""
             handle = named_handle(error)
@@ -75,10 +78,10 @@ class DebugFile:
         try:
             info = DebugInfo.from_json(self.path.read_bytes())
             digest = _digest(self.source)
-        except OSError as error:
-            raise InputError(f"{who}: {error}.") from error
         except InputError as error:
             raise InputError(f"{who}: {error}. Save the artifact again.") from error
+        except (OSError, ValueError) as error:
+            raise InputError(f"{who}: {error}.") from error
         if info.sha256 != digest:
             raise InputError(
                 f"{who}: it is of another .pte file, or of this one before it was made again (SHA-256 "

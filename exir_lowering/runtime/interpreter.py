@@ -19,6 +19,7 @@ from exir_lowering import _upstream, availability
 from exir_lowering.delegate import Delegate, DelegateContext
 from exir_lowering.errors import BackendUnavailableError, InputError, LoweringError
 from exir_lowering.runtime import contract, hosted, memory, trace
+from exir_lowering.runtime.ambient import neutral
 from exir_lowering.runtime.code import Code, Listing, Payload, read_code
 from exir_lowering.runtime.dataflow import DELEGATE, KERNEL
 from exir_lowering.runtime.engine import LOCK
@@ -66,16 +67,15 @@ class Ready:
             LoweringError: A delegate failed.
         """
         values = self.frame.values
-        with torch.no_grad():
-            for index, given in zip(self.code.inputs, inputs, strict=True):
-                if isinstance(given, torch.Tensor):
-                    self.frame.slot(index).write(given)
-            for chain in self.code.chains:
-                position = 0
-                while position < len(chain):
-                    position = self._step(position, *chain[position])
-            outputs = [values[index] for index in self.code.outputs]
-            return [output.tensor.clone() if isinstance(output, Slot) else output for output in outputs]
+        for index, given in zip(self.code.inputs, inputs, strict=True):
+            if isinstance(given, torch.Tensor):
+                self.frame.slot(index).write(given)
+        for chain in self.code.chains:
+            position = 0
+            while position < len(chain):
+                position = self._step(position, *chain[position])
+        outputs = [values[index] for index in self.code.outputs]
+        return [output.tensor.clone() if isinstance(output, Slot) else output for output in outputs]
 
     def _step(self, position: int, code: int, target: int, arguments: tuple[int, ...]) -> int:
         """Execute an instruction; return the position of the next one."""
@@ -203,6 +203,10 @@ class Interpreter:
 
     def run(self, method: Method, inputs: Sequence[Any]) -> list[Any]:
         """Run a method; see `Engine`."""
+        with neutral():
+            return self._run(method, inputs)
+
+    def _run(self, method: Method, inputs: Sequence[Any]) -> list[Any]:
         ready = self._load(method)
         try:
             return ready.run(inputs)
@@ -233,7 +237,8 @@ class Interpreter:
         """Set up the methods that call backends, but for those that lack a kernel, which say so when run."""
         for method in self.file.methods.values():
             if not self.delegates.keys().isdisjoint(method.backends) and not self._missing(method):
-                self._load(method)
+                with neutral():
+                    self._load(method)
 
     def _missing(self, method: Method) -> list[str]:
         return [] if self.kernels is None else sorted(set(method.operators) - self.kernels)
@@ -301,7 +306,8 @@ class Interpreter:
         except BaseException:
             for call in calls:
                 if isinstance(call, PythonCall):
-                    call.close()
+                    with contract.reporting():
+                        call.close()
             raise
         return calls
 

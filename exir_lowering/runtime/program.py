@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -38,6 +39,7 @@ class LoadedProgram:
 
     _file: ProgramFile
     _engine: Engine
+    _running: set[str] = field(default_factory=set)
 
     @property
     def method_names(self) -> tuple[str, ...]:
@@ -58,7 +60,8 @@ class LoadedProgram:
                 laid out in memory in any way, and may require a gradient. A number has to be the one at export.
 
         Returns:
-            The outputs, flat. Tensors belong to the caller: no later run changes them.
+            The outputs, flat. Tensors belong to the caller: no later run changes them. An input that the method writes
+            to stays as it is; its new value is the first output, as ExecuTorch has it.
 
         Raises:
             InputError: There is no such method, an input is not what the method takes, the runtime has no kernel for
@@ -70,7 +73,7 @@ class LoadedProgram:
         found = self._method("run", method)
         # Views of the inputs are made and let go of with the lock held: both let go of the interpreter's lock, and a
         # thread that waits for it in there when Python exits ends the process.
-        with LOCK:
+        with LOCK, self._entered(found.name):
             return self._engine.run(found, prepare(self._file.where(found.name), found, inputs))
 
     def profile(self, method: str, *inputs: Any, runs: int = 1) -> Profile:
@@ -97,6 +100,21 @@ class LoadedProgram:
         with LOCK:
             events = self._engine.record(found, prepare(self._file.where(found.name), found, inputs), runs)
         return profile(found, runs, events, self._file.debug.method(found.name))
+
+    @contextmanager
+    def _entered(self, method: str) -> Iterator[None]:
+        """Keep a delegate from running the method that it is called from: both would write into the same memory."""
+        if method in self._running or (self._running and self._file.shares_state):
+            raise InputError(
+                f"run: {self._file.where(method)} is running: a delegate that it calls cannot run it again"
+                f"{', nor a method that shares its memory' if self._file.shares_state else ''}. Load the file once "
+                "more for that."
+            )
+        self._running.add(method)
+        try:
+            yield
+        finally:
+            self._running.discard(method)
 
     def _method(self, who: str, name: object) -> Method:
         found = self._file.methods.get(name) if isinstance(name, str) else None

@@ -111,7 +111,13 @@ def _compiler() -> list[str]:
     """Return the command of the C++ compiler."""
     chosen = os.environ.get("CXX", "").strip()
     if chosen:
-        command = shlex.split(chosen)
+        try:
+            command = shlex.split(chosen)
+        except ValueError as error:
+            raise BackendUnavailableError(
+                f"Python delegates need a C++ compiler, and the environment variable CXX, {chosen!r}, is no command: "
+                f"{error}. Correct it, or unset it."
+            ) from error
         if shutil.which(command[0]) is None:
             raise BackendUnavailableError(
                 f"Python delegates need a C++ compiler, and the environment variable CXX names {chosen!r}, which is "
