@@ -28,7 +28,8 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> FreshEnvironment:
         source = copy_tracked(folder, made / name / "source")
         wheels[name] = build_wheel(source, made / name / "wheel")
     fresh = FreshEnvironment(made / "env", wheels["engine"])
-    fresh.install(wheels["example"])
+    fresh.install(wheels["example"], "--dry-run")  # what it depends on is there
+    fresh.install(wheels["example"], "--no-deps", "--ignore-installed")  # even where a developer has it installed
     return fresh
 
 
