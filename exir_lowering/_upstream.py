@@ -396,6 +396,11 @@ def named_data_entries(module: LoweredBackendModule) -> Iterator[tuple[str, str,
             yield key, file, len(output.buffers[entry.buffer_index])
 
 
+def version(tensor: torch.Tensor) -> int:
+    """Return how often torch has written to a tensor's memory; 0 where it does not count."""
+    return 0 if tensor.is_inference() else int(tensor._version)
+
+
 def named_data_pieces(manager: ExecutorchProgramManager) -> dict[str, int]:
     """Return for each key of named data the number of its content in the emitted file: equal contents are one."""
     output = manager._named_data

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import torch
 from executorch.exir import ExecutorchBackendConfig, ExecutorchProgramManager
 from torch.export import ExportedProgram
 
@@ -121,6 +122,8 @@ def emit(
     shared_state.check(programs, config.memory_planning_pass)
     # ExecuTorch rewrites the graphs that it emits.
     copies = {name: graphs.copy_program(program) for name, program in programs.items()}
+    for copied in copies.values():
+        _keep_initial_values(copied)
     if keep_originals:
         originals.attach(copies)
     if external_weights is not None:
@@ -141,6 +144,17 @@ def emit(
         etrecord = _etrecord(recorded, manager)
     stored = placement.stored(copies, config, manager)
     return Artifact(manager, report, stored, record(programs, emitted), etrecord)
+
+
+def _keep_initial_values(program: ExportedProgram) -> None:
+    """Mark buffers whose state does not start at 0: ExecuTorch leaves initial values out unless it is told."""
+    signature = program.graph_signature
+    written = set(signature.buffers_to_mutate.values())
+    for node in program.graph.nodes:
+        buffer = signature.inputs_to_buffers.get(node.name) if node.op == "placeholder" else None
+        value = program.state_dict.get(buffer, program.constants.get(buffer)) if buffer in written else None
+        if isinstance(value, torch.Tensor) and bool(value.count_nonzero()):
+            node.meta["et_init_buffer"] = True
 
 
 def _complete(manager: ExecutorchProgramManager, emitted: Mapping[str, Sequence[EmittedCall]]) -> None:

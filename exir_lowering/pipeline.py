@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from executorch.exir.backend.compile_spec_schema import CompileSpec
@@ -25,6 +26,7 @@ from exir_lowering.model import (
     TaggedMethod,
 )
 from exir_lowering.options import LoweringOptions
+from exir_lowering.ownership import own_state
 from exir_lowering.planning import plan_method
 from exir_lowering.preprocessing import preprocess
 from exir_lowering.progress import Progress
@@ -177,6 +179,7 @@ def _lower_edge(
     registry.check_backends(backends)
     with Progress(options.progress) as progress, collector.heap_frozen() as set_aside:
         extracted, planned = _partition_all(given, methods, chosen, options, progress, times)
+        own_state(chain.from_iterable(map(_programs, extracted)))
         set_aside()
         groups = _group(extracted)
         found = {group.backend_id: registry.find_backend(group.backend_id, backends) for group in groups}
@@ -236,6 +239,10 @@ def _partition(
             name, step.program, method.partitions + step.partitions, method.rejections + step.rejections
         )
     return tagged, method
+
+
+def _programs(method: ExtractedMethod) -> list[ExportedProgram]:
+    return [method.program, *(partition.program for partition in method.partitions)]
 
 
 def _group(methods: Iterable[ExtractedMethod]) -> list[BackendGroup]:

@@ -102,7 +102,8 @@ class WeightStore:
         """Refer to a tensor; one that the store does not have is added.
 
         Args:
-            tensor: A dense tensor on the CPU. A view of a stored one, such as its `detach()`, is found by its memory.
+            tensor: A dense tensor on the CPU. A view of a stored one, such as its `detach()`, is found by its memory;
+            one that torch wrote to meanwhile is stored anew.
 
         Raises:
             InputError: The tensor has no plain memory: it is sparse, quantised, or not on the CPU.
@@ -114,7 +115,7 @@ class WeightStore:
         pieces = self._pieces.setdefault(view.storage, [])
         piece = next((piece for piece in pieces if piece.has(view)), None)
         if piece is None:
-            piece = self._store(_Piece.of([view]))
+            piece = self._store(_Piece.of([view]))  # also for a tensor that was written to since it was stored
             pieces.append(piece)
         strides = piece.strides or view.strides
         return WeightRef(piece.key, view.start - piece.start if piece.key else 0, tensor.dtype, view.shape, strides)
@@ -193,6 +194,7 @@ class _Piece:
         start: The first byte.
         end: The byte after the last one.
         strides: The strides after packing, when the piece is one view with holes; () when it is stored as it lies.
+        version: How often the view's memory had been written to.
         key: The key of its data, "" when all bytes are zero.
     """
 
@@ -200,6 +202,7 @@ class _Piece:
     start: int
     end: int
     strides: tuple[int, ...]
+    version: int
     key: str = ""
 
     @classmethod
@@ -210,10 +213,12 @@ class _Piece:
         alone = all(view.place == views[0].place for view in views)
         packed = farthest.memory.numel() * farthest.memory.element_size() < farthest.end - start
         strides = torch.empty(farthest.shape, device="meta").stride() if alone and packed else ()
-        return cls(farthest, start, farthest.end, strides)
+        return cls(farthest, start, farthest.end, strides, _version(farthest.memory))
 
     def has(self, view: _View) -> bool:
-        """Tell whether a view of the same storage is stored in the piece."""
+        """Tell whether a view of the same storage is stored in the piece, as it is now."""
+        if self.version != _version(self.view.memory):
+            return False
         if self.strides:
             return view.place == self.view.place and view.memory.dtype == self.view.memory.dtype
         return self.start <= view.start and view.end <= self.end
@@ -225,6 +230,12 @@ class _Piece:
             start, end = 0, memory.numel() * memory.element_size()
         raw = torch.empty(0, dtype=torch.uint8).set_(memory.untyped_storage(), start, (end - start,), (1,))
         return bytes(raw.numpy().tobytes())
+
+
+def _version(tensor: torch.Tensor) -> int:
+    from exir_lowering import _upstream  # as above
+
+    return _upstream.version(tensor)
 
 
 def _pieces(views: Sequence[_View]) -> Iterator[_Piece]:

@@ -8,7 +8,7 @@ import warnings
 
 import pytest
 import torch
-from lowering_support import TagPartitioner, edge_program
+from lowering_support import NoopBackend, TagPartitioner, edge_program
 from scripted import ScriptBackend, ScriptDelegate
 from torch import nn
 from torch.export import Dim, export
@@ -24,6 +24,7 @@ from exir_lowering import (
     PluginLoadError,
     PreprocessResult,
     UnknownPluginError,
+    _upstream,
     load,
     lower,
     lower_whole_program,
@@ -354,6 +355,25 @@ class TestFallback:
                     model.calls.zero_().add_(2 * call - 2 + int(x.sum() < 0))
                     (result,) = program.run(method, x)
                     assert torch.allclose(result, model(x), atol=1e-6)
+
+    @pytest.mark.parametrize("engine", ["runtime", "interpreter"])
+    def test_a_backend_that_the_runtime_has_and_cannot_use(self, deep, engine):
+        """As OpenVINO's in the stock wheel: its id is taken in the runtime."""
+        _model, _ = deep
+        runtime = _upstream.executorch_runtime().backend_registry
+        if runtime.is_available("OpenvinoBackend"):
+            pytest.skip("OpenVINO is installed here")
+        x = torch.rand(3, 4)
+        programs = {"one": export(nn.Linear(4, 4), (x,)), "two": export(nn.Linear(4, 4), (x,))}
+        lowered = lower(
+            programs, TagPartitioner(backend="OpenvinoBackend"), backends={"OpenvinoBackend": NoopBackend()}
+        )
+        buffer = lowered.emit(keep_originals=True).buffer
+        with pytest.raises(BackendUnavailableError, match="says that it is not available"):
+            load(buffer, engine=engine)
+        program = load(buffer, engine=engine, unavailable="fallback")
+        for name, original in programs.items():
+            torch.testing.assert_close(program.run(name, x)[0], original.module()(x))
 
     def test_without_the_graphs(self, deep):
         with pytest.raises(BackendUnavailableError, match=r"needs the backend 'echo'.*keep_originals=True"):

@@ -125,6 +125,18 @@ def test_a_tensor_that_was_not_announced() -> None:
     assert store.ref(packed.clone()).key == store.ref(packed).key and len(store.sizes) == 2
 
 
+def test_a_tensor_that_was_written_to_meanwhile() -> None:
+    """A backend that packs each weight in one scratch tensor."""
+    store, scratch = WeightStore(), torch.ones(4)
+    first = store.ref(scratch)
+    scratch.copy_(torch.arange(4.0))
+    second = store.ref(scratch)
+    assert first.key != second.key and store.ref(scratch) == second
+    output = store.named_data([first, second])
+    data = {key: output.buffers[entry.buffer_index] for key, entry in output.pte_data.items()}
+    assert first.load(data.get).tolist() == [1, 1, 1, 1] and second.load(data.get).tolist() == [0, 1, 2, 3]
+
+
 def test_references_in_a_payload() -> None:
     store = WeightStore([weight := torch.randn(4, 3).t()])
     ref = store.ref(weight)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch.export import ExportedProgram
 
 from exir_lowering import graphs
@@ -72,25 +71,11 @@ def opened(path: str, data: str | os.PathLike[str] | None) -> Source:
 
 
 def _prepared(program: ExportedProgram) -> ExportedProgram:
-    """Return a program whose state starts as the model's, and which returns None where it returned a str.
-
-    ExecuTorch writes no initial values of buffers that a program writes into unless it is told to, and no strs.
-    """
+    """Return a program that returns None where it returned a str, which ExecuTorch cannot write."""
     copied = graphs.copy_program(program)
-    signature = program.graph_signature
-    written = set(signature.buffers_to_mutate.values())
-    for node in copied.graph.nodes:
-        buffer = signature.inputs_to_buffers.get(node.name) if node.op == "placeholder" else None
-        if buffer in written and _is_set(copied.state_dict.get(buffer, copied.constants.get(buffer))):
-            node.meta["et_init_buffer"] = True
     output = copied.graph.output_node()
     output.args = (_without_strs(output.args[0]),)
     return copied
-
-
-def _is_set(buffer: Any) -> bool:
-    """Tell whether a buffer has other values than 0, which planned memory starts with."""
-    return isinstance(buffer, torch.Tensor) and bool(buffer.count_nonzero())
 
 
 def _without_strs(returned: Any) -> Any:

@@ -2,15 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import struct
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from exir_lowering import originals, registry
 from exir_lowering.delegate import Delegate, DelegateContext
 from exir_lowering.errors import BackendUnavailableError
+from exir_lowering.runtime import format as file_format
+from exir_lowering.runtime.source import ProgramFile
 
 if TYPE_CHECKING:
     from executorch.exir.backend.compile_spec_schema import CompileSpec
+
+
+def renamed(file: ProgramFile, ids: Collection[str]) -> tuple[ProgramFile, dict[str, str]]:
+    """Give backends of a file other ids, in memory: the runtime keeps those that it has, available or not.
+
+    Args:
+        file: The file. It is not changed.
+        ids: The ids.
+
+    Returns:
+        The file with other ids of the same length, and these by the old ones.
+    """
+    content = bytearray(file.content())
+    names = {old: f"{old[:-1]}{'~' if old[-1] != '~' else '_'}" for old in ids}
+    end = file_format.tables_end(content)
+    for old, new in names.items():
+        # A str in a flatbuffer: its length, its bytes, a zero. Segments with weights and payloads are not looked at.
+        wanted, found = struct.pack("<I", len(old.encode())) + old.encode() + b"\0", -1
+        while (found := content.find(wanted, found + 1, end)) >= 0:
+            content[found + 4 : found + 4 + len(new.encode())] = new.encode()
+    made = bytes(content)
+    return replace(file, source=made, methods=file_format.read_program(memoryview(made))), names
 
 
 class OriginalGraphs(Delegate):

@@ -267,6 +267,11 @@ def read_data(file: memoryview) -> dict[str, memoryview]:
     return _named(table.tables(2), _segments(table.tables(1), file[base : base + space]))
 
 
+def tables_end(file: bytes | bytearray) -> int:
+    """Return where the tables of a `.pte` file end, which was read before."""
+    return len(_pte_extent(memoryview(file))[0])
+
+
 def _pte_extent(file: memoryview) -> tuple[memoryview, memoryview]:
     """Return the part of the file that has its tables, and the one that has the segments."""
     if len(file) < 40 or bytes(file[8:12]) != b"eh00":

@@ -16,6 +16,7 @@ from exir_lowering.errors import BackendUnavailableError, InputError, LoweringEr
 from exir_lowering.runtime import etdump
 from exir_lowering.runtime.bridge import bridge
 from exir_lowering.runtime.engine import LOCK
+from exir_lowering.runtime.fallback import renamed
 from exir_lowering.runtime.find import Unavailable, find_delegates
 from exir_lowering.runtime.flatbuffer import CorruptError
 from exir_lowering.runtime.format import Method
@@ -160,6 +161,10 @@ def open_native(file: ProgramFile, given: Mapping[str, Any], unavailable: Unavai
         )
     _check_given(given)
     found = find_delegates(file, given, unavailable)
+    taken = availability.own_backends().intersection(found)
+    if taken:
+        file, names = renamed(file, sorted(taken))
+        found = {names.get(backend, backend): delegate for backend, delegate in found.items()}
     if found:
         _register(sorted(found))
     methods = file.methods
