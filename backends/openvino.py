@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from importlib.metadata import version
 from importlib.util import find_spec
 from threading import Lock
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
 from exir_lowering import (
     CompileSpec,
@@ -25,6 +25,7 @@ from exir_lowering import (
     Rejection,
     graphs,
     measures,
+    ownership,
 )
 from exir_lowering.partitioners import nested_run
 
@@ -35,6 +36,21 @@ INSTALL = 'pip install "exir-lowering[openvino]"'
 if find_spec("openvino") is None:
     raise ImportError(f"The backend 'openvino' needs OpenVINO, which is not installed: {INSTALL}.", name="openvino")
 
+_ARITHMETIC = frozenset(
+    {"add", "amax", "amin", "clamp", "cumsum", "div", "max", "maximum", "mean", "min", "minimum", "mul", "prod", "sub",
+     "sum", "where"}
+)  # fmt: skip
+"""Operators, by name without overload, that OpenVINO does not have for bools."""
+
+_REASONS = {
+    "dynamic_shape": "its result has a dynamic size, and ExecuTorch's OpenVINO delegate returns results of the largest "
+    "size",
+    "empty": "a tensor of it has no elements, which ExecuTorch's OpenVINO delegate refuses",
+    "rank": "a tensor without dimensions would go in or out of the partition, which ExecuTorch's OpenVINO delegate "
+    "refuses",
+    "dtype": "it computes with bools, which OpenVINO cannot",
+}
+
 _PACKAGE = "executorch.backends.openvino"
 _IMPORTING = Lock()
 
@@ -43,7 +59,9 @@ def openvino(device: str = "CPU") -> Partitioner:
     """Return a partitioner that gives OpenVINO what ExecuTorch's `OpenvinoPartitioner` takes.
 
     Operators whose results have dynamic sizes stay on the host: ExecuTorch's OpenVINO delegate returns results with
-    the upper bounds of their sizes. To leave others out, use `deny` of `exir_lowering.partitioners`.
+    the upper bounds of their sizes. So do those with empty tensors, arithmetic of bools, and what would hand a tensor
+    without dimensions in or out of a partition, constants apart: OpenVINO or the delegate refuses these. To leave
+    others out, use `deny` of `exir_lowering.partitioners`.
 
     Programs of ExecuTorch's `OpenVINOQuantizer` (PT2E int8) need no option, if they were made with
     `convert_pt2e(..., fold_quantize=False)`. The quantizer itself needs the extra "openvino-int8".
@@ -76,34 +94,95 @@ class OpenvinoPartitioner(Partitioner):  # type: ignore[misc]
         Raises:
             PartitionerContractError: ExecuTorch's partitioner raised.
         """
-        dynamic = {
-            node: graphs.qualified_name(path, node)
-            for path, module in graphs.walk(exported_program.graph_module)
+        held = {
+            node: code
+            for _, module in graphs.walk(exported_program.graph_module)
             for node in module.graph.nodes
-            if graphs.is_operator(node) and _dynamic(node)
+            if graphs.is_operator(node) and (code := _refused(node))
         }
-        run = nested_run.run(self.inner, exported_program, dynamic)
+        constants = _constants(exported_program)
+        while True:
+            run = nested_run.run(self.inner, exported_program, held)
+            crossing = _crossing(exported_program.graph_module, run.tags, constants) - held.keys()
+            if not crossing:
+                break
+            held.update(dict.fromkeys(crossing, "rank"))
         for node, tag in run.tags.items():
             node.meta[graphs.DELEGATION_TAG] = tag
-        own = (_rejection(name, node) for node, name in dynamic.items())
+        own = tuple(
+            Rejection("", name, graphs.operator_name(node), _REASONS[held[node]], "openvino", held[node])
+            for path, module in graphs.walk(exported_program.graph_module)
+            for node in module.graph.nodes
+            if node in held and (name := graphs.qualified_name(path, node))
+        )
         return ExplainedResult(exported_program, run.destinations, (*run.rejections, *own), run.adjustments)
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[Any], Callable[[Node], bool] | None]:
         """Ask ExecuTorch's partitioner, but for what stays on the host."""
-        return nested_run.preserved([self.inner], ep, lambda number, node: not _dynamic(node))
+        # Where partitions end is not known yet: a tensor without dimensions may cross a border.
+        return nested_run.preserved(
+            [self.inner],
+            ep,
+            lambda number, node: not _refused(node) and not any(map(_scalar, (node, *node.all_input_nodes))),
+        )
 
 
-def _dynamic(node: Node) -> bool:
-    """Tell whether a node's result, or a part of it, has a size that is not known ahead of time."""
+def _refused(node: Node) -> str:
+    """Return the code of why a node must stay on the host wherever partitions end, "" when it need not."""
     value = node.meta.get("val")
-    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        return True
-    return any(not isinstance(size, int) for tensor in measures.tensors(value) for size in tensor.shape)
+    results = list(measures.tensors(value))
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) or any(map(_dynamic, results)):
+        return "dynamic_shape"
+    given = [tensor for source in node.all_input_nodes for tensor in measures.tensors(source.meta.get("val"))]
+    if any(size == 0 for tensor in (*results, *given) for size in tensor.shape if isinstance(size, int)):
+        return "empty"
+    base = f"{graphs.operator_name(node)}.".split(".")[1]
+    computed = results if base == "where" else given  # its condition is a bool, whatever it selects
+    if base in _ARITHMETIC and computed and all(tensor.dtype == torch.bool for tensor in computed):
+        return "dtype"
+    return ""
 
 
-def _rejection(name: str, node: Node) -> Rejection:
-    reason = "its result has a dynamic size, and ExecuTorch's OpenVINO delegate returns results of the largest size"
-    return Rejection("", name, graphs.operator_name(node), reason, "openvino", "dynamic_shape")
+def _dynamic(tensor: torch.Tensor) -> bool:
+    return any(not isinstance(size, int) for size in tensor.shape)
+
+
+def _scalar(node: Node) -> bool:
+    """Tell whether a node's result, or a part of it, is a tensor without dimensions."""
+    return any(tensor.dim() == 0 for tensor in measures.tensors(node.meta.get("val")))
+
+
+def _constants(program: ExportedProgram) -> frozenset[Node]:
+    """Return the placeholders of constants, which partitions own."""
+    mutated = ownership.mutated_targets(program)
+    return frozenset(node for node, spec in graphs.lifted_inputs(program).items() if spec.target not in mutated)
+
+
+def _crossing(module: GraphModule, tags: Mapping[Node, str], constants: Collection[Node]) -> set[Node]:
+    """Return operators that hand tensors without dimensions in or out of a partition, or to one that does."""
+
+    def operator(node: Node) -> Node:
+        return operator(node.all_input_nodes[0]) if graphs.is_getitem(node) else node
+
+    neighbours: dict[Node, set[Node]] = {}
+    found: list[Node] = []
+    for node in module.graph.nodes:
+        if not _scalar(node) or node in constants:
+            continue
+        source = operator(node)
+        for user in map(operator, (user for user in node.users if not graphs.is_getitem(user))):
+            # Only one partition computes the tensor and reads it: if one end stays, the other one has to.
+            neighbours.setdefault(source, set()).add(user)
+            neighbours.setdefault(user, set()).add(source)
+            if tags.get(source) != tags.get(user):
+                found += [source, user]
+    crossing: set[Node] = set()
+    while found:
+        node = found.pop()
+        if node not in crossing and graphs.is_operator(node):
+            crossing.add(node)
+            found += neighbours.get(node, ())
+    return crossing
 
 
 def _check_device(device: object) -> None:

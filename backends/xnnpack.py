@@ -12,6 +12,22 @@ __all__ = ["Precision", "xnnpack"]
 
 Precision = Literal["fp32", "static_quant", "dynamic_quant"]
 
+# ExecuTorch's configurations have names without namespaces; those that are not in aten:
+_NAMESPACES = {
+    "_clone_dim_order": "dim_order_ops",
+    "_to_dim_order_copy": "dim_order_ops",
+    "quantize_per_tensor": "quantized_decomposed",
+    "dequantize_per_tensor": "quantized_decomposed",
+    "choose_qparams_affine": "torchao",
+    "quantize_affine": "torchao",
+    "dequantize_affine": "torchao",
+}
+# What an operator of a model is in an Edge program, where that is another one; for hints.
+_EDGE_NAMES = {
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d"), "convolution"),
+    "batch_norm": "_native_batch_norm_legit_no_training",
+}
+
 
 def xnnpack(
     *,
@@ -40,17 +56,23 @@ def xnnpack(
         enable_bf16: Take bfloat16 too; the runtime's XNNPACK has to be new enough.
 
     Raises:
-        InputError: An operator or a precision is none that ExecuTorch's partitioner knows.
+        InputError: An operator or a precision is none that ExecuTorch's partitioner knows, or a flag is no bool.
     """
     from executorch.backends.xnnpack.partition.config.xnnpack_config import ConfigPrecisionType
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 
+    flags = {
+        "per_op_mode": per_op_mode,
+        "force_non_static_weights_for_f32_linear": force_non_static_weights_for_f32_linear,
+        "enable_bf16": enable_bf16,
+    }
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise InputError(f"xnnpack({name}={value!r}): expected True or False.")
     partitioner = XnnpackPartitioner(
         configs=_configs(operators),
         config_precisions=[ConfigPrecisionType[name.upper()] for name in _precisions(precisions)] or None,
-        per_op_mode=per_op_mode,
-        force_non_static_weights_for_f32_linear=force_non_static_weights_for_f32_linear,
-        enable_bf16=enable_bf16,
+        **flags,
     )
     # ExecuTorch's configuration for convolutions follows this too, but its runtime refuses what comes of that.
     for config in partitioner.target_partitioner_configs.values():
@@ -80,15 +102,30 @@ def _configs(operators: Any) -> list[Any] | None:
     known: dict[str, list[Any]] = {}
     for config in ALL_PARTITIONER_CONFIGS:
         for name in (config.target_name, config.target_name.rpartition(".")[0]):
-            known.setdefault(name, []).append(config)
+            known.setdefault(f"{_NAMESPACES.get(config.target_name.partition('.')[0], 'aten')}.{name}", []).append(
+                config
+            )
     chosen: dict[Any, None] = {}
     for operator in operators:
-        name = operator.partition(".")[2] if isinstance(operator, str) else ""
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=3) or sorted(known)
+        if not isinstance(operator, str) or operator not in known:
             raise InputError(
                 f"xnnpack(operators=...): XNNPACK's partitioner does not know {operator!r}. Expected a namespace and "
-                f"one of its operators: {', '.join(close)}."
+                f"one of its operators{_near(operator, known)}"
             )
-        chosen.update(dict.fromkeys(known[name]))
+        chosen.update(dict.fromkeys(known[operator]))
     return list(chosen)
+
+
+def _near(operator: object, known: Collection[str]) -> str:
+    """Return the end of a sentence: the names that are near to what is no operator, or all of them."""
+    if isinstance(operator, str):
+        namespaces = {name.partition(".")[0] for name in known}
+        names = operator.split(".")
+        parts = names[1:] if names[0] in namespaces or len(names) > 2 else names
+        # The namespace may be wrong or missing, and so may be the overload.
+        words = [base for part in parts for base in (_EDGE_NAMES.get(part, part), f"_{part}", f"{part}_copy")]
+        close = [name for word in words for name in (f"{space}.{word}" for space in namespaces) if name in known]
+        close = close or difflib.get_close_matches(f"aten.{'.'.join(parts)}", known, n=3)
+        if close:
+            return f". Did you mean {' or '.join(map(repr, close))}?"
+    return f": {', '.join(sorted(known))}."

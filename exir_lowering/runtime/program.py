@@ -163,8 +163,9 @@ def load(
             that the file does not need are not used.
         engine: What runs the methods. "runtime" is ExecuTorch's own, for which Python delegates need a C++ compiler
             once. "interpreter" needs none: it gives the same results, but for rounding, by PyTorch's operators. It is
-            not the real runtime, and refuses operators that this one does not have. Backends that the runtime has
-            itself, such as XNNPACK, are called in it, payload by payload.
+            not the real runtime, and refuses operators that this one does not have: it checks the names of kernels,
+            not the dtypes that each kernel of the real runtime supports, so that a file that runs here may still
+            fail there. Backends that the runtime has itself, such as XNNPACK, are called in it, payload by payload.
         unavailable: What to do about a backend that nothing on this machine executes: "error", or "fallback", which
             executes the original graphs of its partitions in PyTorch, with a warning. The file has these graphs if it
             was emitted with `keep_originals=True`.
