@@ -98,6 +98,20 @@ class AddMul(nn.Module):
         return (x + y) * y
 
 
+class Writes(nn.Module):
+    """Writes into an input, and into a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("total", torch.zeros(3))
+
+    def forward(self, x, pair):
+        self.total.add_(x)
+        pair[1].add_(1)
+        x.mul_(2)
+        return {"sum": x + pair[0], "three": 3}, self.total * 2
+
+
 @dataclasses.dataclass
 class Point:
     x: torch.Tensor
@@ -312,6 +326,38 @@ class TestCalls:
 def emitted(lowered):
     """The file of a module, which `LoweredMethods.emit` refuses to make when a str is returned."""
     return lowered.module()._file.source.content
+
+
+class TestWrittenInputs:
+    @pytest.fixture(scope="class", params=[None, "reference"])
+    def lowered(self, request):
+        return lower(export(Writes(), (torch.ones(3), [torch.ones(3), torch.ones(3)])), request.param)
+
+    @pytest.mark.parametrize("how", ["runtime", "interpreter", "original", "loaded"])
+    def test_the_callers_tensors_are_written_as_in_eager(self, lowered, how, tmp_path):
+        if how == "loaded":
+            module = LoweredModule.load(lowered.module().save(tmp_path / "model.pte"))
+        elif how == "interpreter":
+            module = lowered.module(engine=how)
+        else:
+            module = lowered.module(delegates="original" if how == "original" else None)
+        eager = Writes()
+        mine, theirs = ([torch.arange(6.0)[::2], [torch.ones(3), torch.zeros(3)]] for _ in range(2))
+        for _ in range(2):
+            assert_same(module(*mine), eager(*theirs))
+            assert_same(mine, theirs)
+
+    def test_a_tensor_that_cannot_be_written_into(self, lowered):
+        message = message_of(lambda: lowered.module()(torch.ones(1).expand(3), [torch.ones(3), torch.ones(3)]))
+        assert "forward(): argument 'x' is" in message and "written into" in message and ".clone()" in message
+
+    def test_bundled_inputs_stay_as_they_are(self, lowered, tmp_path):
+        module = lowered.module()
+        module.bundled_inputs = [(torch.ones(3), [torch.ones(3), torch.ones(3)])]
+        loaded = LoweredModule.load(module.save(tmp_path / "model.pte"))
+        for _ in range(2):
+            assert loaded.verify_bundled_inputs() == {"forward": [0.0]}
+        assert torch.equal(loaded.bundled_inputs["forward"][0][0], torch.ones(3))
 
 
 class TestState:

@@ -49,7 +49,8 @@ class LoweredMethod:
             kwargs: The arguments that are given by name. One that was fixed at export may be left out.
 
         Returns:
-            What the original returns. Tensors belong to the caller.
+            What the original returns. Tensors belong to the caller. What the original writes into its arguments is
+            written into those that were given.
 
         Raises:
             InputError: An argument is missing, surplus or not what the method takes, or the runtime failed.
@@ -59,7 +60,9 @@ class LoweredMethod:
             InvariantError: What the runtime returned is not what the program says.
         """
         leaves = self._convention.bind(args, kwargs)
-        return self._convention.restore(self._runner.run(self._convention, leaves))
+        outputs = self._runner.run(self._convention, leaves)
+        self._convention.write_back(leaves, outputs)
+        return self._convention.restore(outputs)
 
     def __repr__(self) -> str:
         return f"<lowered method {self._convention}>"

@@ -132,6 +132,9 @@ class OriginalRunner:
         if name not in self._modules:
             self._modules[name] = with_own_state(self._programs[name]).module()
         given = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        for index in convention.written:
+            if isinstance(given[index], torch.Tensor):
+                given[index] = given[index].clone()
         args, kwargs = convention.arguments(given)
         try:
             with torch.no_grad():
@@ -142,7 +145,7 @@ class OriginalRunner:
                 f"{name}(): the original graphs do not take these arguments ({shown or 'none'}): "
                 f"{type(error).__name__}: {error}"
             ) from error
-        outputs = _upstream.pytree.tree_leaves(returned)
+        outputs = [given[index] for index in convention.written] + _upstream.pytree.tree_leaves(returned)
         return [output.clone() if isinstance(output, torch.Tensor) else output for output in outputs]
 
     def fresh(self) -> OriginalRunner:
