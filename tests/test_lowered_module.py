@@ -498,7 +498,8 @@ class TestAttributes:
         loaded.save(tmp_path / "model.pte")
         loaded.version = "3"
         loaded.save(tmp_path / "model.pte")
-        assert LoweredModule.load(tmp_path / "model.pte").version == "3" and len(list(tmp_path.iterdir())) == 1
+        assert LoweredModule.load(tmp_path / "model.pte").version == "3"
+        assert sorted(os.listdir(tmp_path)) == ["model.debug.json", "model.pte"]
         x = torch.randn(3, 4)
         assert_same(loaded(x), mixed[0](x))
 
@@ -608,6 +609,35 @@ class TestFiles:
         loaded.save(tmp_path / "copy" / "model.pte")
         again = LoweredModule.load(tmp_path / "copy" / "model.pte", data=tmp_path / "copy" / data.name)
         assert_same(again(x), model(x))
+
+    def test_the_debug_information_goes_with_it(self, mixed, tmp_path):
+        def lines(path):
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")  # one of another file would be said
+                debug = load(path)._file.debug.method("forward")
+            return [debug.lines(delegate.handles) for delegate in debug.delegates]
+
+        path = mixed[1].module().save(tmp_path / "model.pte")
+        assert any("torch.erf" in line for found in lines(path) for line in found)
+        loaded = LoweredModule.load(path)
+        loaded.version = "1"
+        first, again = lines(path), loaded.save(tmp_path / "again.pte")
+        assert path.read_bytes() != again.read_bytes() and lines(again) == first
+        loaded.version = "2"
+        assert lines(loaded.save(path)) == first
+        # Without it nothing is known, and what lies there from another file goes.
+        path.with_suffix(".debug.json").unlink()
+        LoweredModule.load(path).save(again)
+        assert sorted(os.listdir(tmp_path)) == ["again.pte", "model.pte"]
+
+    def test_a_bundled_program_of_an_earlier_file_goes(self, mixed, tmp_path):
+        module = mixed[1].module()
+        module.bundled_inputs = [(torch.ones(2, 4),)]
+        path = module.save(tmp_path / "model.pte")
+        assert path.with_suffix(".bpte").exists()
+        module.bundled_inputs = {}
+        module.save(path)
+        assert sorted(os.listdir(tmp_path)) == ["model.debug.json", "model.pte"]
 
     def test_a_file_that_no_module_wrote(self, rich, mixed, tmp_path):
         path = mixed[1].emit().save(tmp_path / "model.pte")
@@ -786,4 +816,4 @@ class TestModule:
         del module, loaded, delegate, lowered
         gc.collect()
         assert [one() for one in gone] == [None] * len(gone)
-        assert not [name for name in os.listdir(tmp_path) if name != "model.pte"]
+        assert not [name for name in os.listdir(tmp_path) if name not in ("model.pte", "model.debug.json")]
