@@ -523,6 +523,15 @@ class TestAttributes:
         assert "'sizes'" in message and kind in message
         assert not list(tmp_path.iterdir())
 
+    def test_an_int_that_json_cannot_hold(self, rich, tmp_path):
+        module = rich.module(delegates="original")
+        for value, where in ((10**5000, "'size'"), ([-(10**4300)], "'size'[0]")):
+            module.size = value
+            message = message_of(lambda: module.save(tmp_path / "model.pte"))
+            assert f"{where} is an int of more than 4300 digits" in message
+        module.size = 10**4300 - 1
+        assert LoweredModule.load(module.save(tmp_path / "model.pte")).size == 10**4300 - 1
+
     def test_a_list_that_holds_itself(self, rich, tmp_path):
         module = rich.module(delegates="original")
         module.loop = []
@@ -533,6 +542,14 @@ class TestAttributes:
         assert "has a method of that name" in message_of(lambda: setattr(rich_module, "forward", 1))
         for name in ("to", "save", "state_dict", "method_names"):
             assert "nn.Module itself" in message_of(lambda name=name: setattr(rich_module, name, 1))
+
+    @pytest.mark.parametrize("name", ["register_buffer", "register_parameter", "add_module", "register_module"])
+    def test_what_a_module_would_not_save_is_refused(self, rich_module, name):
+        message = message_of(lambda: getattr(rich_module, name)("mean", None))
+        assert message.startswith(f"{name}('mean')") and "set an attribute" in message
+
+    def test_an_empty_name(self, rich_module):
+        assert "The attribute ''" in message_of(lambda: setattr(rich_module, "", 1))
 
     def test_a_missing_one(self, rich_module):
         assert "no method or attribute 'nope'; it has forward" in message_of(lambda: rich_module.nope, AttributeError)
@@ -674,12 +691,12 @@ class TestBundledInputs:
             (got,) = bundle.verify_result_with_bundled_expected_output("plain", index, 1e-4, 1e-4)
             assert_same(got, model(x))
         loaded = LoweredModule.load(path)
-        assert_same(loaded.bundled_inputs["forward"], calls)
+        assert_same(loaded.bundled_inputs["forward"], tuple(calls))
         differences = loaded.verify_bundled_inputs()
         assert list(map(len, differences.values())) == [2, 2, 1] and max(map(max, differences.values())) < 1e-5
         loaded.version = "2"
         again = LoweredModule.load(loaded.save(tmp_path / "again.pte"))
-        assert_same(again.bundled_inputs, loaded.bundled_inputs)
+        assert_same(dict(again.bundled_inputs), dict(loaded.bundled_inputs))
 
     def test_a_delegate_that_computes_something_else_is_found(self, adding):
         class Wrong(ScriptDelegate):
@@ -691,6 +708,16 @@ class TestBundledInputs:
         message = message_of(module.verify_bundled_inputs, BackendContractError)
         assert "Bundled input 0 of 'one'" in message and "differs by 1 " in message
         assert module.verify_bundled_inputs(atol=2) == {"two": [0.0], "one": [1.0]}
+
+    def test_they_are_copies(self, mixed):
+        module = mixed[1].module(delegates="original")
+        module.bundled_inputs = [(torch.ones(2, 4),)]
+        module.bundled_inputs["forward"][0][0].zero_()
+        assert_same(module.bundled_inputs["forward"], ((torch.ones(2, 4),),))
+        with pytest.raises(TypeError):
+            module.bundled_inputs["plain"] = []
+        with pytest.raises(AttributeError):
+            module.bundled_inputs["forward"].append(())
 
     def test_they_are_checked_when_they_are_set(self, rich_module):
         def setting(value):

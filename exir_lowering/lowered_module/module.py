@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO, NoReturn
 
 import torch
@@ -223,15 +224,17 @@ class LoweredModule(nn.Module):
         return super().__call__(*args, **kwargs)
 
     @property
-    def bundled_inputs(self) -> dict[str, list[Any]]:
+    def bundled_inputs(self) -> Mapping[str, tuple[Any, ...]]:
         """Calls that are saved with the module, by method: tuples of arguments, or dicts of arguments by name.
 
-        Set a dict of lists, or a list for the method "forward".
+        They are copies, and cannot be changed in place. Set a dict of lists, or a list for the method "forward".
 
         Raises:
             InputError: What is set is no call of a method.
         """
-        return {name: bundled.calls(self._conventions[name], cases) for name, cases in self._bundled.items()}
+        return MappingProxyType(
+            {name: bundled.calls(self._conventions[name], cases) for name, cases in self._bundled.items()}
+        )
 
     @bundled_inputs.setter
     def bundled_inputs(self, given: Any) -> None:
@@ -285,6 +288,44 @@ class LoweredModule(nn.Module):
                 suites[name] = list(zip(inputs, expected[name], strict=True))
         return bundled.bundle(pte, suites) if suites else None
 
+    def register_buffer(self, name: str, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse: set an attribute.
+
+        Raises:
+            InputError: Always.
+        """
+        self._refuse("register_buffer", name)
+
+    def register_parameter(self, name: str, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse: set an attribute.
+
+        Raises:
+            InputError: Always.
+        """
+        self._refuse("register_parameter", name)
+
+    def add_module(self, name: str, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse: a lowered module holds no other.
+
+        Raises:
+            InputError: Always.
+        """
+        self._refuse("add_module", name)
+
+    def register_module(self, name: str, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse: a lowered module holds no other.
+
+        Raises:
+            InputError: Always.
+        """
+        self._refuse("register_module", name)
+
+    def _refuse(self, who: str, name: object) -> NoReturn:
+        raise InputError(
+            f"{who}({name!r}): a LoweredModule has no buffers, parameters and modules of its own: it would neither use "
+            "nor save them. To save a plain tensor with it, set an attribute: module.name = tensor."
+        )
+
     def _apply(self, fn: Any, recurse: bool = True) -> LoweredModule:
         """Take `.to`, `.cpu` and the like when they change nothing."""
         moved = fn(torch.zeros(1))
@@ -296,6 +337,8 @@ class LoweredModule(nn.Module):
         return self
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if not name:
+            raise InputError("The attribute '' cannot be set: it has no name to be saved by. Choose another name.")
         if name.startswith("_") or name in ("training", "bundled_inputs"):
             object.__setattr__(self, name, value)
             return
