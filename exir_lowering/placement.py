@@ -21,6 +21,8 @@ Policy: TypeAlias = "str | Callable[[str, int], str | None]"
 """The data file of all weights, or a function from a weight's key and bytes to its file, None for the `.pte`."""
 
 _DEFAULT_FILE = "_default_external_constant"  # of ExecuTorch, for external_constants=True
+_NOT_IN_A_NAME = frozenset("/\\\0")
+_NAME = "exir_lowering_weight"  # in a placeholder's meta: the name of the weight in the model
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,8 @@ def place(
     Args:
         programs: Copies of the lowered programs; their delegates are replaced.
         config: How they are emitted.
-        policy: Where weights go. It is asked with keys of named data, and with the names of parameters and buffers.
+        policy: Where weights go. It is asked with keys of named data, and with the names of parameters and buffers;
+            once for each key of a size.
 
     Returns:
         The configuration that does the same to the host's constants. Literals stay in the `.pte` file.
@@ -63,17 +66,25 @@ def place(
             "external_weights: the config says external_constants too. Leave one of them away; external_weights places "
             "the weights of delegates as well."
         )
-    names: dict[str, str] = {}
+    decided: dict[tuple[str, int], str | None] = {}
+
+    def decide(key: str, size: int) -> str | None:
+        """Ask once: an answer may change, and the file and what is told of it have to agree."""
+        if (key, size) not in decided:
+            decided[key, size] = _file(policy, key, size)
+        return decided[key, size]
+
     for program in programs.values():
-        names.update({node.name: str(spec.target) for node, spec in graphs.lifted_inputs(program).items()})
+        for node, spec in graphs.lifted_inputs(program).items():
+            # Passes keep it; a node's name may be that of another weight in another method.
+            node.meta[_NAME] = str(spec.target)
         for _, module, name in graphs.delegates(program.graph_module):
-            placed = _upstream.place_named_data(getattr(module, name), lambda key, size: _file(policy, key, size))
-            setattr(module, name, placed)
+            setattr(module, name, _upstream.place_named_data(getattr(module, name), decide))
 
     def of_node(node: Node) -> str | None:
         value = node.meta.get("val")
         size = value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0
-        return _file(policy, names.get(node.name, node.name), size)
+        return decide(node.meta.get(_NAME, node.name), size)
 
     return replace(config, external_constants=of_node)
 
@@ -82,7 +93,7 @@ def _file(policy: Policy, key: str, size: int) -> str | None:
     name = policy if isinstance(policy, str) else _asked(policy, key, size)
     if name is None:
         return None
-    if not isinstance(name, str) or not name or "/" in name or "\\" in name:
+    if not isinstance(name, str) or not name.removesuffix(".ptd") or not _NOT_IN_A_NAME.isdisjoint(name):
         raise InputError(
             f"external_weights: got {name!r} for {key!r}, expected the name of a file beside the .pte file, such as "
             "'weights', or None for the .pte file itself."

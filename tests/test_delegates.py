@@ -34,6 +34,7 @@ from exir_lowering import (
     lower,
 )
 from exir_lowering.graphs import operator_name
+from exir_lowering.partitioners import RuledPartitioner, SupportPartitioner, deny, everything
 from exir_lowering.runtime import shim
 
 ADD, MUL = "aten.add.Tensor", "aten.mul.Tensor"
@@ -347,6 +348,29 @@ class TestRun:
         program = load(scripted(programs, sums(state=False), config=config).buffer, delegates=[ScriptDelegate])
         results = [program.run(method, torch.ones(3))[0][0].item() for method in "abab"]
         assert results == [2.0, 4.0, 6.0, 8.0]
+
+    def test_a_delegate_that_reads_what_another_method_writes(self):
+        class State(torch.nn.Module):
+            def __init__(self, writes):
+                super().__init__()
+                self.writes = writes
+                self.register_buffer("c", torch.zeros(3))
+
+            def forward(self, x):
+                return self.c.add_(x).clone() if self.writes else self.c * 2 + x
+
+        planning = MemoryPlanningPass(share_mutable_buffers=True)
+        config = ExecutorchBackendConfig(memory_planning_pass=planning, emit_mutable_buffer_names=True)
+        programs = {"write": program_of(State(True), torch.ones(3)), "read": program_of(State(False), torch.ones(3))}
+        with pytest.raises(InputError) as caught:
+            lower(programs, {"read": "reference"}).emit(config)
+        for part in ("'c'", "'read'", "'write'", "'reference'", "reads it", "deny(...)"):
+            assert part in str(caught.value)
+        # What it advises: the operator that reads the buffer stays on the host, the other one is delegated.
+        allowed = RuledPartitioner(SupportPartitioner({"reference": everything()}), deny(op="aten.mul.Tensor"))
+        program = load(lower(programs, {"read": allowed}).emit(config).buffer)
+        program.run("write", torch.ones(3))
+        assert torch.equal(program.run("read", torch.ones(3))[0], torch.full((3,), 3.0))
 
     def test_outputs_that_are_inputs_or_need_gradients(self, adds, xy):
         program = load(adds, delegates=[returning(lambda outputs: [outputs[0].clone().requires_grad_()])])

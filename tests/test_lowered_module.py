@@ -98,6 +98,20 @@ class AddMul(nn.Module):
         return (x + y) * y
 
 
+class Writes(nn.Module):
+    """Writes into an input, and into a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("total", torch.zeros(3))
+
+    def forward(self, x, pair):
+        self.total.add_(x)
+        pair[1].add_(1)
+        x.mul_(2)
+        return {"sum": x + pair[0], "three": 3}, self.total * 2
+
+
 @dataclasses.dataclass
 class Point:
     x: torch.Tensor
@@ -314,6 +328,38 @@ def emitted(lowered):
     return lowered.module()._file.source.content
 
 
+class TestWrittenInputs:
+    @pytest.fixture(scope="class", params=[None, "reference"])
+    def lowered(self, request):
+        return lower(export(Writes(), (torch.ones(3), [torch.ones(3), torch.ones(3)])), request.param)
+
+    @pytest.mark.parametrize("how", ["runtime", "interpreter", "original", "loaded"])
+    def test_the_callers_tensors_are_written_as_in_eager(self, lowered, how, tmp_path):
+        if how == "loaded":
+            module = LoweredModule.load(lowered.module().save(tmp_path / "model.pte"))
+        elif how == "interpreter":
+            module = lowered.module(engine=how)
+        else:
+            module = lowered.module(delegates="original" if how == "original" else None)
+        eager = Writes()
+        mine, theirs = ([torch.arange(6.0)[::2], [torch.ones(3), torch.zeros(3)]] for _ in range(2))
+        for _ in range(2):
+            assert_same(module(*mine), eager(*theirs))
+            assert_same(mine, theirs)
+
+    def test_a_tensor_that_cannot_be_written_into(self, lowered):
+        message = message_of(lambda: lowered.module()(torch.ones(1).expand(3), [torch.ones(3), torch.ones(3)]))
+        assert "forward(): argument 'x' is" in message and "written into" in message and ".clone()" in message
+
+    def test_bundled_inputs_stay_as_they_are(self, lowered, tmp_path):
+        module = lowered.module()
+        module.bundled_inputs = [(torch.ones(3), [torch.ones(3), torch.ones(3)])]
+        loaded = LoweredModule.load(module.save(tmp_path / "model.pte"))
+        for _ in range(2):
+            assert loaded.verify_bundled_inputs() == {"forward": [0.0]}
+        assert torch.equal(loaded.bundled_inputs["forward"][0][0], torch.ones(3))
+
+
 class TestState:
     @pytest.fixture(scope="class", params=["host", "delegate"])
     def lowered(self, request):
@@ -452,7 +498,8 @@ class TestAttributes:
         loaded.save(tmp_path / "model.pte")
         loaded.version = "3"
         loaded.save(tmp_path / "model.pte")
-        assert LoweredModule.load(tmp_path / "model.pte").version == "3" and len(list(tmp_path.iterdir())) == 1
+        assert LoweredModule.load(tmp_path / "model.pte").version == "3"
+        assert sorted(os.listdir(tmp_path)) == ["model.debug.json", "model.pte"]
         x = torch.randn(3, 4)
         assert_same(loaded(x), mixed[0](x))
 
@@ -476,6 +523,15 @@ class TestAttributes:
         assert "'sizes'" in message and kind in message
         assert not list(tmp_path.iterdir())
 
+    def test_an_int_that_json_cannot_hold(self, rich, tmp_path):
+        module = rich.module(delegates="original")
+        for value, where in ((10**5000, "'size'"), ([-(10**4300)], "'size'[0]")):
+            module.size = value
+            message = message_of(lambda: module.save(tmp_path / "model.pte"))
+            assert f"{where} is an int of more than 4300 digits" in message
+        module.size = 10**4300 - 1
+        assert LoweredModule.load(module.save(tmp_path / "model.pte")).size == 10**4300 - 1
+
     def test_a_list_that_holds_itself(self, rich, tmp_path):
         module = rich.module(delegates="original")
         module.loop = []
@@ -486,6 +542,14 @@ class TestAttributes:
         assert "has a method of that name" in message_of(lambda: setattr(rich_module, "forward", 1))
         for name in ("to", "save", "state_dict", "method_names"):
             assert "nn.Module itself" in message_of(lambda name=name: setattr(rich_module, name, 1))
+
+    @pytest.mark.parametrize("name", ["register_buffer", "register_parameter", "add_module", "register_module"])
+    def test_what_a_module_would_not_save_is_refused(self, rich_module, name):
+        message = message_of(lambda: getattr(rich_module, name)("mean", None))
+        assert message.startswith(f"{name}('mean')") and "set an attribute" in message
+
+    def test_an_empty_name(self, rich_module):
+        assert "The attribute ''" in message_of(lambda: setattr(rich_module, "", 1))
 
     def test_a_missing_one(self, rich_module):
         assert "no method or attribute 'nope'; it has forward" in message_of(lambda: rich_module.nope, AttributeError)
@@ -563,6 +627,35 @@ class TestFiles:
         again = LoweredModule.load(tmp_path / "copy" / "model.pte", data=tmp_path / "copy" / data.name)
         assert_same(again(x), model(x))
 
+    def test_the_debug_information_goes_with_it(self, mixed, tmp_path):
+        def lines(path):
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")  # one of another file would be said
+                debug = load(path)._file.debug.method("forward")
+            return [debug.lines(delegate.handles) for delegate in debug.delegates]
+
+        path = mixed[1].module().save(tmp_path / "model.pte")
+        assert any("torch.erf" in line for found in lines(path) for line in found)
+        loaded = LoweredModule.load(path)
+        loaded.version = "1"
+        first, again = lines(path), loaded.save(tmp_path / "again.pte")
+        assert path.read_bytes() != again.read_bytes() and lines(again) == first
+        loaded.version = "2"
+        assert lines(loaded.save(path)) == first
+        # Without it nothing is known, and what lies there from another file goes.
+        path.with_suffix(".debug.json").unlink()
+        LoweredModule.load(path).save(again)
+        assert sorted(os.listdir(tmp_path)) == ["again.pte", "model.pte"]
+
+    def test_a_bundled_program_of_an_earlier_file_goes(self, mixed, tmp_path):
+        module = mixed[1].module()
+        module.bundled_inputs = [(torch.ones(2, 4),)]
+        path = module.save(tmp_path / "model.pte")
+        assert path.with_suffix(".bpte").exists()
+        module.bundled_inputs = {}
+        module.save(path)
+        assert sorted(os.listdir(tmp_path)) == ["model.debug.json", "model.pte"]
+
     def test_a_file_that_no_module_wrote(self, rich, mixed, tmp_path):
         path = mixed[1].emit().save(tmp_path / "model.pte")
         assert "not saved by LoweredModule.save" in message_of(lambda: LoweredModule.load(path))
@@ -598,12 +691,12 @@ class TestBundledInputs:
             (got,) = bundle.verify_result_with_bundled_expected_output("plain", index, 1e-4, 1e-4)
             assert_same(got, model(x))
         loaded = LoweredModule.load(path)
-        assert_same(loaded.bundled_inputs["forward"], calls)
+        assert_same(loaded.bundled_inputs["forward"], tuple(calls))
         differences = loaded.verify_bundled_inputs()
         assert list(map(len, differences.values())) == [2, 2, 1] and max(map(max, differences.values())) < 1e-5
         loaded.version = "2"
         again = LoweredModule.load(loaded.save(tmp_path / "again.pte"))
-        assert_same(again.bundled_inputs, loaded.bundled_inputs)
+        assert_same(dict(again.bundled_inputs), dict(loaded.bundled_inputs))
 
     def test_a_delegate_that_computes_something_else_is_found(self, adding):
         class Wrong(ScriptDelegate):
@@ -615,6 +708,16 @@ class TestBundledInputs:
         message = message_of(module.verify_bundled_inputs, BackendContractError)
         assert "Bundled input 0 of 'one'" in message and "differs by 1 " in message
         assert module.verify_bundled_inputs(atol=2) == {"two": [0.0], "one": [1.0]}
+
+    def test_they_are_copies(self, mixed):
+        module = mixed[1].module(delegates="original")
+        module.bundled_inputs = [(torch.ones(2, 4),)]
+        module.bundled_inputs["forward"][0][0].zero_()
+        assert_same(module.bundled_inputs["forward"], ((torch.ones(2, 4),),))
+        with pytest.raises(TypeError):
+            module.bundled_inputs["plain"] = []
+        with pytest.raises(AttributeError):
+            module.bundled_inputs["forward"].append(())
 
     def test_they_are_checked_when_they_are_set(self, rich_module):
         def setting(value):
@@ -740,4 +843,4 @@ class TestModule:
         del module, loaded, delegate, lowered
         gc.collect()
         assert [one() for one in gone] == [None] * len(gone)
-        assert not [name for name in os.listdir(tmp_path) if name != "model.pte"]
+        assert not [name for name in os.listdir(tmp_path) if name not in ("model.pte", "model.debug.json")]

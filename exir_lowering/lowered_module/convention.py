@@ -47,6 +47,7 @@ class Convention:
         outputs: What export fixed, for each value that it returns.
         signature: The parameters, with the fixed ones' values as defaults.
         labels: What messages call each value in the arguments.
+        written: Which values in the arguments the method writes into; the program returns their new values first.
     """
 
     method: str
@@ -58,6 +59,7 @@ class Convention:
     outputs: tuple[Leaf, ...]
     signature: inspect.Signature
     labels: tuple[str, ...]
+    written: tuple[int, ...] = ()
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """Return the values in the arguments of a call, in the order of the program's inputs.
@@ -88,16 +90,44 @@ class Convention:
         args, kwargs = pytree.tree_unflatten(list(leaves), self.in_spec)
         return args, kwargs
 
+    def write_back(self, leaves: Sequence[Any], outputs: Sequence[Any]) -> None:
+        """Copy what a method wrote into its arguments to the caller's tensors.
+
+        Args:
+            leaves: The values in the arguments.
+            outputs: What the program returned.
+
+        Raises:
+            InputError: One of the tensors cannot be written into.
+        """
+        for index, new in zip(self.written, outputs, strict=False):
+            try:
+                with torch.no_grad():
+                    leaves[index].copy_(new)
+            except RuntimeError as error:
+                raise InputError(
+                    f"{self.method}(): {self.labels[index]} is {show(leaves[index])}, and cannot be written into as "
+                    f"the method does: {error}. Pass a copy: .clone()."
+                ) from error
+
     def restore(self, outputs: Sequence[Any]) -> Any:
         """Return outputs in the structure that the model returns them in."""
-        pairs = zip(self.outputs, outputs, strict=True)
+        pairs = zip(self.outputs, outputs[len(self.written) :], strict=True)
         return pytree.tree_unflatten(
             [output if fixed is None else fixed.value for fixed, output in pairs], self.out_spec
         )
 
     def output_label(self, index: int) -> str:
-        """Return what messages call an output."""
+        """Return what messages call an output of the program."""
+        if index < len(self.written):
+            return f"what it writes into {self.labels[self.written[index]]}"
+        index -= len(self.written)
         return f"its output {_paths(self.out_spec)[index] or index}"
+
+    def is_fixed(self, index: int) -> bool:
+        """Tell whether export fixed an output of the program."""
+        index -= len(self.written)
+        return index >= 0 and self.outputs[index] is not None
 
     def _flat(self, name: str, spec: Any, value: Any) -> list[Any]:
         try:
@@ -129,11 +159,14 @@ def of_program(method: str, program: ExportedProgram) -> Convention:
     signature = program.graph_signature
     inputs = [spec.arg for spec in signature.input_specs if spec.kind is InputKind.USER_INPUT]
     outputs = [spec.arg for spec in signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
+    place = {argument.name: index for index, argument in enumerate(inputs)}
+    mutations = [spec for spec in signature.output_specs if spec.kind is OutputKind.USER_INPUT_MUTATION]
     return make(
         method,
         (names, keywords),
         (entry.in_spec, entry.out_spec),
         ([_leaf(argument) for argument in inputs], [_leaf(argument) for argument in outputs]),
+        [place[str(spec.target)] for spec in mutations],
     )
 
 
@@ -142,6 +175,7 @@ def make(
     names: tuple[Sequence[str], Sequence[str]],
     specs: tuple[Any, Any],
     leaves: tuple[Sequence[Leaf], Sequence[Leaf]],
+    written: Sequence[int] = (),
 ) -> Convention:
     """Make a convention of its parts.
 
@@ -171,6 +205,8 @@ def make(
     fixed_inputs, fixed_outputs = tuple(leaves[0]), tuple(leaves[1])
     if (len(fixed_inputs), len(fixed_outputs)) != (in_spec.num_leaves, out_spec.num_leaves):
         raise InputError(f"Method {method!r}: its inputs or outputs are not as many as its structure has.")
+    if not all(type(index) is int and 0 <= index < len(fixed_inputs) for index in written):
+        raise InputError(f"Method {method!r}: it writes into inputs {written}, and has {len(fixed_inputs)}.")
     return Convention(
         method,
         tuple(positional),
@@ -181,6 +217,7 @@ def make(
         fixed_outputs,
         signature,
         tuple(labels),
+        tuple(written),
     )
 
 
@@ -198,6 +235,7 @@ def to_json(convention: Convention) -> dict[str, Any]:
         "out_spec": _dumped(convention.method, "outputs", convention.out_spec),
         "inputs": [_leaf_json(leaf) for leaf in convention.inputs],
         "outputs": [_leaf_json(leaf) for leaf in convention.outputs],
+        "written": list(convention.written),
     }
 
 
@@ -217,7 +255,7 @@ def from_json(json: Mapping[str, Any]) -> Convention:
             "registers it with torch.utils._pytree, then load the file."
         ) from None
     leaves = [[Fixed(values.decode(leaf[0], ())) if leaf else None for leaf in json[k]] for k in ("inputs", "outputs")]
-    return make(method, (json["positional"], json["keywords"]), (specs[0], specs[1]), (leaves[0], leaves[1]))
+    return make(method, (json["positional"], json["keywords"]), (specs[0], specs[1]), (leaves[0], leaves[1]), json.get("written", ()))
 
 
 def _dumped(method: str, what: str, spec: Any) -> str:

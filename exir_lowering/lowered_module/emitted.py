@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import os
 import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Mapping
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from torch.export import ExportedProgram
 
 from exir_lowering import graphs
+from exir_lowering.debug_info import SUFFIX, DebugInfo, MethodDebug
 from exir_lowering.emission import emit
+from exir_lowering.errors import InputError
 from exir_lowering.lowered_module.runners import Source, read
 from exir_lowering.report import Report
 
@@ -53,12 +57,13 @@ def emitted(programs: Mapping[str, ExportedProgram], report: Report, options: Ma
     artifact = emit(prepared, constant_methods=None, report=report, **options)
     content = artifact.buffer
     files = artifact.data_files
+    debug = artifact.methods
     if not files:
-        return read(memoryview(content), content, ())
+        return read(memoryview(content), content, (), lambda: debug)
     folder = Path(tempfile.mkdtemp(prefix="exir-lowering-"))
     for name, data in files.items():
         (folder / name).write_bytes(data)
-    source = read(memoryview(content), content, [folder / name for name in files])
+    source = read(memoryview(content), content, [folder / name for name in files], lambda: debug)
     weakref.finalize(source, shutil.rmtree, folder, True)
     return source
 
@@ -67,7 +72,17 @@ def opened(path: str, data: str | os.PathLike[str] | None) -> Source:
     """Map a file that was loaded already; it stays readable when another one takes its place."""
     with open(path, "rb") as file:
         content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    return read(content, path, [Path(data)] if data is not None else [])
+    debug = cache(partial(_debug_beside, Path(path), content))
+    return read(content, path, [Path(data)] if data is not None else [], debug)
+
+
+def _debug_beside(path: Path, content: memoryview) -> Mapping[str, MethodDebug]:
+    """Return what the debug information beside a file says of its methods, if it is of this file."""
+    try:
+        info = DebugInfo.from_json(path.with_suffix(SUFFIX).read_bytes())
+    except (OSError, InputError):
+        return {}
+    return info.methods if info.sha256 == hashlib.sha256(content).hexdigest() else {}
 
 
 def _prepared(program: ExportedProgram) -> ExportedProgram:

@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import os
 import shutil
 import tempfile
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from types import MappingProxyType
+from typing import Any, BinaryIO, NoReturn
 
 import torch
 from torch import nn
 from torch.export import ExportedProgram
 
+from exir_lowering.debug_info import SUFFIX, VERSION, DebugInfo
 from exir_lowering.delegate import Delegate
-from exir_lowering.emission import pte_path, replace_file
+from exir_lowering.emission import pte_path, replace_files
 from exir_lowering.errors import BackendUnavailableWarning, InputError
 from exir_lowering.lowered_module import bundled, emitted, record, runners, tables
 from exir_lowering.lowered_module.convention import Convention, of_program
 from exir_lowering.lowered_module.emitted import File
 from exir_lowering.lowered_module.record import Cases, Record
-from exir_lowering.lowered_module.runners import DelegateRunner, Engine, OriginalRunner, Runner
+from exir_lowering.lowered_module.runners import DelegateRunner, Engine, OriginalRunner, Runner, Source
 from exir_lowering.report import Report
 from exir_lowering.runtime import load
 from exir_lowering.runtime.find import Unavailable
@@ -49,7 +53,8 @@ class LoweredMethod:
             kwargs: The arguments that are given by name. One that was fixed at export may be left out.
 
         Returns:
-            What the original returns. Tensors belong to the caller.
+            What the original returns. Tensors belong to the caller. What the original writes into its arguments is
+            written into those that were given.
 
         Raises:
             InputError: An argument is missing, surplus or not what the method takes, or the runtime failed.
@@ -59,7 +64,9 @@ class LoweredMethod:
             InvariantError: What the runtime returned is not what the program says.
         """
         leaves = self._convention.bind(args, kwargs)
-        return self._convention.restore(self._runner.run(self._convention, leaves))
+        outputs = self._runner.run(self._convention, leaves)
+        self._convention.write_back(leaves, outputs)
+        return self._convention.restore(outputs)
 
     def __repr__(self) -> str:
         return f"<lowered method {self._convention}>"
@@ -140,7 +147,8 @@ class LoweredModule(nn.Module):
 
         With bundled inputs, ExecuTorch's own bundled program is written beside it too, with the ending `.bpte`: the
         program again, with inputs and expected outputs, as ExecuTorch's tools read it. It leaves out methods for which
-        that format has no room: that take None, or return something else than tensors.
+        that format has no room: that take None, or return something else than tensors. The debug information is
+        `model.debug.json`, as for `Artifact.save`. Where there is none of these, one of an earlier file is removed.
 
         Args:
             path: Where the `.pte` file goes. A file that is there is replaced once the new one is complete.
@@ -162,14 +170,18 @@ class LoweredModule(nn.Module):
         try:
             with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
                 made = Path(folder) / "pte"
-                with made.open("wb") as file:
-                    file.writelines(pieces)
-                bundle = self._bundle(made, expected)
-                for path_of_data in source.data:
-                    _copy(path_of_data, target.parent / path_of_data.name)
-                if bundle is not None:
-                    replace_file(target.with_suffix(".bpte"), lambda file: file.write(bundle))
-                _copy(made, target)
+                digest = _write(made, pieces)
+                beside = {".bpte": self._bundle(made, expected), SUFFIX: _debug(source, digest)}
+                data = {target.parent / path.name: path for path in source.data}
+                files = {place: partial(_copy, path) for place, path in data.items() if not _is_same(place, path)}
+                for suffix, content in beside.items():
+                    if content is not None:
+                        files[target.with_suffix(suffix)] = partial(_put, content)
+                files[target] = partial(_copy, made)
+                replace_files(files)
+            for suffix, content in beside.items():
+                if content is None:  # what is there is of another file
+                    target.with_suffix(suffix).unlink(missing_ok=True)
         except OSError as error:
             raise InputError(f"Cannot save to {str(target)!r}: {error}") from error
         return target
@@ -212,15 +224,17 @@ class LoweredModule(nn.Module):
         return super().__call__(*args, **kwargs)
 
     @property
-    def bundled_inputs(self) -> dict[str, list[Any]]:
+    def bundled_inputs(self) -> Mapping[str, tuple[Any, ...]]:
         """Calls that are saved with the module, by method: tuples of arguments, or dicts of arguments by name.
 
-        Set a dict of lists, or a list for the method "forward".
+        They are copies, and cannot be changed in place. Set a dict of lists, or a list for the method "forward".
 
         Raises:
             InputError: What is set is no call of a method.
         """
-        return {name: bundled.calls(self._conventions[name], cases) for name, cases in self._bundled.items()}
+        return MappingProxyType(
+            {name: bundled.calls(self._conventions[name], cases) for name, cases in self._bundled.items()}
+        )
 
     @bundled_inputs.setter
     def bundled_inputs(self, given: Any) -> None:
@@ -274,6 +288,44 @@ class LoweredModule(nn.Module):
                 suites[name] = list(zip(inputs, expected[name], strict=True))
         return bundled.bundle(pte, suites) if suites else None
 
+    def register_buffer(self, name: str, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse: set an attribute.
+
+        Raises:
+            InputError: Always.
+        """
+        self._refuse("register_buffer", name)
+
+    def register_parameter(self, name: str, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse: set an attribute.
+
+        Raises:
+            InputError: Always.
+        """
+        self._refuse("register_parameter", name)
+
+    def add_module(self, name: str, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse: a lowered module holds no other.
+
+        Raises:
+            InputError: Always.
+        """
+        self._refuse("add_module", name)
+
+    def register_module(self, name: str, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse: a lowered module holds no other.
+
+        Raises:
+            InputError: Always.
+        """
+        self._refuse("register_module", name)
+
+    def _refuse(self, who: str, name: object) -> NoReturn:
+        raise InputError(
+            f"{who}({name!r}): a LoweredModule has no buffers, parameters and modules of its own: it would neither use "
+            "nor save them. To save a plain tensor with it, set an attribute: module.name = tensor."
+        )
+
     def _apply(self, fn: Any, recurse: bool = True) -> LoweredModule:
         """Take `.to`, `.cpu` and the like when they change nothing."""
         moved = fn(torch.zeros(1))
@@ -285,6 +337,8 @@ class LoweredModule(nn.Module):
         return self
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if not name:
+            raise InputError("The attribute '' cannot be set: it has no name to be saved by. Choose another name.")
         if name.startswith("_") or name in ("training", "bundled_inputs"):
             object.__setattr__(self, name, value)
             return
@@ -354,12 +408,33 @@ def of_lowered(
     return LoweredModule(file, runner, contents, original)
 
 
-def _copy(source: Path, target: Path) -> None:
-    """Copy a file into place, unless it is there."""
-    if target.exists() and os.path.samefile(source, target):
-        return
+def _write(path: Path, pieces: Iterable[bytes | memoryview]) -> str:
+    """Write a file, and return its SHA-256."""
+    digest = hashlib.sha256()
+    with path.open("wb") as file:
+        for piece in pieces:
+            digest.update(piece)
+            file.write(piece)
+    return digest.hexdigest()
+
+
+def _debug(source: Source, sha256: str) -> bytes | None:
+    """Return the debug information of a file with the methods of another one; None when nothing is known."""
+    methods = source.debug()
+    return DebugInfo(VERSION, sha256, methods).to_json().encode() if methods else None
+
+
+def _is_same(place: Path, path: Path) -> bool:
+    return place.exists() and os.path.samefile(place, path)
+
+
+def _copy(source: Path, file: BinaryIO) -> None:
     with source.open("rb") as content:
-        replace_file(target, lambda file: shutil.copyfileobj(content, file))
+        shutil.copyfileobj(content, file)
+
+
+def _put(content: bytes, file: BinaryIO) -> None:
+    file.write(content)
 
 
 def _hint(name: object, known: Iterable[str]) -> str:

@@ -121,7 +121,7 @@ def constant(method: Method) -> Any:
 
 
 def _matches(one: Convention, method: Method) -> bool:
-    if (len(one.inputs), len(one.outputs)) != (len(method.inputs), len(method.outputs)):
+    if (len(one.inputs), len(one.written) + len(one.outputs)) != (len(method.inputs), len(method.outputs)):
         raise ValueError(f"method {one.method!r} has another number of inputs or outputs")
     return True
 

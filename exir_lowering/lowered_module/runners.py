@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
@@ -11,6 +11,7 @@ import torch
 from torch.export import ExportedProgram
 
 from exir_lowering import _upstream, availability, graphs, registry
+from exir_lowering.debug_info import MethodDebug
 from exir_lowering.errors import BackendContractError, BackendUnavailableError, InputError, InvariantError
 from exir_lowering.lowered_module import tables
 from exir_lowering.lowered_module.convention import Convention
@@ -48,12 +49,14 @@ class Source:
         given: Its path or content, for `load`.
         data: Its data files.
         methods: What it says about its methods.
+        debug: Returns what the debug handles of its methods stand for; nothing where it is not known.
     """
 
     content: memoryview
     given: str | bytes
     data: tuple[Path, ...]
     methods: Mapping[str, Method]
+    debug: Callable[[], Mapping[str, MethodDebug]]
 
 
 class DelegateRunner:
@@ -132,6 +135,9 @@ class OriginalRunner:
         if name not in self._modules:
             self._modules[name] = with_own_state(self._programs[name]).module()
         given = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        for index in convention.written:
+            if isinstance(given[index], torch.Tensor):
+                given[index] = given[index].clone()
         args, kwargs = convention.arguments(given)
         try:
             with torch.no_grad():
@@ -142,7 +148,7 @@ class OriginalRunner:
                 f"{name}(): the original graphs do not take these arguments ({shown or 'none'}): "
                 f"{type(error).__name__}: {error}"
             ) from error
-        outputs = _upstream.pytree.tree_leaves(returned)
+        outputs = [given[index] for index in convention.written] + _upstream.pytree.tree_leaves(returned)
         return [output.clone() if isinstance(output, torch.Tensor) else output for output in outputs]
 
     def fresh(self) -> OriginalRunner:
@@ -256,10 +262,12 @@ def _load_without(source: Source, methods: Mapping[str, str], delegates: Any, en
     return _load(source, b"".join(rest), delegates, engine)
 
 
-def read(content: memoryview, given: str | bytes, data: Sequence[Path]) -> Source:
+def read(
+    content: memoryview, given: str | bytes, data: Sequence[Path], debug: Callable[[], Mapping[str, MethodDebug]]
+) -> Source:
     """Read what a file says about its methods.
 
     Raises:
         CorruptError: The file is damaged.
     """
-    return Source(content, given, tuple(data), file_format.read_program(content))
+    return Source(content, given, tuple(data), file_format.read_program(content), debug)

@@ -13,6 +13,8 @@ from exir_lowering.errors import InputError
 from exir_lowering.runtime.format import DTYPES
 
 CODES = {dtype: code for code, dtype in DTYPES.items()}
+_DIGITS = 4300  # that Python reads, unless it is told otherwise
+_TOO_LARGE = 10**_DIGITS
 STORABLE = "None, bool, int, float, str, torch.Tensor, and lists, tuples and dicts of these"
 
 
@@ -79,6 +81,8 @@ def storable(where: str, tensor: torch.Tensor) -> torch.Tensor:
 
 def _encode(where: str, value: Any, tensors: list[torch.Tensor]) -> Any:
     kind = type(value)
+    if kind is int and abs(value) >= _TOO_LARGE:
+        raise InputError(f"{where} is an int of more than {_DIGITS} digits, which cannot be stored. Store it as hex(...).")
     if value is None or kind in (bool, int, str):
         return value
     if kind is float:
