@@ -18,6 +18,7 @@ from toy import ToyBackend, ToyDelegate
 from exir_lowering import InputError, PreprocessResult, UnknownPluginError
 from exir_lowering.backends.reference import ReferenceBackend, ReferenceDelegate
 from exir_lowering.partitioners import ops
+from exir_lowering.runtime import LoadedProgram
 from exir_lowering.testing import (
     CASES,
     Case,
@@ -182,6 +183,30 @@ class Keeping(ToyDelegate):
         return self.handles[-1]
 
 
+class KeepingTuples(ToyDelegate):
+    """Never lets go of a handle that no weak reference can be made of."""
+
+    def __init__(self) -> None:
+        self.handles: list[Any] = []
+
+    def compile(self, processed: bytes, compile_specs: Any, context: Any) -> Any:
+        self.handles.append(super().compile(processed, compile_specs, context))
+        return self.handles[-1]
+
+
+class KeepingPrograms(ToyDelegate):
+    """Keeps every program that is loaded, so that none of its handles is destroyed."""
+
+    programs: list[Any] = []  # noqa: RUF012
+
+    def execute(self, handle: Any, inputs: Any) -> Any:
+        frame = sys._getframe()
+        while frame is not None:
+            self.programs += [value for value in frame.f_locals.values() if isinstance(value, LoadedProgram)]
+            frame = frame.f_back
+        return super().execute(handle, inputs)
+
+
 class Twice(ToyDelegate):
     """Lets go of a handle that it no longer has."""
 
@@ -189,6 +214,14 @@ class Twice(ToyDelegate):
         held = [handle]
         held.remove(handle)
         held.remove(handle)
+
+
+class Single(ToyDelegate):
+    """Computes everything in float32."""
+
+    def execute(self, handle: Any, inputs: Any) -> Any:
+        outputs = super().execute(handle, [value.float() for value in inputs])
+        return [output.to(inputs[0].dtype) for output in outputs]
 
 
 class Lenient(ToyDelegate):
@@ -242,6 +275,13 @@ WRONG = {
     "returns another type": (
         ToyBackend, executing(lambda run, *a: [value.float() for value in run(*a)]), "dtype/float16", "outputs",
     ),
+    "computes float64 in float32": (ToyBackend, Single, "dtype/float64", "numbers"),
+    "computes int64 in float32": (ToyBackend, Single, "dtype/int64", "numbers"),
+    "computes int32 in float32": (ToyBackend, Single, "dtype/int32", "numbers"),
+    "computes int64 in int32": (
+        ToyBackend, executing(lambda run, handle, inputs: [value.int().long() for value in run(handle, inputs)]),
+        "dtype/int64", "numbers",
+    ),
     "forgets broadcasting": (ToyBackend, executing(no_broadcasting), "ops/add-broadcast", "execute"),
     "returns too few outputs": (
         ToyBackend, executing(lambda run, *a: run(*a)[:-1]), "degenerate/output-order", "outputs",
@@ -260,6 +300,8 @@ WRONG = {
     "takes too many inputs": (ToyBackend, Lenient, "errors/wrong-number-of-inputs", "inputs"),
     "shares a handle that it empties": (ToyBackend, Cached, "life/two-programs", "execute"),
     "never lets go": (ToyBackend, Keeping, "life/handles", "destroy"),
+    "never lets go of tuples": (ToyBackend, KeepingTuples, "life/handles", "destroy"),
+    "keeps programs": (ToyBackend, KeepingPrograms, "life/handles", "destroy"),
     "lets go twice": (ToyBackend, Twice, "life/two-programs", "destroy"),
     "raises a KeyError": (Table, ToyDelegate, "ops/abs", "preprocess"),
     "refuses without a name": (Mute, ToyDelegate, "ops/abs", "preprocess"),
@@ -287,7 +329,7 @@ def test_a_mistake_is_caught_and_its_case_named(mistake: str) -> None:
 
 
 def test_mistakes_that_few_programs_show_fail_in_few_cases() -> None:
-    for mistake in ("ignores strides of a weight", "has fixed shapes", "mixes up methods", "never lets go"):
+    for mistake in ("ignores strides of a weight", "has fixed shapes", "mixes up methods", "never lets go of tuples"):
         backend, delegate, *_ = WRONG[mistake]
         found = failures(run_conformance(backend, delegate, cases=CHOSEN))
         assert 1 <= len(found) <= 2, (mistake, found)
@@ -304,6 +346,31 @@ def test_state_that_programs_share() -> None:
 def test_a_backend_that_takes_nothing() -> None:
     with pytest.raises(ConformanceError, match="No case passed"):
         check_backend(ToyBackend, ToyDelegate, cases=["ops/abs", "ops/sum"])
+
+
+class Absent(ToyDelegate):
+    """Nothing of it is right, and it is never asked."""
+
+    def is_available(self) -> bool:
+        return False
+
+    def execute(self, handle: Any, inputs: Any) -> Any:
+        raise RuntimeError("wrong")
+
+
+def test_a_delegate_that_is_not_available_does_not_pass() -> None:
+    with pytest.raises(
+        ConformanceError, match=r"suite/available \[available\]: nothing was executed with .*Absent"
+    ) as e:
+        check_backend(ToyBackend, Absent, cases=["ops/sub", "ops/abs"])
+    report = e.value.report
+    assert (report.failed, report.lowered, report.skipped) == (("suite/available",), ("ops/sub",), ("ops/abs",))
+    tests = conformance_tests(ToyBackend, Absent, cases=["ops/sub"])
+    with pytest.raises(pytest.fail.Exception, match="says that it is not available on this machine"):
+        tests("suite/available")
+    with pytest.raises(pytest.skip.Exception, match=r"lowered, not executed: its delegate .*Absent"):
+        tests("ops/sub")
+    conformance_tests(ToyBackend, ToyDelegate, cases=["ops/sub"])("suite/available")
 
 
 def test_messages_say_what_to_do() -> None:
@@ -327,6 +394,15 @@ def test_a_case_of_ones_own() -> None:
     assert check_backend(ToyBackend, ToyDelegate, cases=[own]).passed == ("mine/sub",)
 
 
+def test_a_case_of_ones_own_that_cannot_be_made() -> None:
+    def build() -> Any:
+        raise ValueError("no such model")
+
+    report = run_conformance(ToyBackend, ToyDelegate, cases=[Case("mine/broken", "Mine.", build), "ops/sub"])
+    assert failures(report) == {"mine/broken": "build"} and report.passed == ("ops/sub",)
+    assert "mine/broken [build]: the case cannot be made: ValueError: no such model." in str(report)
+
+
 def test_the_table() -> None:
     names = [case.name for case in CASES]
     assert len(set(names)) == len(names) >= 90
@@ -341,6 +417,19 @@ def test_the_table() -> None:
         ((ToyBackend, ToyDelegate), {"cases": ["ops/ad"]}, "no case is called 'ops/ad'"),
         ((ToyBackend, ToyDelegate), {"partitioner": 3}, "expected an ExecuTorch Partitioner"),
         ((ToyBackend, ToyDelegate), {"partitioner": "xnnpack", "supports": ops("aten.add")}, "one of them"),
+        ((ToyBackend, ToyDelegate), {"cases": 3}, "got cases=3, expected names such as 'ops/add'"),
+        ((ToyBackend, ToyDelegate), {"atol": "x"}, "got atol='x', expected a number"),
+        ((ToyBackend, ToyDelegate), {"rtol": -1.0}, "got rtol=-1.0, expected a number"),
+        (
+            (ToyBackend, ToyDelegate),
+            {"cases": [Case("mine/sub", "Mine.", dict, check="nmbers")]},
+            "the case 'mine/sub' has the check 'nmbers', expected one of numbers, ",
+        ),
+        (
+            (ToyBackend, ToyDelegate),
+            {"cases": [Case("mine/sub", "Mine.", dict), Case("mine/sub", "Yours.", dict)]},
+            "two cases are called 'mine/sub'",
+        ),
         (("XnnpackBackend", ToyDelegate), {}, "has 'XnnpackBackend' itself"),
     ],
 )
