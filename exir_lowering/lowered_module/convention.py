@@ -101,14 +101,17 @@ class Convention:
             InputError: One of the tensors cannot be written into.
         """
         for index, new in zip(self.written, outputs, strict=False):
-            try:
-                with torch.no_grad():
-                    leaves[index].copy_(new)
-            except RuntimeError as error:
-                raise InputError(
-                    f"{self.method}(): {self.labels[index]} is {show(leaves[index])}, and cannot be written into as "
-                    f"the method does: {error}. Pass a copy: .clone()."
-                ) from error
+            self._write(index, leaves[index], new)
+
+    def _write(self, index: int, argument: torch.Tensor, new: torch.Tensor) -> None:
+        try:
+            with torch.no_grad():
+                argument.copy_(new)
+        except RuntimeError as error:
+            raise InputError(
+                f"{self.method}(): {self.labels[index]} is {show(argument)}, and cannot be written into as the method "
+                f"does: {error}. Pass a copy: .clone()."
+            ) from error
 
     def restore(self, outputs: Sequence[Any]) -> Any:
         """Return outputs in the structure that the model returns them in."""
@@ -255,7 +258,13 @@ def from_json(json: Mapping[str, Any]) -> Convention:
             "registers it with torch.utils._pytree, then load the file."
         ) from None
     leaves = [[Fixed(values.decode(leaf[0], ())) if leaf else None for leaf in json[k]] for k in ("inputs", "outputs")]
-    return make(method, (json["positional"], json["keywords"]), (specs[0], specs[1]), (leaves[0], leaves[1]), json.get("written", ()))
+    return make(
+        method,
+        (json["positional"], json["keywords"]),
+        (specs[0], specs[1]),
+        (leaves[0], leaves[1]),
+        json.get("written", ()),
+    )
 
 
 def _dumped(method: str, what: str, spec: Any) -> str:
