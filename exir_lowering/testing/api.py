@@ -9,7 +9,7 @@ from exir_lowering.delegate import Delegate
 from exir_lowering.interfaces import CompileSpec
 from exir_lowering.testing.report import ConformanceError, ConformanceReport
 from exir_lowering.testing.samples import Case
-from exir_lowering.testing.suite import Suite, make_suite
+from exir_lowering.testing.suite import AVAILABLE, Suite, make_suite
 
 _SOMETHING = "suite/something-passes"
 
@@ -42,7 +42,8 @@ def check_backend(
     Args:
         backend: A `Backend` (object or class), an ExecuTorch `BackendDetails` class, or the id of an installed backend.
         delegate: The delegate that executes its payloads. None for a backend that ExecuTorch's runtime has itself, or
-            whose delegate is installed; when there is none, payloads are made and not executed.
+            whose delegate is installed; when there is none, payloads are made and not executed, and cases are
+            "lowered" rather than "passed". One that is given has to be available: "suite/available" fails otherwise.
         partitioner: An ExecuTorch `Partitioner`, or the name of an installed one. By default the one that is installed
             under the backend's id.
         supports: What the backend takes, instead of a partitioner: as for `SupportPartitioner`.
@@ -55,7 +56,7 @@ def check_backend(
         The report.
 
     Raises:
-        ConformanceError: A case failed, or none passed. The message names each case that failed, with what was got,
+        ConformanceError: A case failed, or all were skipped. The message names each one that failed, with what was got,
             what was expected and what to do; `report` has everything.
         InputError: An argument is not what it should be.
         UnknownPluginError: No backend or partitioner of that name is installed.
@@ -138,7 +139,8 @@ def conformance_tests(
         test_conformance = conformance_tests(MyBackend, MyDelegate)
 
     `pytest test_my_backend.py -k state/counter` runs one of them. A case that the backend does not support is skipped
-    with the reason; the test "suite/something-passes" fails when that is so for all of them.
+    with the reason, and so is one that is lowered where nothing executes it. The test "suite/something-passes" fails
+    when the backend supports none of them, "suite/available" when the delegate that is given is not available.
 
     Args:
         backend: This and the others as for `check_backend`.
@@ -170,13 +172,17 @@ def conformance_tests(
     )
     by_name = {case.name: case for case in suite.cases}
 
-    @pytest.mark.parametrize("conformance_case", [*by_name, _SOMETHING])
+    @pytest.mark.parametrize("conformance_case", [*by_name, _SOMETHING, *([AVAILABLE] if delegate is not None else [])])
     def test_conformance(conformance_case: str) -> None:
         if conformance_case == _SOMETHING:
             _require_one(suite)
             return
+        if conformance_case == AVAILABLE:
+            if suite.unavailable is not None:
+                pytest.fail(str(suite.unavailable), pytrace=False)
+            return
         result = suite.run(by_name[conformance_case])
-        if result.status == "skipped":
+        if result.status in ("skipped", "lowered"):
             pytest.skip(result.text)
         if result.status == "failed":
             pytest.fail(str(result), pytrace=False)
@@ -185,5 +191,5 @@ def conformance_tests(
 
 
 def _require_one(suite: Suite) -> None:
-    if not any(suite.run(case).status == "passed" for case in suite.cases):
+    if not any(suite.run(case).status in ("passed", "lowered") for case in suite.cases):
         raise ConformanceError(suite.report())

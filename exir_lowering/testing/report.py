@@ -8,6 +8,8 @@ from typing import Literal
 
 from exir_lowering.errors import LoweringError
 
+_STATUSES = ("passed", "failed", "lowered", "skipped")
+
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
@@ -15,15 +17,16 @@ class CaseResult:
 
     Attributes:
         name: The case.
-        status: "passed", "failed", or "skipped": the backend does not support it.
+        status: "passed", "failed", "lowered": nothing executes what was made of it, so no numbers were compared, or
+            "skipped": the backend does not support it.
         check: What failed: "numbers", "determinism", "purity", ...; "" unless it failed.
-        text: For a failure who, what was got, what was expected and what to do; for a skipped case the reason.
+        text: For a failure who, what was got, what was expected and what to do; otherwise why it did not pass.
         delegated: How many of the case's operators the backend got.
         operators: How many operators the case has.
     """
 
     name: str
-    status: Literal["passed", "failed", "skipped"]
+    status: Literal["passed", "failed", "lowered", "skipped"]
     check: str = ""
     text: str = ""
     delegated: int = 0
@@ -67,14 +70,19 @@ class ConformanceReport:
         return self._with("failed")
 
     @property
+    def lowered(self) -> tuple[str, ...]:
+        """The names of the cases that were lowered, and not executed."""
+        return self._with("lowered")
+
+    @property
     def skipped(self) -> tuple[str, ...]:
         """The names of the cases that the backend does not support."""
         return self._with("skipped")
 
     @property
     def conforms(self) -> bool:
-        """Whether no case failed, and one passed."""
-        return bool(self.passed) and not self.failed
+        """Whether no case failed, and one passed, or was lowered where nothing executes it."""
+        return bool(self.passed or self.lowered) and not self.failed
 
     def _with(self, status: str) -> tuple[str, ...]:
         return tuple(result.name for result in self.results if result.status == status)
@@ -84,14 +92,15 @@ class ConformanceReport:
         how = f"executed by {' and '.join(self.engines)}" if self.engines else f"lowered only: {self.note}"
         lines = [
             f"Backend {self.backend_id!r}: {len(self.passed)} passed, {len(self.failed)} failed, "
-            f"{len(self.skipped)} skipped ({how})"
+            + (f"{len(self.lowered)} lowered, " if self.lowered else "")
+            + f"{len(self.skipped)} skipped ({how})"
         ]
         lines += [f"  {line}" for line in _by_feature(self.results)]
         for status, title in (("failed", "Failed"), ("skipped", "Skipped")):
             found = [result for result in self.results if result.status == status]
             if found:
                 lines += ["", f"{title}:", *(f"  {_entry(result)}" for result in found)]
-        if not self.passed:
+        if not self.passed and not self.lowered:
             lines += ["", _nothing(self.backend_id)]
         return "\n".join(lines)
 
@@ -127,7 +136,9 @@ def _entry(result: CaseResult) -> str:
 def _by_feature(results: Iterable[CaseResult]) -> Iterable[str]:
     counts: dict[str, dict[str, int]] = {}
     for result in results:
-        count = counts.setdefault(result.feature, {"passed": 0, "failed": 0, "skipped": 0})
+        count = counts.setdefault(result.feature, dict.fromkeys(_STATUSES, 0))
         count[result.status] += 1
     for feature, count in counts.items():
-        yield f"{feature:<12}" + "  ".join(f"{number:>3} {status}" for status, number in count.items())
+        yield f"{feature:<12}" + "  ".join(
+            f"{number:>3} {status}" for status, number in count.items() if number or status != "lowered"
+        )

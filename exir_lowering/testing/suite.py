@@ -25,6 +25,9 @@ from exir_lowering.testing.report import CaseResult, ConformanceReport
 from exir_lowering.testing.samples import Case, Sample, forget, sample
 from exir_lowering.testing.trial import Broken, Subject, Trial, Unsupported, fingerprint, lower_case, made
 
+AVAILABLE = "suite/available"
+"""The name of the case that fails when the delegate that was given is not available."""
+
 _BOTH = ("runtime", "interpreter")
 
 
@@ -36,23 +39,26 @@ class Suite:
         subject: What is tried.
         cases: The cases.
         note: Why nothing is executed, "" when it is.
+        unavailable: The failure of a delegate that was given and is not available here, None where it is.
         results: The results so far, by case.
     """
 
     subject: Subject
     cases: tuple[Case, ...]
     note: str
+    unavailable: CaseResult | None = None
     results: dict[str, CaseResult] = field(default_factory=dict)
 
     def run(self, case: Case) -> CaseResult:
         """Try one case, once."""
         if case.name not in self.results:
-            self.results[case.name] = _run(self.subject, case)
+            self.results[case.name] = _run(self.subject, case, self.note)
         return self.results[case.name]
 
     def report(self) -> ConformanceReport:
         """Try all cases."""
-        results = tuple(self.run(case) for case in self.cases)
+        first = () if self.unavailable is None else (self.unavailable,)
+        results = (*first, *(self.run(case) for case in self.cases))
         return ConformanceReport(self.subject.backend_id, results, self.subject.engines, self.note)
 
 
@@ -76,7 +82,19 @@ def make_suite(
     found, engines, note = _delegate(backend_id, delegate)
     make, may_refuse = _partitioner(backend_id, partitioner, supports, compile_specs)
     subject = Subject(backend_id, given, found, make, may_refuse, engines, atol, rtol)
-    return Suite(subject, _chosen(cases), note)
+    unavailable = _unavailable(delegate, note) if delegate is not None and note else None
+    return Suite(subject, _chosen(cases), note, unavailable)
+
+
+def _unavailable(delegate: Any, note: str) -> CaseResult:
+    """Make the failure that keeps a delegate from passing because it was never called."""
+    return CaseResult(
+        AVAILABLE,
+        "failed",
+        "available",
+        f"nothing was executed with {delegate!r}: {note}. Run the suite where `is_available` returns True, or leave "
+        "the delegate out to try what the backend makes ahead of time only.",
+    )
 
 
 def _backend(backend: Any) -> tuple[str, Any]:
@@ -173,7 +191,7 @@ def _chosen(cases: Sequence[Case | str] | None) -> tuple[Case, ...]:
     return tuple(chosen.values())
 
 
-def _run(subject: Subject, case: Case) -> CaseResult:
+def _run(subject: Subject, case: Case, note: str) -> CaseResult:
     counts: tuple[int, int] = (0, 0)
     ready = sample(case)
     before = fingerprint(ready.edge)
@@ -191,6 +209,8 @@ def _run(subject: Subject, case: Case) -> CaseResult:
         if fingerprint(ready.edge) != before:
             forget(case)
         return CaseResult(case.name, "failed", broken.check, f"{broken}\nIt demands: {case.demand}", *counts)
+    if not subject.engines:
+        return CaseResult(case.name, "lowered", "", f"lowered, not executed: {note}", *counts)
     return CaseResult(case.name, "passed", "", "", *counts)
 
 

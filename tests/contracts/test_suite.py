@@ -306,6 +306,31 @@ def test_a_backend_that_takes_nothing() -> None:
         check_backend(ToyBackend, ToyDelegate, cases=["ops/abs", "ops/sum"])
 
 
+class Absent(ToyDelegate):
+    """Nothing of it is right, and it is never asked."""
+
+    def is_available(self) -> bool:
+        return False
+
+    def execute(self, handle: Any, inputs: Any) -> Any:
+        raise RuntimeError("wrong")
+
+
+def test_a_delegate_that_is_not_available_does_not_pass() -> None:
+    with pytest.raises(
+        ConformanceError, match=r"suite/available \[available\]: nothing was executed with .*Absent"
+    ) as e:
+        check_backend(ToyBackend, Absent, cases=["ops/sub", "ops/abs"])
+    report = e.value.report
+    assert (report.failed, report.lowered, report.skipped) == (("suite/available",), ("ops/sub",), ("ops/abs",))
+    tests = conformance_tests(ToyBackend, Absent, cases=["ops/sub"])
+    with pytest.raises(pytest.fail.Exception, match="says that it is not available on this machine"):
+        tests("suite/available")
+    with pytest.raises(pytest.skip.Exception, match=r"lowered, not executed: its delegate .*Absent"):
+        tests("ops/sub")
+    conformance_tests(ToyBackend, ToyDelegate, cases=["ops/sub"])("suite/available")
+
+
 def test_messages_say_what_to_do() -> None:
     text = str(run_conformance(Table, ToyDelegate, cases=["ops/abs", "ops/sub"]))
     assert "raise a NotImplementedError or an exir_lowering.InputError that names the operator" in text
