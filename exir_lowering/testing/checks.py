@@ -52,7 +52,7 @@ def two_programs(trial: Trial) -> None:
 
 
 def handles(trial: Trial) -> None:
-    """Load and drop a program several times; what `compile` returned must not pile up."""
+    """Load and drop a program several times; what `compile` returned is destroyed once, and must not pile up."""
     delegate = trial.watch()
     if delegate is None:
         raise Unsupported("the runtime's own delegates cannot be watched")
@@ -62,10 +62,18 @@ def handles(trial: Trial) -> None:
         del program
         gc.collect()
     _look(delegate)
-    if delegate.alive() >= _LOADS:
+    if delegate.destroyed != delegate.compiled or delegate.again:
         raise Broken(
             "destroy",
-            f"{delegate.alive()} handles are alive after {_LOADS} programs were loaded and dropped; expected none. Let "
+            f"{delegate.compiled} handles were compiled, {delegate.destroyed} destroyed, and {delegate.again} of them "
+            f"again, after {_LOADS} programs were loaded and dropped; expected each to be destroyed once. Keep nothing "
+            "of the program alive, such as the exception, the frame or the program itself.",
+        )
+    alive = delegate.alive()
+    if alive >= _LOADS:
+        raise Broken(
+            "destroy",
+            f"{alive} handles are alive after {_LOADS} programs were loaded and dropped; expected none. Let "
             "go in `destroy` of what `compile` returned: take it out of lists and caches.",
         )
 

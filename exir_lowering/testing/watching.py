@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ Change = Callable[[bytes], bytes]
 class _Handle:
     content: Any
     executed: int = 0
+    destroyed: int = 0
 
 
 class WatchedDelegate(Delegate):
@@ -35,7 +37,9 @@ class WatchedDelegate(Delegate):
         raised: What `destroy` raised.
         compiled: How many payloads were compiled.
         destroyed: How many handles were destroyed.
+        again: How many handles were destroyed more than once.
         kept: The handles that can be looked at without keeping them.
+        held: Those that cannot and that hold others, such as tuples and lists, after `destroy` had them.
     """
 
     def __init__(self, inner: Delegate, change: Change | None = None, *, probe: bool = False) -> None:
@@ -45,7 +49,9 @@ class WatchedDelegate(Delegate):
         self.raised: list[str] = []
         self.compiled = 0
         self.destroyed = 0
+        self.again = 0
         self.kept: list[weakref.ref[Any]] = []
+        self.held: list[Any] = []
 
     def is_available(self) -> bool:
         """Ask the delegate."""
@@ -86,7 +92,11 @@ class WatchedDelegate(Delegate):
 
     def destroy(self, handle: _Handle) -> None:
         """Let the delegate destroy a handle."""
-        self.destroyed += 1
+        handle.destroyed += 1
+        self.destroyed += handle.destroyed == 1
+        self.again += handle.destroyed == 2
+        if handle.destroyed == 1 and isinstance(handle.content, (tuple, list, dict, set)) and handle.content:
+            self.held.append(handle.content)
         try:
             self.inner.destroy(handle.content)
         except Exception as error:
@@ -94,7 +104,15 @@ class WatchedDelegate(Delegate):
 
     def alive(self) -> int:
         """Return how many different handles are still alive."""
-        return len({id(content) for reference in self.kept if (content := reference()) is not None})
+        return len({id(content) for reference in self.kept if (content := reference()) is not None}) + self._held()
+
+    def _held(self) -> int:
+        """Return how many of `held` somebody else has too: those with more references than a fresh list has here."""
+        different = list({id(content): content for content in self.held}.values())
+        self.held.clear()
+        different.append([])
+        references = [sys.getrefcount(content) for content in different]
+        return sum(count > references[-1] for count in references[:-1])
 
 
 def _same(old: torch.Tensor, new: torch.Tensor) -> bool:

@@ -18,6 +18,7 @@ from toy import ToyBackend, ToyDelegate
 from exir_lowering import InputError, PreprocessResult, UnknownPluginError
 from exir_lowering.backends.reference import ReferenceBackend, ReferenceDelegate
 from exir_lowering.partitioners import ops
+from exir_lowering.runtime import LoadedProgram
 from exir_lowering.testing import (
     CASES,
     Case,
@@ -182,6 +183,30 @@ class Keeping(ToyDelegate):
         return self.handles[-1]
 
 
+class KeepingTuples(ToyDelegate):
+    """Never lets go of a handle that no weak reference can be made of."""
+
+    def __init__(self) -> None:
+        self.handles: list[Any] = []
+
+    def compile(self, processed: bytes, compile_specs: Any, context: Any) -> Any:
+        self.handles.append(super().compile(processed, compile_specs, context))
+        return self.handles[-1]
+
+
+class KeepingPrograms(ToyDelegate):
+    """Keeps every program that is loaded, so that none of its handles is destroyed."""
+
+    programs: list[Any] = []  # noqa: RUF012
+
+    def execute(self, handle: Any, inputs: Any) -> Any:
+        frame = sys._getframe()
+        while frame is not None:
+            self.programs += [value for value in frame.f_locals.values() if isinstance(value, LoadedProgram)]
+            frame = frame.f_back
+        return super().execute(handle, inputs)
+
+
 class Twice(ToyDelegate):
     """Lets go of a handle that it no longer has."""
 
@@ -260,6 +285,8 @@ WRONG = {
     "takes too many inputs": (ToyBackend, Lenient, "errors/wrong-number-of-inputs", "inputs"),
     "shares a handle that it empties": (ToyBackend, Cached, "life/two-programs", "execute"),
     "never lets go": (ToyBackend, Keeping, "life/handles", "destroy"),
+    "never lets go of tuples": (ToyBackend, KeepingTuples, "life/handles", "destroy"),
+    "keeps programs": (ToyBackend, KeepingPrograms, "life/handles", "destroy"),
     "lets go twice": (ToyBackend, Twice, "life/two-programs", "destroy"),
     "raises a KeyError": (Table, ToyDelegate, "ops/abs", "preprocess"),
     "refuses without a name": (Mute, ToyDelegate, "ops/abs", "preprocess"),
@@ -287,7 +314,7 @@ def test_a_mistake_is_caught_and_its_case_named(mistake: str) -> None:
 
 
 def test_mistakes_that_few_programs_show_fail_in_few_cases() -> None:
-    for mistake in ("ignores strides of a weight", "has fixed shapes", "mixes up methods", "never lets go"):
+    for mistake in ("ignores strides of a weight", "has fixed shapes", "mixes up methods", "never lets go of tuples"):
         backend, delegate, *_ = WRONG[mistake]
         found = failures(run_conformance(backend, delegate, cases=CHOSEN))
         assert 1 <= len(found) <= 2, (mistake, found)
