@@ -19,7 +19,10 @@ def nothing() -> Mapping[str, Any]:
 
 def weight(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Make a tensor for a module to hold; the case's seed is set when it is built."""
-    return (torch.rand(shape) * 2 - 1).to(dtype) if dtype.is_floating_point else torch.randint(1, 9, shape, dtype=dtype)
+    if not dtype.is_floating_point:
+        return torch.randint(1, 9, shape, dtype=dtype)
+    drawn = torch.float64 if dtype == torch.float64 else torch.float32
+    return (torch.rand(shape, dtype=drawn) * 2 - 1).to(dtype)
 
 
 def parameter(*shape: int, dtype: torch.dtype = torch.float32) -> torch.nn.Parameter:

@@ -99,12 +99,13 @@ def _weight_of(dtype: torch.dtype) -> dict[str, Any]:
 
 def _dtypes() -> Iterator[Case]:
     for dtype in _DTYPES:
+        values = "large" if dtype in (torch.int64, torch.int32) else "any"
         yield case(
             f"dtype/{str(dtype).removeprefix('torch.')}",
-            "Inputs, weights and results keep their element type.",
+            "Inputs, weights and results keep their element type, and all its digits.",
             lambda m, x, y: (x + y) * m.w,
-            tensor(2, 3, dtype=dtype),
-            tensor(2, 3, dtype=dtype),
+            tensor(2, 3, dtype=dtype, values=values),
+            tensor(2, 3, dtype=dtype, values=values),
             hold=partial(_weight_of, dtype),
         )
     yield case(

@@ -24,7 +24,8 @@ class Input:
     Attributes:
         shape: Its sizes; a name stands for one that changes from call to call.
         dtype: Its element type.
-        values: "any", "positive", "unit" (between -0.9 and 0.9), or "index" (0 or 1).
+        values: "any", "positive", "unit" (between -0.9 and 0.9), "index" (0 or 1), or "large": integers that 32-bit
+            floating-point numbers cannot hold, of int64 those that int32 cannot hold either.
         layout: "contiguous", "channels_last", "transposed", or "strided" (every other column of a wider one).
     """
 
@@ -51,9 +52,14 @@ class Input:
         if self.values == "index" or self.dtype == torch.bool:
             return torch.randint(0, 2, shape, generator=generator).to(self.dtype)
         if not self.dtype.is_floating_point:
+            if self.values == "large":
+                low = 2**33 if self.dtype == torch.int64 else 2**24
+                return torch.randint(low, 2 * low, shape, generator=generator, dtype=self.dtype)
             low = 0 if self.dtype == torch.uint8 else -20
             return torch.randint(low, 21, shape, generator=generator).to(self.dtype)
-        numbers = torch.rand(shape, generator=generator) * 1.8 - 0.9
+        # Numbers of float64 have digits that float32 does not have.
+        drawn = torch.float64 if self.dtype == torch.float64 else torch.float32
+        numbers = torch.rand(shape, generator=generator, dtype=drawn) * 1.8 - 0.9
         if self.values == "positive":
             numbers = numbers.abs() + 0.1
         return (numbers if self.values in ("unit", "positive") else numbers * 3).to(self.dtype)

@@ -24,7 +24,7 @@ from exir_lowering.testing.samples import Call, Case, Sample
 from exir_lowering.testing.watching import Change, WatchedDelegate
 
 TOLERANCES: Mapping[torch.dtype, float] = {
-    torch.float64: 1e-7,
+    torch.float64: 1e-12,
     torch.float32: 1e-4,
     torch.float16: 1e-2,
     torch.bfloat16: 5e-2,

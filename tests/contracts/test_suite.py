@@ -216,6 +216,14 @@ class Twice(ToyDelegate):
         held.remove(handle)
 
 
+class Single(ToyDelegate):
+    """Computes everything in float32."""
+
+    def execute(self, handle: Any, inputs: Any) -> Any:
+        outputs = super().execute(handle, [value.float() for value in inputs])
+        return [output.to(inputs[0].dtype) for output in outputs]
+
+
 class Lenient(ToyDelegate):
     """Leaves inputs out that a payload does not name."""
 
@@ -266,6 +274,13 @@ WRONG = {
     "ignores strides of a weight": (reading(packed), ToyDelegate, "weights/transposed", "numbers"),
     "returns another type": (
         ToyBackend, executing(lambda run, *a: [value.float() for value in run(*a)]), "dtype/float16", "outputs",
+    ),
+    "computes float64 in float32": (ToyBackend, Single, "dtype/float64", "numbers"),
+    "computes int64 in float32": (ToyBackend, Single, "dtype/int64", "numbers"),
+    "computes int32 in float32": (ToyBackend, Single, "dtype/int32", "numbers"),
+    "computes int64 in int32": (
+        ToyBackend, executing(lambda run, handle, inputs: [value.int().long() for value in run(handle, inputs)]),
+        "dtype/int64", "numbers",
     ),
     "forgets broadcasting": (ToyBackend, executing(no_broadcasting), "ops/add-broadcast", "execute"),
     "returns too few outputs": (
