@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import fnmatch
 import inspect
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,12 +79,15 @@ def make_suite(
     Raises:
         InputError, UnknownPluginError, PluginLoadError: As for `check_backend`.
     """
+    chosen = _chosen(cases)
+    for name, tolerance in (("atol", atol), ("rtol", rtol)):
+        _check_tolerance(name, tolerance)
     backend_id, given = _backend(backend)
     found, engines, note = _delegate(backend_id, delegate)
     make, may_refuse = _partitioner(backend_id, partitioner, supports, compile_specs)
     subject = Subject(backend_id, given, found, make, may_refuse, engines, atol, rtol)
     unavailable = _unavailable(delegate, note) if delegate is not None and note else None
-    return Suite(subject, _chosen(cases), note, unavailable)
+    return Suite(subject, chosen, note, unavailable)
 
 
 def _unavailable(delegate: Any, note: str) -> CaseResult:
@@ -176,10 +180,16 @@ def _without(partitioner: Partitioner, case: Case) -> Partitioner:
 def _chosen(cases: Sequence[Case | str] | None) -> tuple[Case, ...]:
     if cases is None:
         return CASES
+    listed = [cases] if isinstance(cases, (str, Case)) else cases
+    if not isinstance(listed, Iterable):
+        raise InputError(
+            f"check_backend: got cases={cases!r}, expected names such as 'ops/add', patterns such as 'ops/*', or cases "
+            "of your own, in a list."
+        )
     chosen: dict[str, Case] = {}
-    for wanted in [cases] if isinstance(cases, str) else cases:
+    for wanted in listed:
         if isinstance(wanted, Case):
-            chosen[wanted.name] = wanted
+            _check_own(wanted, chosen.setdefault(wanted.name, wanted))
             continue
         found = [case for case in CASES if fnmatch.fnmatchcase(case.name, str(wanted))]
         if not found:
@@ -187,13 +197,38 @@ def _chosen(cases: Sequence[Case | str] | None) -> tuple[Case, ...]:
                 f"check_backend: no case is called {wanted!r}; expected names such as 'ops/add', or patterns such as "
                 f"'ops/*'. The features are {', '.join(dict.fromkeys(case.feature for case in CASES))}."
             )
-        chosen.update({case.name: case for case in found})
+        for case in found:
+            _check_own(case, chosen.setdefault(case.name, case))
     return tuple(chosen.values())
+
+
+def _check_own(case: Case, chosen: Case) -> None:
+    """Check a case that the caller may have made."""
+    if chosen != case:
+        raise InputError(f"check_backend: two cases are called {case.name!r}. Give one of them another name.")
+    if case.check not in CHECKS:
+        raise InputError(
+            f"check_backend: the case {case.name!r} has the check {case.check!r}, expected one of {', '.join(CHECKS)}."
+        )
+
+
+def _check_tolerance(name: str, value: Any) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+        raise InputError(f"check_backend: got {name}={value!r}, expected a number that is not negative, or None.")
 
 
 def _run(subject: Subject, case: Case, note: str) -> CaseResult:
     counts: tuple[int, int] = (0, 0)
-    ready = sample(case)
+    try:
+        ready = sample(case)
+    except Exception as error:  # whatever a case of the caller's own raises, or torch.export about it
+        text = (
+            f"the case cannot be made: {type(error).__name__}: {error}. Its `build` has to return methods by name, "
+            "which run in eager PyTorch and can be exported."
+        )
+        return CaseResult(case.name, "failed", "build", text)
     before = fingerprint(ready.edge)
     try:
         lowered = lower_case(subject, case, ready)

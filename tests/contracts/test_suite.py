@@ -394,6 +394,15 @@ def test_a_case_of_ones_own() -> None:
     assert check_backend(ToyBackend, ToyDelegate, cases=[own]).passed == ("mine/sub",)
 
 
+def test_a_case_of_ones_own_that_cannot_be_made() -> None:
+    def build() -> Any:
+        raise ValueError("no such model")
+
+    report = run_conformance(ToyBackend, ToyDelegate, cases=[Case("mine/broken", "Mine.", build), "ops/sub"])
+    assert failures(report) == {"mine/broken": "build"} and report.passed == ("ops/sub",)
+    assert "mine/broken [build]: the case cannot be made: ValueError: no such model." in str(report)
+
+
 def test_the_table() -> None:
     names = [case.name for case in CASES]
     assert len(set(names)) == len(names) >= 90
@@ -408,6 +417,19 @@ def test_the_table() -> None:
         ((ToyBackend, ToyDelegate), {"cases": ["ops/ad"]}, "no case is called 'ops/ad'"),
         ((ToyBackend, ToyDelegate), {"partitioner": 3}, "expected an ExecuTorch Partitioner"),
         ((ToyBackend, ToyDelegate), {"partitioner": "xnnpack", "supports": ops("aten.add")}, "one of them"),
+        ((ToyBackend, ToyDelegate), {"cases": 3}, "got cases=3, expected names such as 'ops/add'"),
+        ((ToyBackend, ToyDelegate), {"atol": "x"}, "got atol='x', expected a number"),
+        ((ToyBackend, ToyDelegate), {"rtol": -1.0}, "got rtol=-1.0, expected a number"),
+        (
+            (ToyBackend, ToyDelegate),
+            {"cases": [Case("mine/sub", "Mine.", dict, check="nmbers")]},
+            "the case 'mine/sub' has the check 'nmbers', expected one of numbers, ",
+        ),
+        (
+            (ToyBackend, ToyDelegate),
+            {"cases": [Case("mine/sub", "Mine.", dict), Case("mine/sub", "Yours.", dict)]},
+            "two cases are called 'mine/sub'",
+        ),
         (("XnnpackBackend", ToyDelegate), {}, "has 'XnnpackBackend' itself"),
     ],
 )
