@@ -122,7 +122,9 @@ def _register(group: str, plugin_id: str, plugin: Any) -> None:
 
 
 def _place(plugin: Any) -> str:
-    return f"{plugin.__module__}:{plugin.__qualname__}"
+    """Say where a plug-in is defined; objects, such as those of functools.partial, have no such place."""
+    name = getattr(plugin, "__qualname__", None)
+    return f"{plugin.__module__}:{name}" if isinstance(name, str) else repr(plugin)
 
 
 def installed() -> Iterator[PluginInfo]:

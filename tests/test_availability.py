@@ -1,5 +1,6 @@
 """Where a backend can be compiled for and executed: the tables of the backend contract, row by row; registration."""
 
+import functools
 import json
 import subprocess
 import sys
@@ -251,6 +252,21 @@ class TestRegistration:
             ("delegates", f"this process ({__name__}:{MineToo.__qualname__})"),
             ("partitioners", f"this process ({__name__}:{mine.__qualname__})"),
         }
+
+    def test_factories_without_a_name(self, programs):
+        class Factory:
+            def __call__(self):
+                return TagPartitioner(backend="script")
+
+        register_partitioner("partial")(functools.partial(TagPartitioner, backend="script"))
+        register_partitioner("object")(Factory())
+        listed = {info.id: info.provider for info in registry.installed() if info.id in ("partial", "object")}
+        assert listed["partial"].startswith("this process (functools.partial(") and "Factory object" in listed["object"]
+        for name in listed:
+            lowered = lower(programs, name, backends={"script": ScriptBackend})
+            assert lowered.report.backend_ids == ("script",)
+        with pytest.raises(PluginLoadError, match=r"registered already, by functools\.partial.*; now by .*Factory"):
+            register_partitioner("partial")(Factory())
 
     def test_the_call_comes_first(self, programs):
         @register_backend
