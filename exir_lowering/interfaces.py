@@ -5,8 +5,9 @@ A partitioner is ExecuTorch's `Partitioner`. A backend is a `Backend`; an ExecuT
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -15,6 +16,7 @@ from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
 from torch.export import ExportedProgram
 
+from exir_lowering.errors import BackendContractError
 from exir_lowering.model import Adjustment, Rejection
 from exir_lowering.weights import WeightStore
 
@@ -56,15 +58,21 @@ class BackendContext:
     weights: WeightStore
 
 
+PARALLEL = ("none", "thread", "process")
+"""What `Backend.parallel` may be."""
+
+
 class Backend(ABC):
     """Lowers partitions ahead of time.
 
-    A `preprocess` or `preprocess_all` with a parameter `context` is given a `BackendContext` there, by keyword.
+    A `preprocess` or `preprocess_all` with a parameter `context` is given a `BackendContext` there, by keyword. The
+    parameter must have that name: `**options` alone is given nothing.
 
     Attributes:
         backend_id: The id that is written to the file and that the runtime looks up.
         version: Of the code that makes the payloads; a change means that equal programs may give other bytes.
-        parallel: Whether `preprocess` may run for several partitions at once, and in what.
+        parallel: Whether `preprocess` may run for several partitions at once, and in what; one of `PARALLEL`. It is
+            checked, and of no effect yet: this version calls for one partition at a time.
     """
 
     backend_id: ClassVar[str]
@@ -88,19 +96,30 @@ class Backend(ABC):
         self,
         edge_programs: dict[str, list[ExportedProgram]],
         compile_specs: dict[str, list[list[CompileSpec]]],
+        *,
+        context: BackendContext | None = None,
     ) -> dict[str, list[PreprocessResult]]:
         """Lower every partition of every method that goes to this backend; by default one by one.
+
+        An override that does not use the context may leave the parameter out. One that calls this method for a
+        `preprocess` with a context hands it on: `super().preprocess_all(programs, specs, context=context)`.
 
         Args:
             edge_programs: For each method its partitions, in call order.
             compile_specs: For each partition its compile specs, in the same shape.
+            context: What `preprocess` is given, if it has a parameter of that name.
 
         Returns:
             For each method the results, in the same shape.
+
+        Raises:
+            BackendContractError: `preprocess` needs a context, and there is none here.
         """
+        also = context_argument(self.preprocess, context)
         return {
             method: [
-                self.preprocess(program, specs) for program, specs in zip(programs, compile_specs[method], strict=True)
+                self.preprocess(program, specs, **also)
+                for program, specs in zip(programs, compile_specs[method], strict=True)
             ]
             for method, programs in edge_programs.items()
         }
@@ -130,8 +149,10 @@ class ExecutorchBackend(Backend):
         self,
         edge_programs: dict[str, list[ExportedProgram]],
         compile_specs: dict[str, list[list[CompileSpec]]],
+        *,
+        context: BackendContext | None = None,
     ) -> dict[str, list[PreprocessResult]]:
-        """Lower all partitions with the class."""
+        """Lower all partitions with the class, which knows no context."""
         results: dict[str, list[PreprocessResult]] = self.details.preprocess_multimethod(edge_programs, compile_specs)
         return results
 
@@ -147,6 +168,24 @@ class ExecutorchBackend(Backend):
             return None
         own: ExportedProgram = copy(program, compile_specs)
         return own
+
+
+def context_argument(method: Callable[..., Any], context: BackendContext | None) -> dict[str, BackendContext]:
+    """Return what a backend's method is given by keyword: the context, if it has a parameter of that name.
+
+    Raises:
+        BackendContractError: The parameter has no default, and there is no context.
+    """
+    parameter = inspect.signature(method).parameters.get("context")
+    if parameter is None or (context is None and parameter.default is not inspect.Parameter.empty):
+        return {}
+    if context is None:
+        raise BackendContractError(
+            f"{getattr(method, '__qualname__', method)} takes a context, and the default preprocess_all was called "
+            "without one. Take a parameter named context in preprocess_all too, and hand it on: "
+            "super().preprocess_all(edge_programs, compile_specs, context=context)."
+        )
+    return {"context": context}
 
 
 def _function(method: Any) -> Any:

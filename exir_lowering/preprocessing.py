@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch.export import ExportedProgram
 
 from exir_lowering import checks, debug_handles, graphs, sources
 from exir_lowering.errors import BackendContractError, BackendFailure, LoweringError, named_handle
-from exir_lowering.interfaces import Backend, BackendContext
+from exir_lowering.interfaces import Backend, BackendContext, context_argument
 from exir_lowering.model import BackendGroup, LoweredPartition, Partition
 from exir_lowering.weights import WeightStore
 
@@ -74,7 +73,7 @@ def _one_by_one(
     group: BackendGroup, backend: Backend, context: BackendContext, on_partition: Callable[[Partition], None]
 ) -> list[LoweredPartition]:
     lowered = []
-    also = _wanted(backend.preprocess, context)
+    also = context_argument(backend.preprocess, context)
     for partition in group.partitions:
         program, specs = _lend(group.backend_id, backend, partition)
         try:
@@ -97,7 +96,7 @@ def _all_at_once(
     programs = {method: [lent[partition.id][0] for partition in found] for method, found in by_method.items()}
     specs = {method: [lent[partition.id][1] for partition in found] for method, found in by_method.items()}
     try:
-        results = backend.preprocess_all(programs, specs, **_wanted(backend.preprocess_all, context))
+        results = backend.preprocess_all(programs, specs, **context_argument(backend.preprocess_all, context))
     except Exception as error:
         raise _failure(group.backend_id, group.partitions, error) from error
     _check_results(group.backend_id, by_method, results)
@@ -109,11 +108,6 @@ def _all_at_once(
     for partition in group.partitions:
         on_partition(partition)
     return [LoweredPartition(partition, found[partition.id]) for partition in group.partitions]
-
-
-def _wanted(method: Callable[..., Any], context: BackendContext) -> dict[str, Any]:
-    """Return what a backend's method is given by keyword: the context, if it has a parameter for it."""
-    return {"context": context} if "context" in inspect.signature(method).parameters else {}
 
 
 def _tensors(group: BackendGroup) -> Iterator[torch.Tensor]:

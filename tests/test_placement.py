@@ -113,7 +113,30 @@ class OneCall(Storing):
         }
 
 
-@pytest.mark.parametrize("backend", [Storing, OneCall])
+class HandedOn(Storing):
+    """Does something around the default, and hands the context on."""
+
+    def preprocess_all(self, edge_programs, compile_specs, context: BackendContext | None = None):
+        return super().preprocess_all(edge_programs, compile_specs, context=context)
+
+
+class NotHandedOn(Backend):
+    """Forgets to hand on what `preprocess` needs."""
+
+    def preprocess(self, program, compile_specs, context: BackendContext):
+        return PreprocessResult(b"")
+
+    def preprocess_all(self, edge_programs, compile_specs):
+        return super().preprocess_all(edge_programs, compile_specs)
+
+
+def test_a_context_that_is_not_handed_on(programs):
+    assert not NotHandedOn().one_by_one
+    with pytest.raises(LoweringError, match=r"NotHandedOn.preprocess takes a context.*hand it on: .*context=context"):
+        lower(programs, TagPartitioner(backend="storing"), backends={"storing": NotHandedOn})
+
+
+@pytest.mark.parametrize("backend", [Storing, OneCall, HandedOn])
 def test_backends_share_one_store(programs, backend):
     """Two methods, a partition for each layer, two backends of which one is ExecuTorch's: each content once."""
 

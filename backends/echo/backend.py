@@ -9,7 +9,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind
 
-from exir_lowering import Backend, CompileSpec, PreprocessResult
+from exir_lowering import Backend, BackendContext, CompileSpec, PreprocessResult
 
 _KINDS = {
     InputKind.PARAMETER: "parameter",
@@ -36,6 +36,8 @@ class EchoBackend(Backend):
         self,
         edge_programs: dict[str, list[ExportedProgram]],
         compile_specs: dict[str, list[list[CompileSpec]]],
+        *,
+        context: BackendContext | None = None,
     ) -> dict[str, list[PreprocessResult]]:
         """Write down every partition, with the size of the whole hand-over."""
         partitions = sum(len(programs) for programs in edge_programs.values())
