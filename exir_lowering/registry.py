@@ -13,7 +13,7 @@ from executorch.exir.backend.backend_details import BackendDetails
 
 from exir_lowering.delegate import Delegate
 from exir_lowering.errors import InputError, PluginLoadError, UnknownPluginError
-from exir_lowering.interfaces import Backend, ExecutorchBackend, Partitioner
+from exir_lowering.interfaces import PARALLEL, Backend, ExecutorchBackend, Partitioner
 
 _Plugin = TypeVar("_Plugin", Backend, Delegate)
 
@@ -193,18 +193,27 @@ def as_backend(backend_id: str, candidate: Any) -> Backend:
     """Turn a Backend object, a Backend class or a BackendDetails class into a Backend.
 
     Raises:
-        PluginLoadError: It is something else, or making it raised.
+        PluginLoadError: It is something else, making it raised, or its `parallel` is none of `PARALLEL`.
     """
     if isinstance(candidate, type) and issubclass(candidate, BackendDetails):
         return ExecutorchBackend(candidate)
     if isinstance(candidate, type) and issubclass(candidate, Backend):
-        return _made(f"Backend {backend_id!r}", candidate)
+        return _check_parallel(backend_id, _made(f"Backend {backend_id!r}", candidate))
     if isinstance(candidate, Backend):
-        return candidate
+        return _check_parallel(backend_id, candidate)
     raise PluginLoadError(
         f"Backend {backend_id!r}: got {candidate!r}, expected an exir_lowering.Backend (object or class) or an "
         f"ExecuTorch BackendDetails class."
     )
+
+
+def _check_parallel(backend_id: str, backend: Backend) -> Backend:
+    if backend.parallel not in PARALLEL:
+        raise PluginLoadError(
+            f"Backend {backend_id!r}: {type(backend).__module__}.{type(backend).__qualname__} has parallel = "
+            f"{backend.parallel!r}, expected one of {', '.join(map(repr, PARALLEL))}."
+        )
+    return backend
 
 
 def _made(who: str, kind: type[_Plugin]) -> _Plugin:

@@ -268,6 +268,15 @@ class TestRegistration:
         with pytest.raises(PluginLoadError, match=r"registered already, by functools\.partial.*; now by .*Factory"):
             register_partitioner("partial")(Factory())
 
+    @pytest.mark.parametrize("parallel", ["threads", True, ["none"]])
+    def test_a_parallel_that_is_none(self, parallel):
+        kind = register_backend(type("Mine", (ScriptBackend,), {"backend_id": "mine", "parallel": parallel}))
+        for find in (lambda: registry.find_backend("mine"), lambda: registry.find_backend("it", {"it": kind()})):
+            with pytest.raises(PluginLoadError, match=r"Mine has parallel = .*, expected one of 'none', 'thread', "):
+                find()
+        good = type("Good", (ScriptBackend,), {"parallel": "thread"})
+        assert registry.find_backend("it", {"it": good}).parallel == "thread"
+
     def test_the_call_comes_first(self, programs):
         @register_backend
         class Mine(ScriptBackend):
