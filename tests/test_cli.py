@@ -19,8 +19,9 @@ import pytest
 import torch
 from torch.export import Dim, ExportedProgram, export
 
-from exir_lowering import InvariantError, cli
+from exir_lowering import InvariantError, cli, lower
 from exir_lowering.errors import BackendFailure
+from exir_lowering.partitioners import SupportPartitioner, everything
 from exir_lowering.registry import PluginInfo
 
 Main = Callable[..., tuple[int, str, str]]
@@ -480,13 +481,55 @@ def test_the_only_method_needs_no_name(main: Main, models: Path, tmp_path: Path)
     assert code == 0 and "outputs of step" in out
 
 
+@pytest.mark.filterwarnings("always::exir_lowering.errors.BackendUnavailableWarning")
+def test_run_falls_back_to_the_original_graphs(main: Main, tmp_path: Path) -> None:
+    lowered = lower(program(), SupportPartitioner({"echo": everything()}))
+    plain, kept = tmp_path / "plain.pte", tmp_path / "kept.pte"
+    lowered.emit().save(plain)
+    lowered.emit(keep_originals=True).save(kept)
+    again = ("--input", "ones:2x8", "--unavailable", "fallback")
+    err = refused(
+        main("run", kept, *again[:2]), "needs the backend 'echo'", "--unavailable fallback", "--keep-originals"
+    )
+    assert "unavailable=" not in err
+    code, out, err = main("run", kept, *again, "--save", tmp_path / "y.pt")
+    assert code == 0 and "outputs of forward" in out, err
+    assert "Note: " in err and "executed by PyTorch, from their original graphs" in err
+    (result,) = torch.load(tmp_path / "y.pt")
+    assert torch.allclose(result, Net()(torch.ones(2, 8)), atol=1e-6)
+    code, _, err = main("run", plain, *again)
+    assert (
+        code == 2
+        and "There is no original graph to fall back to: the file has them" in err
+        and "--keep-originals" in err
+    )
+
+
+def test_weights_beside_the_file(main: Main, models: Path, tmp_path: Path) -> None:
+    target = tmp_path / "x.pte"
+    for name in ("", ".ptd", "a/b"):
+        made = main("lower", models / "net.pt2", "-o", target, "--external-weights", name)
+        refused(made, f"--external-weights {name!r}: expected the name of a file")
+    refused(main("lower", tmp_path / "bad.pt2", "-o", target, "--external-weights", "a/b"))
+    code, out, _ = main(
+        "lower", models / "net.pt2", "-p", "xnnpack", "-o", target, "--external-weights", "w", "--sizes", "--json"
+    )
+    stored = json.loads(out)["stored"]
+    assert code == 0 and {row["file"] for row in stored} == {"", "w.ptd"}
+    assert {row["kind"] for row in stored} >= {"payload"} and sum(row["bytes"] for row in stored) > 8 * 4 * 4
+    refused(main("run", target, "--input", "ones:2x8"), "weights", "with --data", "Beside it are: w.ptd")
+    code, out, _ = main("run", target, "--input", "ones:2x8", "--data", tmp_path / "w.ptd")
+    assert code == 0 and "outputs of forward" in out
+
+
 # ---- plugins
 
 
 def test_plugins_lists_what_is_installed(main: Main) -> None:
     code, out, err = main("plugins")
     assert (code, err) == (0, "")
-    for part in ("xnnpack", "echo", "partitioner", "backend", "exir-lowering"):
+    assert "backends, delegates and partitioners" in main("plugins", "--help")[1]
+    for part in ("xnnpack", "echo", "partitioner", "delegate", "backend", "exir-lowering"):
         assert part in out
     found = json.loads(main("plugins", "--json")[1])
     assert {"group": "exir_lowering.partitioners", "id": "xnnpack", "error": ""}.items() <= {

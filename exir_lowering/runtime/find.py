@@ -14,6 +14,11 @@ from exir_lowering.runtime.source import ProgramFile
 
 Unavailable: TypeAlias = Literal["error", "fallback"]
 
+_FALLBACK = (
+    'A file that was emitted with keep_originals=True can be loaded with unavailable="fallback": PyTorch executes the '
+    "original graphs then."
+)
+
 
 def find_delegates(file: ProgramFile, given: Mapping[str, Any], unavailable: Unavailable) -> Mapping[str, Delegate]:
     """Find a delegate for each backend that the runtime does not have itself.
@@ -38,7 +43,7 @@ def find_delegates(file: ProgramFile, given: Mapping[str, Any], unavailable: Una
             raise type(error)(f"{needs} {error}") from error.__cause__
         if isinstance(executor, availability.Missing):
             if unavailable == "error":
-                raise BackendUnavailableError(f"{needs} {executor.reason}. {executor.advice}")
+                raise BackendUnavailableError(f"{needs} {executor.reason}. {executor.advice} {_FALLBACK}")
             executor = OriginalGraphs(backend, executor.reason)
             warnings.warn(
                 f"{file.name}: the partitions for the backend {backend!r} are executed by PyTorch, from their original "
