@@ -25,7 +25,6 @@ from exir_lowering import (
     Rejection,
     graphs,
     measures,
-    ownership,
 )
 from exir_lowering.partitioners import nested_run
 
@@ -154,7 +153,8 @@ def _scalar(node: Node) -> bool:
 
 def _constants(program: ExportedProgram) -> frozenset[Node]:
     """Return the placeholders of constants, which partitions own."""
-    mutated = ownership.mutated_targets(program)
+    signature = program.graph_signature
+    mutated = {*signature.buffers_to_mutate.values(), *signature.parameters_to_mutate.values()}
     return frozenset(node for node, spec in graphs.lifted_inputs(program).items() if spec.target not in mutated)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -100,6 +100,7 @@ __all__ = [
     "flat_call_signature",
     "gen_edge_manager",
     "guards_code_of",
+    "import_quantized_kernels",
     "known_operators",
     "lazy_graph_module",
     "listening",
@@ -639,14 +640,32 @@ def executorch_runtime() -> Any:
         return Runtime.get()
 
 
+def import_quantized_kernels() -> None:
+    """Import the kernels of `quantized_decomposed`, which emitting and the runtime need, with their schemas.
+
+    Raises:
+        ImportError: They are not there; ExecuTorch's package swallows why.
+    """
+    import executorch.kernels.quantized  # noqa: F401
+
+    try:
+        torch._C._get_schema("quantized_decomposed::quantize_per_tensor", "out")
+    except RuntimeError:
+        raise ImportError("executorch.kernels.quantized has no library of kernels that loads here") from None
+
+
 def argument_types(name: str, overload: str) -> tuple[str, ...] | None:
     """Return the types of an operator's arguments, in TorchScript's words; None when they are not known.
 
-    torch has no public way to a schema by name. Only operators whose kernels are generated from the schema count:
-    others take their arguments as they like.
+    torch has no public way to a schema by name. Those of `quantized_decomposed` come with their kernels. Only
+    operators whose kernels are generated from the schema count: others take their arguments as they like.
     """
-    if name.partition("::")[0] not in ("aten", "dim_order_ops", "quantized_decomposed"):
+    namespace = name.partition("::")[0]
+    if namespace not in ("aten", "dim_order_ops", "quantized_decomposed"):
         return None
+    if namespace == "quantized_decomposed":
+        with suppress(ImportError):  # then the engine says which kernel is missing
+            import_quantized_kernels()
     try:
         schema = torch._C._get_schema(name, overload)
     except RuntimeError:

@@ -104,7 +104,7 @@ an input is one of:
   x.pt, x.npy        a file of torch.save or numpy.save; a list or tuple in it is several inputs
   randn:1x3x224x224  a tensor of this shape, filled by randn, rand, ones, zeros or arange
   zeros:int64:1x8    the same with a dtype; the shape "scalar" makes a tensor without dimensions
-  3  1.5  True       a number
+  3  1.5  True       a number, or a tensor without dimensions where the method takes one
   [[1,2],[3,4]]      a tensor with these values
 
 examples:
@@ -481,6 +481,7 @@ def _run(arguments: argparse.Namespace) -> int:
     import torch
 
     from exir_lowering.runtime import load
+    from exir_lowering.runtime.inputs import with_tensors
 
     torch.manual_seed(arguments.seed)
     inputs = [value for text in arguments.inputs for value in _input(text)]
@@ -488,6 +489,7 @@ def _run(arguments: argparse.Namespace) -> int:
     with contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext():
         program = load(source, data=data, engine=arguments.engine, unavailable=arguments.unavailable)
         method = _method(arguments.method, program.method_names, source)
+        inputs = with_tensors(program._file.methods[method], inputs)
         outputs = program.run(method, *inputs)
         profile = program.profile(method, *inputs) if arguments.profile else None
     table = Table(title=f"{source.name}: outputs of {method}", box=box.SIMPLE_HEAD, show_edge=False)

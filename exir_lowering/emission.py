@@ -126,6 +126,7 @@ def emit(
         _keep_initial_values(copied)
     if keep_originals:
         originals.attach(copies)
+    _import_kernels(copies)
     if external_weights is not None:
         config = placement.place(copies, config, external_weights)
     try:
@@ -155,6 +156,25 @@ def _keep_initial_values(program: ExportedProgram) -> None:
         value = program.state_dict.get(buffer, program.constants.get(buffer)) if buffer in written else None
         if isinstance(value, torch.Tensor) and bool(value.count_nonzero()):
             node.meta["et_init_buffer"] = True
+
+
+def _import_kernels(programs: Mapping[str, ExportedProgram]) -> None:
+    """Import the kernels of quantized operators on the host: ExecuTorch emits what writes into given memory only."""
+    for method, program in programs.items():
+        for path, module in graphs.walk(program.graph_module):
+            for node in filter(graphs.is_operator, module.graph.nodes):
+                if not graphs.operator_name(node).startswith("quantized_decomposed."):
+                    continue
+                try:
+                    _upstream.import_quantized_kernels()
+                except ImportError as error:
+                    raise InputError(
+                        f"Method {method!r} cannot be emitted: {graphs.qualified_name(path, node)} "
+                        f"({graphs.operator_name(node)}) stays on the host and needs the kernels of "
+                        f"executorch.kernels.quantized, which cannot be imported: {error}. Install executorch from "
+                        "its wheel for this platform, or delegate the operator."
+                    ) from error
+                return
 
 
 def _complete(manager: ExecutorchProgramManager, emitted: Mapping[str, Sequence[EmittedCall]]) -> None:

@@ -19,6 +19,7 @@ import pytest
 import torch
 from torch.export import Dim, ExportedProgram, export
 
+import exir_lowering
 from exir_lowering import InvariantError, cli, lower
 from exir_lowering.errors import BackendFailure
 from exir_lowering.partitioners import SupportPartitioner, everything
@@ -429,6 +430,22 @@ def test_run_takes_numbers_and_shows_every_output(main: Main, models: Path, tmp_
         code, out, err = main("run", tmp_path / "m.pte", "--input", *inputs)
         assert code == 0, err
         assert "float32" in out and "bool" in out and "-4" in out
+
+
+class Scaled(torch.nn.Module):
+    def forward(self, x: torch.Tensor, times: torch.Tensor, on: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
+        return torch.where(on, x * times, x) + step
+
+
+def test_run_makes_tensors_without_dimensions_of_numbers(main: Main, tmp_path: Path) -> None:
+    given = (torch.ones(2), torch.tensor(2.5), torch.tensor(True), torch.tensor(4))
+    exir_lowering.lower(export(Scaled(), given), []).emit().save(tmp_path / "s.pte")
+    argv = ("run", tmp_path / "s.pte", "--save", tmp_path / "y.pt", "--input", "ones:2")
+    assert main(*argv, "3", "True", "4")[0] == 0
+    assert torch.load(tmp_path / "y.pt")[0].tolist() == [7.0, 7.0]
+    for wrong in (("3", "1", "4"), ("3", "True", "4.5"), ("True", "True", "4")):
+        code, _, err = main(*argv, *wrong)
+        assert code == 2 and "expected a tensor of" in err
 
 
 def test_random_inputs_are_the_same_each_time(main: Main, pte: Path) -> None:

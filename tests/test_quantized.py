@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
+from pathlib import Path
 
-import executorch.kernels.quantized  # noqa: F401  # the host's kernels for what is left of a quantised pattern
 import pytest
 import torch
 from executorch.backends.xnnpack.partition.config.xnnpack_config import ConfigPrecisionType
@@ -101,3 +103,45 @@ def programs() -> dict[bool, ExportedProgram]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return {dynamic: quantized(dynamic) for dynamic in (False, True)}
+
+
+EMIT = """
+import sys, torch, exir_lowering
+from torch.export import export
+
+class Rounded(torch.nn.Module):
+    def forward(self, x):
+        q = torch.ops.quantized_decomposed.quantize_per_tensor(x, 0.5, 0, -128, 127, torch.int8)
+        return torch.ops.quantized_decomposed.dequantize_per_tensor(q, 0.5, 0, -128, 127, torch.int8)
+
+lowered = exir_lowering.lower(export(Rounded(), (torch.ones(3),)), [])
+sys.modules["executorch.kernels.quantized"] = None  # as if it was not installed
+try:
+    lowered.emit()
+except exir_lowering.InputError as error:
+    print(error)
+del sys.modules["executorch.kernels.quantized"]
+lowered.emit().save(sys.argv[1])
+"""
+
+RUN = """
+import sys, torch, exir_lowering
+program = exir_lowering.load(sys.argv[1], engine=sys.argv[2])
+print(program.run("forward", torch.tensor([0.6, -0.9, 3.0]))[0].tolist())
+"""
+
+
+def python(script: str, *arguments: str) -> str:
+    command = [sys.executable, "-W", "ignore", "-c", script, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def test_the_hosts_kernels_are_imported(tmp_path: Path) -> None:
+    """Who emits or loads a program with quantized operators on the host imports nothing; each in a fresh process."""
+    path = str(tmp_path / "rounded.pte")
+    said = python(EMIT, path)
+    assert "quantize_per_tensor" in said and "executorch.kernels.quantized" in said and "Install executorch" in said
+    for engine in ("runtime", "interpreter"):
+        assert python(RUN, path, engine).strip() == "[0.5, -1.0, 3.0]"

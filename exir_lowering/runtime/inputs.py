@@ -48,6 +48,38 @@ def prepare(where: str, method: Method, inputs: Sequence[Any], names: Sequence[s
     return prepared
 
 
+def with_tensors(method: Method, inputs: Sequence[Any]) -> list[Any]:
+    """Return inputs with numbers as tensors where the method takes a tensor without dimensions that can hold them.
+
+    Args:
+        method: What the file says about the method.
+        inputs: What somebody gave who writes numbers, not tensors; there may be too many or too few.
+    """
+    wanted = [value.content for value in method.inputs]
+    return [
+        torch.tensor(given, dtype=tensor.dtype) if _holds(tensor, given) else given
+        for given, tensor in zip(inputs, [*wanted, *[None] * len(inputs)], strict=False)
+    ]
+
+
+def _holds(tensor: Any, given: Any) -> bool:
+    """Tell whether a number is the value of a tensor, and loses nothing by it but digits."""
+    if not isinstance(tensor, Tensor) or tensor.sizes or not isinstance(given, (bool, int, float)):
+        return False
+    dtype = tensor.dtype
+    if isinstance(given, bool) or dtype == torch.bool:
+        return isinstance(given, bool) and dtype == torch.bool
+    if dtype.is_floating_point:
+        return True
+    if dtype not in _INTEGERS or not isinstance(given, int):
+        return False
+    limits = torch.iinfo(dtype)
+    return limits.min <= given <= limits.max
+
+
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
 def look_at(inputs: Sequence[Any]) -> str:
     """Say what may be wrong with inputs that have the right types."""
     shapes = ", ".join(str(list(item.shape)) for item in inputs if isinstance(item, torch.Tensor))

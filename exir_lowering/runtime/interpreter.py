@@ -252,8 +252,8 @@ class Interpreter:
             raise InputError(
                 f"{self.file.where(method.name)} cannot run: the ExecuTorch runtime here has no kernel for "
                 f"{', '.join(missing)}. The interpreter refuses what would not run on a device. Import the library "
-                "that has it (custom and quantized operators have one), or change the model so that the operator is "
-                "decomposed or delegated."
+                "that has it (custom operators have one), or change the model so that the "
+                "operator is decomposed or delegated."
             )
         self.ready[method.name] = self._set_up(method)
         # Setting up a method writes its initial state. Those that share it are set up at once, before one changes it;

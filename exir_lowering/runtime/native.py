@@ -107,8 +107,8 @@ class NativeEngine:
         if missing:
             raise InputError(
                 f"{where} cannot run: the ExecuTorch runtime here has no kernel for {', '.join(missing)}. Import the "
-                "library that has it (custom and quantized operators have one), or change the model so that the "
-                "operator is decomposed or delegated."
+                "library that has it (custom operators have one), or change the model so that "
+                "the operator is decomposed or delegated."
             )
         program = self.programs[method.name]
         try:
