@@ -647,6 +647,24 @@ class TestFiles:
         LoweredModule.load(path).save(again)
         assert sorted(os.listdir(tmp_path)) == ["again.pte", "model.pte"]
 
+    @pytest.mark.parametrize("change", [os.replace, lambda new, old: os.unlink(old)], ids=["replaced", "removed"])
+    def test_a_file_that_is_another_one_meanwhile(self, mixed, tmp_path, change):
+        model, lowered = mixed
+        x = torch.randn(2, 4)
+        module = lowered.module()
+        module.bundled_inputs = [(x,)]
+        path, other = module.save(tmp_path / "model.pte"), module.save(tmp_path / "other.pte")
+        loaded = LoweredModule.load(path)
+        loaded.verify_bundled_inputs()
+        loaded.version = "1"
+        loaded.save(path)  # its own methods again
+        loaded.verify_bundled_inputs()
+        change(other, path)
+        message = message_of(loaded.verify_bundled_inputs)
+        assert "model.pte" in message and "Load the module again" in message
+        assert_same(loaded(x), model(x))
+        assert_same(LoweredModule.load(loaded.save(tmp_path / "third.pte"))(x), model(x))
+
     def test_a_bundled_program_of_an_earlier_file_goes(self, mixed, tmp_path):
         module = mixed[1].module()
         module.bundled_inputs = [(torch.ones(2, 4),)]
