@@ -10,7 +10,6 @@ from torch.export import ExportedProgram
 from exir_lowering import graphs
 from exir_lowering.errors import InputError
 
-
 _KEEPS = (
     "keeps it, and the runtime shares only what it holds itself. Leave state on the host: own_state=False for the "
     "partitioners of this package, no tag_mutated_buffer in one of ExecuTorch."

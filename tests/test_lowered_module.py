@@ -727,6 +727,27 @@ class TestBundledInputs:
         assert "Bundled input 0 of 'one'" in message and "differs by 1 " in message
         assert module.verify_bundled_inputs(atol=2) == {"two": [0.0], "one": [1.0]}
 
+    @pytest.mark.parametrize(
+        ("dtype", "factor", "passes"),
+        [(torch.float16, 1.005, True), (torch.float32, 1.005, False), (torch.float64, 1 + 1e-5, False)],
+    )
+    def test_the_tolerance_is_that_of_the_type(self, dtype, factor, passes):
+        class Near(ScriptDelegate):
+            def execute(self, handle, inputs):
+                return [output * factor for output in super().execute(handle, inputs)]
+
+        ones = torch.ones(3, dtype=dtype)
+        partitioner = TagPartitioner(by_operator(ADD), "script")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", BackendUnavailableWarning)
+            lowered = lower(export(AddMul(), (ones, ones)), partitioner, backends={"script": ScriptBackend()})
+        module = lowered.module(delegates=[Near()])
+        module.bundled_inputs = [(ones, ones)]
+        if passes:
+            assert 0 < module.verify_bundled_inputs()["forward"][0] < 0.02
+        else:
+            assert "differs by" in message_of(module.verify_bundled_inputs, BackendContractError)
+
     def test_they_are_copies(self, mixed):
         module = mixed[1].module(delegates="original")
         module.bundled_inputs = [(torch.ones(2, 4),)]

@@ -255,7 +255,13 @@ def from_json(json: Mapping[str, Any]) -> Convention:
             "registers it with torch.utils._pytree, then load the file."
         ) from None
     leaves = [[Fixed(values.decode(leaf[0], ())) if leaf else None for leaf in json[k]] for k in ("inputs", "outputs")]
-    return make(method, (json["positional"], json["keywords"]), (specs[0], specs[1]), (leaves[0], leaves[1]), json.get("written", ()))
+    return make(
+        method,
+        (json["positional"], json["keywords"]),
+        (specs[0], specs[1]),
+        (leaves[0], leaves[1]),
+        json.get("written", ()),
+    )
 
 
 def _dumped(method: str, what: str, spec: Any) -> str:

@@ -244,15 +244,15 @@ class LoweredModule(nn.Module):
     def bundled_inputs(self, given: Any) -> None:
         self.__dict__.update(_bundled=bundled.bind(self._conventions, given), _expected={})
 
-    def verify_bundled_inputs(self, *, atol: float = 1e-4, rtol: float = 1e-4) -> dict[str, list[float]]:
+    def verify_bundled_inputs(self, *, atol: float | None = None, rtol: float | None = None) -> dict[str, list[float]]:
         """Execute the bundled inputs, and compare with the expected outputs.
 
         They are those that are in the file, or else those of the original graphs. The calls of a method run in turn,
         from its initial state; the module's own state stays as it is.
 
         Args:
-            atol: The absolute tolerance.
-            rtol: The relative tolerance.
+            atol: The absolute tolerance; by default it depends on the output's type, and is 0 for integers.
+            rtol: The relative tolerance, likewise.
 
         Returns:
             The largest absolute difference of each call, by method.

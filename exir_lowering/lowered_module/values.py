@@ -82,7 +82,9 @@ def storable(where: str, tensor: torch.Tensor) -> torch.Tensor:
 def _encode(where: str, value: Any, tensors: list[torch.Tensor]) -> Any:
     kind = type(value)
     if kind is int and abs(value) >= _TOO_LARGE:
-        raise InputError(f"{where} is an int of more than {_DIGITS} digits, which cannot be stored. Store it as hex(...).")
+        raise InputError(
+            f"{where} is an int of more than {_DIGITS} digits, which cannot be stored. Store it as hex(...)."
+        )
     if value is None or kind in (bool, int, str):
         return value
     if kind is float:
