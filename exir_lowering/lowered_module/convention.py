@@ -101,14 +101,17 @@ class Convention:
             InputError: One of the tensors cannot be written into.
         """
         for index, new in zip(self.written, outputs, strict=False):
-            try:
-                with torch.no_grad():
-                    leaves[index].copy_(new)
-            except RuntimeError as error:
-                raise InputError(
-                    f"{self.method}(): {self.labels[index]} is {show(leaves[index])}, and cannot be written into as "
-                    f"the method does: {error}. Pass a copy: .clone()."
-                ) from error
+            self._write(leaves[index], new, self.labels[index])
+
+    def _write(self, given: Any, new: Any, label: str) -> None:
+        try:
+            with torch.no_grad():
+                given.copy_(new)
+        except RuntimeError as error:
+            raise InputError(
+                f"{self.method}(): {label} is {show(given)}, and cannot be written into as the method does: {error}. "
+                "Pass a copy: .clone()."
+            ) from error
 
     def restore(self, outputs: Sequence[Any]) -> Any:
         """Return outputs in the structure that the model returns them in."""
