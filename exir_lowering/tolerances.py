@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 
 TOLERANCES: Mapping[torch.dtype, float] = {
-    torch.float64: 1e-7,
-    torch.complex128: 1e-7,
+    torch.float64: 1e-12,
+    torch.complex128: 1e-12,
     torch.float32: 1e-4,
     torch.complex64: 1e-4,
     torch.float16: 1e-2,
