@@ -9,7 +9,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "exir_lowering"
 
 LAYERS = [
-    {"errors", "_upstream", "collector", "delegate", "sources"},
+    {"errors", "_upstream", "collector", "delegate", "sources", "tolerances"},
     {"model", "weights", "options", "graphs", "quotient", "debug_info"},
     {"interfaces", "ownership", "progress", "measures", "lowering_plan", "debug_handles"},
     {"registry", "checks", "report", "partition_builder", "refusals", "views", "capability", "debug_recording"},

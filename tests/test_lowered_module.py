@@ -647,6 +647,24 @@ class TestFiles:
         LoweredModule.load(path).save(again)
         assert sorted(os.listdir(tmp_path)) == ["again.pte", "model.pte"]
 
+    @pytest.mark.parametrize("change", [os.replace, lambda new, old: os.unlink(old)], ids=["replaced", "removed"])
+    def test_a_file_that_is_another_one_meanwhile(self, mixed, tmp_path, change):
+        model, lowered = mixed
+        x = torch.randn(2, 4)
+        module = lowered.module()
+        module.bundled_inputs = [(x,)]
+        path, other = module.save(tmp_path / "model.pte"), module.save(tmp_path / "other.pte")
+        loaded = LoweredModule.load(path)
+        loaded.verify_bundled_inputs()
+        loaded.version = "1"
+        loaded.save(path)  # its own methods again
+        loaded.verify_bundled_inputs()
+        change(other, path)
+        message = message_of(loaded.verify_bundled_inputs)
+        assert "model.pte" in message and "Load the module again" in message
+        assert_same(loaded(x), model(x))
+        assert_same(LoweredModule.load(loaded.save(tmp_path / "third.pte"))(x), model(x))
+
     def test_a_bundled_program_of_an_earlier_file_goes(self, mixed, tmp_path):
         module = mixed[1].module()
         module.bundled_inputs = [(torch.ones(2, 4),)]
@@ -708,6 +726,27 @@ class TestBundledInputs:
         message = message_of(module.verify_bundled_inputs, BackendContractError)
         assert "Bundled input 0 of 'one'" in message and "differs by 1 " in message
         assert module.verify_bundled_inputs(atol=2) == {"two": [0.0], "one": [1.0]}
+
+    @pytest.mark.parametrize(
+        ("dtype", "factor", "passes"),
+        [(torch.float16, 1.005, True), (torch.float32, 1.005, False), (torch.float64, 1 + 1e-5, False)],
+    )
+    def test_the_tolerance_is_that_of_the_type(self, dtype, factor, passes):
+        class Near(ScriptDelegate):
+            def execute(self, handle, inputs):
+                return [output * factor for output in super().execute(handle, inputs)]
+
+        ones = torch.ones(3, dtype=dtype)
+        partitioner = TagPartitioner(by_operator(ADD), "script")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", BackendUnavailableWarning)
+            lowered = lower(export(AddMul(), (ones, ones)), partitioner, backends={"script": ScriptBackend()})
+        module = lowered.module(delegates=[Near()])
+        module.bundled_inputs = [(ones, ones)]
+        if passes:
+            assert 0 < module.verify_bundled_inputs()["forward"][0] < 0.02
+        else:
+            assert "differs by" in message_of(module.verify_bundled_inputs, BackendContractError)
 
     def test_they_are_copies(self, mixed):
         module = mixed[1].module(delegates="original")

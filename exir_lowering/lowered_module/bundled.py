@@ -14,6 +14,7 @@ from exir_lowering.lowered_module.record import Cases
 from exir_lowering.lowered_module.runners import Runner
 from exir_lowering.runtime.format import Method
 from exir_lowering.runtime.inputs import show
+from exir_lowering.tolerances import tolerance
 
 
 def bind(conventions: Mapping[str, Convention], given: Any) -> dict[str, Cases]:
@@ -72,8 +73,8 @@ def compare(
     expected: Mapping[str, Cases],
     got: Mapping[str, Cases],
     *,
-    atol: float,
-    rtol: float,
+    atol: float | None,
+    rtol: float | None,
 ) -> dict[str, list[float]]:
     """Return the largest difference of each call.
 
@@ -93,7 +94,9 @@ def _pairs(expected: Sequence[Any], got: Sequence[Any]) -> Iterable[tuple[int, A
     return ((index, *pair) for index, pair in enumerate(zip(expected, got, strict=True)))
 
 
-def _difference(convention: Convention, number: int, pair: tuple[int, Any, Any], atol: float, rtol: float) -> float:
+def _difference(
+    convention: Convention, number: int, pair: tuple[int, Any, Any], atol: float | None, rtol: float | None
+) -> float:
     index, expected, got = pair
     where = f"Bundled input {number} of {convention.method!r}: {convention.output_label(index)}"
     if not isinstance(expected, torch.Tensor):
@@ -102,6 +105,8 @@ def _difference(convention: Convention, number: int, pair: tuple[int, Any, Any],
         return 0.0
     if not isinstance(got, torch.Tensor) or (got.dtype, got.shape) != (expected.dtype, expected.shape):
         raise BackendContractError(f"{where} is {show(got)}, expected {show(expected)}.")
+    default = tolerance(expected.dtype)
+    atol, rtol = (default if given is None else given for given in (atol, rtol))
     wide = torch.complex128 if got.is_complex() else torch.float64
     apart = (got.to(wide) - expected.to(wide)).abs()
     difference = float(apart.nan_to_num(posinf=float("inf")).max()) if apart.numel() else 0.0

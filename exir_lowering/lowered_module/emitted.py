@@ -19,7 +19,7 @@ from exir_lowering import graphs
 from exir_lowering.debug_info import SUFFIX, DebugInfo, MethodDebug
 from exir_lowering.emission import emit
 from exir_lowering.errors import InputError
-from exir_lowering.lowered_module.runners import Source, read
+from exir_lowering.lowered_module.runners import Place, Source, read
 from exir_lowering.report import Report
 
 
@@ -68,12 +68,22 @@ def emitted(programs: Mapping[str, ExportedProgram], report: Report, options: Ma
     return source
 
 
-def opened(path: str, data: str | os.PathLike[str] | None) -> Source:
-    """Map a file that was loaded already; it stays readable when another one takes its place."""
+def opened(path: str, data: str | os.PathLike[str] | None, place: Place) -> Source:
+    """Map a file that was loaded already; it stays readable when another one takes its place.
+
+    Args:
+        path: Its path.
+        data: The path of its data file.
+        place: Which files these were before they were loaded.
+
+    Raises:
+        InputError: One was replaced meanwhile.
+    """
     with open(path, "rb") as file:
         content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    place.check()
     debug = cache(partial(_debug_beside, Path(path), content))
-    return read(content, path, [Path(data)] if data is not None else [], debug)
+    return read(content, path, [Path(data)] if data is not None else [], debug, place)
 
 
 def _debug_beside(path: Path, content: memoryview) -> Mapping[str, MethodDebug]:

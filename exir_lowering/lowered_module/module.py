@@ -26,7 +26,7 @@ from exir_lowering.lowered_module import bundled, emitted, record, runners, tabl
 from exir_lowering.lowered_module.convention import Convention, of_program
 from exir_lowering.lowered_module.emitted import File
 from exir_lowering.lowered_module.record import Cases, Record
-from exir_lowering.lowered_module.runners import DelegateRunner, Engine, OriginalRunner, Runner, Source
+from exir_lowering.lowered_module.runners import DelegateRunner, Engine, OriginalRunner, Place, Runner, Source
 from exir_lowering.report import Report
 from exir_lowering.runtime import load
 from exir_lowering.runtime.find import Unavailable
@@ -134,9 +134,10 @@ class LoweredModule(nn.Module):
         """
         if not isinstance(path, (str, os.PathLike)):
             raise InputError(f"LoweredModule.load: got a {type(path).__name__}, expected the path of a .pte file.")
-        program = load(path, data=data, delegates=delegates, engine=engine, unavailable=unavailable)
         name = os.fsdecode(path)
-        source = emitted.opened(name, data)
+        place = Place([one for one in (path, data) if isinstance(one, (str, os.PathLike)) and os.path.isfile(one)])
+        program = load(path, data=data, delegates=delegates, engine=engine, unavailable=unavailable)
+        source = emitted.opened(name, data, place)
         contents = record.read(repr(name), source.methods, program.run)
         runner = DelegateRunner(source, delegates, engine=engine, unavailable=unavailable, loaded=program)
         written = frozenset({record.RECORD, record.TENSORS, *contents.attributes})
@@ -178,7 +179,10 @@ class LoweredModule(nn.Module):
                     if content is not None:
                         files[target.with_suffix(suffix)] = partial(_put, content)
                 files[target] = partial(_copy, made)
+                own = isinstance(source.given, str) and _is_same(target, Path(source.given))
                 replace_files(files)
+            if own and source.place is not None:
+                source.place.renew()  # it has the same methods
             for suffix, content in beside.items():
                 if content is None:  # what is there is of another file
                     target.with_suffix(suffix).unlink(missing_ok=True)
@@ -240,21 +244,22 @@ class LoweredModule(nn.Module):
     def bundled_inputs(self, given: Any) -> None:
         self.__dict__.update(_bundled=bundled.bind(self._conventions, given), _expected={})
 
-    def verify_bundled_inputs(self, *, atol: float = 1e-4, rtol: float = 1e-4) -> dict[str, list[float]]:
+    def verify_bundled_inputs(self, *, atol: float | None = None, rtol: float | None = None) -> dict[str, list[float]]:
         """Execute the bundled inputs, and compare with the expected outputs.
 
         They are those that are in the file, or else those of the original graphs. The calls of a method run in turn,
         from its initial state; the module's own state stays as it is.
 
         Args:
-            atol: The absolute tolerance.
-            rtol: The relative tolerance.
+            atol: The absolute tolerance; by default it depends on the output's type, and is 0 for integers.
+            rtol: The relative tolerance, likewise.
 
         Returns:
             The largest absolute difference of each call, by method.
 
         Raises:
             BackendContractError: An output differs by more, or is of another type.
+            InputError: The file that the module was loaded from was replaced by another one.
             InputError, BackendUnavailableError, BackendFailure: A method cannot be executed.
         """
         got = bundled.run(self._runner, self._conventions, self._bundled)

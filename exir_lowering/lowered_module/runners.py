@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,48 @@ class Runner(Protocol):
         ...
 
 
+class Place:
+    """The paths that a file and its data files were loaded from, and which files they were."""
+
+    def __init__(self, paths: Sequence[str | os.PathLike[str]]) -> None:
+        """Look at the files.
+
+        Raises:
+            InputError: One is not there.
+        """
+        self._paths = tuple(paths)
+        self.renew()
+
+    def renew(self) -> None:
+        """Take the files that are there now for the ones that were loaded.
+
+        Raises:
+            InputError: One is not there.
+        """
+        self._identities = [_identity(path) for path in self._paths]
+
+    def check(self) -> None:
+        """Check that the files are still those that were loaded.
+
+        Raises:
+            InputError: One is gone, or is another one.
+        """
+        for path, identity in zip(self._paths, self._identities, strict=True):
+            if _identity(path) != identity:
+                raise InputError(
+                    f"{os.fsdecode(path)!r} was replaced or changed after the module was loaded from it: it may hold "
+                    "another model. Load the module again."
+                )
+
+
+def _identity(path: str | os.PathLike[str]) -> tuple[int, ...]:
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        raise InputError(f"{os.fsdecode(path)!r} cannot be read (any more): {error}. Load the module again.") from error
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
 @dataclass(frozen=True, eq=False)
 class Source:
     """A `.pte` file that is loaded.
@@ -50,6 +93,7 @@ class Source:
         data: Its data files.
         methods: What it says about its methods.
         debug: Returns what the debug handles of its methods stand for; nothing where it is not known.
+        place: Where it was loaded from; None when it is in memory.
     """
 
     content: memoryview
@@ -57,6 +101,7 @@ class Source:
     data: tuple[Path, ...]
     methods: Mapping[str, Method]
     debug: Callable[[], Mapping[str, MethodDebug]]
+    place: Place | None = None
 
 
 class DelegateRunner:
@@ -109,8 +154,18 @@ class DelegateRunner:
         return outputs
 
     def fresh(self) -> DelegateRunner:
-        """Return another one, whose methods are in their initial state."""
-        return DelegateRunner(self._source, self._delegates, engine=self._engine, unavailable=self._unavailable)
+        """Return another one, whose methods are in their initial state.
+
+        Raises:
+            InputError: The file is another one than the one that was loaded.
+        """
+        place = self._source.place
+        if place is not None:
+            place.check()
+        fresh = DelegateRunner(self._source, self._delegates, engine=self._engine, unavailable=self._unavailable)
+        if place is not None:
+            place.check()  # it may have been replaced while it was loaded
+        return fresh
 
     def describe(self, name: str) -> str:
         """Say what executes a method."""
@@ -263,11 +318,15 @@ def _load_without(source: Source, methods: Mapping[str, str], delegates: Any, en
 
 
 def read(
-    content: memoryview, given: str | bytes, data: Sequence[Path], debug: Callable[[], Mapping[str, MethodDebug]]
+    content: memoryview,
+    given: str | bytes,
+    data: Sequence[Path],
+    debug: Callable[[], Mapping[str, MethodDebug]],
+    place: Place | None = None,
 ) -> Source:
     """Read what a file says about its methods.
 
     Raises:
         CorruptError: The file is damaged.
     """
-    return Source(content, given, tuple(data), file_format.read_program(content), debug)
+    return Source(content, given, tuple(data), file_format.read_program(content), debug, place)

@@ -22,14 +22,7 @@ from exir_lowering.runtime import LoadedProgram, load
 from exir_lowering.testing.refusing import refusal
 from exir_lowering.testing.samples import Call, Case, Sample
 from exir_lowering.testing.watching import Change, WatchedDelegate
-
-TOLERANCES: Mapping[torch.dtype, float] = {
-    torch.float64: 1e-12,
-    torch.float32: 1e-4,
-    torch.float16: 1e-2,
-    torch.bfloat16: 5e-2,
-}
-"""How far numbers may be from those of eager PyTorch, absolutely and relatively; integers may not."""
+from exir_lowering.tolerances import tolerance
 
 
 class Broken(Exception):
@@ -55,7 +48,7 @@ class Subject:
         partitioner: Makes the partitioner for a case.
         may_refuse: Whether the backend may refuse a case; not where its own partitioner takes the operators.
         engines: What executes the files, () for nothing.
-        atol: The absolute tolerance, None for `TOLERANCES`.
+        atol: The absolute tolerance, None for that of `tolerances`.
         rtol: The relative one.
     """
 
@@ -156,7 +149,7 @@ class Trial:
     def _tolerance(self, expected: Any, given: float | None) -> float:
         if not isinstance(expected, torch.Tensor) or not expected.dtype.is_floating_point:
             return 0.0
-        return TOLERANCES[expected.dtype] if given is None else given
+        return tolerance(expected.dtype) if given is None else given
 
 
 def lower_case(subject: Subject, case: Case, sample: Sample) -> LoweredMethods:
