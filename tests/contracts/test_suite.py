@@ -191,6 +191,21 @@ class Twice(ToyDelegate):
         held.remove(handle)
 
 
+def recording(identifier: Any) -> type[ToyDelegate]:
+    """Return a delegate that records an event under an identifier."""
+
+    class Recording(ToyDelegate):
+        def compile(self, processed: bytes, compile_specs: Any, context: Any) -> Any:
+            return super().compile(processed, compile_specs, context), context
+
+        def execute(self, handle: Any, inputs: Any) -> Any:
+            made, context = handle
+            with context.event(identifier):
+                return super().execute(made, inputs)
+
+    return Recording
+
+
 class Lenient(ToyDelegate):
     """Leaves inputs out that a payload does not name."""
 
@@ -260,6 +275,8 @@ WRONG = {
     "takes too many inputs": (ToyBackend, Lenient, "errors/wrong-number-of-inputs", "inputs"),
     "shares a handle that it empties": (ToyBackend, Cached, "life/two-programs", "execute"),
     "never lets go": (ToyBackend, Keeping, "life/handles", "destroy"),
+    "records what is no identifier": (ToyBackend, recording(-1), "life/profile", "profile"),
+    "records an unknown identifier": (ToyBackend, recording("nobody's"), "life/profile", "profile"),
     "lets go twice": (ToyBackend, Twice, "life/two-programs", "destroy"),
     "raises a KeyError": (Table, ToyDelegate, "ops/abs", "preprocess"),
     "refuses without a name": (Mute, ToyDelegate, "ops/abs", "preprocess"),
