@@ -481,7 +481,6 @@ def _run(arguments: argparse.Namespace) -> int:
     import torch
 
     from exir_lowering.runtime import load
-    from exir_lowering.runtime.inputs import with_tensors
 
     torch.manual_seed(arguments.seed)
     inputs = [value for text in arguments.inputs for value in _input(text)]
@@ -489,7 +488,7 @@ def _run(arguments: argparse.Namespace) -> int:
     with contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext():
         program = load(source, data=data, engine=arguments.engine, unavailable=arguments.unavailable)
         method = _method(arguments.method, program.method_names, source)
-        inputs = with_tensors(program._file.methods[method], inputs)
+        inputs = program.as_inputs(method, inputs)
         outputs = program.run(method, *inputs)
         profile = program.profile(method, *inputs) if arguments.profile else None
     table = Table(title=f"{source.name}: outputs of {method}", box=box.SIMPLE_HEAD, show_edge=False)

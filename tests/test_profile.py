@@ -75,6 +75,41 @@ def test_nested_graphs(tmp_path: Path, engine: Any) -> None:
     assert other == ["aten.mul #0", "aten.sub #0", "aten.add #0"]
 
 
+class Nested(torch.nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        first = torch.cond(x.sum() > 0, lambda a: (a * 2).sin(), lambda a: a - 1, (x,))
+        return (first + y).exp()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_instruction_stands_before_those_that_it_includes(engine: Any) -> None:
+    content = exir_lowering.lower(export(Nested(), TWO), "reference").emit().buffer
+    found = exir_lowering.load(content, engine=engine).profile("forward", *TWO, runs=2)
+    inner = [row for row in found.rows if row.kind == "instruction"]
+    names = [row.name for row in inner]
+    outer = next(row for row in inner if "cond" in row.name)
+    within = [row for row in inner if "sin" in row.name or "mul" in row.name]
+    assert len(within) == 2 and all(inner.index(row) > inner.index(outer) for row in within), names
+    assert outer.milliseconds >= sum(row.milliseconds for row in within)
+    assert "exp" in names[-1]
+
+
+class Looks(torch.nn.Module):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (x * y).reshape(2, 2).sin()
+
+
+def test_kernels_have_the_same_names_in_both_engines() -> None:
+    """Without debug information the names are those in the file, for primitives too."""
+    content = exir_lowering.lower(export(Looks(), TWO), []).emit().buffer
+    names = [
+        [row.name for row in exir_lowering.load(content, engine=engine).profile("forward", *TWO).rows]  # type: ignore[arg-type]
+        for engine in ENGINES
+    ]
+    assert names[0] == names[1]
+    assert names[0][1] == "aten.mul.out" and "executorch_prim.et_view.default" in names[0]
+
+
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[Any, ...]]:
     model, inputs = models.build("bert")

@@ -30,6 +30,7 @@ def _events(run: Table) -> Iterator[Event]:
         if event is not None:
             number, text = event.number(3, "i", -1), event.text(4)
             identifier = text or (number if number >= 0 else None)
-            took = event.number(7, "Q") - event.number(6, "Q")
+            start = event.number(6, "Q")
+            took = event.number(7, "Q") - start
             instruction = event.number(2, "i", -1) if event.number(1, "i") >= 0 else -1
-            yield Event(event.text(0), instruction, identifier, max(took, 0))
+            yield Event(event.text(0), instruction, identifier, max(took, 0), start)

@@ -157,6 +157,7 @@ class Method:
         external: The names of the weights that are not in the file, so are in a data file.
         delegations: The parts that backends execute, in the order in which the runtime sets them up.
         outputs: What it returns.
+        kernels: For each instruction that calls a kernel its operator, such as "aten.add.out".
     """
 
     name: str
@@ -168,6 +169,7 @@ class Method:
     external: tuple[str, ...]
     delegations: tuple[Delegation, ...]
     outputs: tuple[Value, ...]
+    kernels: Mapping[int, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,7 +361,19 @@ def _checked_method(name: str, plan: Table, data: Data) -> Method:
         tuple(sorted(external)),
         _delegations(backends, chains, tables, values, operators, inputs),
         tuple(values[index] for index in outputs),
+        _kernels(chains, operators),
     )
+
+
+def _kernels(chains: Sequence[Sequence[Instruction]], operators: Sequence[tuple[str, str]]) -> Mapping[int, str]:
+    """Return the operators of the instructions that call a kernel, as people write those of a model."""
+    if len(chains) != 1:  # their instructions are numbered one by one
+        return {}
+    return {
+        number: ".".join(part for part in (*operators[target][0].split("::", 1), operators[target][1]) if part)
+        for number, (code, target, _) in enumerate(chains[0])
+        if code == dataflow.KERNEL
+    }
 
 
 def _has_content(table: Table) -> bool:

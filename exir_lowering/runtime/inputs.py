@@ -55,7 +55,7 @@ def with_tensors(method: Method, inputs: Sequence[Any]) -> list[Any]:
         method: What the file says about the method.
         inputs: What somebody gave who writes numbers, not tensors; there may be too many or too few.
     """
-    wanted = [value.content for value in method.inputs]
+    wanted: list[Any] = [value.content for value in method.inputs]
     return [
         torch.tensor(given, dtype=tensor.dtype) if _holds(tensor, given) else given
         for given, tensor in zip(inputs, [*wanted, *[None] * len(inputs)], strict=False)

@@ -89,7 +89,7 @@ class Ready:
             except Exception as error:
                 raise Stopped(self._name(code, target)) from error
             if self.trace is not None:
-                self.trace.end(position, _EVENTS[code], start, self._name(code, target) if code == KERNEL else "")
+                self.trace.end(position, _EVENTS[code], start)
         elif code == MOVE:
             values[arguments[1]] = values[arguments[0]]
         elif code == JUMP and not _holds(values[arguments[0]]):

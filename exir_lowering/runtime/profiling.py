@@ -22,16 +22,18 @@ VERSION = 1
 _LINES = 3
 """Source lines that the table has for a delegate."""
 
-_KERNEL_NAME = "native_call_"
-
 
 @dataclass(frozen=True, slots=True)
 class ProfileRow:
     """What took time.
 
+    An instruction that calls a nested graph stands before those of the graph, and its time includes theirs: what the
+    instructions of a delegate took is then more in all than what the delegate did.
+
     Attributes:
         kind: "method", "kernel", "delegate", or "instruction" of the delegate above it.
-        name: The method, the operator, the backend's number in the method, or what the delegate calls it.
+        name: The method, the operator of the model or, where that is not known, of the file (such as "aten.add.out"),
+            the backend's number in the method, or what the delegate calls it.
         backend: The backend of a delegate or an instruction, "" for others and when it is not known.
         instruction: The number of the instruction in the file, -1 for the method.
         handles: The debug handles that it stands for.
@@ -115,8 +117,12 @@ class _Sum:
 
     calls: int = 0
     nanoseconds: int = 0
+    first: tuple[int, int] = (0, 0)
 
     def add(self, event: Event) -> None:
+        """Count an event; `first` orders by beginning, the longer one of two first."""
+        begun = (event.start, -event.nanoseconds)
+        self.first = min(self.first, begun) if self.calls else begun
         self.calls += 1
         self.nanoseconds += event.nanoseconds
 
@@ -126,7 +132,6 @@ class _Step:
     """The events of one instruction of the file: a kernel or a delegate, and what happened inside of it."""
 
     kind: str = ""
-    name: str = ""
     sum: _Sum = field(default_factory=_Sum)
     inner: dict[int | str, _Sum] = field(default_factory=dict)
 
@@ -157,8 +162,9 @@ def profile(method: Method, runs: int, events: Iterable[Event], debug: MethodDeb
         else:
             handles = debug.kernels.get(number, ()) if debug is not None else ()
             operators = _operators(debug, handles)
-            # Several operators that were decomposed from one have one handle; the runtime's own name is another's.
-            name = step.name if ", " in operators and step.name else operators or step.name or f"instruction {number}"
+            # Several operators that were decomposed from one have one handle: the file says which one it is.
+            listed = method.kernels.get(number, f"instruction {number}")
+            name = listed if ", " in operators else operators or listed
             rows.append(_row("kernel", name, step.sum, whole, number, handles, debug))
     return Profile(method.name, runs, tuple(rows))
 
@@ -169,8 +175,6 @@ def _count(step: _Step, event: Event) -> None:
     elif event.name in (DELEGATE, KERNEL):
         step.kind = "delegate" if event.name == DELEGATE else "kernel"
         step.sum.add(event)
-    elif event.name.startswith(_KERNEL_NAME):
-        step.name = event.name.removeprefix(_KERNEL_NAME)
 
 
 def _delegates(
@@ -201,7 +205,7 @@ def _delegate(
 ) -> Iterator[ProfileRow]:
     handles = known.handles if known is not None else ()
     yield _row("delegate", name, step.sum, whole, number, handles, debug, backend)
-    for identifier, total in step.inner.items():
+    for identifier, total in sorted(step.inner.items(), key=lambda item: item[1].first):
         handles = known.handle_map.get(identifier, ()) if known is not None else ()
         called = identifier if isinstance(identifier, str) else _operators(debug, handles) or f"event {identifier}"
         yield _row("instruction", called, total, whole, number, handles, debug, backend)

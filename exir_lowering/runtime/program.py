@@ -17,7 +17,7 @@ from exir_lowering.runtime import debugging
 from exir_lowering.runtime.engine import LOCK, Engine
 from exir_lowering.runtime.find import Unavailable
 from exir_lowering.runtime.format import Method
-from exir_lowering.runtime.inputs import prepare
+from exir_lowering.runtime.inputs import prepare, with_tensors
 from exir_lowering.runtime.interpreter import open_interpreter
 from exir_lowering.runtime.native import open_native
 from exir_lowering.runtime.profiling import Profile, profile
@@ -75,6 +75,21 @@ class LoadedProgram:
         # thread that waits for it in there when Python exits ends the process.
         with LOCK, self._entered(found.name):
             return self._engine.run(found, prepare(self._file.where(found.name), found, inputs))
+
+    def as_inputs(self, method: str, values: Sequence[Any]) -> list[Any]:
+        """Return values as `run` takes them, when they come from where there are numbers only, such as a command line.
+
+        Args:
+            method: The method's name.
+            values: Tensors and numbers.
+
+        Returns:
+            The same, with a tensor for each number where the method takes a tensor without dimensions that holds it.
+
+        Raises:
+            InputError: There is no such method.
+        """
+        return with_tensors(self._method("as_inputs", method), values)
 
     def profile(self, method: str, *inputs: Any, runs: int = 1) -> Profile:
         """Run a method and tell where its time goes, per kernel, per delegate and per instruction of a delegate.

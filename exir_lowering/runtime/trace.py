@@ -18,12 +18,14 @@ class Event:
         instruction: The number of the instruction of which it is a part; -1 for none.
         identifier: What a delegate calls it; None for an event of the runtime itself.
         nanoseconds: How long it took.
+        start: When it began, in nanoseconds from some time on.
     """
 
     name: str
     instruction: int
     identifier: int | str | None
     nanoseconds: int
+    start: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -46,17 +48,15 @@ class Trace:
 
     def record(self, identifier: int | str, start: int, end: int) -> None:
         """Record an event of the delegate that is being executed."""
-        self.events.append(Event("", self.instruction, identifier, end - start))
+        self.events.append(Event("", self.instruction, identifier, end - start, start))
 
     def begin(self, instruction: int, name: str) -> int:
         """Begin an instruction, or the method: -1; return the time."""
         self.instruction, self.active = instruction, name == DELEGATE
         return self.now()
 
-    def end(self, instruction: int, name: str, start: int, kernel: str = "") -> None:
-        """Record an instruction that has ended, and which kernel it called."""
+    def end(self, instruction: int, name: str, start: int) -> None:
+        """Record an instruction that has ended."""
         took = self.now() - start
         self.active = False
-        if kernel:
-            self.events.append(Event(f"native_call_{kernel}", instruction, None, took))
-        self.events.append(Event(name, instruction, None, took))
+        self.events.append(Event(name, instruction, None, took, start))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from exir_lowering.errors import LoweringError
 from exir_lowering.testing.samples import Call
-from exir_lowering.testing.trial import Broken, Trial, Unsupported
+from exir_lowering.testing.trial import Broken, Trial, Unsupported, event_names
 from exir_lowering.testing.watching import Change, WatchedDelegate
 
 _CHANGED_BYTES = 8
@@ -52,10 +52,15 @@ def two_programs(trial: Trial) -> None:
 
 
 def handles(trial: Trial) -> None:
+<<<<<<< HEAD
     """Load and drop a program several times; what `compile` returned is destroyed once, and must not pile up."""
     delegate = trial.watch()
     if delegate is None:
         raise Unsupported("the runtime's own delegates cannot be watched")
+=======
+    """Load and drop a program several times; what `compile` returned must not pile up."""
+    delegate = _watched(trial.watch())
+>>>>>>> 4c347778acd1b4b2cacc2c7daf5d05fb3c885b56
     for _ in range(_LOADS):
         program = trial.load(delegate)
         trial.run(program, trial.sample.calls[0], "call 1")
@@ -97,6 +102,26 @@ def threads(trial: Trial) -> None:
         worker.join()
     if failures:
         raise failures[0]
+
+
+def profile(trial: Trial) -> None:
+    """Profile a call: events are recorded then only, so that a wrong identifier is seen here and nowhere else."""
+    delegate = _watched(trial.watch())
+    program = trial.load(delegate)
+    for call in _firsts(trial.sample.calls):
+        try:
+            rows = program.profile(call.method, *call.inputs).rows
+        except Exception as error:
+            raise Broken("profile", f"profiling method {call.method!r} ({trial.engine}) failed: {error}") from error
+        names = {row.name for row in rows if row.kind == "instruction"}
+        unknown = sorted(names - event_names(trial.lowered))
+        if unknown:
+            raise Broken(
+                "profile",
+                f"`execute` recorded {unknown[0]!r}, which is not in the debug_handle_map of any payload. Use the "
+                "map's keys as identifiers in `context.event(...)`.",
+            )
+    _look(delegate)
 
 
 def wrong_number_of_inputs(trial: Trial) -> None:
@@ -144,6 +169,7 @@ CHECKS: Mapping[str, Callable[[Trial], None]] = {
     "two-programs": two_programs,
     "handles": handles,
     "threads": threads,
+    "profile": profile,
     "wrong-number-of-inputs": wrong_number_of_inputs,
     "no-payload": no_payload,
     "truncated-payload": truncated_payload,
@@ -183,6 +209,12 @@ def _firsts(calls: Iterable[Call]) -> Iterable[Call]:
 def _own(delegate: WatchedDelegate | None) -> WatchedDelegate:
     if delegate is None:
         raise Unsupported("the runtime's own delegates are not given damaged payloads: they may end the process")
+    return delegate
+
+
+def _watched(delegate: WatchedDelegate | None) -> WatchedDelegate:
+    if delegate is None:
+        raise Unsupported("the runtime's own delegates cannot be watched")
     return delegate
 
 

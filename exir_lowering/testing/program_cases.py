@@ -208,6 +208,7 @@ def _life() -> Iterator[Case]:
         ("life/two-programs", "A file can be loaded twice, and one program dropped while the other one runs."),
         ("life/handles", "What compile returned is let go when its program is dropped."),
         ("life/threads", "Threads may share a program."),
+        ("life/profile", "A call can be profiled; events have identifiers of the debug_handle_map."),
         ("errors/wrong-number-of-inputs", "execute raises when it is given more or fewer inputs than its payload has."),
         ("errors/no-payload", "compile or execute raises for an empty payload, and for that of something else."),
         ("errors/truncated-payload", "compile or execute raises for a payload that is cut off."),

@@ -208,7 +208,19 @@ def _how_to_refuse(error: BackendFailure, refused: bool) -> str:
 def made(lowered: LoweredMethods) -> list[tuple[bytes, dict[str, bytes]]]:
     """Return what the backend made: for each delegate, in order, its payload and its named data."""
     return [
-        (bytes(module.processed_bytes), _named_data(module.named_data_store_output))
+        (bytes(module.processed_bytes), _named_data(module.named_data_store_output)) for module in _modules(lowered)
+    ]
+
+
+def event_names(lowered: LoweredMethods) -> set[str]:
+    """Return what a profile without debug information calls the events of the backend's debug handle maps."""
+    maps = (module.meta.get("debug_handle_map") or {} for module in _modules(lowered))
+    return {key if isinstance(key, str) else f"event {key}" for found in maps for key in found}
+
+
+def _modules(lowered: LoweredMethods) -> list[LoweredBackendModule]:
+    return [
+        module
         for program in lowered.values()
         for _, graph_module in graphs.walk(program.graph_module)
         for node in graph_module.graph.nodes
