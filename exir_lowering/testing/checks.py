@@ -52,15 +52,8 @@ def two_programs(trial: Trial) -> None:
 
 
 def handles(trial: Trial) -> None:
-<<<<<<< HEAD
     """Load and drop a program several times; what `compile` returned is destroyed once, and must not pile up."""
-    delegate = trial.watch()
-    if delegate is None:
-        raise Unsupported("the runtime's own delegates cannot be watched")
-=======
-    """Load and drop a program several times; what `compile` returned must not pile up."""
     delegate = _watched(trial.watch())
->>>>>>> 4c347778acd1b4b2cacc2c7daf5d05fb3c885b56
     for _ in range(_LOADS):
         program = trial.load(delegate)
         trial.run(program, trial.sample.calls[0], "call 1")

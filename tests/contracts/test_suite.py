@@ -216,14 +216,14 @@ class Twice(ToyDelegate):
         held.remove(handle)
 
 
-<<<<<<< HEAD
 class Single(ToyDelegate):
     """Computes everything in float32."""
 
     def execute(self, handle: Any, inputs: Any) -> Any:
         outputs = super().execute(handle, [value.float() for value in inputs])
         return [output.to(inputs[0].dtype) for output in outputs]
-=======
+
+
 def recording(identifier: Any) -> type[ToyDelegate]:
     """Return a delegate that records an event under an identifier."""
 
@@ -237,7 +237,6 @@ def recording(identifier: Any) -> type[ToyDelegate]:
                 return super().execute(made, inputs)
 
     return Recording
->>>>>>> 4c347778acd1b4b2cacc2c7daf5d05fb3c885b56
 
 
 class Lenient(ToyDelegate):
@@ -316,13 +315,10 @@ WRONG = {
     "takes too many inputs": (ToyBackend, Lenient, "errors/wrong-number-of-inputs", "inputs"),
     "shares a handle that it empties": (ToyBackend, Cached, "life/two-programs", "execute"),
     "never lets go": (ToyBackend, Keeping, "life/handles", "destroy"),
-<<<<<<< HEAD
     "never lets go of tuples": (ToyBackend, KeepingTuples, "life/handles", "destroy"),
     "keeps programs": (ToyBackend, KeepingPrograms, "life/handles", "destroy"),
-=======
     "records what is no identifier": (ToyBackend, recording(-1), "life/profile", "profile"),
     "records an unknown identifier": (ToyBackend, recording("nobody's"), "life/profile", "profile"),
->>>>>>> 4c347778acd1b4b2cacc2c7daf5d05fb3c885b56
     "lets go twice": (ToyBackend, Twice, "life/two-programs", "destroy"),
     "raises a KeyError": (Table, ToyDelegate, "ops/abs", "preprocess"),
     "refuses without a name": (Mute, ToyDelegate, "ops/abs", "preprocess"),
