@@ -133,7 +133,10 @@ def _refused(node: Node) -> str:
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) or any(map(_dynamic, results)):
         return "dynamic_shape"
     given = [tensor for source in node.all_input_nodes for tensor in measures.tensors(source.meta.get("val"))]
-    if any(size == 0 for tensor in (*results, *given) for size in tensor.shape if isinstance(size, int)):
+    # Of several results some may be of no use, as the empty statistics of a batch norm.
+    used = list(results) if isinstance(value, torch.Tensor) else []
+    used += [tensor for user in filter(graphs.is_getitem, node.users) for tensor in measures.tensors(user.meta["val"])]
+    if any(size == 0 for tensor in (*used, *given) for size in tensor.shape if isinstance(size, int)):
         return "empty"
     base = f"{graphs.operator_name(node)}.".split(".")[1]
     computed = results if base == "where" else given  # its condition is a bool, whatever it selects
