@@ -439,6 +439,7 @@ class TestFailures:
 
         seen = []
         monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: seen.append(repr(unraisable.exc_value)))
+        monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: seen.append(repr(error)))
         program = load(adds, delegates=[Failing])
         del program
         gc.collect()
