@@ -98,6 +98,7 @@ __all__ = [
     "executorch_runtime",
     "fake_mode_of",
     "flat_call_signature",
+    "function_modes",
     "gen_edge_manager",
     "guards_code_of",
     "import_quantized_kernels",
@@ -395,6 +396,11 @@ def named_data_entries(module: LoweredBackendModule) -> Iterator[tuple[str, str,
     for file, entries in {"": output.pte_data, **output.external_data}.items():
         for key, entry in entries.items():
             yield key, file, len(output.buffers[entry.buffer_index])
+
+
+def function_modes() -> int:
+    """Return how many modes there are that torch functions go through: a default device is one."""
+    return int(torch._C._len_torch_function_stack())
 
 
 def version(tensor: torch.Tensor) -> int:
