@@ -434,10 +434,10 @@ def place_named_data(module: LoweredBackendModule, file_of: Callable[[str, int],
     return _with_named_data(module, NamedDataStoreOutput(output.buffers, inside, outside))
 
 
-def add_named_data(module: LoweredBackendModule, added: Any) -> LoweredBackendModule:
+def add_named_data(module: LoweredBackendModule, *added: Any) -> LoweredBackendModule:
     """Return a delegate that brings more named data; the given one stays."""
     store = NamedDataStore()
-    for output in (module.named_data_store_output, added):
+    for output in (module.named_data_store_output, *added):
         if output is not None:
             store.merge_named_data_store(output)
     return _with_named_data(module, store.get_named_data_store_output())

@@ -11,9 +11,11 @@ from exir_lowering import _upstream, registry
 from exir_lowering.delegate import Delegate
 from exir_lowering.errors import BackendFailure, BackendUnavailableWarning, LoweringError, UnknownPluginError
 
+POSSIBLE = "execution is still possible by saving and loading where the backend is available"
+"""What a warning ends with: lowering is one thing, executing another."""
+
 bridged: set[str] = set()
 """Ids under which Python delegates are registered in the runtime, which has no backend of its own for them."""
-
 
 _INSTALL = {"OpenvinoBackend": ': pip install "exir-lowering[openvino]"'}
 """What brings what a backend of the runtime needs, where an extra does."""
@@ -101,8 +103,7 @@ def warn_unavailable(backend_ids: Iterable[str], *, stacklevel: int) -> None:
             reason = str(error).rstrip(".")
         if reason is not None:
             warnings.warn(
-                f"Backend {backend_id!r} is not available here: {reason}. The model was lowered for it; execution is "
-                "still possible by saving and loading where the backend is available.",
+                f"Backend {backend_id!r} is not available here: {reason}. The model was lowered for it; {POSSIBLE}.",
                 BackendUnavailableWarning,
                 stacklevel=stacklevel + 1,
             )

@@ -128,7 +128,7 @@ def emit(
         originals.attach(copies)
     _import_kernels(copies)
     if external_weights is not None:
-        config = placement.place(copies, config, external_weights)
+        placement.place(copies, config, external_weights)
     try:
         edge = _upstream.EdgeProgramManager(copies, dict(constant_methods or {}), _upstream.without_validity_checks())
         with _upstream.emitting() as emitted:

@@ -50,9 +50,9 @@ def attach(programs: Mapping[str, ExportedProgram]) -> None:
     except LoweringError as error:
         raise InputError(f"keep_originals: a partition's graph cannot be kept in the file. {error}") from error
     for (_, module, name), lowered in zip(sites.values(), kept, strict=True):
-        delegate = _upstream.add_named_data(getattr(module, name), lowered.result.data_store_output)
         graph = _upstream.named_data({lowered.partition.id: lowered.result.processed_bytes}, 1)
-        setattr(module, name, _upstream.add_named_data(delegate, graph))
+        weights = lowered.result.data_store_output
+        setattr(module, name, _upstream.add_named_data(getattr(module, name), weights, graph))
 
 
 def check_numbers(programs: Mapping[str, ExportedProgram], manager: ExecutorchProgramManager) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -22,7 +22,7 @@ Policy: TypeAlias = "str | Callable[[str, int], str | None]"
 
 _DEFAULT_FILE = "_default_external_constant"  # of ExecuTorch, for external_constants=True
 _NOT_IN_A_NAME = frozenset("/\\\0")
-_NAME = "exir_lowering_weight"  # in a placeholder's meta: the name of the weight in the model
+_FILE = "constant_tag"  # ExecuTorch's key of node.meta for the data file of a constant, which its emitter reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,8 @@ class StoredData:
     """Bytes that a file holds under one name.
 
     Attributes:
-        kind: "payload" of a delegate, "data" that delegates find by its key, or "constant" of the host's operators.
+        kind: "payload" of a delegate, "data" that delegates find by its key, or "constant" of the host's operators,
+            literals aside.
         key: The partition of a payload, the key of data, the name of a constant in the model.
         bytes: How many; the same content under several keys is stored once, and counted at the first.
         file: The data file, "" for the `.pte` file.
@@ -44,19 +45,15 @@ class StoredData:
     methods: tuple[str, ...]
 
 
-def place(
-    programs: Mapping[str, ExportedProgram], config: ExecutorchBackendConfig, policy: Policy
-) -> ExecutorchBackendConfig:
+def place(programs: Mapping[str, ExportedProgram], config: ExecutorchBackendConfig, policy: Policy) -> None:
     """Move the delegates' named data, and the host's constants, to where a policy wants them.
 
     Args:
-        programs: Copies of the lowered programs; their delegates are replaced.
+        programs: Copies of the lowered programs: their delegates are replaced, their constants are marked. Literals
+            stay in the `.pte` file.
         config: How they are emitted.
         policy: Where weights go. It is asked with keys of named data, and with the names of parameters and buffers;
             once for each key of a size.
-
-    Returns:
-        The configuration that does the same to the host's constants. Literals stay in the `.pte` file.
 
     Raises:
         InputError: The policy is none, or the configuration has one too.
@@ -75,18 +72,19 @@ def place(
         return decided[key, size]
 
     for program in programs.values():
-        for node, spec in graphs.lifted_inputs(program).items():
-            # Passes keep it; a node's name may be that of another weight in another method.
-            node.meta[_NAME] = str(spec.target)
-        for _, module, name in graphs.delegates(program.graph_module):
-            setattr(module, name, _upstream.place_named_data(getattr(module, name), decide))
+        for node, name, value in _constants(program):
+            node.meta[_FILE] = decide(name, value.numel() * value.element_size())
+        for _, module, attribute in graphs.delegates(program.graph_module):
+            setattr(module, attribute, _upstream.place_named_data(getattr(module, attribute), decide))
 
-    def of_node(node: Node) -> str | None:
-        value = node.meta.get("val")
-        size = value.numel() * value.element_size() if isinstance(value, torch.Tensor) else 0
-        return decide(node.meta.get(_NAME, node.name), size)
 
-    return replace(config, external_constants=of_node)
+def _constants(program: ExportedProgram) -> Iterator[tuple[Node, str, torch.Tensor]]:
+    """Yield what a program reads and does not write, but for literals, which ExecuTorch leaves in the `.pte` file."""
+    written = set(program.graph_signature.buffers_to_mutate.values())
+    for node, spec in graphs.lifted_inputs(program).items():
+        value = program.state_dict.get(spec.target, program.constants.get(spec.target))
+        if isinstance(value, torch.Tensor) and spec.target not in written and "_lifted_tensor" not in node.name:
+            yield node, str(spec.target), value
 
 
 def _file(policy: Policy, key: str, size: int) -> str | None:
@@ -126,8 +124,8 @@ def stored(
         manager: What was emitted.
     """
     pieces = _upstream.named_data_pieces(manager)
-    constants = config.external_constants
-    file_of = constants if callable(constants) else lambda node: _DEFAULT_FILE if constants else None
+    theirs = config.external_constants
+    file_of = theirs if callable(theirs) else lambda node: _DEFAULT_FILE if theirs else node.meta.get(_FILE)
     users: dict[tuple[str, str, str, int], list[str]] = {}
     seen: dict[Any, tuple[str, str, str, int]] = {}
     for method, program in programs.items():
@@ -170,11 +168,9 @@ def _entries(
         yield ("payload", payload), ("payload", ".".join((method, *path, name)), "", len(payload))
         for key, file, size in _upstream.named_data_entries(delegate):
             yield ("data", pieces[key]), ("data", key, file and f"{file}.ptd", size)
-    written = {*program.graph_signature.buffers_to_mutate.values()}
-    for node, spec in graphs.lifted_inputs(program).items():
-        value = program.state_dict.get(spec.target, program.constants.get(spec.target))
-        if node.users and isinstance(value, torch.Tensor) and spec.target not in written:
-            file = "" if "_lifted_tensor" in node.name else file_of(node) or ""
-            size = value.numel() * value.element_size()
+    for node, name, value in _constants(program):
+        if node.users:
+            file = file_of(node) or ""
             place = (value.untyped_storage().data_ptr(), value.storage_offset(), value.shape, value.stride())
-            yield ("constant", place), ("constant", str(spec.target), file and f"{file}.ptd", size)
+            size = value.numel() * value.element_size()
+            yield ("constant", place), ("constant", name, file and f"{file}.ptd", size)

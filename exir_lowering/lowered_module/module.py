@@ -34,7 +34,6 @@ from exir_lowering.runtime.find import Unavailable
 Delegates = Mapping[str, Delegate | type[Delegate]] | Sequence[Delegate | type[Delegate]]
 
 ORIGINAL = "original"
-POSSIBLE = "execution is still possible by saving and loading where the backend is available"
 
 
 class LoweredMethod:
