@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
+from exir_lowering import availability
 from exir_lowering.debug_info import SUFFIX, VERSION, DebugInfo
 from exir_lowering.delegate import Delegate
 from exir_lowering.emission import pte_path, replace_files
@@ -407,7 +408,9 @@ def of_lowered(
     if runner.missing:
         reasons = " ".join(runner.missing.values())
         warnings.warn(
-            f"{reasons} The module is made; {POSSIBLE}.", BackendUnavailableWarning, stacklevel=stacklevel + 1
+            f"{reasons} The module is made; {availability.POSSIBLE}.",
+            BackendUnavailableWarning,
+            stacklevel=stacklevel + 1,
         )
     return LoweredModule(file, runner, contents, original)
 
