@@ -23,6 +23,7 @@ LAYERS = [
     {"compat", "lowered_module"},
     {"demo", "testing"},
     {"cli"},
+    {"__main__"},
 ]
 """Each module may import modules of the layers before its own."""
 

@@ -57,7 +57,9 @@ def test_the_wheel_holds_every_module_once(wheel: Path) -> None:
     }
     expected = {name if name.startswith("exir_lowering") else f"exir_lowering/{name}" for name in expected}
     assert sorted(names) == sorted(expected)
-    assert {"exir_lowering/py.typed", "exir_lowering/runtime/shim.cpp"} <= set(zipfile.ZipFile(wheel).namelist())
+    files = set(zipfile.ZipFile(wheel).namelist())
+    assert {"exir_lowering/py.typed", "exir_lowering/runtime/shim.cpp"} <= files
+    assert any(name.endswith("/licenses/LICENSE") for name in files)
 
 
 def test_the_wheel_works_outside_of_the_tree(wheel: Path, tmp_path: Path) -> None:
@@ -77,3 +79,5 @@ def test_the_wheel_works_outside_of_the_tree(wheel: Path, tmp_path: Path) -> Non
     listed = fresh.run("exir-lower", "plugins")
     assert listed.returncode == 0, listed.stderr[-2000:]
     assert "echo" in listed.stdout and "xnnpack" in listed.stdout
+    as_module = fresh.run("python", "-m", "exir_lowering", "--version")
+    assert as_module.stdout.startswith("exir-lower "), as_module.stderr[-2000:]
