@@ -185,11 +185,11 @@ def _read(tree: Any) -> DebugInfo:
     traces = [_trace(line, numbers, frames) for line, *numbers in tree["traces"]]
 
     def method(part: Any) -> MethodDebug:
-        nodes: dict[int, tuple[DebugNode, ...]] = {}
+        nodes: dict[int, list[DebugNode]] = {}
         for handle, name, operator, stack, trace in part["nodes"]:
             line, lines = traces[_number(trace)]
             node = DebugNode(_text(name), operators[_number(operator)], stacks[_number(stack)], lines, line)
-            nodes[_number(handle)] = (*nodes.get(handle, ()), node)
+            nodes.setdefault(_number(handle), []).append(node)
         delegates = tuple(
             DebugDelegate(
                 _text(backend),
@@ -200,7 +200,7 @@ def _read(tree: Any) -> DebugInfo:
             for backend, instruction, handles, entries in part["delegates"]
         )
         kernels = {_number(instruction): _numbers(handles) for instruction, handles in part["kernels"]}
-        return MethodDebug(nodes, delegates, kernels)
+        return MethodDebug({handle: tuple(found) for handle, found in nodes.items()}, delegates, kernels)
 
     methods = {_text(name): method(part) for name, part in tree["methods"].items()}
     return DebugInfo(VERSION, _text(tree["sha256"]), methods)

@@ -14,7 +14,7 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 
-from exir_lowering import _upstream
+from exir_lowering import _upstream, treespecs
 from exir_lowering.errors import InputError
 from exir_lowering.lowered_module import values
 from exir_lowering.runtime.inputs import show
@@ -87,7 +87,7 @@ class Convention:
 
     def arguments(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the positional and the keyword arguments that values are in."""
-        args, kwargs = pytree.tree_unflatten(list(leaves), self.in_spec)
+        args, kwargs = _nested(self.method, "arguments", list(leaves), self.in_spec)
         return args, kwargs
 
     def write_back(self, leaves: Sequence[Any], outputs: Sequence[Any]) -> None:
@@ -116,9 +116,8 @@ class Convention:
     def restore(self, outputs: Sequence[Any]) -> Any:
         """Return outputs in the structure that the model returns them in."""
         pairs = zip(self.outputs, outputs[len(self.written) :], strict=True)
-        return pytree.tree_unflatten(
-            [output if fixed is None else fixed.value for fixed, output in pairs], self.out_spec
-        )
+        leaves = [output if fixed is None else fixed.value for fixed, output in pairs]
+        return _nested(self.method, "outputs", leaves, self.out_spec)
 
     def output_label(self, index: int) -> str:
         """Return what messages call an output of the program."""
@@ -183,7 +182,7 @@ def make(
     """Make a convention of its parts.
 
     Raises:
-        InputError: A name cannot be written in Python.
+        InputError: A name cannot be written in Python, or the parts do not fit together.
     """
     positional, keywords = names
     in_spec, out_spec = specs
@@ -192,6 +191,9 @@ def make(
         raise InputError(
             f"Method {method!r}: its parameters {(*positional, *keywords)} are not names, or one is twice."
         )
+    fixed_inputs, fixed_outputs = tuple(leaves[0]), tuple(leaves[1])
+    if (len(fixed_inputs), len(fixed_outputs)) != (in_spec.num_leaves, out_spec.num_leaves):
+        raise InputError(f"Method {method!r}: its inputs or outputs are not as many as its structure has.")
     parameters, labels = [], []
     start = 0
     children = [child for part in in_spec.children() for child in part.children()]
@@ -200,14 +202,11 @@ def make(
         own = leaves[0][start : start + spec.num_leaves]
         start += spec.num_leaves
         fixed = [leaf.value for leaf in own if leaf is not None]
-        default = pytree.tree_unflatten(fixed, spec) if len(fixed) == len(own) else Parameter.empty
+        default = _nested(method, "arguments", fixed, spec) if len(fixed) == len(own) else Parameter.empty
         parameters.append(Parameter(name, kind, default=default))
         labels += [f"argument {name!r}{path}" for path in _paths(spec)]
     # A parameter that is fixed may stand before one that is not.
     signature = inspect.Signature(parameters, __validate_parameters__=False)
-    fixed_inputs, fixed_outputs = tuple(leaves[0]), tuple(leaves[1])
-    if (len(fixed_inputs), len(fixed_outputs)) != (in_spec.num_leaves, out_spec.num_leaves):
-        raise InputError(f"Method {method!r}: its inputs or outputs are not as many as its structure has.")
     if not all(type(index) is int and 0 <= index < len(fixed_inputs) for index in written):
         raise InputError(f"Method {method!r}: it writes into inputs {written}, and has {len(fixed_inputs)}.")
     return Convention(
@@ -247,31 +246,59 @@ def from_json(json: Mapping[str, Any]) -> Convention:
 
     Raises:
         InputError: It has a type that is not registered in this process.
-        ValueError, TypeError, LookupError, AttributeError: The JSON is not what `to_json` returns.
+        ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError: The JSON is not what
+            `to_json` returns.
     """
-    method = str(json["name"])
+    method = json["name"]
+    if not isinstance(method, str):
+        raise TypeError(f"{method!r} is no name of a method")
+    specs = [_loaded(method, json[part]) for part in ("in_spec", "out_spec")]
+    parts = specs[0].children()
+    if specs[0].type is not tuple or [part.type for part in parts] != [tuple, dict]:
+        raise ValueError("the arguments of a method are a tuple and a dict")
+    if list(parts[1].context) != json["keywords"]:
+        raise ValueError("its arguments by name are others than its keyword parameters")
+    leaves = [[_read_leaf(leaf) for leaf in json[part]] for part in ("inputs", "outputs")]
+    names = [_names(json[part]) for part in ("positional", "keywords")]
+    written = json.get("written", [])
+    if not isinstance(written, list) or len(set(written)) != len(written):
+        raise ValueError(f"it writes into inputs {written!r}")
+    return make(method, (names[0], names[1]), (specs[0], specs[1]), (leaves[0], leaves[1]), written)
+
+
+def _loaded(method: str, text: Any) -> Any:
     try:
-        specs = [pytree.treespec_loads(json[part]) for part in ("in_spec", "out_spec")]
-    except NotImplementedError as error:
+        return treespecs.loads(text)
+    except treespecs.UnknownTypeError as error:
         raise InputError(
             f"Method {method!r} takes or returns a type that is not known here: {error} Import the module that "
             "registers it with torch.utils._pytree, then load the file."
         ) from None
-    leaves = [[Fixed(values.decode(leaf[0], ())) if leaf else None for leaf in json[k]] for k in ("inputs", "outputs")]
-    return make(
-        method,
-        (json["positional"], json["keywords"]),
-        (specs[0], specs[1]),
-        (leaves[0], leaves[1]),
-        json.get("written", ()),
-    )
+    except InputError as error:
+        raise ValueError(f"the structure of method {method!r} cannot be read: {error}") from None
+
+
+def _names(given: Any) -> list[str]:
+    if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
+        raise TypeError(f"{given!r} are no names of parameters")
+    return given
+
+
+def _read_leaf(json: Any) -> Leaf:
+    if json is None:
+        return None
+    (content,) = json
+    value = values.decode(content, values.Tensors(()))
+    if value is not None and type(value) not in (bool, int, float, str):
+        raise TypeError(f"a fixed value is a {type(value).__name__}")
+    return Fixed(value)
 
 
 def _dumped(method: str, what: str, spec: Any) -> str:
     reason = "it is not the same when it is read again"
     try:
         text: str = pytree.treespec_dumps(spec)
-        if pytree.treespec_loads(text) == spec:
+        if treespecs.loads(text) == spec:
             return text
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
@@ -301,6 +328,16 @@ def _leaf(argument: Any) -> Leaf:
 def _parameters(convention: Convention) -> list[tuple[str, Any]]:
     children = [child for part in convention.in_spec.children() for child in part.children()]
     return list(zip((*convention.positional, *convention.keywords), children, strict=True))
+
+
+def _nested(method: str, what: str, leaves: list[Any], spec: Any) -> Any:
+    try:
+        return pytree.tree_unflatten(leaves, spec)
+    except Exception as error:  # of a registered type, for which a file tells another context than it has
+        raise InputError(
+            f"{method}(): its {what} cannot be put into the structure {spec}: {type(error).__name__}: {error}. Load a "
+            "file that was saved with the same definition of the type."
+        ) from error
 
 
 def _paths(spec: Any) -> list[str]:

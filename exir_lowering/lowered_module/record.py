@@ -93,37 +93,86 @@ def read(where: str, methods: Mapping[str, Method], run: Callable[[str], Sequenc
         )
     try:
         stored = json.loads(content)
+        if type(stored["version"]) is not int:
+            raise TypeError(f"its version is {stored['version']!r}")
         if stored["version"] != VERSION:
             raise InputError(
                 f"{where} is of version {stored['version']}, this exir-lowering reads {VERSION}. Install a newer one."
             )
-        tensors = run(TENSORS) if TENSORS in methods else ()
-        conventions = [convention.from_json(one) for one in stored["methods"]]
-        return Record(
-            {one.method: one for one in conventions if _matches(one, methods[one.method])},
-            {name: _attribute(name, stored["nested"], methods, run, tensors) for name in stored["attributes"]},
-            _read_cases(stored["bundled"], tensors),
-            _read_cases(stored["expected"], tensors),
-        )
+        return _read(stored, methods, run)
     except InputError:
         raise
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError) as error:
         raise InputError(
             f"{where} cannot be loaded: what it says about its methods and attributes is damaged: "
             f"{type(error).__name__}: {error}. Make or copy it again."
         ) from error
 
 
+def _read(stored: Any, methods: Mapping[str, Method], run: Callable[[str], Sequence[Any]]) -> Record:
+    tensors = values.Tensors(_constants(TENSORS, methods, run) if TENSORS in methods else ())
+    read = [convention.from_json(one) for one in _a(list, stored["methods"])]
+    conventions = {one.method: one for one in read}
+    if len(conventions) != len(read):
+        raise ValueError("a method is there twice")
+    for one in read:
+        _check_convention(one, methods[one.method])
+    names = _a(list, stored["attributes"])
+    if len(set(names)) != len(names):
+        raise ValueError("an attribute is there twice")
+    for name in names:
+        if not isinstance(name, str) or not name or name.startswith("_") or name in conventions:
+            raise ValueError(f"{name!r} is no name of an attribute")
+    nested = _a(dict, stored["nested"])
+    attributes = {name: _attribute(name, nested, methods, run, tensors) for name in names}
+    bundled = _read_cases(stored["bundled"], tensors)
+    expected = _read_cases(stored["expected"], tensors)
+    _check_cases(conventions, bundled, expected)
+    return Record(conventions, attributes, bundled, expected)
+
+
+def _a(kind: type, value: Any) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"got a {type(value).__name__}, expected a {kind.__name__}")
+    return value
+
+
 def constant(method: Method) -> Any:
-    """Return what a constant method returns, None when it is a tensor."""
+    """Return what a constant method returns, None when it is a tensor.
+
+    Raises:
+        ValueError: It returns more or less than one value.
+    """
     (value,) = method.outputs
     return value.content if value.kind in (INT, BOOL, DOUBLE, STRING) else None
 
 
-def _matches(one: Convention, method: Method) -> bool:
+def _constants(name: str, methods: Mapping[str, Method], run: Callable[[str], Sequence[Any]]) -> Sequence[Any]:
+    """Return the tensors of a constant method; one that computes is not run."""
+    method = methods[name]
+    if method.inputs or method.operators or method.delegations or not all(map(_is_tensor, method.outputs)):
+        raise ValueError(f"the method {name!r} is no constant")
+    return run(name)
+
+
+def _check_convention(one: Convention, method: Method) -> None:
     if (len(one.inputs), len(one.written) + len(one.outputs)) != (len(method.inputs), len(method.outputs)):
         raise ValueError(f"method {one.method!r} has another number of inputs or outputs")
-    return True
+    if not all(one.inputs[index] is None and _is_tensor(method.inputs[index]) for index in one.written):
+        raise ValueError(f"method {one.method!r} writes into an input that is no tensor")
+
+
+def _check_cases(
+    conventions: Mapping[str, Convention], bundled: Mapping[str, Cases], expected: Mapping[str, Cases]
+) -> None:
+    for name, cases in bundled.items():
+        one = conventions[name]
+        if any(len(case) != len(one.inputs) for case in cases):
+            raise ValueError(f"a bundled input of method {name!r} has another number of values")
+    for name, cases in expected.items():
+        one = conventions[name]
+        if len(cases) != len(bundled[name]) or any(len(case) != len(one.written) + len(one.outputs) for case in cases):
+            raise ValueError(f"the outputs for bundled inputs of method {name!r} are not as many")
 
 
 def _attribute(
@@ -131,13 +180,14 @@ def _attribute(
     nested: Mapping[str, Any],
     methods: Mapping[str, Method],
     run: Callable[[str], Sequence[Any]],
-    tensors: Sequence[torch.Tensor],
+    tensors: values.Tensors,
 ) -> Any:
     if name in nested:
         return values.decode(nested[name], tensors)
     method = methods[name]
-    if _is_tensor(method.outputs[0]):
-        (tensor,) = run(name)
+    (value,) = method.outputs
+    if _is_tensor(value):
+        (tensor,) = _constants(name, methods, run)
         return tensor
     return constant(method)
 
@@ -164,5 +214,8 @@ def _cases(where: str, methods: Mapping[str, Cases], tensors: list[torch.Tensor]
     }
 
 
-def _read_cases(stored: Mapping[str, Any], tensors: Sequence[torch.Tensor]) -> dict[str, Cases]:
-    return {name: tuple(values.decode(case, tensors) for case in cases) for name, cases in stored.items()}
+def _read_cases(stored: Any, tensors: values.Tensors) -> dict[str, Cases]:
+    decoded = {
+        name: [values.decode(case, tensors) for case in _a(list, cases)] for name, cases in _a(dict, stored).items()
+    }
+    return {name: tuple(_a(list, case) for case in cases) for name, cases in decoded.items()}

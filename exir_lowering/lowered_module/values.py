@@ -37,11 +37,29 @@ def encode(where: str, value: Any, tensors: list[torch.Tensor]) -> Any:
         raise InputError(f"{where} holds itself, or is nested too deeply to be stored.") from None
 
 
-def decode(json: Any, tensors: Sequence[torch.Tensor]) -> Any:
-    """Return the value that `encode` made JSON of; each call makes a value of its own.
+class Tensors:
+    """The tensors that JSON refers to, each once: a small file cannot ask for many copies of a large one."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._left = dict(enumerate(tensors))
+
+    def take(self, number: Any) -> torch.Tensor:
+        """Return a tensor by its number, once.
+
+        Raises:
+            TypeError, LookupError: There is no such tensor, or it was taken.
+        """
+        if type(number) is not int:
+            raise TypeError(f"{number!r} is no number of a tensor")
+        return self._left.pop(number)
+
+
+def decode(json: Any, tensors: Tensors) -> Any:
+    """Return the value that `encode` made JSON of.
 
     Raises:
-        ValueError, TypeError, LookupError, AttributeError: The JSON is not what `encode` returns.
+        ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError: The JSON is not what `encode`
+            returns.
     """
     if json is None or isinstance(json, (bool, int, float, str)):
         return json
@@ -49,14 +67,20 @@ def decode(json: Any, tensors: Sequence[torch.Tensor]) -> Any:
         return [decode(item, tensors) for item in json]
     ((kind, content),) = json.items()
     if kind == "float":
-        return float(content)
+        return _not_finite(content)
     if kind == "tuple":
         return tuple(decode(item, tensors) for item in content)
     if kind == "dict":
         return {decode(key, tensors): decode(item, tensors) for key, item in content}
     if kind == "tensor":
-        return tensors[content].clone()
+        return tensors.take(content)
     raise ValueError(f"unknown kind {kind!r}")
+
+
+def _not_finite(text: Any) -> float:
+    if not isinstance(text, str):
+        raise TypeError(f"{text!r} is no text of a float")
+    return float(text)
 
 
 def storable(where: str, tensor: torch.Tensor) -> torch.Tensor:
