@@ -50,6 +50,11 @@ from executorch.exir.program._program import (
     _sanity_check_graph_for_non_decomp_ops,
 )
 
+# `torch.export.load` takes a path and unpickles; what reads the parts of a file has no public name.
+from torch._export.serde import schema as program_schema
+from torch._export.serde import serialize as serde
+from torch._export.serde.union import _Union as SchemaUnion
+
 # What run_decompositions raises for a program that writes one value to two buffers.
 from torch._export.verifier import SpecViolationError
 
@@ -80,6 +85,8 @@ from torch.utils import _pytree as pytree
 
 __all__ = [
     "CALL_DELEGATE",
+    "FAKE_TENSOR_READER",
+    "SCHEMA_MAJOR",
     "DelegatedProgram",
     "EdgeProgramManager",
     "EmittedCall",
@@ -91,17 +98,21 @@ __all__ = [
     "argument_types",
     "assemble_program",
     "checks_validity",
+    "context_reader",
     "data_file_contents",
     "delegate_info",
+    "dtype_of",
     "edge_record",
     "emitting",
     "executorch_runtime",
     "fake_mode_of",
     "flat_call_signature",
+    "from_schema",
     "function_modes",
     "gen_edge_manager",
     "guards_code_of",
     "import_quantized_kernels",
+    "is_union",
     "known_operators",
     "lazy_graph_module",
     "listening",
@@ -109,6 +120,8 @@ __all__ = [
     "named_data",
     "named_data_entries",
     "named_data_pieces",
+    "namedtuple_context",
+    "namedtuple_fields",
     "open_program",
     "operator_name",
     "operator_packet",
@@ -119,8 +132,13 @@ __all__ = [
     "pte_contents",
     "pytree",
     "qualified_operator",
+    "read_program",
     "read_tables",
     "refused",
+    "registered_operators",
+    "registered_type",
+    "registered_types",
+    "schema_names",
     "serialized",
     "size_hint",
     "with_original",
@@ -129,6 +147,8 @@ __all__ = [
 ]
 
 CALL_DELEGATE = executorch_call_delegate
+# How the context of a named tuple is read, by which such types are told from others.
+namedtuple_context = pytree._namedtuple_deserialize
 gen_edge_manager = _gen_edge_manager_for_partitioners
 
 
@@ -553,6 +573,83 @@ def edge_record(programs: Mapping[str, ExportedProgram], manager: ExecutorchProg
 def pte_contents(manager: ExecutorchProgramManager) -> Any:
     """Return the pieces of the `.pte` file; the public `buffer` keeps a joined copy in memory."""
     return manager._pte_data
+
+
+def registered_type(name: str) -> Any:
+    """Return the type that pytree knows by the name that it is written down by; None when there is none.
+
+    `treespec_loads` finds types here too, but imports what else the text names.
+    """
+    kind = pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.get(name)
+    # Types without such a name share a key.
+    own = name != pytree.NO_SERIALIZED_TYPE_NAME_FOUND and kind in pytree.SUPPORTED_SERIALIZED_TYPES
+    return kind if own else None
+
+
+def namedtuple_fields(kind: Any) -> tuple[str, ...] | None:
+    """Return the fields of a named tuple's class; None for anything else."""
+    return tuple(kind._fields) if pytree.is_namedtuple_class(kind) else None
+
+
+def context_reader(kind: Any) -> Callable[[Any], Any] | None:
+    """Return what reads the context of a registered type in a written structure; None when it is plain JSON."""
+    reader: Callable[[Any], Any] | None = pytree.SUPPORTED_SERIALIZED_TYPES[kind].from_dumpable_context
+    return reader
+
+
+def registered_types() -> list[Any]:
+    """Return the types that are registered with pytree."""
+    return list(pytree.SUPPORTED_NODES)
+
+
+def registered_operators() -> list[str]:
+    """Return the names of the dispatcher's operators, such as "aten::add.Tensor"; a look-up by attribute makes some."""
+    names: list[str] = torch._C._dispatch_get_all_op_names()
+    return names
+
+
+# How a pickle names the function that makes fake tensors again.
+FAKE_TENSOR_READER = f"{serde._reconstruct_fake_tensor.__module__}.{serde._reconstruct_fake_tensor.__qualname__}"
+SCHEMA_MAJOR = program_schema.SCHEMA_VERSION[0]
+
+
+def schema_names() -> dict[str, Any]:
+    """Return the classes of the schema of exported programs, which their type hints name."""
+    return vars(program_schema)
+
+
+def from_schema(kind: str, tree: Any) -> Any:
+    """Return JSON as a class of the schema of exported programs.
+
+    Raises:
+        Exception: It is something else; types of numbers and strings are not checked.
+    """
+    return serde._dict_to_dataclass(getattr(program_schema, kind), tree)  # type: ignore[no-untyped-call]
+
+
+def is_union(value: Any) -> bool:
+    """Tell whether a value of the schema has one of several fields."""
+    return isinstance(value, SchemaUnion)
+
+
+def dtype_of(code: int) -> torch.dtype | None:
+    """Return a dtype by its number in the schema."""
+    found: torch.dtype | None = serde._SERIALIZE_TO_TORCH_DTYPE.get(code)
+    return found
+
+
+def read_program(
+    serialized: Any, state: dict[str, torch.Tensor], constants: dict[str, torch.Tensor], examples: Any
+) -> torch.export.ExportedProgram:
+    """Make a program of its parts, as `torch.export.load` does after it took them from the file.
+
+    Args:
+        serialized: The `ExportedProgram` of the schema.
+        state: The parameters and buffers; a dict is taken as it is, bytes would be unpickled.
+        constants: The constants, likewise.
+        examples: The example inputs as a tuple, or None.
+    """
+    return serde.ExportedProgramDeserializer().deserialize(serialized, state, constants, examples)
 
 
 def read_tables(tables: bytes) -> Any:

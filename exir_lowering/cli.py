@@ -49,6 +49,8 @@ _KNOWN_LOGS = {
     "torchao": ("Failed to load ", "Skipping import of cpp extensions"),
     "torch.export": ("Ran into the following error when deserializing",),
     "torch.export.pt2_archive._package": ("Unable to load package",),
+    # With a place too many for what it says, which fails.
+    "torch._export.serde.serialize": ("Fallback to weights_only=False",),
     "torch.utils._pytree": ("%s is an Enum subclass",),
     "executorch.backends.xnnpack.partition.xnnpack_partitioner": ("\nDEPRECATION WARNING",),
     "torch.distributed.elastic.multiprocessing.redirects": ("NOTE: Redirects are currently not supported",),
@@ -88,6 +90,7 @@ examples:
   exir-lower lower model.pt2 --partitioner mine --partitioner xnnpack -o model.pte --json > report.json
 
 A .pt2 file is made by torch.export.save(torch.export.export(model, inputs), "model.pt2").
+A file that would run code when it is loaded is refused; give --trust if it comes from somebody you trust.
 """
 _PLAN_EXAMPLES = """\
 examples:
@@ -95,6 +98,8 @@ examples:
   exir-lower plan model.pt2 --partitioner xnnpack --html plan.html
   exir-lower plan prefill=prefill.pt2 decode=decode.pt2 --partitioner xnnpack --json > plan.json
   exir-lower plan model.pt2 --partitioner xnnpack --require-coverage 0.95
+
+A file that would run code when it is loaded is refused; give --trust if it comes from somebody you trust.
 
 Nothing is lowered, so no backend has to be installed. With --require-coverage or --require-full the exit code is 2
 when less is delegated.
@@ -300,6 +305,12 @@ def _add_programs(command: argparse.ArgumentParser) -> None:
         help="who chooses what a backend takes (`exir-lower plugins` lists them); given again, the next one "
         "gets what the ones before left; without any, everything stays on the host",
     )
+    command.add_argument(
+        "--trust",
+        action="store_true",
+        help="load files as torch.export.load does, which runs code that is in them; without it, a file that would "
+        "run code is refused",
+    )
 
 
 def _versions() -> str:
@@ -321,7 +332,7 @@ def _lower(arguments: argparse.Namespace) -> int:
         from exir_lowering.options import LoweringOptions
         from exir_lowering.pipeline import lower
 
-        programs = {method: _read_program(path) for method, path in files.items()}
+        programs = {method: _read_program(path, arguments.trust) for method, path in files.items()}
         lowered = lower(programs, arguments.partitioner, options=LoweringOptions(progress=True))
         artifact = lowered.emit(external_weights=arguments.external_weights, keep_originals=arguments.keep_originals)
         artifact.save(target)
@@ -375,7 +386,7 @@ def _plan(arguments: argparse.Namespace) -> int:
         options = LoweringOptions(
             require_coverage=arguments.require_coverage, require_full=arguments.require_full, progress=True
         )
-        programs = {method: _read_program(path) for method, path in files.items()}
+        programs = {method: _read_program(path, arguments.trust) for method, path in files.items()}
         try:
             planned = plan(programs, arguments.partitioner, options=options)
         except CoverageError as error:
@@ -423,7 +434,29 @@ def _method_name(text: str) -> str:
     return name if name.isidentifier() else "forward"
 
 
-def _read_program(path: Path) -> ExportedProgram:
+def _read_program(path: Path, trust: bool) -> ExportedProgram:
+    import torch
+
+    from exir_lowering.pt2 import UnsafeFileError, read_program
+
+    try:
+        return _load_trusted(path) if trust else read_program(path)
+    except UnsafeFileError as error:
+        raise InputError(
+            f"{str(path)!r} is not loaded, since it may be made to run code here: {error}. torch.export.save writes no "
+            "such file for an ordinary model. If it comes from somebody you trust, --trust loads it nevertheless, and "
+            "runs what is in it."
+        ) from error
+    except Exception as error:
+        reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {_first_line(error)}"
+        raise InputError(
+            f"Cannot read {str(path)!r} as an exported program: {_what_is(path)} ({reason}). Expected a .pt2 file made "
+            f"by torch.export.save, here of torch {torch.__version__}. Export the model again, or copy the file again."
+        ) from error
+
+
+def _load_trusted(path: Path) -> ExportedProgram:
+    """Load a file as torch does, whatever it does then."""
     import torch
 
     # torch tells the reason to its log and raises an error that points there.
@@ -440,12 +473,9 @@ def _read_program(path: Path) -> ExportedProgram:
     try:
         return torch.export.load(path)
     except Exception as error:
-        reason = logged[0] if logged else error
-        raise InputError(
-            f"Cannot read {str(path)!r} as an exported program: {_what_is(path)} ({type(reason).__name__}: "
-            f"{_first_line(reason)}). Expected a .pt2 file made by torch.export.save, here of torch "
-            f"{torch.__version__}. Export the model again, or copy the file again."
-        ) from error
+        if logged:
+            raise logged[0] from error
+        raise
     finally:
         logger.removeFilter(keep)
 

@@ -10,8 +10,8 @@ PACKAGE = ROOT / "exir_lowering"
 
 LAYERS = [
     {"errors", "_upstream", "collector", "delegate", "sources", "tolerances"},
-    {"model", "weights", "options", "graphs", "quotient", "debug_info"},
-    {"interfaces", "ownership", "progress", "measures", "lowering_plan", "debug_handles"},
+    {"model", "weights", "options", "graphs", "quotient", "debug_info", "treespecs"},
+    {"interfaces", "ownership", "pt2", "progress", "measures", "lowering_plan", "debug_handles"},
     {"registry", "checks", "report", "partition_builder", "refusals", "views", "capability", "debug_recording"},
     {"arguments", "planning", "asking", "availability"},
     {"edge", "tagging", "extraction", "preprocessing", "splicing", "placement", "shared_state"},

@@ -1,0 +1,7 @@
+"""The error for a file that would act."""
+
+from exir_lowering.errors import InputError
+
+
+class UnsafeFileError(InputError):
+    """Something in a `.pt2` file would or could run code when torch loads it; the message says what, as a clause."""
