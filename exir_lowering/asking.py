@@ -12,6 +12,7 @@ from torch.export import ExportedProgram
 
 from exir_lowering import refusals
 from exir_lowering.errors import InputError, PartitionerContractError
+from exir_lowering.interrupts import let_through
 from exir_lowering.model import Adjustment, Rejection
 from exir_lowering.refusals import Refusals
 
@@ -69,6 +70,7 @@ def _run(who: str, partitioner: Partitioner, view: ExportedProgram) -> Any:
     except PartitionerContractError as error:
         raise PartitionerContractError(f"{who}: {error}", violation=error.violation, details=error.details) from error
     except Exception as error:
+        let_through(error)
         raise PartitionerContractError(f"{who} raised {type(error).__name__}: {error}", violation="raised") from error
     if not isinstance(getattr(result, "tagged_exported_program", None), ExportedProgram):
         raise PartitionerContractError(

@@ -10,6 +10,7 @@ from typing import Any
 from exir_lowering import _upstream, registry
 from exir_lowering.delegate import Delegate
 from exir_lowering.errors import BackendFailure, BackendUnavailableWarning, LoweringError, UnknownPluginError
+from exir_lowering.interrupts import let_through
 
 POSSIBLE = "execution is still possible by saving and loading where the backend is available"
 """What a warning ends with: lowering is one thing, executing another."""
@@ -39,6 +40,7 @@ def runtime_failure() -> str | None:
     try:
         _upstream.executorch_runtime()
     except Exception as error:  # whatever its libraries raise when they are imported
+        let_through(error)
         return f"the ExecuTorch runtime cannot be imported here ({type(error).__name__}: {error})"
     return None
 
@@ -81,6 +83,7 @@ def executor(backend_id: str, given: Mapping[str, Any] | None = None) -> Delegat
     try:
         available = delegate.is_available()
     except Exception as error:
+        let_through(error)
         raise BackendFailure(f"{who} failed in is_available: {type(error).__name__}: {error}") from error
     if available:
         return delegate

@@ -37,6 +37,7 @@ from exir_lowering.errors import (
     InvariantError,
     LoweringError,
 )
+from exir_lowering.interrupts import let_through
 
 if TYPE_CHECKING:
     import torch
@@ -473,6 +474,7 @@ def _load_trusted(path: Path) -> ExportedProgram:
     try:
         return torch.export.load(path)
     except Exception as error:
+        let_through(error)
         if logged:
             raise logged[0] from error
         raise
@@ -538,6 +540,7 @@ def _run(arguments: argparse.Namespace) -> int:
         try:
             torch.save(outputs, save)
         except (OSError, RuntimeError) as error:
+            let_through(error)
             raise InputError(f"Cannot save the outputs to {str(save)!r}: {_first_line(error)}") from error
         wrote = f"Wrote {save} ({size(save.stat().st_size)}): the list of outputs, for torch.load."
         _say(wrote, error=arguments.json)
@@ -592,6 +595,7 @@ def _input(text: str) -> Iterator[Any]:
         try:
             yield torch.tensor(value) if isinstance(value, list) else value
         except (ValueError, TypeError, RuntimeError) as error:
+            let_through(error)
             raise InputError(
                 f"--input {text!r}: the list is no tensor ({_first_line(error)}). Expected numbers, in rows "
                 f"of one length."
@@ -616,6 +620,7 @@ def _filled(text: str, fill: str, dtype_name: str | None, shape: str) -> torch.T
         made: torch.Tensor = getattr(torch, fill)(sizes, dtype=dtype)
         return made
     except (RuntimeError, TypeError) as error:
+        let_through(error)
         raise InputError(f"--input {text!r}: torch.{fill} cannot make it: {_first_line(error)}") from error
 
 
@@ -628,6 +633,7 @@ def _read_input(path: Path) -> Any:
         try:
             return torch.from_numpy(numpy.load(path, allow_pickle=False))
         except (OSError, ValueError, TypeError, EOFError) as error:
+            let_through(error)
             raise InputError(
                 f"--input {str(path)!r}: not a .npy file with a numeric array: {_first_line(error)}"
             ) from error
@@ -635,6 +641,7 @@ def _read_input(path: Path) -> Any:
         # Only tensors and plain values: a file of torch.save can run code otherwise.
         value = torch.load(path, weights_only=True)
     except Exception as error:
+        let_through(error)
         raise InputError(
             f"--input {str(path)!r}: not a file of torch.save with tensors or numbers only "
             f"({type(error).__name__}: {_first_line(error)}). Save it again: torch.save(tensor, 'x.pt')."

@@ -14,6 +14,7 @@ from torch.export import ExportedProgram
 from exir_lowering import _upstream, graphs
 from exir_lowering.arguments import is_edge
 from exir_lowering.errors import InputError, LoweringError, PartitionerContractError
+from exir_lowering.interrupts import let_through
 from exir_lowering.options import LoweringOptions
 from exir_lowering.progress import Progress
 
@@ -60,6 +61,7 @@ def _convert(
     except LoweringError:
         raise
     except Exception as error:
+        let_through(error)
         raise InputError(
             f"Method {name!r} could not be converted to Edge dialect: {type(error).__name__}: {error}"
         ) from error
@@ -123,6 +125,7 @@ def check_preserved(
         try:
             preserved = _upstream.preserved_ops_left_over(name, owner, partitioners[name])
         except Exception as error:
+            let_through(error)
             raise PartitionerContractError(f"Method {name!r}: {error}", violation="raised") from error
         config = _config(options)
         if _upstream.checks_validity(config):

@@ -22,6 +22,7 @@ from exir_lowering._upstream import EmittedCall
 from exir_lowering.debug_info import SUFFIX, VERSION, DebugInfo, MethodDebug
 from exir_lowering.debug_recording import record
 from exir_lowering.errors import InputError
+from exir_lowering.interrupts import let_through
 from exir_lowering.placement import StoredData
 from exir_lowering.report import Report
 
@@ -88,6 +89,7 @@ class Artifact:
                 files[target.with_suffix(SUFFIX)] = lambda file: file.write(debug)
             replace_files(files)
         except OSError as error:
+            let_through(error)
             raise InputError(f"Cannot save to {str(target)!r}: {error}") from error
         return target
 
@@ -134,6 +136,7 @@ def emit(
         with _upstream.emitting() as emitted:
             manager = edge.to_executorch(config)
     except Exception as error:
+        let_through(error)
         raise InputError(
             f"Methods {', '.join(map(repr, programs))} could not be emitted: {type(error).__name__}: {error}"
         ) from error
@@ -198,6 +201,7 @@ def _etrecord(recorded: Mapping[str, ExportedProgram], manager: ExecutorchProgra
     try:
         return _upstream.edge_record(recorded, manager)
     except Exception as error:
+        let_through(error)
         raise InputError(f"etrecord: it cannot be made: {type(error).__name__}: {error}") from error
 
 
@@ -237,6 +241,7 @@ def _write_record(record: Any, file: BinaryIO) -> None:
     except OSError:
         raise
     except Exception as error:
+        let_through(error)
         reason = str(error).partition("\n")[0]
         raise InputError(
             f"The ETRecord cannot be saved: ExecuTorch cannot serialize the Edge programs: {type(error).__name__}: "

@@ -11,6 +11,7 @@ from torch.utils import flop_counter
 
 from exir_lowering import _upstream
 from exir_lowering.graphs import is_delegate_call, is_getitem
+from exir_lowering.interrupts import let_through
 
 _MOVES_DATA = frozenset(
     {
@@ -78,7 +79,8 @@ def flops(node: Node) -> int:
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), _sized)
         try:
             return int(formula(*args, **kwargs, out_val=_sized_values(node.meta.get("val"))))
-        except Exception:  # a formula of torch that does not know this form of the operator
+        except Exception as error:  # a formula of torch that does not know this form of the operator
+            let_through(error)
             pass
     read = [tensor for source in node.all_input_nodes for tensor in tensors(source.meta.get("val"))]
     return max((elements(tensor) for tensor in (*results, *read)), default=0) if results else 0

@@ -16,6 +16,7 @@ from torch.fx import Node
 
 from exir_lowering import _upstream, graphs
 from exir_lowering.errors import InputError
+from exir_lowering.interrupts import let_through
 
 Policy: TypeAlias = "str | Callable[[str, int], str | None]"
 """The data file of all weights, or a function from a weight's key and bytes to its file, None for the `.pte`."""
@@ -108,6 +109,7 @@ def _asked(policy: Any, key: str, size: int) -> Any:
     try:
         return policy(key, size)
     except Exception as error:
+        let_through(error)
         raise InputError(
             f"external_weights: {policy!r} raised {type(error).__name__}: {error} for {key!r} of {size} bytes."
         ) from error

@@ -13,6 +13,7 @@ from torch.export import ExportedProgram
 from exir_lowering import checks, debug_handles, graphs, sources
 from exir_lowering.errors import BackendContractError, BackendFailure, LoweringError, named_handle
 from exir_lowering.interfaces import Backend, BackendContext, context_argument
+from exir_lowering.interrupts import let_through
 from exir_lowering.model import BackendGroup, LoweredPartition, Partition
 from exir_lowering.weights import WeightStore
 
@@ -79,6 +80,7 @@ def _one_by_one(
         try:
             result = backend.preprocess(program, specs, **also)
         except Exception as error:
+            let_through(error)
             raise _failure(group.backend_id, [partition], error) from error
         _check_result(group.backend_id, partition, result)
         lowered.append(LoweredPartition(partition, result))
@@ -98,6 +100,7 @@ def _all_at_once(
     try:
         results = backend.preprocess_all(programs, specs, **context_argument(backend.preprocess_all, context))
     except Exception as error:
+        let_through(error)
         raise _failure(group.backend_id, group.partitions, error) from error
     _check_results(group.backend_id, by_method, results)
     found = {
@@ -128,6 +131,7 @@ def _lend(backend_id: str, backend: Backend, partition: Partition) -> tuple[Expo
     try:
         own = backend.lend(partition.program, specs)
     except Exception as error:
+        let_through(error)
         raise _failure(backend_id, [partition], error) from error
     if own is not None and not isinstance(own, ExportedProgram):
         raise BackendContractError(

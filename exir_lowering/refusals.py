@@ -15,6 +15,7 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from exir_lowering import _upstream, graphs, measures
+from exir_lowering.interrupts import let_through
 from exir_lowering.model import Rejection
 
 
@@ -106,6 +107,7 @@ def _configured(
     try:
         taken = config.check_constraints(node, tagged)
     except Exception as error:  # a check that relies on what the partitioner does before
+        let_through(error)
         return "check", f"{check} raised {type(error).__name__}: {error}", check
     if not taken:
         return "check", _with_values(node, f"{check} returned False"), check

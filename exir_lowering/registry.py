@@ -14,6 +14,7 @@ from executorch.exir.backend.backend_details import BackendDetails
 from exir_lowering.delegate import Delegate
 from exir_lowering.errors import InputError, PluginLoadError, UnknownPluginError
 from exir_lowering.interfaces import PARALLEL, Backend, ExecutorchBackend, Partitioner
+from exir_lowering.interrupts import let_through
 
 _Plugin = TypeVar("_Plugin", Backend, Delegate)
 
@@ -151,6 +152,7 @@ def find_partitioner(plugin_id: str) -> Partitioner:
     try:
         partitioner = factory() if callable(factory) and not isinstance(factory, Partitioner) else factory
     except Exception as error:
+        let_through(error)
         raise PluginLoadError(
             f"Partitioner {plugin_id!r}: calling {factory!r} raised {type(error).__name__}: {error}"
         ) from error
@@ -220,6 +222,7 @@ def _made(who: str, kind: type[_Plugin]) -> _Plugin:
     try:
         return kind()
     except Exception as error:
+        let_through(error)
         raise PluginLoadError(
             f"{who}: making {kind.__module__}.{kind.__qualname__} raised {type(error).__name__}: {error}"
         ) from error
@@ -328,6 +331,7 @@ def _load(group: str, plugin_id: str) -> Any:
     try:
         return entry.load()
     except Exception as error:
+        let_through(error)
         raise PluginLoadError(
             f"{plugin_id!r} in group {group!r}, provided by {_provider(entry)}, could not be imported: "
             f"{type(error).__name__}: {error}"
@@ -349,7 +353,8 @@ def _same_object(entry: EntryPoint, plugin_id: str, group: str) -> bool:
     """Tell whether an entry point leads to what is registered; it may name the place that exports it again."""
     try:
         return bool(entry.load() is _registered[group][plugin_id])
-    except Exception:
+    except Exception as error:
+        let_through(error)
         return False
 
 

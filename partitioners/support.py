@@ -18,6 +18,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from exir_lowering import InputError, PartitionerContractError, graphs, measures
+from exir_lowering.interrupts import let_through
 
 SupportLike = Any
 """A `Support`, a torch.fx `OperatorSupportBase`, or a function from a node to a bool."""
@@ -229,6 +230,7 @@ def _guarded(support: Support, what: str, call: Callable[[], Any]) -> Any:
     except PartitionerContractError:
         raise
     except Exception as error:
+        let_through(error)
         raise PartitionerContractError(
             f"Support {support} raised {type(error).__name__} for {what}: {error}", violation="raised"
         ) from error

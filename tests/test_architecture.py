@@ -9,7 +9,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "exir_lowering"
 
 LAYERS = [
-    {"errors", "_upstream", "collector", "delegate", "sources", "tolerances"},
+    {"errors", "_upstream", "collector", "delegate", "interrupts", "sources", "tolerances"},
     {"model", "weights", "options", "graphs", "quotient", "debug_info", "treespecs"},
     {"interfaces", "ownership", "pt2", "progress", "measures", "lowering_plan", "debug_handles"},
     {"registry", "checks", "report", "partition_builder", "refusals", "views", "capability", "debug_recording"},
@@ -32,7 +32,9 @@ SAME_LAYER = {"quotient": {"graphs"}}
 LATER = {"lowering_plan": {"views"}, "lowered": {"lowered_module"}}
 """What a module imports when it is called only: a plan's pictures are made of plans; a module runs what is lowered."""
 
-FOR_PLUGINS = {"asking", "capability", "collector", "graphs", "measures", "quotient", "refusals", "registry"}
+FOR_PLUGINS = {
+    "asking", "capability", "collector", "graphs", "interrupts", "measures", "quotient", "refusals", "registry",
+}  # fmt: skip
 """Modules that the built-in plug-ins share with the engine, beside the public names: what they need of FX graphs."""
 
 ALGORITHMS = {

@@ -16,6 +16,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 
 from exir_lowering import _upstream, treespecs
 from exir_lowering.errors import InputError
+from exir_lowering.interrupts import let_through
 from exir_lowering.lowered_module import values
 from exir_lowering.runtime.inputs import show
 
@@ -108,6 +109,7 @@ class Convention:
             with torch.no_grad():
                 argument.copy_(new)
         except RuntimeError as error:
+            let_through(error)
             raise InputError(
                 f"{self.method}(): {self.labels[index]} is {show(argument)}, and cannot be written into as the method "
                 f"does: {error}. Pass a copy: .clone()."
@@ -301,6 +303,7 @@ def _dumped(method: str, what: str, spec: Any) -> str:
         if treespecs.loads(text) == spec:
             return text
     except Exception as error:
+        let_through(error)
         reason = f"{type(error).__name__}: {error}"
     types = sorted({f"{kind.__module__}.{kind.__qualname__}" for kind in _types(spec) if kind.__module__ != "builtins"})
     raise InputError(
@@ -345,7 +348,8 @@ def _paths(spec: Any) -> list[str]:
     try:
         tree = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
         return [pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(tree)[0]]
-    except Exception:  # a user's type that cannot be made of numbers, or has no paths
+    except Exception as error:  # a user's type that cannot be made of numbers, or has no paths
+        let_through(error)
         return [f" (value {index} in it)" for index in range(spec.num_leaves)]
 
 

@@ -23,6 +23,7 @@ from exir_lowering.debug_info import SUFFIX, VERSION, DebugInfo
 from exir_lowering.delegate import Delegate
 from exir_lowering.emission import pte_path, replace_files
 from exir_lowering.errors import BackendUnavailableWarning, InputError
+from exir_lowering.interrupts import let_through
 from exir_lowering.lowered_module import bundled, emitted, record, runners, tables
 from exir_lowering.lowered_module.convention import Convention, of_program
 from exir_lowering.lowered_module.emitted import File
@@ -187,6 +188,7 @@ class LoweredModule(nn.Module):
                 if content is None:  # what is there is of another file
                     target.with_suffix(suffix).unlink(missing_ok=True)
         except OSError as error:
+            let_through(error)
             raise InputError(f"Cannot save to {str(target)!r}: {error}") from error
         return target
 

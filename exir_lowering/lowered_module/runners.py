@@ -14,6 +14,7 @@ from torch.export import ExportedProgram
 from exir_lowering import _upstream, availability, graphs, registry
 from exir_lowering.debug_info import MethodDebug
 from exir_lowering.errors import BackendContractError, BackendUnavailableError, InputError, InvariantError
+from exir_lowering.interrupts import let_through
 from exir_lowering.lowered_module import tables
 from exir_lowering.lowered_module.convention import Convention
 from exir_lowering.runtime import LoadedProgram, load
@@ -79,6 +80,7 @@ def _identity(path: str | os.PathLike[str]) -> tuple[int, ...]:
     try:
         found = os.stat(path)
     except OSError as error:
+        let_through(error)
         raise InputError(f"{os.fsdecode(path)!r} cannot be read (any more): {error}. Load the module again.") from error
     return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
 
@@ -198,6 +200,7 @@ class OriginalRunner:
             with torch.no_grad():
                 returned = self._modules[name](*args, **kwargs)
         except Exception as error:
+            let_through(error)
             shown = ", ".join(f"{label}: {show(leaf)}" for label, leaf in zip(convention.labels, given, strict=True))
             raise InputError(
                 f"{name}(): the original graphs do not take these arguments ({shown or 'none'}): "

@@ -31,6 +31,7 @@ from exir_lowering.errors import (
     BackendUnavailableError,
     InputError,
 )
+from exir_lowering.interrupts import let_through, passing
 from exir_lowering.runtime import shim
 from exir_lowering.runtime.contract import (
     DAMAGED,
@@ -264,7 +265,8 @@ class Bridge:
         failed = False
         try:
             yield
-        except Exception:
+        except Exception as error:
+            let_through(error)
             if thread.failure is None:
                 raise
             failed = True
@@ -273,7 +275,7 @@ class Bridge:
             thread.listeners -= 1
         failure, thread.failure = thread.failure, None
         # An interrupt counts even if the runtime took no notice of it.
-        if failure is not None and (failed or not isinstance(failure, Exception)):
+        if failure is not None and (failed or not isinstance(failure, Exception) or passing(failure) is not None):
             raise failure
 
     # What the shim calls. Nothing may be raised there, and 0 is failure.

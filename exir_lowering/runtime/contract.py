@@ -19,6 +19,7 @@ from exir_lowering.errors import (
     LoweringError,
     named_handle,
 )
+from exir_lowering.interrupts import let_through
 from exir_lowering.runtime.ambient import neutral
 from exir_lowering.runtime.debugging import Lines, no_lines
 from exir_lowering.runtime.format import BOOL, DOUBLE, INT, NULL, Delegation, Tensor, Value
@@ -79,6 +80,7 @@ def compile_payload(
     except BackendUnavailableError as error:
         raise BackendUnavailableError(f"{where} cannot be set up: {error}") from error
     except Exception as error:
+        let_through(error)
         what = f"{who} failed to compile a payload of {len(payload)} bytes: {_said(error)}"
         raise _failed(what, error, lines(plan.number, error)) from error
     return Handle(who, delegate, content, plan, plan.counts, lines)
@@ -94,7 +96,8 @@ def _said(error: Exception) -> str:
     """Return an exception as words without a full stop, whatever a plug-in made of it."""
     try:
         text = str(error)
-    except Exception:
+    except Exception as problem:
+        let_through(problem)
         text = "it has no message that can be shown"
     return f"{type(error).__name__}: {text.removesuffix('.')}"
 
@@ -136,6 +139,7 @@ def execute(handle: Handle, inputs: list[Any], count: int) -> list[tuple[Value, 
         with neutral():
             returned = handle.delegate.execute(handle.content, inputs)
     except Exception as error:
+        let_through(error)
         shown = ", ".join(map(show, inputs)) or "none"
         what = f"{handle.who} failed to execute: {_said(error)}. Its inputs were: {shown}"
         raise _failed(what, error, handle.lines(handle.plan.number, error)) from error
@@ -150,6 +154,7 @@ def reporting() -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        let_through(error)
         sys.excepthook(type(error), error, error.__traceback__)
 
 

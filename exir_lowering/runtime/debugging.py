@@ -13,6 +13,7 @@ from typing import TypeAlias
 from exir_lowering import sources
 from exir_lowering.debug_info import SUFFIX, DebugInfo, MethodDebug
 from exir_lowering.errors import InputError, named_handle
+from exir_lowering.interrupts import let_through
 
 Lines: TypeAlias = Callable[[int, BaseException], str]
 """Takes the number of a method's delegate and what it raised; returns the model's lines, as the end of a message."""
@@ -62,6 +63,7 @@ class DebugFile:
             try:
                 known = self.method(method)
             except Exception as problem:  # a warning that is an error here must not take the failure's place
+                let_through(problem)
                 return str(problem)
             if known is None or number >= len(known.delegates):
                 return ""
@@ -81,6 +83,7 @@ class DebugFile:
         except InputError as error:
             raise InputError(f"{who}: {error}. Save the artifact again.") from error
         except (OSError, ValueError) as error:
+            let_through(error)
             raise InputError(f"{who}: {error}.") from error
         if info.sha256 != digest:
             raise InputError(

@@ -10,6 +10,7 @@ import torch
 
 from exir_lowering import _upstream
 from exir_lowering.errors import InputError
+from exir_lowering.interrupts import let_through
 from exir_lowering.runtime.format import BOOL, DOUBLE, INT, KINDS, NULL, Method, Tensor, Value
 
 
@@ -166,6 +167,7 @@ def _check_tensor(expected: Tensor, given: Any) -> tuple[str | None, Any]:
             return f"A {type(given).__name__} has no memory of its own; convert it to a plain tensor.", given
         return None, _laid_out(plain, expected.dim_order)
     except Exception as error:
+        let_through(error)
         # Tensors of transforms such as vmap, and subclasses of other libraries.
         return f"Its values cannot be read: {type(error).__name__}: {error}", given
 

@@ -7,7 +7,6 @@ refused all the same, where the runtime is at hand to be asked.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +17,7 @@ import torch
 from exir_lowering import _upstream, availability
 from exir_lowering.delegate import Delegate, DelegateContext
 from exir_lowering.errors import BackendUnavailableError, InputError, LoweringError
+from exir_lowering.interrupts import let_through
 from exir_lowering.runtime import contract, hosted, memory, trace
 from exir_lowering.runtime.ambient import neutral
 from exir_lowering.runtime.code import Code, Listing, Payload, read_code
@@ -87,6 +87,7 @@ class Ready:
             except LoweringError:
                 raise  # by a delegate
             except Exception as error:
+                let_through(error)
                 raise Stopped(self._name(code, target)) from error
             if self.trace is not None:
                 self.trace.end(position, _EVENTS[code], start)
@@ -218,6 +219,7 @@ class Interpreter:
                 f"{self.file.where(method.name)} failed in the interpreter, at {stopped}: {error}. {look_at(inputs)}"
             ) from error
         except Exception as error:
+            let_through(error)
             raise InputError(
                 f"{self.file.where(method.name)} failed in the interpreter: {error}. {look_at(inputs)}"
             ) from error
@@ -260,8 +262,10 @@ class Interpreter:
         # one that cannot be says so when it is run.
         for name in self.file.methods if self.shared is not None else ():
             if name not in self.ready:
-                with contextlib.suppress(Exception):
+                try:
                     self.ready[name] = self._set_up(self.file.methods[name])
+                except Exception as error:
+                    let_through(error)
         return self.ready[method.name]
 
     def _set_up(self, method: Method) -> Ready:
@@ -277,6 +281,7 @@ class Interpreter:
                 for value, place in zip(code.values, code.places, strict=True)
             ]
         except Exception as error:
+            let_through(error)
             raise InputError(
                 f"{where} cannot be set up by the interpreter: {error}. The file may be damaged. Make or copy it again."
             ) from error
@@ -340,6 +345,7 @@ class Interpreter:
                 f'{where} cannot be executed by the interpreter: {error}. Load the file with engine="runtime".'
             ) from None
         except Exception as error:
+            let_through(error)
             raise InputError(
                 f"{where} is refused by the ExecuTorch runtime, which executes it for the interpreter: {error}. The "
                 "runtime's own lines above this one, on stderr, say why: the file may be damaged, be made for another "

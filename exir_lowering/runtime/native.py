@@ -13,6 +13,7 @@ from typing import Any
 from exir_lowering import _upstream, availability
 from exir_lowering.delegate import Delegate
 from exir_lowering.errors import BackendUnavailableError, InputError, LoweringError
+from exir_lowering.interrupts import let_through
 from exir_lowering.runtime import etdump
 from exir_lowering.runtime.bridge import bridge
 from exir_lowering.runtime.engine import LOCK
@@ -61,6 +62,7 @@ class NativeEngine:
         except LoweringError:
             raise  # by a delegate
         except Exception as error:
+            let_through(error)
             raise InputError(
                 f"{where} failed in the ExecuTorch runtime: {error}. The runtime's own lines above this one, on "
                 f"stderr, say where. {look_at(inputs)}"
@@ -72,6 +74,7 @@ class NativeEngine:
         try:
             program = _upstream.open_program(self.file.source, self.file.data, profiled=True)
         except Exception as error:
+            let_through(error)
             raise InputError(
                 f"{where} cannot be profiled: the ExecuTorch runtime refuses its file: {error}."
             ) from error
@@ -85,6 +88,7 @@ class NativeEngine:
                 program.write_etdump_result_to_file(str(path))
                 return etdump.read(path.read_bytes())
         except (OSError, RuntimeError, CorruptError) as error:
+            let_through(error)
             raise InputError(
                 f"{where} cannot be profiled: what the runtime recorded cannot be read: {error}."
             ) from error
@@ -116,6 +120,7 @@ class NativeEngine:
         except LoweringError:
             raise  # by a delegate
         except Exception as error:
+            let_through(error)
             needs = f" It calls {', '.join(method.backends)}." if method.backends else ""
             raise InputError(
                 f"{where} cannot be set up by the ExecuTorch runtime: {error}.{needs} The runtime's own lines above "
@@ -126,8 +131,10 @@ class NativeEngine:
         # one that cannot be says so when it is run.
         for name in self.file.methods:
             if self.programs[name] is program and name not in self.ready:
-                with contextlib.suppress(Exception):
+                try:
                     self.ready[name] = self._set_up(self.file.methods[name])
+                except Exception as error:
+                    let_through(error)
         return self.ready[method.name]
 
     def _set_up(self, method: Method) -> Any:
@@ -175,6 +182,7 @@ def open_native(file: ProgramFile, given: Mapping[str, Any], unavailable: Unavai
         else:
             programs = {method: _upstream.open_program(file.source, file.data) for method in methods}
     except Exception as error:
+        let_through(error)
         raise InputError(
             f"{file.name} cannot be loaded: the ExecuTorch runtime refuses it: {error}. The runtime's own lines above "
             "this one, on stderr, say why: most likely the file is damaged. Make or copy it again."

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from exir_lowering import _upstream
 from exir_lowering.errors import BackendUnavailableError
+from exir_lowering.interrupts import let_through
 
 SOURCE = Path(__file__).with_name("shim.cpp")
 COMPILERS = ("c++", "g++", "clang++")
@@ -90,6 +91,7 @@ def _source() -> str:
     try:
         return SOURCE.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
+        let_through(error)
         raise BackendUnavailableError(
             f"Python delegates cannot be used: {SOURCE} cannot be read: {error}. Install exir-lowering again."
         ) from error
@@ -160,6 +162,7 @@ def _compile(command: list[str]) -> None:
             f"Python delegates cannot be used: the C++ compiler was not done after {SECONDS} seconds: {shown}"
         ) from error
     except OSError as error:
+        let_through(error)
         raise BackendUnavailableError(
             f"Python delegates cannot be used: the C++ compiler cannot be started: {error}. The command was: {shown}"
         ) from error
@@ -176,6 +179,7 @@ def _opened(path: Path) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
+        let_through(error)
         raise BackendUnavailableError(
             f"Python delegates cannot be used: what the C++ compiler made cannot be loaded: {error}. Does CXX compile "
             f"for this machine ({platform.machine()})?"

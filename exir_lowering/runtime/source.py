@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from exir_lowering.errors import InputError
+from exir_lowering.interrupts import let_through
 from exir_lowering.runtime import format as file_format
 from exir_lowering.runtime.debugging import DebugFile
 from exir_lowering.runtime.flatbuffer import CorruptError
@@ -125,6 +126,7 @@ def _mapped(name: str, path: Path, access: int = mmap.ACCESS_READ) -> memoryview
             empty = os.fstat(file.fileno()).st_size == 0
             return memoryview(b"" if empty else mmap.mmap(file.fileno(), 0, access=access))
     except (OSError, ValueError) as error:
+        let_through(error)
         raise InputError(f"{name} cannot be loaded: {error}.") from error
 
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 
 from exir_lowering.errors import LoweringError
+from exir_lowering.interrupts import let_through
 from exir_lowering.testing.samples import Call
 from exir_lowering.testing.trial import Broken, Trial, Unsupported, event_names
 from exir_lowering.testing.watching import Change, WatchedDelegate
@@ -105,6 +106,7 @@ def profile(trial: Trial) -> None:
         try:
             rows = program.profile(call.method, *call.inputs).rows
         except Exception as error:
+            let_through(error)
             raise Broken("profile", f"profiling method {call.method!r} ({trial.engine}) failed: {error}") from error
         names = {row.name for row in rows if row.kind == "instruction"}
         unknown = sorted(names - event_names(trial.lowered))

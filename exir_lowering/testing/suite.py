@@ -17,6 +17,7 @@ from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPas
 from exir_lowering import availability, registry
 from exir_lowering.errors import InputError, LoweringError, UnknownPluginError
 from exir_lowering.interfaces import Backend, CompileSpec
+from exir_lowering.interrupts import let_through
 from exir_lowering.lowered import LoweredMethods
 from exir_lowering.partitioners import RuledPartitioner, SupportPartitioner, deny, everything
 from exir_lowering.runtime import load
@@ -224,6 +225,7 @@ def _run(subject: Subject, case: Case, note: str) -> CaseResult:
     try:
         ready = sample(case)
     except Exception as error:  # whatever a case of the caller's own raises, or torch.export about it
+        let_through(error)
         text = (
             f"the case cannot be made: {type(error).__name__}: {error}. Its `build` has to return methods by name, "
             "which run in eager PyTorch and can be exported."

@@ -16,6 +16,7 @@ from exir_lowering import checks, graphs, registry
 from exir_lowering._upstream import LoweredBackendModule
 from exir_lowering.delegate import Delegate
 from exir_lowering.errors import BackendContractError, BackendFailure, BackendUnavailableWarning, LoweringError
+from exir_lowering.interrupts import let_through
 from exir_lowering.lowered import LoweredMethods
 from exir_lowering.pipeline import lower, to_backend
 from exir_lowering.runtime import LoadedProgram, load
@@ -105,6 +106,7 @@ class Trial:
         try:
             return self.open(delegate)
         except Exception as error:
+            let_through(error)
             raise Broken("compile", f"the file cannot be loaded: {error}") from error
 
     def run(self, program: LoadedProgram, call: Call, when: str) -> None:
@@ -121,6 +123,7 @@ class Trial:
         except BackendFailure as error:
             raise Broken("execute", f"{where}: {error}") from error
         except Exception as error:
+            let_through(error)
             raise Broken("runtime", f"{where}: {error}") from error
         problem = self.difference(outputs, call)
         if problem:
