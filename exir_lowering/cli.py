@@ -17,7 +17,6 @@ import re
 import sys
 import traceback
 import warnings
-import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from importlib import metadata
@@ -30,6 +29,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from exir_lowering import kinds
 from exir_lowering.errors import (
     BackendUnavailableWarning,
     CoverageError,
@@ -423,6 +423,8 @@ def _method_files(given: Sequence[str]) -> dict[str, Path]:
                 f"{text!r}: expected METHOD=FILE, since {len(given)} files are given and each becomes a "
                 f"method of the .pte. Write, for example, {_method_name(text)}={text}."
             )
+        if method and not rest:
+            raise InputError(f"{text!r}: there is no file behind the equals sign, expected {method}=MODEL.pt2.")
         method = method or "forward"
         if method in files:
             raise InputError(f"{text!r}: the method {method!r} is given twice. Name each file differently.")
@@ -484,19 +486,12 @@ def _load_trusted(path: Path) -> ExportedProgram:
 
 def _what_is(path: Path) -> str:
     """Say what a file that is no exported program seems to be."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = [name.partition("/")[2] for name in archive.namelist()]
-    except (OSError, zipfile.BadZipFile):
-        head = path.open("rb").read(8)
-        if head[4:6] == b"ET":
-            return "it is a .pte file, lowered already, for `exir-lower run`"
-        return "it is damaged, cut short, or something else" if head else "it is empty"
-    if "constants.pkl" in names:
-        return "it is a TorchScript file, which has no exported graph"
-    if "data.pkl" in names:
-        return "it is a file of torch.save, which has weights but no exported graph"
-    return "it is damaged, or from another version of torch"
+    kind = kinds.kind_of_file(path)
+    if kind is kinds.PT2:
+        return "it is damaged, or from another version of torch"
+    if kind is not None:
+        return f"it is {kind.name}"
+    return "it is damaged, cut short, or something else" if path.stat().st_size else "it is empty"
 
 
 # ---- run

@@ -10,7 +10,7 @@ PACKAGE = ROOT / "exir_lowering"
 
 LAYERS = [
     {"errors", "_upstream", "collector", "delegate", "interrupts", "sources", "tolerances"},
-    {"model", "weights", "options", "graphs", "quotient", "debug_info", "treespecs"},
+    {"kinds", "model", "weights", "options", "graphs", "quotient", "debug_info", "treespecs"},
     {"interfaces", "ownership", "pt2", "progress", "measures", "lowering_plan", "debug_handles"},
     {"registry", "checks", "report", "partition_builder", "refusals", "views", "capability", "debug_recording"},
     {"arguments", "planning", "asking", "availability"},

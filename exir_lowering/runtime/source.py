@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from exir_lowering import kinds
 from exir_lowering.errors import InputError
 from exir_lowering.interrupts import let_through
+from exir_lowering.kinds import Kind
 from exir_lowering.runtime import format as file_format
 from exir_lowering.runtime.debugging import DebugFile
 from exir_lowering.runtime.flatbuffer import CorruptError
@@ -110,14 +112,14 @@ def _path(given: object, who: str, expected: str) -> str:
     raise InputError(f"{who}: got a {type(given).__name__}, expected {expected}.")
 
 
-def _read(name: str, path: Path, parse: Callable[[memoryview], Result]) -> Result:
+def _read(name: str, path: Path, parse: Callable[[memoryview], Result], expected: Kind = kinds.PTE) -> Result:
     """Parse a file in place: it is mapped, and only its tables are read."""
     if not path.exists():
         raise InputError(f"{name} cannot be loaded: there is no such file.")
     if not path.is_file():
         kind = "a directory" if path.is_dir() else "not a regular file"
         raise InputError(f"{name} cannot be loaded: it is {kind}.")
-    return _parse(name, _mapped(name, path), parse)
+    return _parse(name, _mapped(name, path), parse, expected)
 
 
 def _mapped(name: str, path: Path, access: int = mmap.ACCESS_READ) -> memoryview:
@@ -130,7 +132,7 @@ def _mapped(name: str, path: Path, access: int = mmap.ACCESS_READ) -> memoryview
         raise InputError(f"{name} cannot be loaded: {error}.") from error
 
 
-def _parse(name: str, content: memoryview, parse: Callable[[memoryview], Result]) -> Result:
+def _parse(name: str, content: memoryview, parse: Callable[[memoryview], Result], expected: Kind = kinds.PTE) -> Result:
     if not content:
         raise InputError(f"{name} cannot be loaded: it is empty.")
     try:
@@ -138,6 +140,10 @@ def _parse(name: str, content: memoryview, parse: Callable[[memoryview], Result]
     except CorruptError as error:
         # Without the cause, whose frames would keep the file mapped.
         message = str(error)
+    kind = kinds.kind_of_content(content)
+    if kind is not None and kind is not expected:
+        advice = kind.advice if expected is kinds.PTE else "Give the one that was saved with the program."
+        raise InputError(f"{name} cannot be loaded: it is {kind.name}, expected {expected.short}. {advice}")
     raise InputError(
         f"{name} cannot be loaded: it is damaged, or not what ExecuTorch writes: {message}. Make or copy it again."
     )
@@ -166,7 +172,7 @@ def check_data(name: str, source: str | bytes, data: object, methods: Mapping[st
             f".ptd data file. Pass its path as data=; saving an artifact writes it beside the .pte file.{found}"
         )
     path = _path(data, "load: data", "the path of a .ptd file")
-    names = _read(repr(path), Path(path), lambda content: frozenset(file_format.read_data(content)))
+    names = _read(repr(path), Path(path), lambda content: frozenset(file_format.read_data(content)), kinds.PTD)
     missing = sorted(set(needed) - names)
     if missing:
         raise InputError(
