@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import errno
 import io
 import json
 import logging
@@ -37,7 +38,7 @@ from exir_lowering.errors import (
     InvariantError,
     LoweringError,
 )
-from exir_lowering.interrupts import let_through
+from exir_lowering.interrupts import let_through, raised_by_handler
 
 if TYPE_CHECKING:
     import torch
@@ -62,6 +63,9 @@ _KNOWN_LINES = "[cpuinfo_utils.cpp:"
 _FILLS = ("randn", "rand", "ones", "zeros", "arange")
 _FILL = re.compile(rf"({'|'.join(_FILLS)}):(?:([a-z]+[0-9]*):)?(\d+(?:x\d+)*|scalar)")
 _FILES = (".pt", ".pth", ".npy")
+
+# Why a terminal, a pipe or a redirected output takes no more.
+_FULL = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 # How messages name arguments of `load` and `emit`, and how the command line does.
 _OPTIONS = (
@@ -147,12 +151,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # Python flushes once more when it exits; that must not fail too.
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_up_stdout()
         return PIPE_CLOSED
+    except OSError as error:
+        let_through(error)
+        _give_up_stdout()
+        with contextlib.suppress(OSError):
+            _say(f"exir-lower: the output cannot be written: {error.strerror or error}.", error=True)
+        return DEFECT
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+def _give_up_stdout() -> None:
+    """Let what is not written yet go nowhere: Python flushes once more when it exits, and that must not fail too."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _main(argv: Sequence[str] | None) -> int:
@@ -166,9 +180,9 @@ def _main(argv: Sequence[str] | None) -> int:
         with contextlib.nullcontext() if debug else _quiet():
             code: int = arguments.command(arguments)
             return code
-    except BrokenPipeError:
-        raise
     except Exception as error:
+        if raised_by_handler(error) or _by_output(error):
+            raise
         if debug:
             traceback.print_exception(error)
         mistake = isinstance(error, LoweringError) and not isinstance(error, InvariantError)
@@ -176,10 +190,17 @@ def _main(argv: Sequence[str] | None) -> int:
         return MISTAKE if mistake else DEFECT
 
 
+def _by_output(error: Exception) -> bool:
+    """Tell whether an error is that standard output or error cannot be written: errors of files name the file."""
+    return isinstance(error, OSError) and error.filename is None and error.errno in _FULL
+
+
 def _told(error: Exception) -> str:
     """Describe an error in one paragraph."""
     if isinstance(error, LoweringError):
         return _as_options(str(error))
+    if isinstance(error, MemoryError):
+        return f"there is not enough memory{f': {_first_line(error)}' if str(error) else ''}."
     return (
         f"unexpected {type(error).__name__}: {error}. This is a defect of exir-lower, or of what it calls; "
         f"the same command with --debug shows where."
@@ -393,7 +414,7 @@ def _plan(arguments: argparse.Namespace) -> int:
         except CoverageError as error:
             failure, planned = error, error.plan
     for suffix, path in pictures.items():
-        path.write_text(planned.to_html() if suffix == "html" else planned.to_dot(), encoding="utf-8")
+        _write(path, (planned.to_html() if suffix == "html" else planned.to_dot()).encode())
     console = _console()
     if arguments.json:
         print(planned.to_json())
@@ -532,11 +553,9 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.engine == "interpreter":
         _say("Run by the interpreter in Python, which is not ExecuTorch's runtime.", error=arguments.json)
     if save is not None:
-        try:
-            torch.save(outputs, save)
-        except (OSError, RuntimeError) as error:
-            let_through(error)
-            raise InputError(f"Cannot save the outputs to {str(save)!r}: {_first_line(error)}") from error
+        content = io.BytesIO()
+        torch.save(outputs, content)
+        _write(save, content.getbuffer())
         wrote = f"Wrote {save} ({size(save.stat().st_size)}): the list of outputs, for torch.load."
         _say(wrote, error=arguments.json)
     return OK
@@ -802,6 +821,22 @@ def _output_file(text: str, suffix: str = "") -> Path:
     if not os.access(path.parent, os.W_OK):
         raise InputError(f"Cannot write {text!r}: no permission to write in {str(path.parent.resolve())!r}.")
     return path
+
+
+def _write(path: Path, content: bytes | memoryview) -> None:
+    """Write a file at once, so that a failure leaves what was there."""
+    from exir_lowering.emission import replace_file
+
+    try:
+        if path.exists() and not path.is_file():  # a pipe or a device, which nothing may replace
+            path.write_bytes(content)
+        else:
+            replace_file(Path(os.path.realpath(path)), lambda file: file.write(content))
+    except OSError as error:
+        let_through(error)
+        raise InputError(f"Cannot write {str(path)!r}: {error.strerror or error}. What was there is as it was.") from (
+            error
+        )
 
 
 def _first_line(error: BaseException) -> str:

@@ -6,7 +6,9 @@ import io
 import json
 import logging
 import os
+import resource
 import signal
+import stat
 import subprocess
 import sys
 import warnings
@@ -572,3 +574,134 @@ def test_a_narrow_terminal(main: Main, pte: Path, monkeypatch: pytest.MonkeyPatc
     for argv in (["plugins"], ["run", pte, "--method", "small", "--input", "randn:2x8"]):
         _, out, _ = main(*argv)
         assert all(len(line) <= 60 for line in out.splitlines() if not line.startswith(("ExecuTorch's", "Broken: ")))
+
+
+# ---- where nothing can be written
+
+FULL = Path("/dev/full")
+needs_full = pytest.mark.skipif(not FULL.exists(), reason="the system has no device that is always full")
+
+
+def on_a_full_disk(*argv: object, room: int = 100) -> tuple[int, str]:
+    """Run a command in a child whose files may have so many bytes; return its exit code and what it said."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 99
+        try:
+            os.close(reading)
+            sys.stdout = sys.stderr = os.fdopen(writing, "w")
+            resource.setrlimit(resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
+            code = cli.main([str(argument) for argument in argv])
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
+    os.close(writing)
+    with os.fdopen(reading) as told:
+        text = told.read()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), text
+
+
+@pytest.mark.parametrize("given", ["--html", "--dot", "both"])
+def test_plan_on_a_full_disk_keeps_the_page_that_was_there(models: Path, tmp_path: Path, given: str) -> None:
+    page, dot = tmp_path / "plan.html", tmp_path / "plan.dot"
+    page.write_text("the old page")
+    dot.write_text("the old graph")
+    places = {"--html": ["--html", page], "--dot": ["--dot", dot], "both": ["--dot", dot, "--html", page]}[given]
+    code, told = on_a_full_disk("plan", models / "mixed.pt2", "-p", "xnnpack", *places)
+    assert code == 2 and "Cannot write" in told and "File too large" in told
+    assert "defect" not in told and "Traceback" not in told
+    assert (page.read_text(), dot.read_text()) == ("the old page", "the old graph")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["plan.dot", "plan.html"]
+
+
+def test_lower_and_run_on_a_full_disk_keep_what_was_there(models: Path, pte: Path, tmp_path: Path) -> None:
+    old = {"old.pte": b"the old file", "old.pt": b"the old outputs"}
+    for name, content in old.items():
+        (tmp_path / name).write_bytes(content)
+    for argv in (
+        ("lower", models / "net.pt2", "-p", "xnnpack", "-o", tmp_path / "old.pte"),
+        ("run", pte, "--method", "small", "--input", "ones:2x8", "--save", tmp_path / "old.pt"),
+    ):
+        code, told = on_a_full_disk(*argv)
+        assert code == 2 and "Cannot" in told and "File too large" in told, told
+        assert "defect" not in told and "Traceback" not in told
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == old
+
+
+def test_a_folder_that_takes_no_file(main: Main, models: Path, pte: Path, tmp_path: Path) -> None:
+    """Not even root can make a file in /proc; a file is no folder."""
+    (tmp_path / "file").write_text("")
+    for folder in (Path("/proc"), tmp_path / "file"):
+        if folder.exists():
+            refused(main("plan", models / "net.pt2", "--html", folder / "plan.html"), "Cannot write", str(folder))
+            refused(main("plan", models / "net.pt2", "--dot", folder / "plan.dot"), "Cannot write", str(folder))
+            argv = ("run", pte, "--method", "small", "--input", "ones:2x8", "--save", folder / "y.pt")
+            code, _, told = main(*argv)
+            assert code == 2 and "Cannot write" in told and "defect" not in told
+
+
+def test_what_is_no_file_is_written_and_not_replaced(main: Main, pte: Path, tmp_path: Path) -> None:
+    link, target = tmp_path / "link.pt", tmp_path / "target.pt"
+    target.write_bytes(b"old")
+    link.symlink_to(target)
+    argv = ("run", pte, "--method", "small", "--input", "ones:2x8", "--save")
+    assert main(*argv, link)[0] == 0
+    assert link.is_symlink() and len(torch.load(target)) == 1
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert main(*argv, pipe)[0] == 0
+        assert stat.S_ISFIFO(pipe.stat().st_mode)
+        assert len(torch.load(io.BytesIO(os.read(reading, 1 << 20)))) == 1
+    finally:
+        os.close(reading)
+
+
+@needs_full
+def test_a_full_standard_output_is_told(models: Path, pte: Path, tmp_path: Path) -> None:
+    out = tmp_path / "x.pte"
+    for argv in (
+        ("plan", models / "mixed.pt2", "-p", "xnnpack", "--json"),
+        ("plan", models / "mixed.pt2", "-p", "xnnpack"),
+        ("lower", models / "net.pt2", "-o", out, "--json"),
+        ("run", pte, "--method", "small", "--input", "ones:2x8"),
+        ("run", pte, "--method", "small", "--input", "ones:2x8", "--profile", "--json"),
+        ("plugins", "--json"),
+    ):
+        code, told = with_a_full_output(*argv)
+        assert code == 1, told
+        assert told.endswith("exir-lower: the output cannot be written: No space left on device.\n"), told
+        assert "defect" not in told and "Traceback" not in told and "Exception ignored" not in told
+    assert out.stat().st_size > 1000
+
+
+def with_a_full_output(*argv: object) -> tuple[int, str]:
+    """Run a command in a child whose standard output is full, to the end of the child; return its code and stderr."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 99
+        try:
+            os.close(reading)
+            os.dup2(writing, 2)
+            os.dup2(os.open(FULL, os.O_WRONLY), 1)
+            sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+            code = cli.main([str(argument) for argument in argv])
+            sys.stdout.flush()  # as Python does when it exits
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
+    os.close(writing)
+    with os.fdopen(reading) as told:
+        text = told.read()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), text
+
+
+def test_too_little_memory_is_told(main: Main, monkeypatch: pytest.MonkeyPatch) -> None:
+    def listed() -> list[PluginInfo]:
+        raise MemoryError
+
+    monkeypatch.setattr("exir_lowering.registry.installed", listed)
+    refused(main("plugins"), "exir-lower plugins: there is not enough memory.", code=1)

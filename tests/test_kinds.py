@@ -79,7 +79,7 @@ FILES: dict[str, tuple[Callable[[], bytes], str, str]] = {
     "model.safetensors": (safetensors, "a safetensors file", "load its weights"),
     "model.gguf": (lambda: b"GGUF" + bytes(60), "a GGUF file", "load its weights"),
     "model.h5": (lambda: b"\x89HDF\r\n\x1a\n" + bytes(60), "an HDF5 file", "torch.export"),
-    "model.pte": (lambda: b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "a pointer of Git LFS", "lfs pull"),
+    "model.pte": (lambda: b"version https://git-lfs.github.com/spec/v1", "a pointer of Git LFS", "lfs pull"),
     "model.bpte": (lambda: b"\x1c\0\0\0BP08" + bytes(60), "a .bpte file", "Give the .pte file"),
     "weights.ptd": (lambda: b"\x1c\0\0\0FT01" + bytes(60), "a .ptd data file", "as data="),
 }  # fmt: skip

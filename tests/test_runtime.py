@@ -417,7 +417,9 @@ class TestWrongSources:
             assert "cannot be loaded" in str(error)
 
     def test_other_files(self, external):
-        assert "goes with a .pte file as data=" in message_of(lambda: load(external[1]))
+        assert "Give the .pte file that it was saved with, and this one as data=" in message_of(
+            lambda: load(external[1])
+        )
         assert "damaged, or not what ExecuTorch writes" in message_of(lambda: load(__file__))
 
     def test_a_backend_that_the_runtime_lacks(self):

@@ -227,8 +227,6 @@ def open_program(file: memoryview) -> tuple[Table, Data]:
         raise CorruptError(f"it has {len(file)} bytes")
     magic = bytes(file[4:8])
     if magic != PTE_MAGIC:
-        if magic == PTD_MAGIC:
-            raise CorruptError("it is a .ptd data file, which goes with a .pte file as data=")
         raise CorruptError(f"bytes 4 to 8 are {magic!r}, they are {PTE_MAGIC!r} in a .pte file")
     tables, space = _pte_extent(file)
     program = root(tables)
