@@ -55,6 +55,7 @@ def preprocess(
         _check_unwritten(group, before, weights, error)
         raise
     _check_unwritten(group, before, weights, None)
+    _check_stored(group.backend_id, context.weights, lowered)
     return lowered
 
 
@@ -81,7 +82,7 @@ def _one_by_one(
             result = backend.preprocess(program, specs, **also)
         except Exception as error:
             let_through(error)
-            raise _failure(group.backend_id, [partition], error) from error
+            raise _failure(group.backend_id, backend, [partition], error) from error
         _check_result(group.backend_id, partition, result)
         lowered.append(LoweredPartition(partition, result))
         on_partition(partition)
@@ -101,7 +102,7 @@ def _all_at_once(
         results = backend.preprocess_all(programs, specs, **context_argument(backend.preprocess_all, context))
     except Exception as error:
         let_through(error)
-        raise _failure(group.backend_id, group.partitions, error) from error
+        raise _failure(group.backend_id, backend, group.partitions, error) from error
     _check_results(group.backend_id, by_method, results)
     found = {
         partition.id: result
@@ -111,6 +112,25 @@ def _all_at_once(
     for partition in group.partitions:
         on_partition(partition)
     return [LoweredPartition(partition, found[partition.id]) for partition in group.partitions]
+
+
+def _check_stored(backend_id: str, store: WeightStore, lowered: list[LoweredPartition]) -> None:
+    """Check that the weights to which payloads refer come with a result: nobody else could tell who left them out."""
+    returned: set[str] = set()
+    for partition in lowered:
+        data = partition.result.data_store_output
+        for table in (data.pte_data, *data.external_data.values()) if data is not None else ():
+            returned.update(table)
+    forgotten = sorted(store.referred - returned)
+    for partition in lowered if forgotten else ():
+        payload = partition.result.processed_bytes
+        keys = [key for key in forgotten if key.encode() in payload or bytes.fromhex(key) in payload]
+        if keys:
+            raise BackendContractError(
+                f"Backend {backend_id!r} refers in its payload of partition {partition.partition.id} to named data "
+                f"that it did not return: {_some(keys)}. Return it with the payload: PreprocessResult(..., "
+                "data_store_output=context.weights.named_data(refs)), with every reference that the payload has."
+            )
 
 
 def _tensors(group: BackendGroup) -> Iterator[torch.Tensor]:
@@ -132,7 +152,7 @@ def _lend(backend_id: str, backend: Backend, partition: Partition) -> tuple[Expo
         own = backend.lend(partition.program, specs)
     except Exception as error:
         let_through(error)
-        raise _failure(backend_id, [partition], error) from error
+        raise _failure(backend_id, backend, [partition], error) from error
     if own is not None and not isinstance(own, ExportedProgram):
         raise BackendContractError(
             f"Backend {backend_id!r} made a {type(own).__name__} as its copy of partition {partition.id}, expected an "
@@ -188,9 +208,12 @@ def _check_result(backend_id: str, partition: Partition, result: Any) -> None:
         )
 
 
-def _failure(backend_id: str, partitions: Any, error: Exception) -> LoweringError:
-    """Describe a failure: the backend, where it was, and the lines of the model that it was given."""
+def _failure(backend_id: str, backend: Backend, partitions: Any, error: Exception) -> LoweringError:
+    """Describe a failure: the backend, the line in it, where it was, and the lines of the model that it was given."""
     lines = [f"Backend {backend_id!r} failed: {type(error).__name__}: {error}"]
+    raised = sources.raised_at(error, getattr(backend, "details", type(backend)))
+    if raised is not None and not isinstance(error, LoweringError):  # which says what there is to say
+        lines.append(f"  raised at {raised}")
     for partition in partitions:
         nodes = [node for node in partition.program.graph.nodes if node.op == "call_function"]
         lines.append(f"  partition {partition.id} of method {partition.method!r}: {_some([n.name for n in nodes])}")

@@ -52,7 +52,7 @@ def register_backend(backend: _Class) -> _Class:
         The class.
 
     Raises:
-        PluginLoadError: It is no Backend class, has no id, or another one has the id.
+        PluginLoadError: It is no Backend class, has no id or no `preprocess`, or another one has the id.
     """
     _register(BACKENDS, _own_id("register_backend", backend, Backend, "backend_id"), backend)
     return backend
@@ -65,7 +65,7 @@ def register_delegate(delegate: _Class) -> _Class:
         The class.
 
     Raises:
-        PluginLoadError: It is no Delegate class, has no id, or another one has the id.
+        PluginLoadError: It is no Delegate class, has no id or no `execute`, or another one has the id.
     """
     _register(DELEGATES, _own_id("register_delegate", delegate, Delegate, "delegate_id"), delegate)
     return delegate
@@ -107,6 +107,12 @@ def _own_id(who: str, plugin: object, kind: type, attribute: str) -> str:
     if not isinstance(plugin_id, str) or not plugin_id:
         raise PluginLoadError(
             f'{who}: {_place(plugin)} has the {attribute} {plugin_id!r}, expected a name: {attribute} = "..."'
+        )
+    missing = sorted(getattr(plugin, "__abstractmethods__", ()))
+    if missing:
+        raise PluginLoadError(
+            f"{who}: {_place(plugin)} has no {' and no '.join(missing)}, which every {kind.__name__} needs: nobody "
+            "could make one. Write it, or register the subclass that has it."
         )
     return plugin_id
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import sys
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,6 +17,7 @@ LISTED = 6
 """How many source lines a message tells before it says how many more there are."""
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+_SHARED = ("executorch", "exir_lowering")  # packages that hold several plug-ins, and what calls them
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 
 
@@ -59,6 +62,37 @@ def innermost(stack: Sequence[Frame]) -> int | None:
     """
     own = [number for number, frame in enumerate(stack) if not frame.file.startswith(_TORCH)]
     return own[-1] if own else (len(stack) - 1 if stack else None)
+
+
+def raised_at(error: BaseException, plugin: type) -> Frame | None:
+    """Return the line of a plug-in's own code from which an exception came; None when the traceback has no such line.
+
+    That is the innermost one in the package of its class, or in its file if there is no package: what it calls raises
+    too. Packages that hold many plug-ins count by folder.
+
+    Args:
+        error: The exception.
+        plugin: The class of the plug-in.
+    """
+    module = sys.modules.get(plugin.__module__)
+    codes = (getattr(member, "__code__", None) for member in map(_function, vars(plugin).values()))
+    files = {code.co_filename for code in codes if code is not None} | {getattr(module, "__file__", None) or ""}
+    package = plugin.__module__.partition(".")[0]
+    if package in _SHARED:
+        folders = [os.path.dirname(file) for file in files]
+    else:
+        folders = list(getattr(sys.modules.get(package), "__path__", ()))
+    inside = tuple(f"{folder}{os.sep}" for folder in folders if folder)
+    own = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename in files or frame.filename.startswith(inside)
+    ]
+    return Frame(own[-1].filename, own[-1].lineno or 0, own[-1].name, own[-1].line or "") if own else None
+
+
+def _function(member: object) -> object:
+    return getattr(member, "__func__", member)
 
 
 def told(lines: Sequence[str]) -> str:

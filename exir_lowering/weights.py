@@ -68,7 +68,10 @@ class WeightRef:
             return torch.zeros(extent // self.dtype.itemsize, dtype=self.dtype).as_strided(self.shape, self.strides)
         data = named_data(self.key)
         if data is None:
-            raise InputError(f"The file has no named data {self.key!r}: load it with the data files it was saved with.")
+            raise InputError(
+                f"The file has no named data {self.key!r}: load it with the data files it was saved with. If it was "
+                "saved with none, its backend did not return the data (data_store_output)."
+            )
         if len(data) < self.offset + extent:
             raise InputError(
                 f"Named data {self.key!r} has {len(data)} bytes, expected at least {self.offset + extent}: the file or "
@@ -96,6 +99,7 @@ class WeightStore:
     def __init__(self, tensors: Iterable[torch.Tensor] = ()) -> None:
         self._announced: Iterable[torch.Tensor] = tensors
         self._data: dict[str, bytes] = {}
+        self._referred: set[str] = set()
         self._pieces: dict[int, list[_Piece]] = {}  # by the address of the storage, which each piece keeps alive
 
     def ref(self, tensor: torch.Tensor) -> WeightRef:
@@ -118,6 +122,8 @@ class WeightStore:
             piece = self._store(_Piece.of([view]))  # also for a tensor that was written to since it was stored
             pieces.append(piece)
         strides = piece.strides or view.strides
+        if piece.key:
+            self._referred.add(piece.key)
         return WeightRef(piece.key, view.start - piece.start if piece.key else 0, tensor.dtype, view.shape, strides)
 
     def named_data(self, refs: Iterable[WeightRef]) -> Any:
@@ -126,6 +132,11 @@ class WeightStore:
 
         keys = dict.fromkeys(ref.key for ref in refs if ref.key)
         return _upstream.named_data({key: self._data[key] for key in keys}, _ALIGNMENT)
+
+    @property
+    def referred(self) -> frozenset[str]:
+        """The keys that `ref` has handed out."""
+        return frozenset(self._referred)
 
     @property
     def sizes(self) -> dict[str, int]:
