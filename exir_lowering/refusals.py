@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import torch
 from executorch.exir.backend.canonical_partitioners.config_partitioner import (
     ConfigerationBasedPartitioner,
     format_target_name,
@@ -13,10 +14,14 @@ from executorch.exir.backend.canonical_partitioners.config_partitioner import (
 from executorch.exir.backend.partitioner import Partitioner
 from torch.export import ExportedProgram
 from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
 
 from exir_lowering import _upstream, graphs, measures
 from exir_lowering.interrupts import let_through
 from exir_lowering.model import Rejection
+
+_INVALID_DTYPE = "invalid dtype"
+_SHAPED = ("aten.view_copy.default", "aten.view.default", "aten.expand_copy.default")
 
 
 @dataclass
@@ -86,7 +91,7 @@ def _reason(
     """Return the code, the text and who says it: the partitioner's own words first, then the check that fails."""
     said = refusals.heard.get(node)
     if said:
-        return "check", _with_values(node, "; ".join(said)), next(iter(said.values()))
+        return "check", _with_values(node, "; ".join(_cause(node, words) for words in said)), next(iter(said.values()))
     name = type(partitioner).__name__
     if isinstance(partitioner, ConfigerationBasedPartitioner):
         return _configured(partitioner, tagged, path, node)
@@ -112,6 +117,30 @@ def _configured(
     if not taken:
         return "check", _with_values(node, f"{check} returned False"), check
     return "check", f"{type(config).__name__}.get_partition returned no partition with it", type(config).__name__
+
+
+def _cause(node: Node, words: str) -> str:
+    """Return why, where a partitioner's words name something else.
+
+    ExecuTorch's check for XNNPACK says "invalid dtype" of every argument that is not a tensor with elements and a dtype
+    of its own.
+    """
+    if words != _INVALID_DTYPE:
+        return words
+    values = [source.meta.get("val") for source in node.all_input_nodes]
+    read = [tensor for value in values for tensor in measures.tensors(value)]
+    sizes = [size for tensor in read for size in tensor.shape]
+    why = ""
+    if any(isinstance(value, (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)) for value in values):
+        why = "one of its arguments is a number that is computed at run time, not a tensor"
+    elif any(map(has_free_unbacked_symbols, read)):
+        why = "one of its inputs has a size that depends on the values of a tensor"
+    elif any(isinstance(size, int) and size == 0 for size in sizes):
+        why = "one of its inputs has no elements"
+    if not why:
+        return words
+    advice = "; with -1 in its place the shape needs none" if graphs.operator_name(node) in _SHAPED else ""
+    return f'{why} (the check says "{words}"){advice}'
 
 
 def _with_values(node: Node, reason: str) -> str:

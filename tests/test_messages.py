@@ -1,0 +1,241 @@
+"""Messages name the true cause: what a user reads where something else was to blame at first sight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from executorch.exir.backend.backend_details import BackendDetails
+from lowering_support import TagPartitioner
+
+import exir_lowering
+from exir_lowering import (
+    Backend,
+    BackendContractError,
+    BackendFailure,
+    Delegate,
+    PluginLoadError,
+    PreprocessResult,
+    register_backend,
+    register_delegate,
+)
+
+
+class Function(torch.nn.Module):
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+        self.weight = torch.nn.Parameter(torch.arange(1.0, 5.0))
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        return self.function(self, *inputs)
+
+
+def program(function: Callable[..., Any], *inputs: torch.Tensor, batch: bool = False) -> torch.export.ExportedProgram:
+    shapes = (tuple({0: torch.export.Dim("batch", min=1, max=8)} for _ in inputs),) if batch else None
+    return torch.export.export(Function(function).eval(), inputs, dynamic_shapes=shapes)
+
+
+# ---- reasons
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "operator", "reason"),
+    [
+        (
+            lambda m, x: torch.relu(x.flatten(1)), (2, 3, 4), "aten.view_copy.default",
+            "one of its arguments is a number that is computed at run time, not a tensor (the check says "
+            '"invalid dtype"); with -1 in its place the shape needs none (float32[',
+        ),
+        (
+            lambda m, x: torch.relu(x[x > 0]), (2,), "aten.relu.default",
+            "one of its inputs has a size that depends on the values of a tensor (the check says "
+            '"invalid dtype") (float32[u',
+        ),
+    ],
+)  # fmt: skip
+def test_a_reason_of_xnnpack_that_names_the_wrong_cause(
+    function: Any, shape: tuple[int, ...], operator: str, reason: str
+) -> None:
+    plan = exir_lowering.plan(program(function, torch.ones(shape), batch=True), "xnnpack")
+    (host,) = (node for node in plan.methods[0].host if node.operator == operator)
+    assert host.reason.startswith(reason)
+
+
+def test_the_advice_for_a_shape_is_good() -> None:
+    """What the reason above advises is delegated, with a batch that changes."""
+    given = program(lambda m, x: torch.relu(x.view(-1, 12)), torch.ones(2, 3, 4), batch=True)
+    lowered = exir_lowering.lower(given, "xnnpack")
+    assert lowered.report.methods[0].coverage == 1.0
+    loaded = exir_lowering.load(lowered.emit().buffer)
+    for size in (1, 5):
+        x = torch.randn(size, 3, 4)
+        torch.testing.assert_close(loaded.run("forward", x)[0], torch.relu(x.view(-1, 12)))
+
+
+def test_a_dtype_that_is_invalid_is_called_so() -> None:
+    plan = exir_lowering.plan(program(lambda m, x: x + x, torch.ones(2, dtype=torch.int32)), "xnnpack")
+    assert [node.reason for node in plan.methods[0].host] == ["invalid dtype (int32[2] -> int32[2])"]
+
+
+# ---- failures of backends
+
+OPERATORS = {"aten.mul.Tensor": 1}
+
+
+def number_of(name: str) -> int:
+    return OPERATORS[name]
+
+
+class Table(Backend):
+    backend_id = "table"
+
+    def preprocess(self, program: Any, compile_specs: Any) -> PreprocessResult:
+        numbers = [number_of(node.target.__name__) for node in program.graph.nodes if node.op == "call_function"]
+        return PreprocessResult(bytes(numbers))
+
+
+class Grouped(Table):
+    def preprocess_all(self, edge_programs: Any, compile_specs: Any, **_: Any) -> Any:
+        return super().preprocess_all(edge_programs, compile_specs)
+
+
+class Json(Backend):
+    backend_id = "table"
+
+    def preprocess(self, program: Any, compile_specs: Any) -> PreprocessResult:
+        import json
+
+        return PreprocessResult(json.dumps(program).encode())
+
+
+class TableDetails(BackendDetails):
+    @staticmethod
+    def preprocess(edge_program: Any, compile_specs: Any) -> PreprocessResult:
+        return PreprocessResult(bytes([number_of("aten.add.Tensor")]))
+
+
+class Refusing(Backend):
+    backend_id = "table"
+
+    def preprocess(self, program: Any, compile_specs: Any) -> PreprocessResult:
+        raise exir_lowering.InputError("aten.add.Tensor is not supported.")
+
+
+def failure_of(backend: Any) -> str:
+    given = program(lambda m, x: x + x, torch.ones(3))
+    with pytest.raises(BackendFailure) as caught:
+        exir_lowering.lower(given, TagPartitioner(backend="table"), backends={"table": backend})
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("backend", [Table, Grouped, TableDetails])
+def test_a_failure_names_the_line_of_the_backend_and_that_of_the_model(backend: Any) -> None:
+    line = number_of.__code__.co_firstlineno + 1
+    first, second, *rest = failure_of(backend).splitlines()
+    assert first == "Backend 'table' failed: KeyError: 'aten.add.Tensor'"
+    assert second == f'  raised at File "{__file__}", line {line}, in number_of: return OPERATORS[name]'
+    assert "partition forward/0:t of method 'forward': aten_add_tensor" in rest[0]
+    assert rest[1].endswith("in forward: return self.function(self, *inputs)")
+
+
+def test_a_failure_in_what_the_backend_calls_names_the_backends_line() -> None:
+    text = failure_of(Json)
+    assert "TypeError: Object of type ExportedProgram is not JSON serializable" in text
+    assert f'raised at File "{__file__}"' in text
+    assert "in preprocess: return PreprocessResult(json.dumps(program).encode())" in text
+
+
+def test_a_refusal_needs_no_line() -> None:
+    assert "raised at" not in failure_of(Refusing)
+
+
+def test_a_backend_in_a_package_is_told_by_its_package(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "a_backend"
+    (package / "inside").mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "inside" / "__init__.py").write_text("def convert(name):\n    return {}[name]\n")
+    (package / "backend.py").write_text(
+        "from exir_lowering import Backend\n"
+        "from a_backend.inside import convert\n"
+        "class Mine(Backend):\n"
+        "    backend_id = 'table'\n"
+        "    def preprocess(self, program, compile_specs):\n"
+        "        return convert('x')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import a_backend.backend  # type: ignore[import-not-found]
+
+    place = package / "inside" / "__init__.py"
+    assert f'raised at File "{place}", line 2, in convert: return {{}}[name]' in failure_of(a_backend.backend.Mine)
+
+
+# ---- what a backend forgets
+
+
+def forgetting(payload: Callable[[str], bytes], returned: Callable[[Any, list[Any]], Any]) -> type[Backend]:
+    class Forgetting(Backend):
+        backend_id = "table"
+
+        def preprocess(self, program: Any, compile_specs: Any, context: Any) -> PreprocessResult:
+            refs = [context.weights.ref(tensor) for tensor in program.state_dict.values()]
+            return PreprocessResult(
+                b"".join(payload(ref.key) for ref in refs), data_store_output=returned(context.weights, refs)
+            )
+
+    return Forgetting
+
+
+WEIGHTED = program(lambda m, x: x * m.weight, torch.ones(4))
+
+
+@pytest.mark.parametrize("payload", [str.encode, bytes.fromhex])
+@pytest.mark.parametrize("returned", [lambda weights, refs: None, lambda weights, refs: weights.named_data([])])
+def test_named_data_that_was_not_returned(payload: Any, returned: Any) -> None:
+    with pytest.raises(BackendContractError) as caught:
+        exir_lowering.lower(
+            WEIGHTED, TagPartitioner(backend="table"), backends={"table": forgetting(payload, returned)}
+        )
+    message = str(caught.value)
+    assert "Backend 'table' refers in its payload of partition forward/0:t to named data that it did not" in message
+    assert "data_store_output=context.weights.named_data(refs)" in message
+
+
+@pytest.mark.parametrize(
+    ("payload", "returned"),
+    [
+        (str.encode, lambda weights, refs: weights.named_data(refs)),
+        (lambda key: b"the numbers themselves", lambda weights, refs: None),  # it referred, and thought better of it
+    ],
+)
+def test_named_data_that_was_returned_or_not_used(payload: Any, returned: Any) -> None:
+    backend = forgetting(payload, returned)
+    exir_lowering.lower(WEIGHTED, TagPartitioner(backend="table"), backends={"table": backend})
+
+
+def test_classes_that_nobody_can_make_are_not_registered() -> None:
+    with pytest.raises(PluginLoadError, match=r"register_backend: .*Mute has no preprocess, which every Backend needs"):
+
+        @register_backend
+        class Mute(Backend):
+            backend_id = "mute"
+
+    with pytest.raises(PluginLoadError, match=r"has no preprocess"):
+
+        @register_backend
+        class AllOnly(Backend):
+            backend_id = "mute"
+
+            def preprocess_all(self, edge_programs: Any, compile_specs: Any, **_: Any) -> Any:
+                return {}
+
+    with pytest.raises(PluginLoadError, match=r"register_delegate: .*Idle has no execute, which every Delegate needs"):
+
+        @register_delegate
+        class Idle(Delegate):
+            delegate_id = "mute"
+
+    with pytest.raises(exir_lowering.UnknownPluginError):
+        exir_lowering.lower(WEIGHTED, TagPartitioner(backend="mute"))
