@@ -428,6 +428,17 @@ def version(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else int(tensor._version)
 
 
+def versions(tensors: Sequence[Any]) -> list[int]:
+    """Return how often torch has written to each of some tensors' memory; what is no tensor is left out.
+
+    It is called twice for each call of a delegate.
+    """
+    try:
+        return [tensor._version for tensor in tensors if type(tensor) is torch.Tensor]
+    except RuntimeError:  # tensors of inference mode have no count
+        return []
+
+
 def named_data_pieces(manager: ExecutorchProgramManager) -> dict[str, int]:
     """Return for each key of named data the number of its content in the emitted file: equal contents are one."""
     output = manager._named_data

@@ -7,6 +7,7 @@ the exported program share its number. Programs that were not made by ExecuTorch
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
@@ -59,6 +60,29 @@ def handled_copy(program: ExportedProgram) -> ExportedProgram:
     copied = graphs.copy_program(program)
     fill(copied.graph_module)
     return copied
+
+
+def all_of(graph_module: GraphModule) -> list[int]:
+    """Return the handles of a graph and of those that are nested in it, in ascending order."""
+    return sorted({found for node in _nodes(graph_module) if (found := handle(node)) is not None})
+
+
+def unknown(handle_map: Any, graph_module: GraphModule) -> tuple[Any, Any] | None:
+    """Return the first entry of a backend's debug handle map that names what is no handle of its partition.
+
+    Args:
+        handle_map: For each identifier a handle, or several of them.
+        graph_module: The partition.
+
+    Returns:
+        The identifier, and the first of its handles that no operator has; None when all is well.
+    """
+    known = all_of(graph_module)
+    for identifier, named in handle_map.items():
+        for each in named if isinstance(named, (tuple, list, set, frozenset)) else (named,):
+            if isinstance(each, bool) or not isinstance(each, int) or each not in known:
+                return identifier, each
+    return None
 
 
 def _nodes(graph_module: GraphModule) -> Iterator[Node]:

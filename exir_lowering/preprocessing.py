@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 
 from exir_lowering import checks, debug_handles, graphs, sources
 from exir_lowering.errors import BackendContractError, BackendFailure, LoweringError, named_handle
-from exir_lowering.interfaces import Backend, BackendContext, context_argument
+from exir_lowering.interfaces import Backend, BackendContext, ExecutorchBackend, context_argument
 from exir_lowering.interrupts import let_through
 from exir_lowering.model import BackendGroup, LoweredPartition, Partition
 from exir_lowering.weights import WeightStore
@@ -83,7 +83,7 @@ def _one_by_one(
         except Exception as error:
             let_through(error)
             raise _failure(group.backend_id, backend, [partition], error) from error
-        _check_result(group.backend_id, partition, result)
+        _check_result(group.backend_id, backend, partition, result)
         lowered.append(LoweredPartition(partition, result))
         on_partition(partition)
     return lowered
@@ -103,7 +103,7 @@ def _all_at_once(
     except Exception as error:
         let_through(error)
         raise _failure(group.backend_id, backend, group.partitions, error) from error
-    _check_results(group.backend_id, by_method, results)
+    _check_results(group.backend_id, backend, by_method, results)
     found = {
         partition.id: result
         for method, partitions in by_method.items()
@@ -169,7 +169,7 @@ def _weights(group: BackendGroup) -> dict[str, Any]:
     return weights
 
 
-def _check_results(backend_id: str, asked: Mapping[str, list[Partition]], results: Any) -> None:
+def _check_results(backend_id: str, backend: Backend, asked: Mapping[str, list[Partition]], results: Any) -> None:
     who = f"Backend {backend_id!r}: preprocess_all"
     if not isinstance(results, Mapping):
         raise BackendContractError(
@@ -192,10 +192,10 @@ def _check_results(backend_id: str, asked: Mapping[str, list[Partition]], result
                 f"{_some([p.id for p in partitions])}."
             )
         for partition, result in zip(partitions, given, strict=True):
-            _check_result(backend_id, partition, result)
+            _check_result(backend_id, backend, partition, result)
 
 
-def _check_result(backend_id: str, partition: Partition, result: Any) -> None:
+def _check_result(backend_id: str, backend: Backend, partition: Partition, result: Any) -> None:
     if not isinstance(result, PreprocessResult):
         raise BackendContractError(
             f"Backend {backend_id!r} returned {type(result).__name__} for partition {partition.id}, expected a "
@@ -205,6 +205,28 @@ def _check_result(backend_id: str, partition: Partition, result: Any) -> None:
         raise BackendContractError(
             f"Backend {backend_id!r} returned processed_bytes of type {type(result.processed_bytes).__name__} for "
             f"partition {partition.id}, expected bytes."
+        )
+
+    # ExecuTorch takes any map of its own classes, and its backends give handles of programs that they made themselves.
+    if result.debug_handle_map is not None and not isinstance(backend, ExecutorchBackend):
+        _check_handles(backend_id, partition, result.debug_handle_map)
+
+
+def _check_handles(backend_id: str, partition: Partition, handle_map: Any) -> None:
+    """Check that what a backend says of its instructions is about operators of the partition."""
+    who = f"Backend {backend_id!r} returned, for partition {partition.id}, a debug_handle_map"
+    if not isinstance(handle_map, Mapping):
+        raise BackendContractError(
+            f"{who} of type {type(handle_map).__name__}, expected a dict from instructions to debug handles."
+        )
+    found = debug_handles.unknown(handle_map, partition.program.graph_module)
+    if found is not None:
+        identifier, handle = found
+        known = debug_handles.all_of(partition.program.graph_module)
+        raise BackendContractError(
+            f"{who} in which {identifier!r} names the debug handle {handle!r}, expected some of "
+            f"{_some(list(map(str, known)))}: node.meta['debug_handle'] of its operators. A profile would show another "
+            "operator's time there."
         )
 
 

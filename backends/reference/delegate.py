@@ -116,7 +116,8 @@ def _return(handle: Executable, inputs: list[Any], results: Sequence[Any]) -> li
     ]
     for value, (kind, *number) in zip(values, kinds, strict=True):
         if kind != "user":
-            memory[kind][number[0]].copy_(value)
+            # Not counted as a write of the delegate's own: a whole program that writes an input says so.
+            memory[kind][number[0]].data.copy_(value)
     return [value for value, (kind, *_) in zip(values, kinds, strict=True) if kind == "user"]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 
+from exir_lowering._upstream import versions
 from exir_lowering.delegate import Delegate, DelegateContext
 from exir_lowering.errors import (
     BackendContractError,
@@ -133,8 +134,10 @@ def execute(handle: Handle, inputs: list[Any], count: int) -> list[tuple[Value, 
 
     Raises:
         BackendFailure: The delegate raised.
-        BackendContractError: It returned something else than the file says.
+        BackendContractError: It returned something else than the file says, or wrote into an input.
     """
+    lent = tuple(inputs)  # the list is the delegate's; what numpy or C code writes is not counted
+    before = versions(lent)
     try:
         with neutral():
             returned = handle.delegate.execute(handle.content, inputs)
@@ -143,9 +146,22 @@ def execute(handle: Handle, inputs: list[Any], count: int) -> list[tuple[Value, 
         shown = ", ".join(map(show, inputs)) or "none"
         what = f"{handle.who} failed to execute: {_said(error)}. Its inputs were: {shown}"
         raise _failed(what, error, handle.lines(handle.plan.number, error)) from error
+    if versions(lent) != before:
+        raise _written(handle, lent, before)
     expected = handle.plan.outputs[len(handle.plan.outputs) - count :]
     _check(handle, expected, returned)
     return list(zip(expected, returned, strict=True))
+
+
+def _written(handle: Handle, inputs: Sequence[Any], before: Sequence[int]) -> BackendContractError:
+    tensors = [(index, value) for index, value in enumerate(inputs) if type(value) is torch.Tensor]
+    counts = zip(tensors, before, versions(inputs), strict=True)
+    index, value = next(tensor for tensor, old, new in counts if old != new)
+    return BackendContractError(
+        f"{handle.who}: execute wrote into its input {index}, {show(value)}. Inputs are the runtime's own memory, "
+        "which others read too, and this run's results are not to be trusted. Compute into a new tensor, or clone the "
+        "input first; in-place operators write into views of an input as well."
+    )
 
 
 @contextmanager

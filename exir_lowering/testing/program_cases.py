@@ -173,6 +173,11 @@ def _state() -> Iterator[Case]:
         m.total.index_copy_(0, place, x)
         return m.total * 2.0
 
+    def turned(m: Any, x: torch.Tensor) -> Any:
+        result = m.turned.permute(1, 0) - x
+        m.turned.copy_(x.permute(1, 0))
+        return result
+
     total: dict[str, Any] = {
         "check": "state",
         "stateful": True,
@@ -184,6 +189,10 @@ def _state() -> Iterator[Case]:
     yield case(
         "state/kv-cache", "A part of a buffer can be written.", cache,
         tensor(1, 3), tensor(1, dtype=torch.int64, values="index"), **total,
+    )  # fmt: skip
+    yield case(
+        "state/view-of-an-input", "What is kept of an input is a copy: the input's memory is used again.",
+        turned, _MATRIX, **{**total, "hold": lambda: {"turned": weight(3, 2)}},
     )  # fmt: skip
     yield methods(
         "state/two-methods", "Each method has its own state.", {"forward": counter, "second": before}, _MATRIX,

@@ -25,7 +25,16 @@ from exir_lowering.testing.cases import CASES
 from exir_lowering.testing.checks import CHECKS
 from exir_lowering.testing.report import CaseResult, ConformanceReport
 from exir_lowering.testing.samples import Case, Sample, forget, sample
-from exir_lowering.testing.trial import Broken, Subject, Trial, Unsupported, fingerprint, lower_case, made
+from exir_lowering.testing.trial import (
+    Broken,
+    Subject,
+    Trial,
+    Unsupported,
+    check_handles,
+    fingerprint,
+    lower_case,
+    made,
+)
 
 AVAILABLE = "suite/available"
 """The name of the case that fails when the delegate that was given is not available."""
@@ -236,6 +245,7 @@ def _run(subject: Subject, case: Case, note: str) -> CaseResult:
         lowered = lower_case(subject, case, ready)
         counts = _counts(lowered)
         _check_taken(subject, case, lowered)
+        check_handles(lowered)
         _check_deterministic(subject, case, ready, lowered)
         content = _emitted(case, lowered)
         for engine in subject.engines:

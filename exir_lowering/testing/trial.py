@@ -12,7 +12,7 @@ import torch
 from executorch.exir.backend.partitioner import Partitioner
 from torch.export import ExportedProgram
 
-from exir_lowering import checks, graphs, registry
+from exir_lowering import checks, debug_handles, graphs, registry
 from exir_lowering._upstream import LoweredBackendModule
 from exir_lowering.delegate import Delegate
 from exir_lowering.errors import BackendContractError, BackendFailure, BackendUnavailableWarning, LoweringError
@@ -219,6 +219,23 @@ def event_names(lowered: LoweredMethods) -> set[str]:
     """Return what a profile without debug information calls the events of the backend's debug handle maps."""
     maps = (module.meta.get("debug_handle_map") or {} for module in _modules(lowered))
     return {key if isinstance(key, str) else f"event {key}" for found in maps for key in found}
+
+
+def check_handles(lowered: LoweredMethods) -> None:
+    """Check that debug handle maps name operators of their partitions; ExecuTorch's own classes may give any map.
+
+    Raises:
+        Broken: One does not.
+    """
+    for module in _modules(lowered):
+        found = debug_handles.unknown(module.meta.get("debug_handle_map") or {}, module.original_module.graph_module)
+        if found is not None:
+            raise Broken(
+                "debug-handles",
+                f"the debug_handle_map says that {found[0]!r} is made of the operator with the debug handle "
+                f"{found[1]!r}, which is not in the partition. Take handles from node.meta['debug_handle'] of the "
+                "program that `preprocess` is given.",
+            )
 
 
 def _modules(lowered: LoweredMethods) -> list[LoweredBackendModule]:

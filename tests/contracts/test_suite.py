@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from executorch.exir.backend.backend_details import BackendDetails
 from scripted import ScriptBackend, ScriptDelegate
 from toy import ToyBackend, ToyDelegate
 
@@ -266,6 +267,48 @@ class Mute(ToyBackend):
             raise NotImplementedError("no") from error
 
 
+def handles(change: Any) -> type[ToyBackend]:
+    """Return a backend that has a debug handle map, changed."""
+
+    class Handles(ToyBackend):
+        def preprocess(self, program: Any, compile_specs: Any) -> PreprocessResult:
+            payload = super().preprocess(program, compile_specs).processed_bytes
+            nodes = [node for node in program.graph.nodes if node.op == "call_function"]
+            return PreprocessResult(payload, {node.name: change(node.meta["debug_handle"]) for node in nodes})
+
+    return Handles
+
+
+class HandlesDetails(BackendDetails):
+    """One of ExecuTorch's classes, whose handles are off by one."""
+
+    @staticmethod
+    def preprocess(edge_program: Any, compile_specs: Any) -> PreprocessResult:
+        return handles(lambda handle: (handle + 1,))().preprocess(edge_program, compile_specs)
+
+
+class Views(ReferenceDelegate):
+    """Keeps a view of an input as its state, where that is what is written to the state."""
+
+    def execute(self, handle: Any, inputs: Any) -> Any:
+        outputs = super().execute(handle, inputs)
+        for number, state in enumerate(handle.states):
+            for value in inputs:
+                for view in (value, value.t() if value.dim() == 2 else value):
+                    if torch.equal(view, state):
+                        handle.states[number] = view
+        return outputs
+
+
+class NumpyWriting(ToyDelegate):
+    """Writes into an input in a way that torch does not count."""
+
+    def execute(self, handle: Any, inputs: Any) -> Any:
+        outputs = [output.clone() for output in super().execute(handle, inputs)]
+        inputs[0].numpy()[...] = 0
+        return outputs
+
+
 def no_broadcasting(execute: Any, handle: Any, inputs: Any) -> Any:
     if len({value.shape for value in inputs}) > 1:
         raise RuntimeError("shapes differ")
@@ -307,6 +350,12 @@ WRONG = {
     "has fixed shapes": (ToyBackend, FixedShape, "dynamic/batch", "numbers"),
     "writes into a weight": (reading(lambda tensor: tensor.mul_(2)), ToyDelegate, "weights/buffer", "contract"),
     "writes into an input": (ToyBackend, executing(writing), "ops/sub", "inputs"),
+    "writes into an input without torch": (ToyBackend, NumpyWriting, "ops/sub", "inputs"),
+    "keeps a view of an input": (ReferenceBackend, Views, "state/view-of-an-input", "numbers"),
+    "names handles that do not exist": (handles(lambda handle: (handle, 999)), ToyDelegate, "ops/sub", "contract"),
+    "names handles one too high": (handles(lambda handle: handle + 1), ToyDelegate, "partitions/alike", "contract"),
+    "names handles one too low": (handles(lambda handle: [handle - 1]), ToyDelegate, "partitions/alike", "contract"),
+    "names no handles": (handles(str), ToyDelegate, "ops/sub", "contract"),
     "makes other bytes each time": (Stamped, ToyDelegate, "ops/sub", "determinism"),
     "mixes up methods": (MixedUp, ToyDelegate, "methods/two", "numbers"),
     "lowers the first partition only": (FirstOnly, ToyDelegate, "partitions/alike", "numbers"),
@@ -403,6 +452,12 @@ def test_what_a_partitioner_claims_is_not_to_be_refused() -> None:
     report = run_conformance(ToyBackend, ToyDelegate, supports=ops("aten.abs"), cases=["ops/abs"])
     assert failures(report) == {"ops/abs": "preprocess"}
     assert "leave that on the host" in str(report)
+
+
+def test_handles_of_executorchs_own_classes_are_looked_at_too() -> None:
+    report = run_conformance(HandlesDetails, supports=ops("aten.sub"), cases=["partitions/alike"])
+    assert failures(report) == {"partitions/alike": "debug-handles"}
+    assert "with the debug handle" in str(report) and "not in the partition" in str(report)
 
 
 def test_a_case_of_ones_own() -> None:
