@@ -156,8 +156,9 @@ class Delegate(ABC):
 
         Args:
             handle: What `compile` returned.
-            inputs: Tensors, ints, floats and bools. Tensors are the runtime's own memory: they must not be written,
-                and are valid until this call returns; clone what is to be kept.
+            inputs: Tensors, ints, floats and bools. Tensors are the runtime's own memory: they must not be written, nor
+                their views (`run` raises a BackendContractError), and are valid until this call returns; clone what is
+                to be kept.
 
         Returns:
             The outputs, of the dtypes and shapes that the file tells: tensors on the CPU, which are copied and may be

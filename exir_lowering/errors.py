@@ -11,6 +11,8 @@
     ├── BackendUnavailableError          a file needs a backend that this machine does not have
     └── InvariantError                   a defect of exir-lowering itself
 
+MemoryError, and what a signal handler raises, pass through as they are: see `interrupts`.
+
 `BackendUnavailableWarning` is no error: what was lowered cannot be executed where it was lowered.
 
 Each message says who, where, what was got, what was expected and what to do.
@@ -86,9 +88,9 @@ class CoverageError(LoweringError):
 
 
 class BackendContractError(LoweringError):
-    """A backend's result has the wrong type, number or methods, it wrote into a weight, or a delegate's outputs differ.
+    """A backend's results are not what they should be, it wrote into a weight, or a delegate did wrong.
 
-    What a delegate returns has to have the number, dtypes and shapes that its file tells.
+    What a delegate returns has to have the number, dtypes and shapes that its file tells; its inputs are not written.
     """
 
 

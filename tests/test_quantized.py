@@ -39,14 +39,16 @@ class ConvNet(torch.nn.Module):
         return self.head(torch.relu(self.linear(x)))
 
 
-def quantized(dynamic: bool) -> ExportedProgram:
+def quantized(
+    dynamic: bool, model: torch.nn.Module | None = None, inputs: tuple[torch.Tensor, ...] = INPUTS
+) -> ExportedProgram:
     torch.manual_seed(0)
     quantizer = XNNPACKQuantizer().set_global(
         get_symmetric_quantization_config(is_per_channel=True, is_dynamic=dynamic)
     )
-    prepared = prepare_pt2e(export(ConvNet().eval(), INPUTS).module(), quantizer)
-    prepared(*INPUTS)
-    return export(convert_pt2e(prepared), INPUTS)
+    prepared = prepare_pt2e(export((model or ConvNet()).eval(), inputs).module(), quantizer)
+    prepared(*inputs)
+    return export(convert_pt2e(prepared), inputs)
 
 
 def partitioners(dynamic: bool) -> list[Partitioner]:
@@ -73,6 +75,45 @@ def test_int8_recipes(dynamic: bool) -> None:
     (got,) = exir_lowering.load(ours.emit().buffer).run("forward", *INPUTS)
     expected = program.module()(*INPUTS)
     torch.testing.assert_close(got, expected, atol=0.05, rtol=0.05)
+
+
+class Layers(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (torch.nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.third(torch.relu(self.second(torch.relu(self.first(x)))))
+
+
+class Attention(Layers):
+    def __init__(self) -> None:
+        super().__init__()
+        self.out, self.norm = torch.nn.Linear(16, 16), torch.nn.LayerNorm(16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.norm(x)
+        weights = torch.softmax(self.first(h) @ self.second(h).transpose(-1, -2) / 4, -1)
+        return x + self.out(weights @ self.third(h))
+
+
+@pytest.mark.parametrize(("model", "shape", "one", "two"), [(Layers, (3, 16), 1, 5), (Attention, (2, 5, 16), 3, 6)])
+def test_one_partitioner_is_enough_for_dynamic_quantisation(
+    model: type[Layers], shape: tuple[int, ...], one: int, two: int
+) -> None:
+    """What docs/quickstart.md says: the same numbers and the same host operators, in fewer partitions."""
+    torch.manual_seed(0)
+    inputs = (torch.randn(shape),)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = quantized(True, model(), inputs)
+        found = [exir_lowering.lower(program, chosen) for chosen in ("xnnpack", partitioners(True))]
+    assert [len(lowered.report.methods[0].partitions) for lowered in found] == [one, two]
+    hosts = [sorted(node.operator for node in lowered.report.methods[0].host) for lowered in found]
+    assert hosts[0] == hosts[1]
+    first, second = (exir_lowering.load(lowered.emit().buffer).run("forward", *inputs)[0] for lowered in found)
+    assert torch.equal(first, second)
+    torch.testing.assert_close(first, program.module()(*inputs), atol=0.05, rtol=0.05)
 
 
 @pytest.mark.parametrize(
