@@ -24,9 +24,9 @@ from exir_lowering import (
     PluginLoadError,
     Rejection,
     graphs,
+    interrupts,
     measures,
 )
-from exir_lowering.interrupts import let_through
 from exir_lowering.partitioners import nested_run
 
 __all__ = ["OpenvinoPartitioner", "openvino"]
@@ -218,7 +218,7 @@ def _upstream_class() -> Any:
         try:
             module: Any = importlib.import_module(f"{_PACKAGE}.partitioner")
         except Exception as error:
-            let_through(error)
+            interrupts.let_through(error)
             raise PluginLoadError(
                 f"The backend 'openvino': importing ExecuTorch's partitioner raised {type(error).__name__}: {error}. "
                 f"openvino {version('openvino')} is installed; expected one that executorch {version('executorch')} "

@@ -472,6 +472,7 @@ def _read_program(path: Path, trust: bool) -> ExportedProgram:
             "runs what is in it."
         ) from error
     except Exception as error:
+        let_through(error)
         reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {_first_line(error)}"
         raise InputError(
             f"Cannot read {str(path)!r} as an exported program: {_what_is(path)} ({reason}). Expected a .pt2 file made "

@@ -17,6 +17,7 @@ from typing import Any
 
 from exir_lowering import _upstream
 from exir_lowering.errors import InputError
+from exir_lowering.interrupts import let_through
 
 pytree = _upstream.pytree
 
@@ -114,6 +115,7 @@ def _context(kind: Any, context: Any, children: int) -> Any:
     except InputError:
         raise
     except Exception as error:
+        let_through(error)
         raise InputError(
             f"the context of a {kind.__module__}.{kind.__qualname__} cannot be read: {type(error).__name__}: {error}"
         ) from error

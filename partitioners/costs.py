@@ -17,8 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch.fx import Node
 
-from exir_lowering import InputError, graphs, measures
-from exir_lowering.interrupts import let_through
+from exir_lowering import InputError, graphs, interrupts, measures
 from exir_lowering.partitioners.support import check_operator
 
 HOST = "host"
@@ -108,7 +107,7 @@ class CostTable:
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            let_through(error)
+            interrupts.let_through(error)
             raise InputError(f"{where} cannot be read as JSON: {error}.") from error
         found = (content.get("format"), content.get("version")) if isinstance(content, dict) else (None, None)
         if found != (_FORMAT, _VERSION):
@@ -149,7 +148,7 @@ class CostTable:
         try:
             Path(path).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         except OSError as error:
-            let_through(error)
+            interrupts.let_through(error)
             raise InputError(f"Cost table {os.fspath(path)!r} cannot be written: {error}.") from error
         return Path(path)
 

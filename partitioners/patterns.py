@@ -20,8 +20,8 @@ from exir_lowering import (
     InputError,
     PartitionerContractError,
     graphs,
+    interrupts,
 )
-from exir_lowering.interrupts import let_through
 from exir_lowering.partitioners.matching import (
     ANY,
     GETITEM,
@@ -286,7 +286,7 @@ class _Traced(_Reader):
         except InputError:
             raise
         except Exception as error:
-            let_through(error)
+            interrupts.let_through(error)
             raise self.error(
                 f"reading the function failed with {type(error).__name__}: {error}. Without example_inputs it may only "
                 f"call operators such as torch.ops.aten.mul.Tensor; give example_inputs for any other PyTorch code."
@@ -364,7 +364,7 @@ class _Exported(_Reader):
             module = _Call(self.function, [term.name for term in self.inputs])
             program = to_edge(torch.export.export(module, self.examples)).exported_program()
         except Exception as error:
-            let_through(error)
+            interrupts.let_through(error)
             raise self.error(
                 f"exporting the function with its example_inputs failed with {type(error).__name__}: {error}"
             ) from error
@@ -481,7 +481,7 @@ def _candidate(pattern: Pattern, scope: Scope) -> Candidate:
         try:
             return bool(pattern.check(Match(pattern, nodes, inputs, results)))
         except Exception as error:
-            let_through(error)
+            interrupts.let_through(error)
             name, line = graphs.qualified_name(scope.path, results[-1]), graphs.source_line(results[-1])
             raise PartitionerContractError(
                 f"The check of pattern {pattern.name} raised {type(error).__name__} for the match at node {name} "

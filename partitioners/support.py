@@ -17,8 +17,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 from torch.fx.passes.operator_support import OperatorSupportBase
 
-from exir_lowering import InputError, PartitionerContractError, graphs, measures
-from exir_lowering.interrupts import let_through
+from exir_lowering import InputError, PartitionerContractError, graphs, interrupts, measures
 
 SupportLike = Any
 """A `Support`, a torch.fx `OperatorSupportBase`, or a function from a node to a bool."""
@@ -230,7 +229,7 @@ def _guarded(support: Support, what: str, call: Callable[[], Any]) -> Any:
     except PartitionerContractError:
         raise
     except Exception as error:
-        let_through(error)
+        interrupts.let_through(error)
         raise PartitionerContractError(
             f"Support {support} raised {type(error).__name__} for {what}: {error}", violation="raised"
         ) from error

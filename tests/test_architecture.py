@@ -121,6 +121,16 @@ def test_private_upstream_names_are_in_one_file(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", _files(), ids=lambda p: p.stem)
+def test_what_catches_everything_lets_interrupts_through_first(path: Path) -> None:
+    """A timeout's exception, or a MemoryError, must not become somebody's failure."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ExceptHandler) and node.type is not None and ast.unparse(node.type) == "Exception":
+            first = ast.unparse(node.body[0])
+            known = first.startswith(("let_through(", "interrupts.let_through(")) or "raised_by_handler(" in first
+            assert known, f"{path}:{node.lineno}: begin with let_through(error) of exir_lowering.interrupts"
+
+
+@pytest.mark.parametrize("path", _files(), ids=lambda p: p.stem)
 def test_no_assert_and_no_deepcopy_in_shipped_code(path: Path) -> None:
     tree = ast.parse(path.read_text())
     assert not [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Assert)]

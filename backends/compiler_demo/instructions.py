@@ -19,8 +19,7 @@ from typing import Any
 
 import torch
 
-from exir_lowering import InputError
-from exir_lowering.interrupts import let_through
+from exir_lowering import InputError, interrupts
 
 HEAD = "compiler_demo 1"
 OPERATORS = ("aten.add", "aten.sub", "aten.mul")
@@ -120,7 +119,7 @@ def _constant(found: re.Match[str], line: str, position: int) -> torch.Tensor:
     try:
         return torch.tensor(json.loads(values), dtype=getattr(torch, dtype)).reshape(json.loads(shape))
     except (ValueError, TypeError, RuntimeError, AttributeError) as error:
-        let_through(error)
+        interrupts.let_through(error)
         raise InputError(
             f"Line {position} of a payload of backend 'compiler_demo' is no constant: {line[:80]!r}: {error}."
         ) from error

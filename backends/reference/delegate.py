@@ -11,10 +11,9 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from exir_lowering import BackendFailure, Delegate, DelegateContext, InputError, WeightRef
+from exir_lowering import BackendFailure, Delegate, DelegateContext, InputError, WeightRef, interrupts
 from exir_lowering.backends.reference import blob, operators
 from exir_lowering.backends.reference.blob import Graph, GraphRef, Instruction, Program, ValueRef
-from exir_lowering.interrupts import let_through
 
 if TYPE_CHECKING:
     from executorch.exir.backend.compile_spec_schema import CompileSpec
@@ -70,7 +69,7 @@ class ReferenceDelegate(Delegate):
         except InputError:  # says it already
             raise
         except (IndexError, TypeError, ValueError, RuntimeError) as error:
-            let_through(error)
+            interrupts.let_through(error)
             raise InputError(
                 f"A reference payload of method {context.method!r} is inconsistent: {type(error).__name__}: {error}. "
                 "Lower the model again."
@@ -161,7 +160,7 @@ class _Graph:
             except BackendFailure:  # from a nested graph: it names the innermost operator already
                 raise
             except Exception as error:
-                let_through(error)
+                interrupts.let_through(error)
                 raise _failure(instruction, args, error) from error
             for value in step.dead:
                 values[value] = None

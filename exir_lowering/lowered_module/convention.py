@@ -337,6 +337,7 @@ def _nested(method: str, what: str, leaves: list[Any], spec: Any) -> Any:
     try:
         return pytree.tree_unflatten(leaves, spec)
     except Exception as error:  # of a registered type, for which a file tells another context than it has
+        let_through(error)
         raise InputError(
             f"{method}(): its {what} cannot be put into the structure {spec}: {type(error).__name__}: {error}. Load a "
             "file that was saved with the same definition of the type."

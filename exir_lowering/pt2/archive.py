@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import BinaryIO
 
 from exir_lowering.errors import InputError
+from exir_lowering.interrupts import let_through
 from exir_lowering.pt2.unsafe import UnsafeFileError
 
 MOST_MEMBERS = 1_000_000
@@ -38,6 +39,7 @@ class Archive:
         try:
             self._zip = zipfile.ZipFile(file)
         except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError, OverflowError) as error:
+            let_through(error)
             raise InputError(f"it is no archive ({type(error).__name__}: {error})") from error
         members = self._zip.infolist()
         if not members or len(members) > MOST_MEMBERS:
@@ -71,6 +73,7 @@ class Archive:
                 found = stream.readinto(content)  # type: ignore[attr-defined]
                 surplus = stream.read(1)
         except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError, OSError) as error:
+            let_through(error)
             raise InputError(f"its member {name!r} is damaged ({type(error).__name__}: {error})") from error
         if found != len(content) or surplus:
             raise InputError(f"its member {name!r} is cut short")

@@ -12,6 +12,7 @@ import torch
 
 from exir_lowering import _upstream, treespecs
 from exir_lowering.errors import InputError
+from exir_lowering.interrupts import let_through
 from exir_lowering.pt2.archive import Archive
 from exir_lowering.pt2.program import check_device, check_path, parsed
 from exir_lowering.pt2.unsafe import UnsafeFileError
@@ -169,6 +170,7 @@ def _unsafe(what: str, content: bytes | bytearray) -> list[str]:
     try:
         return list(torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(content)))
     except Exception as error:  # of anything that is damaged
+        let_through(error)
         raise InputError(
             f"{what} are damaged, or a pickle of another kind ({type(error).__name__}: {str(error)[:200]})"
         ) from error
@@ -181,6 +183,7 @@ def _unpickled(what: str, content: bytes | bytearray) -> Any:
     try:
         return torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
     except Exception as error:  # of anything that is damaged
+        let_through(error)
         raise InputError(f"{what} cannot be read ({type(error).__name__}: {str(error)[:200]})") from error
 
 
