@@ -465,14 +465,14 @@ def _read_program(path: Path, trust: bool) -> ExportedProgram:
 
     try:
         return _load_trusted(path) if trust else read_program(path)
-    except UnsafeFileError as error:
-        raise InputError(
-            f"{str(path)!r} is not loaded, since it may be made to run code here: {error}. torch.export.save writes no "
-            "such file for an ordinary model. If it comes from somebody you trust, --trust loads it nevertheless, and "
-            "runs what is in it."
-        ) from error
     except Exception as error:
         let_through(error)
+        if isinstance(error, UnsafeFileError) and kinds.kind_of_file(path) in (None, kinds.PT2):
+            raise InputError(
+                f"{str(path)!r} is not loaded, since it may be made to run code here: {error}. torch.export.save "
+                "writes no such file for an ordinary model. If it comes from somebody you trust, --trust loads it "
+                "nevertheless, and runs what is in it."
+            ) from error
         reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {_first_line(error)}"
         raise InputError(
             f"Cannot read {str(path)!r} as an exported program: {_what_is(path)} ({reason}). Expected a .pt2 file made "

@@ -384,7 +384,7 @@ class TestRun:
 
 
 class TestFailures:
-    @pytest.mark.parametrize("error", [ValueError("boo"), RuntimeError("0x1"), InputError("nested"), MemoryError()])
+    @pytest.mark.parametrize("error", [ValueError("boo"), RuntimeError("0x1"), InputError("nested"), ArithmeticError()])
     def test_execute(self, adds, xy, error):
         delegate = failing(error)
         program = load(adds, delegates=[delegate])
