@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import partial
-from threading import Lock
+from functools import cache, partial, wraps
 from typing import Any
 
 import torch
 from executorch.exir import EdgeCompileConfig, ExecutorchProgramManager
+from executorch.exir import tracer as et_tracer
 
 # The tables of a `.pte` file as dataclasses; ExecuTorch reads and writes them together with its segments only.
 from executorch.exir._serialize._flatbuffer_program import _flatbuffer_to_program, _program_to_flatbuffer
@@ -42,6 +42,7 @@ from executorch.exir.lowered_backend_module import LoweredBackendModule
 
 # to_edge_transform_and_lower is one function; its first and last thirds (decompose as the partitioners ask,
 # check that nothing preserved is left over) have no public name.
+from executorch.exir.program import _program as et_program
 from executorch.exir.program._program import (
     EdgeProgramManager,
     _can_skip_using_EDGE_DO_NOT_DECOMP,
@@ -49,6 +50,11 @@ from executorch.exir.program._program import (
     _remove_invalid_ops_for_not_decompose,
     _sanity_check_graph_for_non_decomp_ops,
 )
+
+# Tracing that is interrupted, or that a forked child never goes on with, leaves its switches as they are. They are
+# looked up by name: they are global variables, and some come and go with versions of torch.
+from torch import compiler as torch_compiler
+from torch._export import utils as export_utils
 
 # `torch.export.load` takes a path and unpickles; what reads the parts of a file has no public name.
 from torch._export.serde import schema as program_schema
@@ -64,13 +70,18 @@ from torch._guards import detect_fake_mode
 # The call-delegate operator has no public name in torch.
 from torch._higher_order_ops.executorch_call_delegate import executorch_call_delegate
 
-# Tells tensors without memory apart.
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.export import ExportedProgram, ExportGraphSignature
+# Rules of fake tensors for operators, which conversions add to.
+from torch._subclasses import fake_impls
+
+# Tells tensors without memory apart; what a mode has made of real tensors belongs to it.
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorConverter, FakeTensorMode
+from torch.export import ExportedProgram, ExportGraphSignature, _trace, exported_program
 from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
+from torch.fx import _lazy_graph_module, _symbolic_trace, traceback
 
 # Generates Python code only when a graph module is called; most partitions never are.
 from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.fx.experimental import proxy_tensor
 
 # The names that torch.fx's partitioner takes in its arguments.
 from torch.fx.node import _get_qualified_name
@@ -83,13 +94,19 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 # An ExportedProgram describes its inputs and outputs by pytree specs.
 from torch.utils import _pytree as pytree
 
+from exir_lowering.locks import Shared, conversion
+
 __all__ = [
     "CALL_DELEGATE",
+    "DECOMPOSITIONS",
     "FAKE_TENSOR_READER",
     "SCHEMA_MAJOR",
+    "WAITING",
+    "ConversionState",
     "DelegatedProgram",
     "EdgeProgramManager",
     "EmittedCall",
+    "FakeCopies",
     "FakeTensor",
     "LoweredBackendModule",
     "SpecViolationError",
@@ -111,6 +128,7 @@ __all__ = [
     "function_modes",
     "gen_edge_manager",
     "guards_code_of",
+    "has_symbols",
     "import_quantized_kernels",
     "is_union",
     "known_operators",
@@ -140,6 +158,7 @@ __all__ = [
     "registered_types",
     "schema_names",
     "serialized",
+    "shape_env_of",
     "size_hint",
     "with_original",
     "without_validity_checks",
@@ -279,6 +298,216 @@ def size_hint(size: Any) -> int:
     return 1 if hint is None else int(hint)
 
 
+def _replacing(replacements: Callable[[], Sequence[tuple[Any, str, Any]]]) -> Shared:
+    """Replace attributes of upstream classes and modules as long as somebody needs it."""
+
+    def replace() -> Callable[[], None]:
+        originals = [(owner, name, getattr(owner, name), new) for owner, name, new in replacements()]
+        for owner, name, _, new in originals:
+            setattr(owner, name, new)
+
+        def restore() -> None:
+            for owner, name, original, _ in originals:
+                setattr(owner, name, original)
+
+        return restore
+
+    return Shared(replace)
+
+
+_SWITCHES: Sequence[tuple[Any, str]] = (
+    (traceback, "current_meta"),
+    (traceback, "current_replay_node"),
+    (traceback, "should_preserve_node_meta"),
+    (traceback, "_should_preserve_node_meta"),
+    (_symbolic_trace, "CURRENT_PATCHER"),
+    (_symbolic_trace, "_is_fx_tracing_flag"),
+    (proxy_tensor, "_CURRENT_MAKE_FX_TRACER"),
+    (_lazy_graph_module, "_use_lazy_graph_module_flag"),
+    (_lazy_graph_module, "_force_skip_lazy_graph_module_flag"),
+    (_trace, "_EXPORT_FLAGS"),
+    (_trace, "_EXPORT_MODULE_HIERARCHY"),
+    (export_utils, "_DISABLE_ATEN_TO_ASSERTION_PASS"),
+    (torch_compiler, "_is_compiling_flag"),
+    (torch_compiler, "_is_exporting_flag"),
+    (torch_compiler, "_is_non_strict_tracing_flag"),
+    (et_tracer, "TRACER"),
+    (torch.nn.Module, "__call__"),
+    (torch.nn.Module, "__getattr__"),
+)
+"""The global variables that tracing switches while it runs, and the methods that it patches."""
+
+
+class ConversionState:
+    """What conversions change in the process while they run, as it is at one moment."""
+
+    def __init__(self) -> None:
+        self._switches = [(owner, name, getattr(owner, name)) for owner, name in _SWITCHES if hasattr(owner, name)]
+        self._meta = dict(traceback.current_meta)
+
+    def restore(self) -> None:
+        """Put everything back: tracing does so itself, unless it was interrupted while it was about to, or is gone."""
+        before = {name: value for _, name, value in self._switches}["CURRENT_PATCHER"]
+        patcher = _symbolic_trace.CURRENT_PATCHER
+        if patcher is not None and patcher is not before:
+            for patch in reversed(patcher.patches_made):
+                patch.revert()
+        for owner, name, value in self._switches:
+            if getattr(owner, name) is not value:
+                setattr(owner, name, value)
+        if traceback.current_meta != self._meta:
+            traceback.current_meta.clear()
+            traceback.current_meta.update(self._meta)
+        for kernels in _decomposing:
+            kernels.restore()
+
+
+class _Kernels:
+    """The Python kernels that operators have before a conversion decides which of them it decomposes."""
+
+    def __init__(self, operators: Iterable[Any]) -> None:
+        self._tables = [(operator, dict(operator.py_kernels)) for operator in operators]
+        self._rules = dict(fake_impls.op_implementations_dict)
+
+    def restore(self) -> None:
+        for operator, table in self._tables:
+            if operator.py_kernels != table:
+                operator.py_kernels.clear()
+                operator.py_kernels.update(table)
+                operator._dispatch_cache.clear()
+        for operator, _ in self._tables:
+            rule = self._rules.get(operator)
+            if rule is not None:
+                fake_impls.op_implementations_dict[operator] = rule
+            else:
+                fake_impls.op_implementations_dict.pop(operator, None)
+
+
+_decomposing: list[_Kernels] = []
+"""The conversions that have kernels replaced: one inside of the other, as there is a lock."""
+
+
+def _decompositions() -> list[tuple[Any, str, Any]]:
+    override = exported_program._override_composite_implicit_decomp
+
+    @contextmanager
+    def restored(operators: Any) -> Iterator[None]:
+        kernels = _Kernels(operators)
+        _decomposing.append(kernels)
+        try:
+            with override(operators):
+                yield
+        finally:
+            # torch restores nothing of what it had replaced when it is interrupted in between.
+            kernels.restore()
+            _decomposing.remove(kernels)
+
+    return [(exported_program, "_override_composite_implicit_decomp", restored)]
+
+
+DECOMPOSITIONS = _replacing(_decompositions)
+"""A context in which what conversions replace in operators is put back however they end."""
+
+
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def shape_env_of(value: Any) -> Any:
+    """Return the environment that the symbols of a fake tensor or a symbolic number belong to, None if there is none.
+
+    A fake tensor of known sizes has one too: the environment of its mode.
+    """
+    if isinstance(value, _SYMBOLIC):
+        return value.node.shape_env
+    return value.fake_mode.shape_env if isinstance(value, FakeTensor) else None
+
+
+def has_symbols(shape_env: Any, *, unbacked: bool) -> bool:
+    """Tell whether a shape environment has symbols; with `unbacked`, whether any depends on data."""
+    made = shape_env.unbacked_symint_counter + shape_env.unbacked_symfloat_counter
+    return made > 0 or (not unbacked and bool(shape_env.var_to_range))
+
+
+class FakeCopies:
+    """Copies of fake tensors and symbolic numbers, in modes and shape environments of their own.
+
+    What is shared by the values of a program is shared by their copies. torch's deepcopy of a fake tensor keeps both.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[int, tuple[Any, Any]] = {}  # with the original, whose id must not be used again meanwhile
+
+    @staticmethod
+    def possible(value: Any) -> bool:
+        """Tell whether a value can be copied, or needs no copy."""
+        return not isinstance(value, torch.Tensor) or (type(value) is FakeTensor and value.layout is torch.strided)
+
+    def copy(self, value: Any) -> Any:
+        """Return the copy of a value; the value itself if it is neither a tensor nor symbolic."""
+        if isinstance(value, _SYMBOLIC):
+            return type(value)(self._of(value.node, self._node)) if value.node.shape_env is not None else value
+        return self._of(value, self._tensor) if isinstance(value, FakeTensor) else value
+
+    def _of(self, original: Any, make: Callable[[Any], Any]) -> Any:
+        if id(original) not in self._made:
+            self._made[id(original)] = (original, make(original))
+        return self._made[id(original)][1]
+
+    def _node(self, node: Any) -> Any:
+        copied = copy.copy(node)
+        copied.shape_env = self._of(node.shape_env, _copy_shape_env)
+        return copied
+
+    def _mode(self, mode: FakeTensorMode) -> FakeTensorMode:
+        copied: FakeTensorMode = copy.copy(mode)
+        copied.enter_stack = []
+        converter = mode.fake_tensor_converter
+        copied.fake_tensor_converter = FakeTensorConverter(
+            copy_data=converter.meta_converter.copy_data, export=converter.export
+        )
+        if mode.shape_env is not None:
+            copied.shape_env = self._of(mode.shape_env, _copy_shape_env)
+        return copied
+
+    def _tensor(self, tensor: FakeTensor) -> FakeTensor:
+        mode = self._of(tensor.fake_mode, self._mode)
+        size, stride = ([self.copy(n) for n in numbers] for numbers in (tensor.size(), tensor.stride()))
+        meta = torch.empty_strided(size, stride, dtype=tensor.dtype, device="meta")
+        offset = tensor.storage_offset()
+        if not isinstance(offset, int) or offset:
+            meta = meta.as_strided(size, stride, self.copy(offset))
+        copied = FakeTensor(
+            mode,
+            meta,
+            tensor.fake_device,
+            constant=tensor.constant,
+            real_tensor=tensor.real_tensor,
+            pytype=tensor.pytype,
+            dispatch_keys=tensor.dispatch_keys,
+            requires_grad=tensor.requires_grad,
+            _is_param=isinstance(tensor, torch.nn.Parameter),
+        )
+        if tensor.constant is not None:
+            mode.fake_tensor_converter.add_constant_storage_mapping(copied)
+        return copied
+
+
+def _copy_shape_env(shape_env: Any) -> Any:
+    """Return a shape environment with the same symbols and the same knowledge of them; nothing is pending in it."""
+    copied = copy.copy(shape_env)
+    for name, value in vars(shape_env).items():
+        if hasattr(value, "copy"):  # the containers: lists, dicts, sets, counters
+            table = value.copy()
+            for key, entry in table.items() if isinstance(table, dict) else ():
+                if isinstance(entry, (list, set)):
+                    table[key] = entry.copy()
+            setattr(copied, name, table)
+    copied.pending_fresh_unbacked_symbols = []
+    copied.ignorable_fresh_unbacked_symbols = []
+    copied.fake_tensor_cache = {}  # results with symbols of the other environment
+    return copied
+
+
 Refusal = Callable[[torch.fx.Node, str, str], None]
 """Takes a node, the reason why a partitioner left it, and who said so."""
 
@@ -314,31 +543,6 @@ def refused(support: OperatorSupportBase, node: torch.fx.Node) -> None:
         _say(node, f"{name}.is_node_supported said no", name)
 
 
-class _Replaced:
-    """Methods of upstream classes that are replaced as long as somebody needs it."""
-
-    def __init__(self, replacements: Callable[[], Sequence[tuple[Any, str, Any]]]) -> None:
-        self._replacements, self._lock, self._users = replacements, Lock(), 0
-        self._originals: list[tuple[Any, str, Any]] = []
-
-    def __enter__(self) -> None:
-        # The lock is held while classes change only, never while somebody's code runs.
-        with self._lock:
-            self._users += 1
-            if self._users == 1:
-                for owner, name, replacement in self._replacements():
-                    self._originals.append((owner, name, getattr(owner, name)))
-                    setattr(owner, name, replacement)
-
-    def __exit__(self, *error: object) -> None:
-        with self._lock:
-            self._users -= 1
-            if self._users == 0:
-                for owner, name, original in self._originals:
-                    setattr(owner, name, original)
-                self._originals.clear()
-
-
 def _reporting() -> list[tuple[Any, str, Any]]:
     why, report = WhyNoPartition.__call__, WhyNoPartitionReporter.report_reject
     supported = CapabilityBasedPartitioner._is_node_supported
@@ -364,9 +568,10 @@ def _reporting() -> list[tuple[Any, str, Any]]:
     ]
 
 
-_REPORTING = _Replaced(_reporting)
+_REPORTING = _replacing(_reporting)
 
 
+@cache  # the same context for the same function: contexts of several threads end in any order
 def proposing_with(propose: Callable[[Any], Any]) -> AbstractContextManager[None]:
     """Return a context that replaces how torch.fx's and ExecuTorch's partitioners propose, in all threads.
 
@@ -375,7 +580,7 @@ def proposing_with(propose: Callable[[Any], Any]) -> AbstractContextManager[None
     """
     classes = (CapabilityBasedPartitioner, GroupBasedPartitioner)
     viewers = (fx_partitioner, group_partitioner)
-    return _Replaced(
+    return _replacing(
         lambda: [
             *((kind, "propose_partitions", propose) for kind in classes),
             *((module, "_DependencyViewer", partial(_LazyTable, module._DependencyViewer)) for module in viewers),
@@ -539,6 +744,26 @@ def emitting() -> Iterator[Mapping[str, list[EmittedCall]]]:
         _emissions.reset(token)
 
 
+def _waiting() -> list[tuple[Any, str, Any]]:
+    def alone(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def waiting(*args: Any, **kwargs: Any) -> Any:
+            with conversion():
+                return function(*args, **kwargs)
+
+        return waiting
+
+    manager = EdgeProgramManager
+    methods = [(manager, name) for name in ("__init__", "transform", "to_backend", "to_executorch")]
+    # What to_edge and to_edge_transform_and_lower call before they have a manager.
+    functions = [(et_program, name) for name in ("_generate_edge_program", "_gen_edge_manager_for_partitioners")]
+    return [(owner, name, alone(getattr(owner, name))) for owner, name in methods + functions]
+
+
+WAITING = _replacing(_waiting)
+"""A context in which ExecuTorch's own conversions take the lock of conversions."""
+
+
 def _emitting() -> list[tuple[Any, str, Any]]:
     start, add = et_emitter._TopLevelEmitter.__init__, et_emitter._Emitter._add_debug_handle
 
@@ -563,7 +788,7 @@ def _emitting() -> list[tuple[Any, str, Any]]:
     ]
 
 
-_EMITTING = _Replaced(_emitting)
+_EMITTING = _replacing(_emitting)
 
 
 def edge_record(programs: Mapping[str, ExportedProgram], manager: ExecutorchProgramManager) -> Any:
@@ -747,11 +972,17 @@ def serialized(program: Any, named: Mapping[str, bytes], alignment: int) -> byte
 
 def executorch_runtime() -> Any:
     """Return the runtime of the wheel, `executorch.runtime.Runtime`, without its note that it is experimental."""
-    with warnings.catch_warnings():
+    return _runtime_class().get()
+
+
+@cache  # once: the filters of warnings are those of all threads
+def _runtime_class() -> Any:
+    with conversion(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from executorch.runtime import Runtime
 
-        return Runtime.get()
+        Runtime.get()
+        return Runtime
 
 
 def import_quantized_kernels() -> None:

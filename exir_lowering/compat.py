@@ -14,7 +14,7 @@ from executorch.exir.lowered_backend_module import get_lowered_submodules
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 
-from exir_lowering import pipeline, registry
+from exir_lowering import _upstream, locks, pipeline, registry
 from exir_lowering._upstream import LoweredBackendModule
 from exir_lowering.delegate import Delegate
 from exir_lowering.errors import (
@@ -73,23 +73,32 @@ def patch_executorch(*, convex_proposals: bool = False) -> Iterator[None]:
     """Make ExecuTorch's `to_backend` use this package's engine while the context lasts.
 
     `EdgeProgramManager.to_backend` and `to_edge_transform_and_lower` go through it, and so does every module that
-    imported the function before: what is replaced are its overloads, not its name.
+    imported the function before: what is replaced are its overloads, not its name. ExecuTorch's own conversions wait
+    for each other and for this package's meanwhile, in all threads.
 
     Args:
         convex_proposals: Whether partitioners that stand on torch.fx's `CapabilityBasedPartitioner`, XNNPACK's
             included, use this package's proposal algorithm too: never more partitions, in linear time. A node that
             could be in either of two partitions may be in another one than with torch.fx's algorithm.
     """
+    with _PATCHED, _upstream.WAITING, proposals() if convex_proposals else nullcontext():
+        yield
+
+
+def _replace_overloads() -> Callable[[], None]:
     dispatcher = backend_api.to_backend
     originals = {kind: dispatcher.dispatch(kind) for kind in _DISPATCHED}
     for kind, replacement in zip(_DISPATCHED, (_whole_program, _one_method, _all_methods), strict=True):
         dispatcher.register(kind, replacement)
-    try:
-        with proposals() if convex_proposals else nullcontext():
-            yield
-    finally:
+
+    def restore() -> None:
         for kind, original in originals.items():
             dispatcher.register(kind, original)
+
+    return restore
+
+
+_PATCHED = locks.Shared(_replace_overloads)
 
 
 @contextmanager

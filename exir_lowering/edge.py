@@ -11,10 +11,11 @@ from executorch.exir.backend.partitioner import Partitioner
 from executorch.exir.verification.verifier import EXIREdgeDialectVerifier
 from torch.export import ExportedProgram
 
-from exir_lowering import _upstream, graphs
+from exir_lowering import _upstream, ambient, graphs, locks
 from exir_lowering.arguments import is_edge
 from exir_lowering.errors import InputError, LoweringError, PartitionerContractError
 from exir_lowering.interrupts import let_through
+from exir_lowering.isolation import isolate
 from exir_lowering.options import LoweringOptions
 from exir_lowering.progress import Progress
 
@@ -41,7 +42,11 @@ def to_edge(
     """
     edge: dict[str, ExportedProgram] = {}
     for name, program in progress.each("convert to Edge dialect", methods.items()):
-        edge[name] = program if is_edge(program) else _convert(name, program, partitioners[name], options)
+        if is_edge(program):
+            edge[name] = program
+            continue
+        with locks.conversion(), ambient.converting([program], gradients=True):
+            edge[name] = _convert(name, program, partitioners[name], options)
     return edge
 
 
@@ -49,12 +54,12 @@ def _convert(
     name: str, program: ExportedProgram, partitioners: Sequence[Partitioner], options: LoweringOptions
 ) -> ExportedProgram:
     config = _config(options)
-    private = graphs.copy_program(program)
+    private = isolate(graphs.copy_program(program))
     try:
         try:
             manager = _upstream.gen_edge_manager({name: list(partitioners)}, {name: private}, config, None)
         except _upstream.SpecViolationError:
-            private = graphs.copy_program(program)
+            private = isolate(graphs.copy_program(program))
             if not _clone_writes(private):
                 raise
             manager = _upstream.gen_edge_manager({name: list(partitioners)}, {name: private}, config, None)

@@ -17,12 +17,13 @@ import torch
 from executorch.exir import ExecutorchBackendConfig, ExecutorchProgramManager
 from torch.export import ExportedProgram
 
-from exir_lowering import _upstream, debug_handles, graphs, originals, placement, shared_state
+from exir_lowering import _upstream, ambient, debug_handles, graphs, locks, originals, placement, shared_state
 from exir_lowering._upstream import EmittedCall
 from exir_lowering.debug_info import SUFFIX, VERSION, DebugInfo, MethodDebug
 from exir_lowering.debug_recording import record
 from exir_lowering.errors import InputError
 from exir_lowering.interrupts import let_through
+from exir_lowering.isolation import isolate
 from exir_lowering.placement import StoredData
 from exir_lowering.report import Report
 
@@ -108,6 +109,20 @@ def emit(
     recorded: Mapping[str, ExportedProgram] | None = None,
 ) -> Artifact:
     """Emit lowered programs; see `LoweredMethods.emit`. The Edge programs in `recorded` go to an ETRecord."""
+    # Without gradients: memory planning's graphs write into buffers, and may do so into the parameters that they are.
+    with locks.conversion(), ambient.converting(programs.values(), gradients=False):
+        return _emit(programs, config, constant_methods, external_weights, keep_originals, report, recorded)
+
+
+def _emit(
+    programs: Mapping[str, ExportedProgram],
+    config: ExecutorchBackendConfig | None,
+    constant_methods: Mapping[str, Any] | None,
+    external_weights: placement.Policy | None,
+    keep_originals: bool,
+    report: Report,
+    recorded: Mapping[str, ExportedProgram] | None,
+) -> Artifact:
     if config is not None and not isinstance(config, ExecutorchBackendConfig):
         raise InputError(f"config: got {type(config).__name__}, expected ExecuTorch's ExecutorchBackendConfig.")
     if constant_methods is not None and (
@@ -123,7 +138,7 @@ def emit(
     config = config or ExecutorchBackendConfig()
     shared_state.check(programs, config.memory_planning_pass)
     # ExecuTorch rewrites the graphs that it emits.
-    copies = {name: graphs.copy_program(program) for name, program in programs.items()}
+    copies = {name: isolate(graphs.copy_program(program)) for name, program in programs.items()}
     for copied in copies.values():
         _keep_initial_values(copied)
     if keep_originals:
@@ -237,7 +252,8 @@ def _data_name(name: str) -> str:
 
 def _write_record(record: Any, file: BinaryIO) -> None:
     try:
-        record.save(file)
+        with locks.conversion():
+            record.save(file)
     except OSError:
         raise
     except Exception as error:

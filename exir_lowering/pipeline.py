@@ -10,11 +10,12 @@ from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.backend.partitioner import Partitioner
 from torch.export import ExportedProgram
 
-from exir_lowering import arguments, availability, checks, collector, debug_handles, graphs, registry
+from exir_lowering import ambient, arguments, availability, checks, collector, debug_handles, graphs, locks, registry
 from exir_lowering._upstream import LoweredBackendModule
 from exir_lowering.edge import check_preserved, to_edge
 from exir_lowering.extraction import extract
 from exir_lowering.interfaces import Backend
+from exir_lowering.isolation import isolate
 from exir_lowering.lowered import LoweredMethods
 from exir_lowering.lowering_plan import LoweringPlan, MethodPlan
 from exir_lowering.model import (
@@ -107,7 +108,8 @@ def plan(
     chosen = arguments.partitioners(partitioners, methods)
     with Progress(options.progress) as progress, collector.heap_frozen():
         edge = to_edge(methods, chosen, options, progress)
-        _, planned = _partition_all(methods, edge, chosen, options, progress, Times())
+        with locks.conversion(), ambient.converting(edge.values(), gradients=True):
+            _, planned = _partition_all(methods, edge, chosen, options, progress, Times())
     return planned
 
 
@@ -159,9 +161,9 @@ def lower_whole_program(
     registry.check_backends(backends)
     backend = registry.find_backend(backend_id, backends)
     site = CallSite("forward", (), "", (), ())
-    whole = Partition(
-        "forward", "forward", "", backend_id, tuple(compile_specs), debug_handles.handled_copy(program), site
-    )
+    with locks.conversion(), ambient.converting([program], gradients=True):
+        copied = isolate(debug_handles.handled_copy(program))
+    whole = Partition("forward", "forward", "", backend_id, tuple(compile_specs), copied, site)
     (lowered,) = preprocess(BackendGroup(backend_id, (whole,)), backend)
     availability.warn_unavailable([backend_id], stacklevel=2)
     return delegate(lowered)
@@ -178,14 +180,15 @@ def _lower_edge(
     """Lower Edge programs, which were made of the given ones: the line."""
     registry.check_backends(backends)
     with Progress(options.progress) as progress, collector.heap_frozen() as set_aside:
-        extracted, planned = _partition_all(given, methods, chosen, options, progress, times)
-        own_state(chain.from_iterable(map(_programs, extracted)))
+        with locks.conversion(), ambient.converting(methods.values(), gradients=True):
+            extracted, planned = _partition_all(given, methods, chosen, options, progress, times)
+            own_state(chain.from_iterable(map(_programs, extracted)))
         set_aside()
         groups = _group(extracted)
         found = {group.backend_id: registry.find_backend(group.backend_id, backends) for group in groups}
         with times.step("preprocess"):
             lowered = _preprocess(groups, found, options, progress)
-        with times.step("splice"):
+        with times.step("splice"), locks.conversion(), ambient.converting(methods.values(), gradients=True):
             programs = splice(extracted, lowered)
     payloads = {name: len(partition.result.processed_bytes) for name, partition in lowered.items()}
     return LoweredMethods(programs, Report(planned.methods, payloads, dict(times.seconds)), methods)
@@ -224,11 +227,11 @@ def _partition(
     """Tag and extract, once for each partitioner: what an earlier one took is a delegate call to a later one."""
     tagged: list[TaggedMethod] = []
     if not partitioners:
-        host = debug_handles.handled_copy(program)
+        host = isolate(debug_handles.handled_copy(program))
         graphs.strip_tags(host.graph_module)
         return tagged, ExtractedMethod(name, host, ())
-    method = ExtractedMethod(name, debug_handles.handled_copy(program), ())
-    state = fake_state(program)
+    method = ExtractedMethod(name, isolate(debug_handles.handled_copy(program)), ())
+    state = fake_state(method.program)
     for partitioner in partitioners:
         with times.step("tag"):
             tagged.append(tag(name, method.program, partitioner, state))

@@ -10,10 +10,11 @@ from executorch.exir.backend.backend_details import PreprocessResult
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 from torch.export import ExportedProgram
 
-from exir_lowering import checks, debug_handles, graphs, sources
+from exir_lowering import ambient, checks, debug_handles, graphs, locks, sources
 from exir_lowering.errors import BackendContractError, BackendFailure, LoweringError, named_handle
 from exir_lowering.interfaces import Backend, BackendContext, ExecutorchBackend, context_argument
 from exir_lowering.interrupts import let_through
+from exir_lowering.isolation import isolate
 from exir_lowering.model import BackendGroup, LoweredPartition, Partition
 from exir_lowering.weights import WeightStore
 
@@ -43,6 +44,17 @@ def preprocess(
         BackendFailure: The backend raised.
         BackendContractError: The results are not what was asked for, or a weight changed.
     """
+    programs = [partition.program for partition in group.partitions]
+    if backend.parallel == "none":
+        with locks.conversion(), ambient.converting(programs, gradients=True):
+            return _preprocess(group, backend, check_weights, on_partition)
+    with ambient.settings(programs, gradients=True):
+        return _preprocess(group, backend, check_weights, on_partition)
+
+
+def _preprocess(
+    group: BackendGroup, backend: Backend, check_weights: bool, on_partition: Callable[[Partition], None]
+) -> list[LoweredPartition]:
     weights = _weights(group) if check_weights else {}
     before = checks.weight_digests(weights)
     context = BackendContext(WeightStore(_tensors(group)))
@@ -149,7 +161,9 @@ def _lend(backend_id: str, backend: Backend, partition: Partition) -> tuple[Expo
     """Make what the backend gets of a partition: a graph of its own and the model's tensors, or the copy it makes."""
     specs = list(partition.compile_specs)
     try:
-        own = backend.lend(partition.program, specs)
+        with locks.conversion():
+            own = backend.lend(partition.program, specs)
+            copied = isolate(graphs.copy_program(partition.program), unbacked=True) if own is None else own
     except Exception as error:
         let_through(error)
         raise _failure(backend_id, backend, [partition], error) from error
@@ -158,7 +172,7 @@ def _lend(backend_id: str, backend: Backend, partition: Partition) -> tuple[Expo
             f"Backend {backend_id!r} made a {type(own).__name__} as its copy of partition {partition.id}, expected an "
             f"ExportedProgram."
         )
-    return (graphs.copy_program(partition.program) if own is None else own), specs
+    return copied, specs
 
 
 def _weights(group: BackendGroup) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -79,9 +78,7 @@ class WeightRef:
             )
         # A copy: the runtime may free its data after loading, and need not align it as the elements are.
         memory = torch.empty(extent, dtype=torch.uint8)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="The given buffer is not writable")
-            memory.copy_(torch.frombuffer(data, dtype=torch.uint8, count=extent, offset=self.offset))
+        memory.numpy().data[:] = memoryview(data)[self.offset : self.offset + extent]
         return memory.view(self.dtype).as_strided(self.shape, self.strides)
 
 

@@ -24,6 +24,7 @@ from exir_lowering import (
     PreprocessResult,
     graphs,
     load,
+    locks,
     lower,
     measures,
 )
@@ -234,12 +235,13 @@ class _All(torch.nn.Module):
 def _probes() -> dict[str, ExportedProgram]:
     """Return programs that tell what a run takes without operators."""
     small, block = torch.zeros(1), torch.zeros(_BLOCK)
-    return {
-        "empty": torch.export.export(_First(), (small,)),
-        "inputs": torch.export.export(_First(), (small,) * 5),
-        "outputs": torch.export.export(_All(), (small,) * 5),
-        "block": torch.export.export(_First(), (block,)),
-    }
+    with locks.conversion():
+        return {
+            "empty": torch.export.export(_First(), (small,)),
+            "inputs": torch.export.export(_First(), (small,) * 5),
+            "outputs": torch.export.export(_All(), (small,) * 5),
+            "block": torch.export.export(_First(), (block,)),
+        }
 
 
 # -- running them ------------------------------------------------------------------------------------------------------

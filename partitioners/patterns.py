@@ -21,6 +21,7 @@ from exir_lowering import (
     PartitionerContractError,
     graphs,
     interrupts,
+    locks,
 )
 from exir_lowering.partitioners.matching import (
     ANY,
@@ -362,7 +363,8 @@ class _Exported(_Reader):
     def template(self) -> Template:
         try:
             module = _Call(self.function, [term.name for term in self.inputs])
-            program = to_edge(torch.export.export(module, self.examples)).exported_program()
+            with locks.conversion():
+                program = to_edge(torch.export.export(module, self.examples)).exported_program()
         except Exception as error:
             interrupts.let_through(error)
             raise self.error(

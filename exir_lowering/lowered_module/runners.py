@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import torch
 from torch.export import ExportedProgram
 
-from exir_lowering import _upstream, availability, graphs, registry
+from exir_lowering import _upstream, ambient, availability, graphs, locks, registry
 from exir_lowering.debug_info import MethodDebug
 from exir_lowering.errors import BackendContractError, BackendUnavailableError, InputError, InvariantError
 from exir_lowering.interrupts import let_through
@@ -190,14 +190,15 @@ class OriginalRunner:
         """
         name = convention.method
         if name not in self._modules:
-            self._modules[name] = with_own_state(self._programs[name]).module()
+            with locks.conversion(), ambient.converting([self._programs[name]], gradients=False):
+                self._modules[name] = with_own_state(self._programs[name]).module()
         given = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         for index in convention.written:
             if isinstance(given[index], torch.Tensor):
                 given[index] = given[index].clone()
         args, kwargs = convention.arguments(given)
         try:
-            with torch.no_grad():
+            with ambient.neutral():
                 returned = self._modules[name](*args, **kwargs)
         except Exception as error:
             let_through(error)

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 
-from exir_lowering import availability
+from exir_lowering import availability, locks
 from exir_lowering.delegate import Delegate, DelegateContext
 from exir_lowering.errors import (
     BackendContractError,
@@ -44,7 +44,6 @@ from exir_lowering.runtime.contract import (
     settle,
 )
 from exir_lowering.runtime.debugging import Lines, no_lines
-from exir_lowering.runtime.engine import LOCK
 from exir_lowering.runtime.format import DTYPES, NULL, TENSOR, Delegation, Tensor, Value
 from exir_lowering.runtime.inputs import show
 
@@ -392,7 +391,7 @@ class Bridge:
 
         The lock is kept, so that no other thread is inside of the runtime when the interpreter goes away.
         """
-        LOCK.acquire(timeout=_EXIT_SECONDS)
+        locks.engine().acquire(timeout=_EXIT_SECONDS)
         self._library.exir_close()
         for key in list(self._handles):
             self._destroy(key)
@@ -498,6 +497,7 @@ def _view(handle: Handle, argument: _Argument) -> torch.Tensor:
 _bridge: Bridge | None = None
 
 
+@locks.uses_engine
 def bridge() -> Bridge:
     """Return the bridge, made at its first use.
 
@@ -505,7 +505,7 @@ def bridge() -> Bridge:
         BackendUnavailableError: The shim cannot be compiled or loaded.
     """
     global _bridge
-    with LOCK:
+    with locks.engine():
         if _bridge is None:
             _bridge = Bridge()
         return _bridge

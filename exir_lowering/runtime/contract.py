@@ -12,6 +12,7 @@ import torch
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 
 from exir_lowering._upstream import versions
+from exir_lowering.ambient import neutral
 from exir_lowering.delegate import Delegate, DelegateContext
 from exir_lowering.errors import (
     BackendContractError,
@@ -21,7 +22,6 @@ from exir_lowering.errors import (
     named_handle,
 )
 from exir_lowering.interrupts import let_through
-from exir_lowering.runtime.ambient import neutral
 from exir_lowering.runtime.debugging import Lines, no_lines
 from exir_lowering.runtime.format import BOOL, DOUBLE, INT, NULL, Delegation, Tensor, Value
 from exir_lowering.runtime.inputs import describe, show

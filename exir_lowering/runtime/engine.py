@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 from exir_lowering.runtime.format import Method
 from exir_lowering.runtime.trace import Event
 
-LOCK = threading.RLock()
-"""Held while an engine is used. The runtime must not be entered by two threads: a delegate that runs Python code lets
-go of the interpreter's lock. The same thread may enter again: a delegate may run a program of its own."""
-
 
 class Engine(Protocol):
-    """Executes the methods of one file; used with the lock held."""
+    """Executes the methods of one file; used with the lock of `locks.engine` held."""
 
     @property
     def name(self) -> str:

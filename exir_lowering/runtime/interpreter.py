@@ -14,15 +14,14 @@ from typing import Any
 
 import torch
 
-from exir_lowering import _upstream, availability
+from exir_lowering import _upstream, availability, locks
+from exir_lowering.ambient import neutral
 from exir_lowering.delegate import Delegate, DelegateContext
 from exir_lowering.errors import BackendUnavailableError, InputError, LoweringError
 from exir_lowering.interrupts import let_through
 from exir_lowering.runtime import contract, hosted, memory, trace
-from exir_lowering.runtime.ambient import neutral
 from exir_lowering.runtime.code import Code, Listing, Payload, read_code
 from exir_lowering.runtime.dataflow import DELEGATE, KERNEL
-from exir_lowering.runtime.engine import LOCK
 from exir_lowering.runtime.find import Unavailable, find_delegates
 from exir_lowering.runtime.flatbuffer import CorruptError
 from exir_lowering.runtime.format import Delegation, Method, Tensor
@@ -154,7 +153,7 @@ def _close_at_exit() -> None:
     global _closes_at_exit
     if not _closes_at_exit:
         _closes_at_exit = True
-        atexit.register(LOCK.acquire, timeout=_EXIT_SECONDS)
+        atexit.register(lambda: locks.engine().acquire(timeout=_EXIT_SECONDS))
 
 
 class _NamedData:

@@ -10,13 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from exir_lowering import _upstream, availability
+from exir_lowering import _upstream, availability, locks
 from exir_lowering.delegate import Delegate
 from exir_lowering.errors import BackendUnavailableError, InputError, LoweringError
 from exir_lowering.interrupts import let_through
 from exir_lowering.runtime import etdump
 from exir_lowering.runtime.bridge import bridge
-from exir_lowering.runtime.engine import LOCK
 from exir_lowering.runtime.fallback import renamed
 from exir_lowering.runtime.find import Unavailable, find_delegates
 from exir_lowering.runtime.flatbuffer import CorruptError
@@ -194,6 +193,7 @@ def open_native(file: ProgramFile, given: Mapping[str, Any], unavailable: Unavai
 
 
 @contextmanager
+@locks.uses_engine
 def serving(delegates: Mapping[str, Delegate]) -> Iterator[None]:
     """Make the runtime call delegates in programs that something else opens, while the context lasts.
 
@@ -202,7 +202,7 @@ def serving(delegates: Mapping[str, Delegate]) -> Iterator[None]:
         BackendUnavailableError: Python delegates cannot be used here.
     """
     _check_given(delegates)
-    with LOCK:
+    with locks.engine():
         _register(sorted(delegates))
     with bridge().serving(delegates):
         yield

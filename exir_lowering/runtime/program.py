@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
-from exir_lowering import registry
+from exir_lowering import locks, registry
 from exir_lowering.delegate import Delegate
 from exir_lowering.errors import InputError
 from exir_lowering.runtime import debugging
-from exir_lowering.runtime.engine import LOCK, Engine
+from exir_lowering.runtime.engine import Engine
 from exir_lowering.runtime.find import Unavailable
 from exir_lowering.runtime.format import Method
 from exir_lowering.runtime.inputs import prepare, with_tensors
@@ -39,7 +39,7 @@ class LoadedProgram:
 
     _file: ProgramFile
     _engine: Engine
-    _running: set[str] = field(default_factory=set)
+    _running: set[tuple[int, str]] = field(default_factory=set)
 
     @property
     def method_names(self) -> tuple[str, ...]:
@@ -51,6 +51,7 @@ class LoadedProgram:
         """What runs the methods: "runtime", which is ExecuTorch's, or "interpreter"."""
         return self._engine.name
 
+    @locks.uses_engine
     def run(self, method: str, *inputs: Any) -> list[Any]:
         """Run a method.
 
@@ -73,7 +74,7 @@ class LoadedProgram:
         found = self._method("run", method)
         # Views of the inputs are made and let go of with the lock held: both let go of the interpreter's lock, and a
         # thread that waits for it in there when Python exits ends the process.
-        with LOCK, self._entered(found.name):
+        with locks.engine(), self._entered(found.name):
             return self._engine.run(found, prepare(self._file.where(found.name), found, inputs))
 
     def as_inputs(self, method: str, values: Sequence[Any]) -> list[Any]:
@@ -91,6 +92,7 @@ class LoadedProgram:
         """
         return with_tensors(self._method("as_inputs", method), values)
 
+    @locks.uses_engine
     def profile(self, method: str, *inputs: Any, runs: int = 1) -> Profile:
         """Run a method and tell where its time goes, per kernel, per delegate and per instruction of a delegate.
 
@@ -112,24 +114,26 @@ class LoadedProgram:
         found = self._method("profile", method)
         if not isinstance(runs, int) or isinstance(runs, bool) or runs < 1:
             raise InputError(f"profile: runs: got {runs!r}, expected a number of at least 1.")
-        with LOCK:
+        with locks.engine():
             events = self._engine.record(found, prepare(self._file.where(found.name), found, inputs), runs)
         return profile(found, runs, events, self._file.debug.method(found.name))
 
     @contextmanager
     def _entered(self, method: str) -> Iterator[None]:
         """Keep a delegate from running the method that it is called from: both would write into the same memory."""
-        if method in self._running or (self._running and self._file.shares_state):
+        epoch = locks.epoch()  # what another thread of the parent ran, a forked child does not run
+        running = [name for number, name in self._running if number == epoch]
+        if method in running or (running and self._file.shares_state):
             raise InputError(
                 f"run: {self._file.where(method)} is running: a delegate that it calls cannot run it again"
                 f"{', nor a method that shares its memory' if self._file.shares_state else ''}. Load the file once "
                 "more for that."
             )
-        self._running.add(method)
+        self._running.add((epoch, method))
         try:
             yield
         finally:
-            self._running.discard(method)
+            self._running.discard((epoch, method))
 
     def _method(self, who: str, name: object) -> Method:
         found = self._file.methods.get(name) if isinstance(name, str) else None
@@ -154,6 +158,7 @@ class LoadedProgram:
         raise TypeError("A LoadedProgram is tied to the runtime of its process; load the file in the other one.")
 
 
+@locks.uses_engine
 def load(
     source: str | os.PathLike[str] | bytes,
     *,
@@ -208,5 +213,5 @@ def load(
         raise InputError(f'load: got unavailable={unavailable!r}, expected "error" or "fallback".')
     name, opened, methods = read_source(source)
     file = ProgramFile(name, opened, check_data(name, opened, data, methods), methods, debugging.find(opened, debug))
-    with LOCK:
+    with locks.engine():
         return LoadedProgram(file, _ENGINES[engine](file, given, unavailable))

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram, export
 
+from exir_lowering import locks
 from exir_lowering.pipeline import lower
 
 CALLS = 3
@@ -175,7 +176,8 @@ def _sample(case: Case) -> Sample:
         eager = copy.deepcopy(module)
         with torch.no_grad():
             calls[name] = [Call(name, inputs, _results(eager, inputs)) for inputs in given]
-            aten[name] = export(module, _example(method, given[0]), dynamic_shapes=_dynamic(method))
+            with locks.conversion():
+                aten[name] = export(module, _example(method, given[0]), dynamic_shapes=_dynamic(method))
     turns = tuple(call for turn in zip(*calls.values(), strict=True) for call in turn)
     return Sample(aten, dict(lower(aten)), turns)
 

@@ -1,0 +1,243 @@
+"""The locks of the process, and what a forked child makes of them.
+
+There are two: one for conversions (everything that goes through torch's and ExecuTorch's tracing, whose state is
+global), one for the engines that run programs. A thread that needs both takes that of conversions first. Both can be
+taken again by the thread that has them. `with conversion():` takes a lock of C, so that no interrupt can leave it
+locked.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from types import FrameType
+from typing import Any, TypeAlias, TypeVar
+
+Lock: TypeAlias = Any  # threading.RLock is a function
+
+_PAUSE = 0.01
+"""Seconds between two looks at whether a lock is free."""
+
+_PATIENCE = 60.0
+"""Seconds after which it is told what a thread waits for."""
+
+_LOG = logging.getLogger(__name__)
+
+
+class _Locks:
+    """The locks as they are now: a forked child has others.
+
+    Attributes:
+        conversions: The lock of conversions, then those of threads that the one before waits for.
+        engine: The lock of the engines.
+        epoch: How often the engines' lock was renewed.
+    """
+
+    def __init__(self) -> None:
+        self.conversions: list[Lock] = [threading.RLock()]
+        self.engine: Lock = threading.RLock()
+        self.epoch = 0
+
+
+_locks = _Locks()
+
+
+def conversion() -> Lock:
+    """Return the lock to hold while torch or ExecuTorch convert, trace or rewrite graphs, or a plug-in may do so.
+
+    It waits until the lock is free; `with` then takes it. A thread that the holder itself waits for (it joins the
+    thread, waits for the result of a future that the thread is to give, or for the engines while the thread has them)
+    would wait for ever: it gets a lock of its own instead, as the holder does nothing meanwhile.
+    """
+    told = time.monotonic() + _PATIENCE
+    while True:
+        found = _free()
+        if found is not None:
+            return found
+        time.sleep(_PAUSE)
+        if time.monotonic() > told:
+            told = float("inf")
+            _tell()
+
+
+def engine() -> Lock:
+    """Return the lock to hold while an engine is used.
+
+    ExecuTorch's runtime must not be entered by two threads: a delegate that runs Python code lets go of the
+    interpreter's lock. The same thread may enter again: a delegate may run a program of its own.
+    """
+    return _locks.engine
+
+
+def epoch() -> int:
+    """Return how often this process and its parents were forked while another thread had the engines' lock."""
+    return _locks.epoch
+
+
+def owner(lock: Lock) -> int | None:
+    """Return the thread that has a lock, None when it is free; its `repr` alone tells."""
+    found = re.search(r"owner=(\d+)", repr(lock))
+    return int(found[1]) or None if found else None
+
+
+def _tell() -> None:
+    """Say where the thread is that has the lock of conversions: it may wait for this one, which only its user sees."""
+    holder = owner(_locks.conversions[-1]) or owner(_locks.conversions[0])
+    frame = sys._current_frames().get(holder or 0)
+    if frame is not None:
+        _LOG.warning(
+            "Lowering has waited for %.0f seconds for another thread, which converts and is at this line. If a plug-in "
+            'there waits for this thread, both wait for ever: declare its backend parallel = "thread".\n%s',
+            _PATIENCE,
+            "".join(traceback.format_stack(frame)[-4:]),
+        )
+
+
+def _free() -> Lock | None:
+    """Return the lock that this thread may take, None when it has to wait."""
+    me = threading.get_ident()
+    holder: int | None = None
+    for lock in list(_locks.conversions):
+        owned_by = owner(lock)
+        if holder is not None and not _waits_for(holder, me) and (owned_by is None or not _waits_for(holder, owned_by)):
+            return None
+        if owned_by in (None, me):
+            return lock
+        holder = owned_by
+    if holder is None or not _waits_for(holder, me):
+        return None
+    _locks.conversions.append(threading.RLock())
+    return _locks.conversions[-1]
+
+
+def _waits_for(thread: int, other: int) -> bool:
+    """Tell whether a thread waits for another one to end, to give the result of a future, or to leave the engines."""
+    frame = sys._current_frames().get(thread)
+    if frame is None:
+        return False
+    if frame.f_code in _USES_ENGINE:
+        return owner(_locks.engine) == other and _stands_still(thread, frame)
+    for caller in _outwards(frame, 4):
+        if caller.f_code in _JOINS:
+            joined = caller.f_locals.get("self")
+            return isinstance(joined, threading.Thread) and joined.ident == other
+        if caller.f_code is Future.result.__code__:
+            future = caller.f_locals.get("self")
+            return isinstance(future, Future) and not future.done() and _works_for(other, future)
+    return False
+
+
+_JOINS = {
+    getattr(threading.Thread, name).__code__
+    for name in ("join", "_wait_for_tstate_lock")
+    if hasattr(threading.Thread, name)
+}
+_USES_ENGINE: set[Any] = set()
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def uses_engine(function: _Function) -> _Function:
+    """Mark a function that takes the engines' lock itself: a thread whose innermost call it is waits for the lock."""
+    _USES_ENGINE.add(function.__code__)
+    return function
+
+
+def _stands_still(thread: int, frame: FrameType) -> bool:
+    at = frame.f_lasti
+    time.sleep(2 * _PAUSE)
+    return sys._current_frames().get(thread) is frame and frame.f_lasti == at
+
+
+def _works_for(thread: int, future: Future[Any]) -> bool:
+    """Tell whether a thread of a pool is at the call whose result a future is to hold."""
+    return any(
+        getattr(frame.f_locals.get("self"), "future", None) is future
+        for frame in _outwards(sys._current_frames().get(thread), sys.getrecursionlimit())
+        if frame.f_globals.get("__name__") == "concurrent.futures.thread"
+    )
+
+
+def _outwards(frame: FrameType | None, most: int) -> Iterator[FrameType]:
+    while frame is not None and most:
+        yield frame
+        frame, most = frame.f_back, most - 1
+
+
+class Shared:
+    """A change of something global that lasts as long as any thread needs it.
+
+    In a forked child the threads of the parent are gone, but for the one that forked: the change ends there unless that
+    one needs it.
+    """
+
+    def __init__(self, change: Callable[[], Callable[[], object]]) -> None:
+        """Describe it.
+
+        Args:
+            change: Makes the change, and returns what undoes it.
+        """
+        self._change, self._lock = change, threading.Lock()
+        self._users: list[int] = []
+        self._undo: Callable[[], object] | None = None
+        _shared.add(self)
+
+    def __enter__(self) -> None:
+        # The lock is held while the change is made only, never while somebody's code runs.
+        with self._lock:
+            self._users.append(threading.get_ident())
+            if self._undo is None:
+                self._undo = self._change()
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._users.remove(threading.get_ident())
+            self._end()
+
+    def _end(self) -> None:
+        if not self._users and self._undo is not None:
+            undo, self._undo = self._undo, None
+            undo()
+
+    def forked(self) -> None:
+        """Forget the threads that a forked child does not have."""
+        self._lock = threading.Lock()
+        self._users = [user for user in self._users if user == threading.get_ident()]
+        self._end()
+
+
+_shared: weakref.WeakSet[Shared] = weakref.WeakSet()
+_restored: list[Callable[[], object]] = []
+
+
+def restore_in_child(restore: Callable[[], object]) -> None:
+    """Call a function in a forked child if another thread was converting when it was forked."""
+    _restored.append(restore)
+
+
+def _in_child() -> None:
+    me = threading.get_ident()
+    converting = owner(_locks.conversions[0])
+    if converting not in (None, me):
+        for restore in _restored:
+            restore()
+    if converting != me:
+        _locks.conversions = [threading.RLock()]
+    if owner(_locks.engine) != me:
+        _locks.epoch += owner(_locks.engine) is not None
+        _locks.engine = threading.RLock()
+    for shared in list(_shared):
+        shared.forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)

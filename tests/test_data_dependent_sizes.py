@@ -1,0 +1,167 @@
+"""Programs with sizes that depend on data: converted as often as one likes, and untouched by it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+from executorch.exir import to_edge, to_edge_transform_and_lower
+from lowering_support import NoopBackend, TagPartitioner
+from torch.export import Dim, ExportedProgram
+
+from exir_lowering import InputError, LoweringError, load, lower, plan, to_backend
+
+
+class _Nonzero(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x + 1).nonzero() * 2
+
+
+class _Masked(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[x > 0].relu() + 1
+
+
+class _Item(torch.nn.Module):
+    def forward(self, x: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+        number = count.item()
+        torch._check(number >= 0)
+        torch._check(number <= x.shape[0])
+        return x[:number] + 1
+
+
+class _Dynamic(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).relu()
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model with inputs."""
+
+    module: type[torch.nn.Module]
+    inputs: tuple[Any, ...]
+    dynamic_shapes: Any = None
+
+    def export(self) -> ExportedProgram:
+        torch.manual_seed(0)
+        return torch.export.export(self.module().eval(), self.inputs, dynamic_shapes=self.dynamic_shapes)
+
+
+MODELS = {
+    "nonzero": Model(_Nonzero, (torch.tensor([1.0, -1.0, 2.0, 0.5]),)),
+    "mask": Model(_Masked, (torch.tensor([1.0, -1.0, 2.0, 0.5]),)),
+    "item": Model(_Item, (torch.arange(4.0), torch.tensor(2))),
+    "dynamic": Model(_Dynamic, (torch.ones(3, 4),), ({0: Dim("n", max=8)},)),
+}
+
+
+def _described(program: ExportedProgram) -> Mapping[str, Any]:
+    """Describe all that the values of a program's nodes share: the shape environment, and what tensors remember."""
+    values = [node.meta["val"] for node in program.graph.nodes if isinstance(node.meta.get("val"), torch.Tensor)]
+    mode = values[0].fake_mode
+    said = {name: value for name, value in vars(mode.shape_env).items() if name not in ("log", "fake_tensor_cache")}
+    said.pop("_expr_sym_node_id", None)  # the address of what was looked at last
+    tables = {
+        name: {repr(key): repr(entry) for key, entry in value.items()} if isinstance(value, dict) else repr(value)
+        for name, value in said.items()
+    }
+    memos = [{name: repr(value) for name, value in vars(value).items() if "memo" in name} for value in values]
+    graph = [(node.name, str(node.target), repr(node.args), repr(node.meta.get("val"))) for node in program.graph.nodes]
+    return {"environment": tables, "memos": memos, "graph": graph, "ranges": repr(program.range_constraints)}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_program_is_converted_again_and_again_and_stays_as_it_is(name: str) -> None:
+    program = MODELS[name].export()
+    before = _described(program)
+    plan(program, "xnnpack")
+    first = lower(program, XnnpackPartitioner())
+    file = first.emit().buffer
+    assert first.emit().buffer == file
+    assert lower(program, XnnpackPartitioner()).emit().buffer == file
+    both = lower({"one": program, "two": program}, "reference")
+    assert both.emit().buffer == lower({"one": program, "two": program}, "reference").emit().buffer
+    assert _described(program) == before
+    upstream = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()]).to_executorch()
+    assert bytes(upstream.buffer) == file
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_program_in_edge_dialect_stays_as_it_is(name: str) -> None:
+    program = to_edge(MODELS[name].export()).exported_program()
+    before = _described(program)
+    files = [to_backend(program, "reference").emit().buffer for _ in range(2)]
+    plan(program, "reference")
+    assert files[0] == files[1]
+    assert _described(program) == before
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("partitioner", ["xnnpack", "reference"])
+def test_what_the_runtime_computes_is_what_the_model_computes(name: str, partitioner: str) -> None:
+    model = MODELS[name]
+    program = model.export()
+    expected = program.module()(*model.inputs)
+    plan(program, partitioner)
+    file = lower(program, partitioner).emit().buffer
+    # ExecuTorch's kernel of nonzero returns another order of dimensions than the file says, which mul refuses.
+    engine: Any = "interpreter" if (name, partitioner) == ("nonzero", "xnnpack") else "runtime"
+    (got,) = load(file, engine=engine).run("forward", *model.inputs)
+    torch.testing.assert_close(got, expected)
+
+
+class _Breaking(TagPartitioner):
+    def partition(self, exported_program: ExportedProgram) -> Any:
+        raise ValueError("broken on purpose")
+
+
+class _BreakingBackend(NoopBackend):
+    backend_id = "echo"
+
+    def preprocess_all(self, edge_programs: Any, compile_specs: Any) -> Any:
+        raise ValueError("broken on purpose")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_failure_leaves_the_program_as_it_is(name: str) -> None:
+    program = MODELS[name].export()
+    before = _described(program)
+    failing: list[Callable[[], object]] = [
+        lambda: lower(program, _Breaking()),
+        lambda: lower(program, TagPartitioner(), backends={"echo": _BreakingBackend()}),
+    ]
+    for fail in failing:
+        with pytest.raises(LoweringError, match="broken on purpose"):
+            fail()
+        assert _described(program) == before
+    assert lower(program, "reference").emit().buffer
+
+
+class _TwoBuffers(torch.nn.Module):
+    """Writes one value to two buffers, so that the first conversion is refused, and cannot be converted anyway."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("one", torch.zeros(4))
+        self.register_buffer("two", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        value = x + 1
+        self.one.copy_(value)
+        self.two.copy_(value)
+        return torch.histc(value.nonzero().float(), bins=4)
+
+
+def test_the_error_of_a_second_try_is_the_true_one() -> None:
+    program = torch.export.export(_TwoBuffers(), (torch.ones(4),))
+    with pytest.raises(InputError, match="histc"):
+        lower(program, "xnnpack")
