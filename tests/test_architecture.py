@@ -44,8 +44,9 @@ LATER = {"lowering_plan": {"views"}, "lowered": {"lowered_module"}}
 """What a module imports when it is called only: a plan's pictures are made of plans; a module runs what is lowered."""
 
 FOR_PLUGINS = {
-    "asking", "capability", "collector", "graphs", "interrupts", "locks", "measures", "quotient", "refusals", "registry",
-}  # fmt: skip
+    *("asking", "capability", "collector", "graphs", "interrupts", "locks", "measures", "quotient"),
+    *("refusals", "registry"),
+}
 """Modules that the built-in plug-ins share with the engine, beside the public names: what they need of FX graphs."""
 
 ALGORITHMS = {
