@@ -970,19 +970,14 @@ def serialized(program: Any, named: Mapping[str, bytes], alignment: int) -> byte
     return bytes(serialize_pte_binary(PTEFile(program, named_data=data), extract_delegate_segments=True))
 
 
+@cache  # once: the filters of warnings are those of all threads
 def executorch_runtime() -> Any:
     """Return the runtime of the wheel, `executorch.runtime.Runtime`, without its note that it is experimental."""
-    return _runtime_class().get()
-
-
-@cache  # once: the filters of warnings are those of all threads
-def _runtime_class() -> Any:
     with conversion(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from executorch.runtime import Runtime
 
-        Runtime.get()
-        return Runtime
+        return Runtime.get()
 
 
 def import_quantized_kernels() -> None:

@@ -71,8 +71,10 @@ class Backend(ABC):
     Attributes:
         backend_id: The id that is written to the file and that the runtime looks up.
         version: Of the code that makes the payloads; a change means that equal programs may give other bytes.
-        parallel: Whether `preprocess` may run for several partitions at once, and in what; one of `PARALLEL`. It is
-            checked, and of no effect yet: this version calls for one partition at a time.
+        parallel: Whether `preprocess` may run for several partitions at once, and in what; one of `PARALLEL`. With
+            "none" it runs while no other thread converts. With the others it runs beside them, and takes
+            `exir_lowering.locks.conversion()` itself around what torch and ExecuTorch do with graphs. This version
+            calls for one partition of a program at a time.
     """
 
     backend_id: ClassVar[str]
