@@ -29,6 +29,9 @@ from executorch.exir._serialize._program import (
     _insert_flatbuffer_header,
     serialize_pte_binary,
 )
+
+# What a serializer is told of a data file.
+from executorch.exir._serialize.data_serializer import DataEntry, DataPayload
 from executorch.exir.backend.backend_details import PreprocessResult
 from executorch.exir.backend.canonical_partitioners import group_partitioner
 from executorch.exir.backend.canonical_partitioners.group_partitioner import GroupBasedPartitioner
@@ -110,12 +113,15 @@ __all__ = [
     "FakeTensor",
     "LoweredBackendModule",
     "SpecViolationError",
+    "add_last_named_data",
     "add_named_data",
+    "adding_to_data_files",
     "argument_names",
     "argument_types",
     "assemble_program",
     "checks_validity",
     "context_reader",
+    "cord_piece",
     "data_file_contents",
     "delegate_info",
     "dtype_of",
@@ -158,10 +164,12 @@ __all__ = [
     "registered_types",
     "schema_names",
     "serialized",
+    "set_cord_piece",
     "shape_env_of",
     "size_hint",
     "with_original",
     "without_validity_checks",
+    "write_buffer",
     "write_tables",
 ]
 
@@ -686,6 +694,59 @@ def _with_named_data(module: LoweredBackendModule, output: NamedDataStoreOutput)
     return changed
 
 
+def add_last_named_data(edge: EdgeProgramManager, key: str, content: bytes) -> None:
+    """Add named data whose segment comes after all others in the `.pte` file; there is no public way to add some."""
+    edge._named_data_store.add_named_data(key, content)
+
+
+DataAddition = Callable[[Sequence[Any]], tuple[str, bytes]]
+"""Takes the contents of a data file's segments in order; returns the key and content of a datum that comes last."""
+
+_data_addition: ContextVar[DataAddition | None] = ContextVar("exir_lowering_data_addition", default=None)
+
+
+@contextmanager
+def adding_to_data_files(addition: DataAddition) -> Iterator[None]:
+    """Add a named datum to each data file that this thread emits while the context lasts.
+
+    ExecuTorch's store of named data takes a key once, and which data files there are is known to its emitter only.
+    """
+    token = _data_addition.set(addition)
+    try:
+        with _ADDING:
+            yield
+    finally:
+        _data_addition.reset(token)
+
+
+def _adding() -> list[tuple[Any, str, Any]]:
+    from executorch.extension.flat_tensor.serialize.serialize import FlatTensorSerializer
+
+    serialize = FlatTensorSerializer.serialize
+
+    def serialized(self: Any, data: DataPayload) -> Any:
+        addition = _data_addition.get()
+        if addition is not None:
+            used = dict.fromkeys(entry.buffer_index for entry in data.named_data.values())
+            key, content = addition([data.buffers[index] for index in used])
+            entry = DataEntry(buffer_index=len(data.buffers), alignment=1, tensor_layout=None)
+            data = DataPayload([*data.buffers, content], {**data.named_data, key: entry})
+        return serialize(self, data)
+
+    return [(FlatTensorSerializer, "serialize", serialized)]
+
+
+_ADDING = _replacing(_adding)
+
+
+def write_buffer(buffer: Any, file: Any) -> None:
+    """Write a segment's content to a file; ExecuTorch has bytes, and buffers that are on the disk."""
+    if isinstance(buffer, bytes):
+        file.write(buffer)
+    else:
+        buffer.write_to_file(file)
+
+
 def delegate_info(result: PreprocessResult) -> Any:
     """Return what a backend wants to be kept in its lowered module's metadata."""
     return result._delegate_info_meta
@@ -886,6 +947,17 @@ def read_program(
         examples: The example inputs as a tuple, or None.
     """
     return serde.ExportedProgramDeserializer().deserialize(serialized, state, constants, examples)
+
+
+def cord_piece(cord: Any, number: int) -> bytes:
+    """Return a piece of a file that ExecuTorch has put together, the tables for 0."""
+    return bytes(cord._buffers[number])
+
+
+def set_cord_piece(cord: Any, number: int, content: bytes) -> None:
+    """Put another content in the place of a piece."""
+    cord._byte_size += len(content) - len(cord._buffers[number])
+    cord._buffers[number] = content
 
 
 def read_tables(tables: bytes) -> Any:

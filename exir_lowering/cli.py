@@ -18,12 +18,12 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, Literal, TextIO, cast
 
 from rich import box
 from rich.console import Console
@@ -67,11 +67,15 @@ _FILES = (".pt", ".pth", ".npy")
 # Why a terminal, a pipe or a redirected output takes no more.
 _FULL = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
+# What --verify says, and what `load` is told.
+_VERIFY: Mapping[str, bool | Literal["full"]] = {"auto": True, "full": "full", "tie": False}
+
 # How messages name arguments of `load` and `emit`, and how the command line does.
 _OPTIONS = (
     (re.compile(r'\b(unavailable|engine)="(\w+)"'), r"--\1 \2"),
     (re.compile(r"\bkeep_originals=True\b"), "--keep-originals"),
     (re.compile(r"\bas data=(?=[.;, ])"), "with --data"),
+    (re.compile(r"\bverify=False\b"), "--verify tie"),
 )
 
 # The extra `demo`, by module.
@@ -290,7 +294,20 @@ def _add_run(run: argparse.ArgumentParser) -> None:
         dest="inputs",
         help="the inputs, in order; see below",
     )
-    run.add_argument("--data", metavar="WEIGHTS.ptd", help="a data file that the .pte needs")
+    run.add_argument(
+        "--data",
+        action="append",
+        default=[],
+        metavar="WEIGHTS.ptd",
+        help="a data file that the .pte needs; given again, one more",
+    )
+    run.add_argument(
+        "--verify",
+        choices=tuple(_VERIFY),
+        default="auto",
+        help="what to check by the digests in the files: that the data files belong to the .pte (tie), also the "
+        "tables, and weights and payloads of up to 32 MB (auto, the default), or everything (full)",
+    )
     run.add_argument(
         "--engine",
         choices=("runtime", "interpreter"),
@@ -521,7 +538,7 @@ def _what_is(path: Path) -> str:
 
 def _run(arguments: argparse.Namespace) -> int:
     source = _existing_file(arguments.model)
-    data = None if arguments.data is None else _existing_file(arguments.data)
+    data = [_existing_file(path) for path in arguments.data]
     save = None if arguments.save is None else _output_file(arguments.save)
     _check_inputs(arguments.inputs)
     if arguments.json and not arguments.profile:
@@ -535,7 +552,13 @@ def _run(arguments: argparse.Namespace) -> int:
     inputs = [value for text in arguments.inputs for value in _input(text)]
     # Whatever a delegate prints must not end up inside the JSON.
     with contextlib.redirect_stdout(sys.stderr) if arguments.json else contextlib.nullcontext():
-        program = load(source, data=data, engine=arguments.engine, unavailable=arguments.unavailable)
+        program = load(
+            source,
+            data=data or None,
+            engine=arguments.engine,
+            unavailable=arguments.unavailable,
+            verify=_VERIFY[arguments.verify],
+        )
         method = _method(arguments.method, program.method_names, source)
         inputs = program.as_inputs(method, inputs)
         outputs = program.run(method, *inputs)
@@ -826,7 +849,7 @@ def _output_file(text: str, suffix: str = "") -> Path:
 
 def _write(path: Path, content: bytes | memoryview) -> None:
     """Write a file at once, so that a failure leaves what was there."""
-    from exir_lowering.emission import replace_file
+    from exir_lowering.saving import replace_file
 
     try:
         if path.exists() and not path.is_file():  # a pipe or a device, which nothing may replace

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import os
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,7 +15,18 @@ import torch
 from executorch.exir import ExecutorchBackendConfig, ExecutorchProgramManager
 from torch.export import ExportedProgram
 
-from exir_lowering import _upstream, ambient, debug_handles, graphs, locks, originals, placement, shared_state
+from exir_lowering import (
+    _upstream,
+    ambient,
+    debug_handles,
+    graphs,
+    locks,
+    originals,
+    placement,
+    saving,
+    sealing,
+    shared_state,
+)
 from exir_lowering._upstream import EmittedCall
 from exir_lowering.debug_info import SUFFIX, VERSION, DebugInfo, MethodDebug
 from exir_lowering.debug_recording import record
@@ -54,7 +63,9 @@ class Artifact:
     @property
     def data_files(self) -> dict[str, bytes]:
         """The `.ptd` data files by name, made anew at each use; empty when all data is in the `.pte` file."""
-        return {_data_name(name): bytes(cord) for name, cord in _upstream.data_file_contents(self.manager).items()}
+        return {
+            sealing.data_name(name): bytes(cord) for name, cord in _upstream.data_file_contents(self.manager).items()
+        }
 
     @property
     def debug_info(self) -> DebugInfo:
@@ -69,6 +80,10 @@ class Artifact:
         The debug information of `model.pte` is `model.debug.json`; the record for ExecuTorch's Inspector, if there is
         one, `model.etrecord`.
 
+        All files are complete before the first one is moved to its place, and the `.pte` file is the last. Whenever it
+        ends, what is there is the old program or the new one, or an old program beside a new data file of the same
+        name, which `load` refuses.
+
         Args:
             path: Where the `.pte` file goes. A file that is there is replaced once the new one is complete.
 
@@ -80,7 +95,7 @@ class Artifact:
         """
         target = pte_path(path)
         data = _upstream.data_file_contents(self.manager)
-        files = {target.parent / _data_name(name): cord.write_to_file for name, cord in data.items()}
+        files = {target.parent / sealing.data_name(name): cord.write_to_file for name, cord in data.items()}
         files[target] = self.manager.write_to_file
         if self.etrecord is not None:
             files[target.with_suffix(".etrecord")] = partial(_write_record, self.etrecord)
@@ -88,7 +103,7 @@ class Artifact:
             if self.methods:
                 debug = self.debug_info.to_json().encode()
                 files[target.with_suffix(SUFFIX)] = lambda file: file.write(debug)
-            replace_files(files)
+            saving.replace_files(files, target)
         except OSError as error:
             let_through(error)
             raise InputError(f"Cannot save to {str(target)!r}: {error}") from error
@@ -148,7 +163,7 @@ def _emit(
         placement.place(copies, config, external_weights)
     try:
         edge = _upstream.EdgeProgramManager(copies, dict(constant_methods or {}), _upstream.without_validity_checks())
-        with _upstream.emitting() as emitted:
+        with sealing.reserving(edge), _upstream.emitting() as emitted:
             manager = edge.to_executorch(config)
     except Exception as error:
         let_through(error)
@@ -161,6 +176,7 @@ def _emit(
     if recorded is not None:
         _complete(manager, emitted)
         etrecord = _etrecord(recorded, manager)
+    sealing.seal(manager)
     stored = placement.stored(copies, config, manager)
     return Artifact(manager, report, stored, record(programs, emitted), etrecord)
 
@@ -246,10 +262,6 @@ def pte_path(path: str | os.PathLike[str]) -> Path:
     return target
 
 
-def _data_name(name: str) -> str:
-    return name if name.endswith(".ptd") else f"{name}.ptd"
-
-
 def _write_record(record: Any, file: BinaryIO) -> None:
     try:
         with locks.conversion():
@@ -263,46 +275,3 @@ def _write_record(record: Any, file: BinaryIO) -> None:
             f"The ETRecord cannot be saved: ExecuTorch cannot serialize the Edge programs: {type(error).__name__}: "
             f"{reason}. Emit without etrecord=True; the debug information beside the .pte file needs no record."
         ) from error
-
-
-def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Write a file beside its place and move it there, so that a failure leaves what was there.
-
-    Args:
-        path: Its place.
-        write: Writes the content.
-
-    Raises:
-        OSError: It cannot be written.
-    """
-    replace_files({path: write})
-
-
-def replace_files(files: Mapping[Path, Callable[[BinaryIO], object]]) -> None:
-    """Write files beside their places, and move them there once all are complete.
-
-    Args:
-        files: For each place what writes the content; they are moved in this order.
-
-    Raises:
-        OSError: One cannot be written.
-    """
-    with contextlib.ExitStack() as remove:
-        written = []
-        for path, write in files.items():
-            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-            remove.callback(_remove, temporary)
-            with os.fdopen(handle, "wb") as file:
-                write(file)
-            umask = os.umask(0)
-            os.umask(umask)
-            os.chmod(temporary, 0o666 & ~umask)
-            written.append((temporary, path))
-        for temporary, path in written:
-            os.replace(temporary, path)
-
-
-def _remove(temporary: str) -> None:
-    """Remove what was not moved."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(temporary)

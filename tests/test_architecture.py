@@ -10,13 +10,13 @@ PACKAGE = ROOT / "exir_lowering"
 
 LAYERS = [
     {"locks"},
-    {"errors", "_upstream", "collector", "delegate", "interrupts", "sources", "tolerances"},
-    {"kinds", "model", "weights", "options", "graphs", "quotient", "debug_info", "treespecs"},
+    {"errors", "_upstream", "collector", "delegate", "digests", "interrupts", "sources", "tolerances"},
+    {"kinds", "model", "weights", "options", "graphs", "quotient", "debug_info", "saving", "treespecs"},
     {"interfaces", "ownership", "pt2", "progress", "measures", "lowering_plan", "debug_handles", "isolation"},
     {"ambient"},
     {"registry", "checks", "report", "partition_builder", "refusals", "views", "capability", "debug_recording"},
     {"arguments", "planning", "asking", "availability"},
-    {"edge", "tagging", "extraction", "preprocessing", "splicing", "placement", "shared_state"},
+    {"edge", "tagging", "extraction", "preprocessing", "splicing", "placement", "sealing", "shared_state"},
     {"originals"},
     {"emission"},
     {"lowered"},
@@ -35,9 +35,9 @@ LATER = {"lowering_plan": {"views"}, "lowered": {"lowered_module"}}
 """What a module imports when it is called only: a plan's pictures are made of plans; a module runs what is lowered."""
 
 FOR_PLUGINS = {
-    "asking", "capability", "collector", "graphs", "interrupts", "locks", "measures", "quotient", "refusals",
-    "registry",
-}  # fmt: skip
+    *("asking", "capability", "collector", "graphs", "interrupts", "locks", "measures", "quotient"),
+    *("refusals", "registry"),
+}
 """Modules that the built-in plug-ins share with the engine, beside the public names: what they need of FX graphs."""
 
 ALGORITHMS = {

@@ -237,7 +237,7 @@ def test_an_operator_that_torch_does_not_have(fixed):  # noqa: F811
     code = (
         "import sys, torch\nfrom exir_lowering import InputError, load\n"
         "sys.modules['executorch.runtime'] = None\n"
-        "try:\n    load(sys.argv[1], engine='interpreter').run('forward', torch.ones(2, 3, 8, 8))\n"
+        "try:\n    load(sys.argv[1], engine='interpreter', verify=False).run('forward', torch.ones(2, 3, 8, 8))\n"
         "except InputError as error:\n    print(error)"
     )
     assert "PyTorch has no operator aten::convolutiom.out here" in output(code, content)
@@ -295,7 +295,7 @@ def test_without_the_runtime(two_methods, fixed):  # noqa: F811
 
 
 def test_damage_ends_in_an_error_of_ours(two_methods):  # noqa: F811
-    code = test_runtime.DAMAGE.replace("load(bytes(damaged))", 'load(bytes(damaged), engine="interpreter")')
+    code = test_runtime.DAMAGE.replace("verify=False", 'verify=False, engine="interpreter"')
     results = dict(line.split(":") for line in output(code, two_methods.buffer).split() if ":" in line)
     for what, least in test_runtime.LEAST_REFUSED.items():
         refused, total = map(int, results[what].split("/"))

@@ -488,7 +488,8 @@ class TestAttributes:
                 )
                 assert len({bytes(payload.data) for payload in payloads}) == 1
         assert before.named_data.pte_data.keys() == after.named_data.pte_data.keys()
-        assert list(map(bytes, before.named_data.buffers)) == list(map(bytes, after.named_data.buffers))
+        # The last one is the digests.
+        assert before.named_data.buffers[:-1] == after.named_data.buffers[:-1]
 
     def test_it_can_take_the_place_of_the_file_that_it_was_loaded_from(self, mixed, tmp_path):
         module = mixed[1].module()

@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -68,12 +68,34 @@ def emitted(programs: Mapping[str, ExportedProgram], report: Report, options: Ma
     return source
 
 
-def opened(path: str, data: str | os.PathLike[str] | None, place: Place) -> Source:
+def data_paths(given: Any) -> list[str]:
+    """Return the paths of a module's data files; it saves copies of them, by their names.
+
+    Raises:
+        InputError: Something else was given.
+    """
+    several = given if isinstance(given, (list, tuple)) else () if given is None else (given,)
+    for one in several:
+        if not isinstance(one, (str, os.PathLike)):
+            raise InputError(
+                f"LoweredModule.load: data: got a {type(one).__name__}, expected the path of a .ptd file, or a list of "
+                "these."
+            )
+    paths = [os.fsdecode(one) for one in several]
+    if len({os.path.basename(path) for path in paths}) < len(paths):
+        raise InputError(
+            f"LoweredModule.load: data: {', '.join(map(repr, paths))} have one name in several directories; save would "
+            "write them to one file. Rename one of them."
+        )
+    return paths
+
+
+def opened(path: str, data: Sequence[str], place: Place) -> Source:
     """Map a file that was loaded already; it stays readable when another one takes its place.
 
     Args:
         path: Its path.
-        data: The path of its data file.
+        data: The paths of its data files.
         place: Which files these were before they were loaded.
 
     Raises:
@@ -83,7 +105,7 @@ def opened(path: str, data: str | os.PathLike[str] | None, place: Place) -> Sour
         content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     place.check()
     debug = cache(partial(_debug_beside, Path(path), content))
-    return read(content, path, [Path(data)] if data is not None else [], debug, place)
+    return read(content, path, [Path(one) for one in data], debug, place)
 
 
 def _debug_beside(path: Path, content: memoryview) -> Mapping[str, MethodDebug]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import difflib
 import hashlib
 import os
-import shutil
-import tempfile
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -18,10 +16,10 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from exir_lowering import availability
+from exir_lowering import availability, saving
 from exir_lowering.debug_info import SUFFIX, VERSION, DebugInfo
 from exir_lowering.delegate import Delegate
-from exir_lowering.emission import pte_path, replace_files
+from exir_lowering.emission import pte_path
 from exir_lowering.errors import BackendUnavailableWarning, InputError
 from exir_lowering.interrupts import let_through
 from exir_lowering.lowered_module import bundled, emitted, record, runners, tables
@@ -32,6 +30,7 @@ from exir_lowering.lowered_module.runners import DelegateRunner, Engine, Origina
 from exir_lowering.report import Report
 from exir_lowering.runtime import load
 from exir_lowering.runtime.find import Unavailable
+from exir_lowering.runtime.verifying import Verify
 
 Delegates = Mapping[str, Delegate | type[Delegate]] | Sequence[Delegate | type[Delegate]]
 
@@ -109,19 +108,21 @@ class LoweredModule(nn.Module):
         cls,
         path: str | os.PathLike[str],
         *,
-        data: str | os.PathLike[str] | None = None,
+        data: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
         delegates: Delegates | None = None,
         engine: Engine = "runtime",
         unavailable: Unavailable = "error",
+        verify: Verify = True,
     ) -> LoweredModule:
         """Load a module that `save` wrote, without the original model.
 
         Args:
             path: The path of the `.pte` file.
-            data: The path of its `.ptd` data file, when it has one.
+            data: The path of its `.ptd` data file, or those of several, when it has some.
             delegates: As for `exir_lowering.load`.
             engine: As for `exir_lowering.load`.
             unavailable: As for `exir_lowering.load`.
+            verify: As for `exir_lowering.load`.
 
         Returns:
             The module, with its attributes and bundled inputs.
@@ -136,9 +137,12 @@ class LoweredModule(nn.Module):
         if not isinstance(path, (str, os.PathLike)):
             raise InputError(f"LoweredModule.load: got a {type(path).__name__}, expected the path of a .pte file.")
         name = os.fsdecode(path)
-        place = Place([one for one in (path, data) if isinstance(one, (str, os.PathLike)) and os.path.isfile(one)])
-        program = load(path, data=data, delegates=delegates, engine=engine, unavailable=unavailable)
-        source = emitted.opened(name, data, place)
+        files = emitted.data_paths(data)
+        place = Place([one for one in (path, *files) if os.path.isfile(one)])
+        program = load(
+            path, data=files or None, delegates=delegates, engine=engine, unavailable=unavailable, verify=verify
+        )
+        source = emitted.opened(name, files, place)
         contents = record.read(repr(name), source.methods, program.run)
         runner = DelegateRunner(source, delegates, engine=engine, unavailable=unavailable, loaded=program)
         written = frozenset({record.RECORD, record.TENSORS, *contents.attributes})
@@ -170,18 +174,19 @@ class LoweredModule(nn.Module):
         source = self._file.source
         pieces = tables.rewrite(source.content, lambda name: name not in self._file.written, constants)
         try:
-            with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
-                made = Path(folder) / "pte"
-                digest = _write(made, pieces)
-                beside = {".bpte": self._bundle(made, expected), SUFFIX: _debug(source, digest)}
+            with saving.Staging() as staging:
+                digest = hashlib.sha256()
+                made = staging.add(target, partial(_write, pieces, digest))
+                beside = {".bpte": self._bundle(made, expected), SUFFIX: _debug(source, digest.hexdigest())}
                 data = {target.parent / path.name: path for path in source.data}
-                files = {place: partial(_copy, path) for place, path in data.items() if not _is_same(place, path)}
+                for place, path in data.items():
+                    if not _is_same(place, path):
+                        staging.add(place, saving.copy_of(path))
                 for suffix, content in beside.items():
                     if content is not None:
-                        files[target.with_suffix(suffix)] = partial(_put, content)
-                files[target] = partial(_copy, made)
+                        staging.add(target.with_suffix(suffix), partial(_put, content))
                 own = isinstance(source.given, str) and _is_same(target, Path(source.given))
-                replace_files(files)
+                staging.publish(target)
             if own and source.place is not None:
                 source.place.renew()  # it has the same methods
             for suffix, content in beside.items():
@@ -417,14 +422,11 @@ def of_lowered(
     return LoweredModule(file, runner, contents, original)
 
 
-def _write(path: Path, pieces: Iterable[bytes | memoryview]) -> str:
-    """Write a file, and return its SHA-256."""
-    digest = hashlib.sha256()
-    with path.open("wb") as file:
-        for piece in pieces:
-            digest.update(piece)
-            file.write(piece)
-    return digest.hexdigest()
+def _write(pieces: Iterable[bytes | memoryview], digest: Any, file: BinaryIO) -> None:
+    """Write a file, and feed a hash with it."""
+    for piece in pieces:
+        digest.update(piece)
+        file.write(piece)
 
 
 def _debug(source: Source, sha256: str) -> bytes | None:
@@ -435,11 +437,6 @@ def _debug(source: Source, sha256: str) -> bytes | None:
 
 def _is_same(place: Path, path: Path) -> bool:
     return place.exists() and os.path.samefile(place, path)
-
-
-def _copy(source: Path, file: BinaryIO) -> None:
-    with source.open("rb") as content:
-        shutil.copyfileobj(content, file)
 
 
 def _put(content: bytes, file: BinaryIO) -> None:

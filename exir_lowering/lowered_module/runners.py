@@ -287,8 +287,9 @@ def _is_of_type(value: Value, output: Any) -> bool:
 def _load(
     source: Source, given: str | bytes, delegates: Any, engine: Engine, unavailable: Unavailable = "error"
 ) -> LoadedProgram:
-    data = source.data[0] if source.data else None
-    return load(given, data=data, delegates=delegates, engine=engine, unavailable=unavailable)
+    # It was emitted here, or verified when it was loaded.
+    data = source.data or None
+    return load(given, data=data, delegates=delegates, engine=engine, unavailable=unavailable, verify=False)
 
 
 def _load_available(source: Source, delegates: Any, engine: Engine, missing: dict[str, str]) -> LoadedProgram | None:

@@ -14,7 +14,7 @@ import torch
 from executorch.exir import schema
 from executorch.exir.scalar_type import ScalarType
 
-from exir_lowering import _upstream
+from exir_lowering import _upstream, digests
 from exir_lowering.errors import InputError
 from exir_lowering.lowered_module.values import CODES
 
@@ -26,7 +26,7 @@ _BASE = 128
 
 
 def rewrite(content: memoryview, keep: Callable[[str], bool], constants: Mapping[str, Sequence[Any]]) -> list[Piece]:
-    """Return a `.pte` file with other constant methods.
+    """Return a `.pte` file with other constant methods, sealed if it was before.
 
     Args:
         content: The file, which was read by `format.read_program` already.
@@ -37,7 +37,8 @@ def rewrite(content: memoryview, keep: Callable[[str], bool], constants: Mapping
         The new file in pieces; payloads and weights are pieces of the old one.
 
     Raises:
-        InputError: The file has its constants in its tables, as those of old versions of ExecuTorch.
+        InputError: The file has its constants in its tables, as those of old versions of ExecuTorch, or its digests
+            are damaged.
     """
     size, base = _extent(content)
     program = _upstream.read_tables(bytes(content[:size]))
@@ -45,6 +46,7 @@ def rewrite(content: memoryview, keep: Callable[[str], bool], constants: Mapping
         raise InputError("The file was made by an old version of ExecuTorch, which cannot be added to. Make it again.")
     segments: list[list[Piece]] = [[content[base + s.offset : base + s.offset + s.size]] for s in program.segments]
     aligned = [_aligned(base) if s.offset == 0 else min(_aligned(s.offset), _aligned(base)) for s in program.segments]
+    seal = _without_seal(program, segments, aligned)
     kept = [plan for plan in program.execution_plan if keep(plan.name)]
     gone = [plan for plan in program.execution_plan if not keep(plan.name)]
     offsets, pieces = _trimmed(program.constant_segment, segments, kept, gone)
@@ -70,7 +72,41 @@ def rewrite(content: memoryview, keep: Callable[[str], bool], constants: Mapping
     segments[index] = pieces
     program.execution_plan = kept
     program.constant_segment = schema.SubsegmentOffsets(segment_index=index, offsets=offsets)
-    return _assembled(program, segments, aligned, _aligned(base))
+    if seal is None:
+        return _assembled(program, segments, aligned, _aligned(base))
+    return _sealed(program, segments, aligned, _aligned(base), seal.data)
+
+
+def _without_seal(program: Any, segments: list[list[Piece]], aligned: list[int]) -> digests.Seal | None:
+    """Take the seal out of a file, and return it; None when there is none."""
+    found = [datum for datum in program.named_data or [] if datum.key == digests.KEY]
+    if not found:
+        return None
+    (datum,) = found
+    try:
+        seal = digests.decode(b"".join(segments[datum.segment_index]))
+    except digests.SealError as error:
+        raise InputError(f"The file is damaged: {error}. Make it again.") from None
+    if datum.segment_index != len(segments) - 1:
+        raise InputError("The file was changed by another tool: its digests are not its last segment. Make it again.")
+    program.named_data.remove(datum)
+    del segments[-1], aligned[-1]
+    return seal
+
+
+def _sealed(
+    program: Any, segments: list[list[Piece]], aligned: list[int], base: int, data: Mapping[str, str]
+) -> list[Piece]:
+    """Return a file with a seal as its last segment."""
+    program.named_data = [*(program.named_data or []), schema.NamedData(digests.KEY, len(segments))]
+    reserved = bytes(digests.size(len(segments), data))
+    pieces = _assembled(program, [*segments, [reserved]], [*aligned, _BASE], base)
+    starts = [len(pieces[0]) + segment.offset for segment in program.segments]
+    ranges = digests.RangeDigests(starts)
+    for piece in pieces:
+        ranges.write(piece)
+    first, *rest = ranges.digests()
+    return [*pieces[:-1], digests.Seal(first, tuple(rest), data).encode()]
 
 
 def _extent(content: memoryview) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from exir_lowering import originals, registry
 from exir_lowering.delegate import Delegate, DelegateContext
 from exir_lowering.errors import BackendUnavailableError
 from exir_lowering.runtime import format as file_format
+from exir_lowering.runtime import mapping
 from exir_lowering.runtime.source import ProgramFile
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ def renamed(file: ProgramFile, ids: Collection[str]) -> tuple[ProgramFile, dict[
         while (found := content.find(wanted, found + 1, end)) >= 0:
             content[found + 4 : found + 4 + len(new.encode())] = new.encode()
     made = bytes(content)
-    return replace(file, source=made, methods=file_format.read_program(memoryview(made))), names
+    methods = file_format.read_program(memoryview(made))
+    return replace(file, file=mapping.in_memory(file.name, made), methods=methods), names
 
 
 class OriginalGraphs(Delegate):

@@ -338,7 +338,11 @@ class Interpreter:
         values = [code.values[index] for index in next(called, ())]
         where = f"{self.file.where(method)}: the payload of {payload.backend!r}"
         try:
-            return hosted.host(method, payload, plan, values, self.listing.named, self.file.data)
+            call = hosted.host(method, payload, plan, values, self.listing.named, self.file.data.path())
+            self.file.data.check()
+            return call
+        except InputError:
+            raise  # another data file has taken the place of one
         except hosted.NotHosted as error:
             raise BackendUnavailableError(
                 f'{where} cannot be executed by the interpreter: {error}. Load the file with engine="runtime".'
@@ -370,7 +374,7 @@ def open_interpreter(file: ProgramFile, given: Mapping[str, Any], unavailable: U
     kernels = None
     if availability.runtime_failure() is None:
         kernels = frozenset(_upstream.executorch_runtime().operator_registry.operator_names)
-    external = file.data_content()
+    external = file.data.content()
     try:
         listing = read_code(file.content(), external)
     except CorruptError as error:

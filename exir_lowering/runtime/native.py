@@ -71,7 +71,9 @@ class NativeEngine:
         """Run a method in a program of its own, and record what it does; see `Engine`."""
         where = self.file.where(method.name)
         try:
-            program = _upstream.open_program(self.file.source, self.file.data, profiled=True)
+            program = self.file.open(profiled=True)
+        except InputError:
+            raise  # another file has taken its place
         except Exception as error:
             let_through(error)
             raise InputError(
@@ -176,10 +178,11 @@ def open_native(file: ProgramFile, given: Mapping[str, Any], unavailable: Unavai
     methods = file.methods
     try:
         if file.shares_state:
-            one = _upstream.open_program(file.source, file.data)
-            programs = dict.fromkeys(methods, one)
+            programs = dict.fromkeys(methods, file.open())
         else:
-            programs = {method: _upstream.open_program(file.source, file.data) for method in methods}
+            programs = {method: file.open() for method in methods}
+    except InputError:
+        raise  # another file has taken its place
     except Exception as error:
         let_through(error)
         raise InputError(

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from exir_lowering import locks, registry
 from exir_lowering.delegate import Delegate
 from exir_lowering.errors import InputError
-from exir_lowering.runtime import debugging
+from exir_lowering.runtime import data_files, debugging, verifying
 from exir_lowering.runtime.engine import Engine
 from exir_lowering.runtime.find import Unavailable
 from exir_lowering.runtime.format import Method
@@ -21,7 +21,8 @@ from exir_lowering.runtime.inputs import prepare, with_tensors
 from exir_lowering.runtime.interpreter import open_interpreter
 from exir_lowering.runtime.native import open_native
 from exir_lowering.runtime.profiling import Profile, profile
-from exir_lowering.runtime.source import ProgramFile, check_data, read_source
+from exir_lowering.runtime.source import ProgramFile, check_weights, needed_weights, read_source
+from exir_lowering.runtime.verifying import Verify
 
 _ENGINES: Mapping[object, Callable[[ProgramFile, Mapping[str, Any], Unavailable], Engine]] = MappingProxyType(
     {"runtime": open_native, "interpreter": open_interpreter}
@@ -162,22 +163,26 @@ class LoadedProgram:
 def load(
     source: str | os.PathLike[str] | bytes,
     *,
-    data: str | os.PathLike[str] | None = None,
+    data: data_files.Given = None,
     delegates: Mapping[str, Delegate | type[Delegate]] | Sequence[Delegate | type[Delegate]] | None = None,
     engine: Literal["runtime", "interpreter"] = "runtime",
     unavailable: Unavailable = "error",
     debug: str | os.PathLike[str] | None = None,
+    verify: Verify = True,
 ) -> LoadedProgram:
     """Open a `.pte` file in the ExecuTorch runtime, or in an interpreter in Python.
 
     The file's tables are checked first, as the runtime ends the process on some damaged files. Damage inside of weights
-    or of a backend's payload cannot be seen there: weights are just numbers, a payload only its backend can judge.
+    or of a backend's payload cannot be seen there: it is found by the digests in files that `emit` has made, see
+    `verify`.
 
     Args:
         source: The path of the file, or its content. A file is mapped, not read; it must not be changed in place while
             the program is in use.
-        data: The path of the `.ptd` data file, needed if the file was emitted with `external_constants`. There is no
-            search for it: `Artifact.save` writes it beside the `.pte` file, by the name in `Artifact.data_files`.
+        data: The `.ptd` data files, needed if weights were emitted into some: a path, the content of a file, or a
+            sequence of these. There is no search for them: `Artifact.save` writes them beside the `.pte` file, by the
+            names in `Artifact.data_files`. The runtime takes one path: several files, and content, are put together in
+            a temporary file for it, which goes with the program.
         delegates: Delegates, by the id of the backend that they execute or in a sequence. They come before those of
             the entry points. A backend that the runtime has itself cannot be replaced, but in the interpreter. Those
             that the file does not need are not used.
@@ -192,14 +197,19 @@ def load(
         debug: The path of the file's debug information, with which failures and profiles tell the model's lines. None
             looks for `model.debug.json` beside `model.pte`, and leaves it aside with a warning if it is of another
             file.
+        verify: What is checked against the digests that `emit` puts into its files. In any case a data file has to be
+            one that was emitted with the program. True also checks the tables, and weights and payloads when the
+            files have 32 MB or less together, as these have to be read for it; "full" checks everything. Files that
+            ExecuTorch has written have no digests, and load as they are.
 
     Returns:
         The program. Its methods are set up when they first run; those that call Python delegates are set up here, so
         that the delegates compile their payloads now.
 
     Raises:
-        InputError: There is no such engine; the file cannot be read, is damaged, or is no `.pte` file; weights are in a
-            data file that was not given, or are not in the one that was.
+        InputError: There is no such engine; a file cannot be read, is damaged, or is no `.pte` or `.ptd` file; weights
+            are in a data file that was not given, or are not in those that were; a data file is of another program, or
+            of this one before it was emitted again.
         BackendUnavailableError: A method needs a backend that neither the runtime of this machine nor a delegate has,
             its delegate is not available here, there is no original graph to fall back to, or Python delegates cannot
             be used here: they need a C++ compiler once.
@@ -211,7 +221,12 @@ def load(
     given = registry.check_delegates(delegates)
     if unavailable not in ("error", "fallback"):
         raise InputError(f'load: got unavailable={unavailable!r}, expected "error" or "fallback".')
-    name, opened, methods = read_source(source)
-    file = ProgramFile(name, opened, check_data(name, opened, data, methods), methods, debugging.find(opened, debug))
+    verifying.check_level(verify)
+    pte, methods = read_source(source)
+    seal = verifying.check_program(pte, verify)
+    files = data_files.read(data)
+    check_weights(pte, files, methods)
+    verifying.check_all(pte, seal, files, needed_weights(methods), verify)
+    file = ProgramFile(pte, files, methods, debugging.find(pte.source, debug))
     with locks.engine():
         return LoadedProgram(file, _ENGINES[engine](file, given, unavailable))
