@@ -167,9 +167,11 @@ def _registered(name: str) -> Operator | None:
     namespace, _, rest = name.partition(".")
     base, _, overload = rest.partition(".")
     found = find_operator(namespace, base, overload)
-    for library in _NAMESPACES.get(namespace, ()) if found is None else ():
+    for library in _NAMESPACES.get(namespace, ()):
+        if found is not None:
+            break
         import_module(library)
-        found = found or find_operator(namespace, base, overload)
+        found = find_operator(namespace, base, overload)
     return found
 
 
