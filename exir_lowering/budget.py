@@ -23,7 +23,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def free_memory() -> int | None:
-    """Return how many bytes can be had without ending another process or this one; None when the system does not say."""
+    """Return how many bytes can be had without a process being ended for it; None when the system does not say."""
     found = []
     with suppress(OSError, ValueError, IndexError):
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
@@ -76,7 +76,9 @@ class Budget:
         """
         self._steps -= 1
         if self._steps < 0:
-            raise InputError(f"it was not done after {STEPS:,} steps, the limit of one execution. Does a loop of it end?")
+            raise InputError(
+                f"it was not done after {STEPS:,} steps, the limit of one execution. Does a loop of it end?"
+            )
 
     def take(self, size: int) -> None:
         """Count memory that is about to be taken.

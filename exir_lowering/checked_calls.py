@@ -15,7 +15,9 @@ __all__ = ["CheckedCall", "size_of"]
 
 _KEPT = 64
 _WIDEST = torch.complex128.itemsize
-_MAY_COPY = frozenset({"contiguous", "flatten", "reshape", "reshape_as", "resolve_conj", "resolve_neg", "to", "type_as"})
+_MAY_COPY = frozenset(
+    {"contiguous", "flatten", "reshape", "reshape_as", "resolve_conj", "resolve_neg", "to", "type_as"}
+)
 """Operators whose results are views of their arguments where they can be."""
 _UNKNOWN = _WIDEST // 2
 """How many times as large as its arguments the result of an operator may be whose shape depends on their values."""
@@ -35,7 +37,7 @@ class CheckedCall:
         self._name, self._operator = name, operator
         self._check = operator_checks.CHECKS.get(name)
         self._view = operator.views and name not in _MAY_COPY
-        self._sizes: dict[Any, list[tuple[int, ...]] | int] = {}
+        self._sizes: dict[Any, int] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the operator.

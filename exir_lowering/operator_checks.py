@@ -41,7 +41,7 @@ def _max_pool_backward(given: Mapping[str, Any]) -> None:
     area = tensor.shape[-1] * tensor.shape[-2] if tensor.dim() >= 3 else 0
     if gradient.shape != indices.shape or tensor.shape[:-2] != indices.shape[:-2]:
         raise ValueError(f"gradients {list(gradient.shape)} and indices {list(indices.shape)} of {list(tensor.shape)}")
-    if indices.numel() and not (0 <= int(indices.min()) and int(indices.max()) < area):
+    if indices.numel() and not (int(indices.min()) >= 0 and int(indices.max()) < area):
         raise ValueError(f"indices of max pooling have to be between 0 and {area - 1}")
 
 

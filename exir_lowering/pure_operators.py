@@ -40,7 +40,12 @@ DTYPES = MappingProxyType(
 )  # fmt: skip
 """The types of elements that a payload may name: those of dense tensors. Quantised ones end the process in places."""
 
-_COMPOSITES = frozenset(
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_COMPOSITES = _names(
     """
     _assert_async _assert_scalar _assert_tensor_metadata _conj _euclidean_dist _fft_c2c _is_all_true _is_any_true
     _logcumsumexp _native_batch_norm_legit_functional _prelu_kernel _safe_softmax _trilinear _unsafe_index
@@ -61,7 +66,7 @@ _COMPOSITES = frozenset(
     index_add index_copy index_fill index_put index_reduce inner inverse isclose isin isreal kl_div kron kthvalue
     l1_loss layer_norm less less_equal lift lift_fresh linalg_cross linalg_det linalg_inv linalg_inv_ex linalg_matmul
     linalg_matrix_norm linalg_norm linalg_vecdot linalg_vector_norm linear linspace log_sigmoid log_sigmoid_forward
-    log_softmax logcumsumexp logspace logsumexp margin_ranking_loss masked_fill masked_select matmul matrix_power max
+    log_softmax logcumsumexp logspace logsumexp margin_ranking_loss masked_fill masked_select matmul max
     max_pool1d max_pool1d_with_indices max_pool2d max_pool3d mean median meshgrid min mse_loss msort multiply mv
     nanmean nanmedian nansum native_channel_shuffle negative new_empty new_empty_strided new_full new_ones new_zeros
     nll_loss nll_loss2d nll_loss2d_forward nll_loss_forward norm not_equal numel ones ones_like outer pad
@@ -75,11 +80,11 @@ _COMPOSITES = frozenset(
     unique_consecutive unsafe_chunk unsafe_split unsafe_split_with_sizes upsample_bicubic2d upsample_bilinear2d
     upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_trilinear3d var var_mean vdot
     vstack where zero zeros zeros_like
-    """.split()
+    """
 )
 """What exported programs have beside the core: what Edge dialect does not decompose, or is told to keep whole."""
 
-_VIEWS = frozenset(
+_VIEWS = _names(
     """
     _conj_copy _neg_view _neg_view_copy adjoint alias_copy as_strided_copy broadcast_tensors broadcast_to chunk conj
     detach detach_copy diagonal_copy dsplit expand_as expand_copy flatten hsplit imag lift_fresh_copy mH mT moveaxis
@@ -87,26 +92,29 @@ _VIEWS = frozenset(
     slice_copy split split_copy split_with_sizes_copy squeeze squeeze_copy swapaxes swapdims t t_copy tensor_split
     transpose transpose_copy unbind unbind_copy unflatten unfold unfold_copy unsqueeze_copy view_as view_as_complex
     view_as_complex_copy view_as_real view_as_real_copy view_copy vsplit
-    """.split()
+    """
 )
 """Views and their copies; torch's tag has some that do not check what they look at, such as _reshape_alias_copy."""
 
-_UNCHECKED = frozenset({"_pdist_backward", "embedding_dense_backward"})
-"""Core operators whose kernels use indices of their arguments without a look, so that a file could write anywhere."""
+_UNCHECKED = frozenset({"_adaptive_avg_pool2d_backward", "_pdist_backward", "embedding_dense_backward"})
+"""Core operators whose kernels use sizes or indices of their arguments without a look, anywhere in memory."""
 
-_MODES = frozenset(
+_ENDLESS = "polynomial"
+"""A part of the names of pointwise operators that take as many steps for an element as a number in it says."""
+
+_MODES = _names(
     """
     ord approximate assert_msg equation indexing mode norm padding reduce reduction rounding_mode side
-    """.split()
+    """
 )
 """Arguments whose text chooses a way to compute."""
 
-_TYPES = frozenset(
+_TYPES = _names(
     """
     Tensor Optional[Tensor] List[Tensor] List[Optional[Tensor]] number Optional[number] List[number]
     Optional[List[number]] int Optional[int] List[int] Optional[List[int]] float Optional[float] List[float]
     Optional[List[float]] bool Optional[bool] List[bool] Optional[Device] Device Optional[Generator] Generator
-    """.split()
+    """
 )
 """Types of arguments, which dtypes and layouts are numbers among. A file has no generator, and the CPU alone."""
 
@@ -192,7 +200,7 @@ def _named(name: str, operator: Operator) -> bool:
     base = rest.partition(".")[0]
     if namespace != "aten":
         return namespace in _NAMESPACES or name in _OTHERS
-    if base in _UNCHECKED or base.endswith("_"):
+    if base in _UNCHECKED or _ENDLESS in base or base.endswith("_"):
         return False
     return base in _COMPOSITES or base in _VIEWS or not _TAGS.isdisjoint(operator.tags)
 

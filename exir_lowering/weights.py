@@ -69,7 +69,9 @@ class WeightRef:
             try:
                 check_memory(extent)
             except InputError as error:
-                raise InputError(f"A weight of zeros, {self.dtype}{list(self.shape)}, cannot be made: {error}.") from None
+                raise InputError(
+                    f"A weight of zeros, {self.dtype}{list(self.shape)}, cannot be made: {error}."
+                ) from None
             return torch.zeros(extent // self.dtype.itemsize, dtype=self.dtype).as_strided(self.shape, self.strides)
         data = named_data(self.key)
         if data is None:

@@ -49,6 +49,7 @@ EDGE: Mapping[str, Callable[..., Any]] = {
 }
 """Operators of Edge dialect that torch does not have, as what they mean."""
 
+
 def cond(predicate: Any, yes: Callable[..., Any], no: Callable[..., Any], operands: Any = ()) -> Any:
     """Call one of two graphs."""
     return (yes if bool(predicate) else no)(*operands)
@@ -113,9 +114,9 @@ def _of_numbers(name: str) -> Callable[..., Any]:
         given = args[0] if name == "torch.sym_sum" and len(args) == 1 else args
         if not isinstance(given, (list, tuple)) or not all(isinstance(value, _NUMBERS) for value in given):
             raise TypeError(f"{name} takes numbers, got {', '.join(type(value).__name__ for value in args)}")
-        if name in ("pow", "lshift") and all(isinstance(value, int) for value in given):
-            if abs(given[-1]) > _LARGEST_SHIFT:  # the result would have as many digits as the file likes
-                raise OverflowError(f"{name} by {given[-1]}")
+        whole = all(isinstance(value, int) for value in given)
+        if name in ("pow", "lshift") and whole and abs(given[-1]) > _LARGEST_SHIFT:
+            raise OverflowError(f"{name} by {given[-1]}")  # it would have as many digits as the file likes
         result = function(*args)
         if isinstance(result, int) and not -(2**63) <= result < 2**63:
             raise OverflowError(f"{name} gave {result}, expected a number of 64 bits")

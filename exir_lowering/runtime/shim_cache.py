@@ -122,7 +122,7 @@ def _content(file: int) -> bytes:
 
 
 def _write(place: int, name: str, content: bytes) -> None:
-    """Write beside the name, and move into place when it is on the disk: at any moment there is all of it or nothing."""
+    """Write beside the name, and move into place when it is on the disk: at any moment there is all or nothing."""
     temporary = f".{name}.{os.getpid()}.{os.urandom(4).hex()}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     file = os.open(temporary, flags, 0o600, dir_fd=place)
@@ -159,7 +159,9 @@ def _from_memory(library: bytes) -> ctypes.CDLL | None:
 
 def _tell(folder: Path, reason: Exception) -> None:
     """Say once why the cache is not used."""
-    text = f"Compiled code for Python delegates is not kept in {folder}: {reason}. It is compiled again in each process."
+    text = (
+        f"Compiled code for Python delegates is not kept in {folder}: {reason}. It is compiled again in each process."
+    )
     if text not in _told:
         _told.add(text)
         warnings.warn(text, RuntimeWarning, stacklevel=5)
