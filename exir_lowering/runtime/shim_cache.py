@@ -41,11 +41,8 @@ def read(folder: Path, name: str) -> bytes | None:
                 content = _content(file)
             finally:
                 os.close(file)
-    except FileNotFoundError:
-        return None
-    except (OSError, _Untrusted) as error:
-        _tell(folder, error)
-        return None
+    except (OSError, _Untrusted):
+        return None  # `write` replaces it, or says why nothing is kept here
     library, trailer = content[:-_TRAILER], content[-_TRAILER:]
     return library if trailer == _MARK + hashlib.sha256(library).digest() else None  # made again
 
