@@ -56,6 +56,7 @@ def write(folder: Path, name: str, library: bytes) -> None:
         library: The library.
     """
     try:
+        _check_absolute(folder)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with _opened_folder(folder) as place:
             _write(place, name, library + _MARK + hashlib.sha256(library).digest())
@@ -92,14 +93,18 @@ class _Untrusted(Exception):
 @contextmanager
 def _opened_folder(folder: Path) -> Iterator[int]:
     """Open the folder, so that it stays the one that was checked."""
-    if not folder.is_absolute():
-        raise _Untrusted(f"its path is relative ({folder}); XDG_CACHE_HOME and HOME have to be absolute")
+    _check_absolute(folder)
     place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         _check(os.fstat(place), "it")
         yield place
     finally:
         os.close(place)
+
+
+def _check_absolute(folder: Path) -> None:
+    if not folder.is_absolute():
+        raise _Untrusted("its path is relative, so it would be another folder each time. Set HOME to an absolute one")
 
 
 def _check(found: os.stat_result, what: str) -> None:
