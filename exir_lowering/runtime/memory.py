@@ -12,8 +12,6 @@ from typing import Any
 
 import torch
 
-from exir_lowering.budget import check_memory
-from exir_lowering.errors import InputError
 from exir_lowering.runtime.code import Place
 from exir_lowering.runtime.format import Tensor
 
@@ -140,18 +138,8 @@ def strides(shape: Sequence[int], dim_order: Sequence[int]) -> tuple[int, ...]:
 
 
 def arenas(sizes: Sequence[int]) -> list[torch.Tensor]:
-    """Return memory of the planned sizes, all zeros.
-
-    Raises:
-        InputError: The machine does not have it.
-    """
-    try:
-        check_memory(sum(sizes))
-        return [torch.zeros(size, dtype=torch.uint8) for size in sizes]
-    except (InputError, RuntimeError) as error:
-        raise InputError(
-            f"The memory that the file plans for a method, {sum(sizes)} bytes, cannot be had: {error}."
-        ) from error
+    """Return memory of the planned sizes, all zeros."""
+    return [torch.zeros(size, dtype=torch.uint8) for size in sizes]
 
 
 def slot(plan: Tensor, place: Place, memory: Sequence[torch.Tensor]) -> Slot:
