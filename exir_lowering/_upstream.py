@@ -149,7 +149,6 @@ __all__ = [
     "open_program",
     "operator_name",
     "operator_packet",
-    "operator_with_arguments",
     "place_named_data",
     "preserved_ops_left_over",
     "proposing_with",
@@ -1083,20 +1082,6 @@ def argument_types(name: str, overload: str) -> tuple[str, ...] | None:
     except RuntimeError:
         return None
     return tuple(str(argument.type) for argument in schema.arguments)
-
-
-def operator_with_arguments(name: str, overload: str) -> tuple[Any, tuple[tuple[str, bool, bool], ...]] | None:
-    """Return an operator of torch by its names in a file, with its arguments; None when torch does not have it.
-
-    An argument is its name, whether it is given by keyword only, and whether the operator writes its result there.
-    """
-    namespace, _, rest = name.partition("::")
-    try:
-        found = getattr(getattr(getattr(torch.ops, namespace), rest), overload or "default")
-        arguments = found._schema.arguments
-    except (AttributeError, RuntimeError):
-        return None
-    return found, tuple((argument.name, argument.kwarg_only, argument.is_out) for argument in arguments)
 
 
 def preserved_ops_left_over(name: str, program: ExportedProgram, partitioners: Sequence[Any]) -> list[Any]:

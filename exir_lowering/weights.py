@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
+from exir_lowering.budget import check_memory
 from exir_lowering.errors import InputError
+from exir_lowering.pure_operators import DTYPES
 
 __all__ = ["WeightRef", "WeightStore"]
 
@@ -47,14 +49,14 @@ class WeightRef:
         """
         try:
             key, offset, dtype, shape, strides = fields
-            kind = getattr(torch, dtype)
+            kind = DTYPES[dtype]
             numbers = (offset, *shape, *strides)
-            sound = isinstance(key, str) and isinstance(kind, torch.dtype) and len(shape) == len(strides)
-            if sound and all(type(number) is int and number >= 0 for number in numbers):
+            sound = isinstance(key, str) and len(shape) == len(strides)
+            if sound and all(type(number) is int and 0 <= number < 1 << 62 for number in numbers):
                 return cls(key, offset, kind, tuple(shape), tuple(strides))
-        except (TypeError, ValueError, AttributeError):
+        except (TypeError, ValueError, KeyError):
             pass
-        raise InputError(f"A reference to a weight is damaged: {fields!r}. Lower the model again.")
+        raise InputError(f"A reference to a weight is damaged: {str(fields)[:200]}. Lower the model again.")
 
     def load(self, named_data: Callable[[str], bytes | None]) -> torch.Tensor:
         """Make the tensor, in memory of its own.
@@ -64,6 +66,12 @@ class WeightRef:
         """
         extent = _extent(self.shape, self.strides) * self.dtype.itemsize
         if not self.key:
+            try:
+                check_memory(extent)
+            except InputError as error:
+                raise InputError(
+                    f"A weight of zeros, {self.dtype}{list(self.shape)}, cannot be made: {error}."
+                ) from None
             return torch.zeros(extent // self.dtype.itemsize, dtype=self.dtype).as_strided(self.shape, self.strides)
         data = named_data(self.key)
         if data is None:

@@ -10,7 +10,9 @@ PACKAGE = ROOT / "exir_lowering"
 
 LAYERS = [
     {"locks"},
-    {"errors", "_upstream", "collector", "delegate", "digests", "interrupts", "sources", "tolerances"},
+    {"errors", "_upstream", "_upstream_torch", "collector", "delegate", "digests", "interrupts", "sources", "tolerances"},
+    {"budget", "operator_checks", "pure_operators"},
+    {"checked_calls"},
     {"kinds", "model", "weights", "options", "graphs", "quotient", "debug_info", "saving", "treespecs"},
     {"interfaces", "ownership", "pt2", "progress", "measures", "lowering_plan", "debug_handles", "isolation"},
     {"ambient"},
@@ -37,8 +39,10 @@ LATER = {"lowering_plan": {"views"}, "lowered": {"lowered_module"}}
 FOR_PLUGINS = {
     *("asking", "capability", "collector", "graphs", "interrupts", "locks", "measures", "quotient"),
     *("refusals", "registry"),
+    *("budget", "checked_calls", "pure_operators"),
 }
-"""Modules that the built-in plug-ins share with the engine, beside the public names: what they need of FX graphs."""
+"""Modules that the built-in plug-ins share with the engine, beside the public names: what they need of FX graphs, and
+what their delegates need to execute what a file says."""
 
 ALGORITHMS = {
     "planning": {"exir_lowering.partitioners.schedule"},
@@ -47,6 +51,10 @@ ALGORITHMS = {
     "testing": {"exir_lowering.partitioners"},
 }
 """What the engine takes from the folder of partitioners: algorithms. The suite for plug-ins makes partitioners."""
+
+
+UPSTREAM = {"_upstream.py", "_upstream_torch.py"}
+"""Where private names of torch and executorch are: the second is for the run-time side, which has torch alone."""
 
 
 def _files() -> list[Path]:
@@ -109,7 +117,7 @@ def test_plugins_import_public_names_only(path: Path) -> None:
             assert module.split(".")[1] in ("backends", "partitioners"), f"{path}: {module}"
 
 
-@pytest.mark.parametrize("path", [p for p in _files() if p.name != "_upstream.py"], ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", [p for p in _files() if p.name not in UPSTREAM], ids=lambda p: p.stem)
 def test_private_upstream_names_are_in_one_file(path: Path) -> None:
     for module, name in _imports(path):
         if module.split(".")[0] in ("torch", "executorch"):

@@ -5,9 +5,12 @@ import ctypes
 import gc
 import os
 import re
+import resource
+import signal
 import subprocess
 import sys
 import threading
+import warnings
 import weakref
 from pathlib import Path
 
@@ -35,7 +38,7 @@ from exir_lowering import (
 )
 from exir_lowering.graphs import operator_name
 from exir_lowering.partitioners import RuledPartitioner, SupportPartitioner, deny, everything
-from exir_lowering.runtime import shim
+from exir_lowering.runtime import shim, shim_cache
 
 ADD, MUL = "aten.add.Tensor", "aten.mul.Tensor"
 BATCH = Dim("batch", min=1, max=8)
@@ -873,6 +876,175 @@ class TestShim:
         )
         done = run(code, tmp_path)
         assert "has no lib/libexecutorch.so" in done.stdout, done.stderr[-2000:]
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """A compiled shim, and a compiler that copies it."""
+    folder = tmp_path_factory.mktemp("compiled")
+    release = shim.version("executorch")
+    (folder / "shim").write_bytes(shim._build(shim._package(release)))
+    compiler = folder / "compiler"
+    compiler.write_text(
+        f'#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\ncp {folder}/shim "$2"\necho >> {folder}/calls\n'
+    )
+    compiler.chmod(0o755)
+    return folder
+
+
+def forked(work):
+    """Do something in a forked child; return how it ended: 0 when it did not raise, -N by a signal."""
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(60)
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+class TestCache:
+    """What is in the cache may be damaged, or anybody's."""
+
+    @pytest.fixture(autouse=True)
+    def kept(self, cache, compiled, monkeypatch):
+        """A cache with a shim in it; `calls` is there when one was compiled since."""
+        monkeypatch.setenv("CXX", str(compiled / "compiler"))
+        shim.library()
+        (path,) = kept(cache)
+        (compiled / "calls").unlink()
+        self.calls = compiled / "calls"
+        return path
+
+    def works(self, library=None):
+        library = shim.library() if library is None else library
+        library.exir_ticks.restype = ctypes.c_uint64
+        assert library.exir_ticks() > 0
+
+    def test_it_is_used(self, kept):
+        self.works()
+        assert not self.calls.exists()
+        assert (kept.stat().st_mode & 0o777, kept.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+
+    @pytest.mark.parametrize("part", [0.3, 0.6, 0.9, 0.999])
+    def test_one_that_was_cut_off(self, kept, part):
+        content = kept.read_bytes()
+        with open(kept, "r+b") as file:
+            file.truncate(int(len(content) * part))
+        assert forked(self.works) == 0
+        assert kept.read_bytes() == content
+
+    def test_one_that_is_cut_off_while_it_is_used(self, kept):
+        def work():
+            library = shim.library()
+            os.truncate(kept, 0)
+            self.works(library)
+
+        assert forked(work) == 0
+
+    def test_one_that_was_changed(self, kept):
+        content = bytearray(kept.read_bytes())
+        content[len(content) // 2] ^= 1
+        kept.write_bytes(content)
+        self.works()
+        assert self.calls.exists() and kept.read_bytes() != content
+
+    @pytest.mark.parametrize("marked", [False, True])
+    def test_another_library(self, kept, marked):
+        """It can be loaded, and has none of the functions."""
+        other = Path(sys.modules["_ctypes"].__file__).read_bytes()
+        if marked:
+            shim_cache.write(kept.parent, kept.name, other)
+        else:
+            kept.write_bytes(other)
+        self.works()
+        assert self.calls.exists()
+
+    def test_one_that_others_may_write(self, kept):
+        kept.chmod(0o620)
+        self.works()
+        assert self.calls.exists() and kept.stat().st_mode & 0o777 == 0o600
+
+    def test_a_link_to_one(self, kept, tmp_path):
+        kept.rename(tmp_path / "elsewhere")
+        kept.symlink_to(tmp_path / "elsewhere")
+        self.works()
+        assert self.calls.exists() and not kept.is_symlink()
+
+    def test_a_folder_that_others_may_write(self, kept):
+        before = kept.read_bytes()
+        kept.parent.chmod(0o777)
+        with pytest.warns(RuntimeWarning, match=r"is not kept in .*others may write to it \(mode 777\); chmod go-w"):
+            self.works()
+        assert self.calls.exists() and kept.read_bytes() == before
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            self.works()  # said once
+
+    def test_a_folder_that_is_a_link(self, kept, tmp_path):
+        kept.parent.rename(tmp_path / "elsewhere")
+        kept.parent.symlink_to(tmp_path / "elsewhere")
+        with pytest.warns(RuntimeWarning, match="is not kept in"):
+            self.works()
+        assert self.calls.exists()
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+    def test_a_folder_of_somebody_else(self, kept):
+        os.chown(kept.parent, 12345, -1)
+        with pytest.warns(RuntimeWarning, match="belongs to user 12345, expected this user"):
+            self.works()
+        assert self.calls.exists()
+
+    def test_a_relative_path(self, tmp_path, monkeypatch):
+        """Its specification says to ignore it; whatever finds folders may not."""
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+        self.works()
+        with pytest.warns(RuntimeWarning, match="is not kept in relative: its path is relative"):
+            shim_cache.write(Path("relative"), "shim.so", b"")
+        assert not (tmp_path / "relative").exists()
+
+    def test_no_home(self, monkeypatch):
+        monkeypatch.delenv("HOME")
+        self.works()
+        assert not self.calls.exists()
+
+    def test_a_full_disk(self, kept):
+        """The library fits, and the copy that is kept does not."""
+        kept.unlink()
+        size = (self.calls.parent / "shim").stat().st_size
+
+        def work():
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, size + 10))
+            with pytest.warns(RuntimeWarning, match="is not kept in"):
+                self.works()
+
+        assert forked(work) == 0
+        assert not list(kept.parent.iterdir())
+
+    def test_it_is_on_the_disk_before_it_is_there(self, kept, monkeypatch):
+        done = []
+
+        def recording(name, real):
+            def record(*args, **kwargs):
+                done.append(name)
+                return real(*args, **kwargs)
+
+            return record
+
+        for name in ("fsync", "replace"):
+            monkeypatch.setattr(os, name, recording(name, getattr(os, name)))
+        kept.unlink()
+        self.works()
+        assert done == ["fsync", "replace", "fsync"]
+
+    def test_no_files_in_memory(self, monkeypatch):
+        monkeypatch.delattr(os, "memfd_create", raising=False)
+        self.works()
 
 
 def test_the_backend_that_the_tests_use_is_its_own():

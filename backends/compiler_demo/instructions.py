@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from exir_lowering import InputError, interrupts
+from exir_lowering import InputError, interrupts, pure_operators
 
 HEAD = "compiler_demo 1"
 OPERATORS = ("aten.add", "aten.sub", "aten.mul")
@@ -117,8 +117,8 @@ def _match(pattern: Any, line: str, position: int) -> re.Match[str]:
 def _constant(found: re.Match[str], line: str, position: int) -> torch.Tensor:
     _, dtype, shape, values = found.groups()
     try:
-        return torch.tensor(json.loads(values), dtype=getattr(torch, dtype)).reshape(json.loads(shape))
-    except (ValueError, TypeError, RuntimeError, AttributeError) as error:
+        return torch.tensor(json.loads(values), dtype=pure_operators.DTYPES[dtype]).reshape(json.loads(shape))
+    except (ValueError, TypeError, RuntimeError, KeyError) as error:
         interrupts.let_through(error)
         raise InputError(
             f"Line {position} of a payload of backend 'compiler_demo' is no constant: {line[:80]!r}: {error}."

@@ -119,18 +119,20 @@ class _Writer:
 
     def _outputs(self, slots: dict[str, int]) -> Iterator[list[Any]]:
         signature = self.program.graph_signature
-        users = [spec.arg.name for spec in signature.input_specs if spec.kind is InputKind.USER_INPUT]
         for spec in signature.output_specs:
             if spec.kind is OutputKind.USER_OUTPUT:
                 yield ["user"]
             elif spec.target in slots:
                 yield ["state", slots[spec.target]]
             elif spec.kind is OutputKind.USER_INPUT_MUTATION:
-                yield ["input", users.index(spec.target)]
+                raise InputError(
+                    f"Backend 'reference': input {spec.target} is written, and a delegate's inputs are the runtime's "
+                    "own memory. Use exir_lowering.lower, which leaves the write to the host."
+                )
             else:
                 raise InputError(
                     f"Backend 'reference': output {spec.arg} is of kind {spec.kind.name}, expected user outputs and "
-                    "mutations of buffers and inputs. Export the model for inference."
+                    "mutations of buffers. Export the model for inference."
                 )
 
     def _number(self, tensor: torch.Tensor, *, state: bool = False) -> int:

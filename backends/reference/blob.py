@@ -16,16 +16,25 @@ from typing import Any
 
 import torch
 
-from exir_lowering import InputError, WeightRef
+from exir_lowering import InputError, WeightRef, pure_operators
 
 VERSION = 1
 _MAGIC = b"EXIRREF\0"
 _HEADER = struct.Struct("<8sIIQ")
-_NAMED = {
-    "dtype": torch.dtype,
-    "layout": torch.layout,
-    "memory_format": torch.memory_format,
+_NAMED: dict[str, tuple[type, dict[str, Any]]] = {
+    "dtype": (torch.dtype, dict(pure_operators.DTYPES)),
+    "layout": (torch.layout, {"strided": torch.strided}),
+    "memory_format": (
+        torch.memory_format,
+        {
+            "channels_last": torch.channels_last,
+            "channels_last_3d": torch.channels_last_3d,
+            "contiguous_format": torch.contiguous_format,
+            "preserve_format": torch.preserve_format,
+        },
+    ),
 }
+"""Values of torch's own types, by name: these and no other attribute of torch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +93,8 @@ class Program:
         tensors: Weights, and the initial values of states.
         states: For each state that the delegate owns, the number of its initial tensor.
         inputs: For each input of the first graph ["user"], ["tensor", number] or ["state", number].
-        outputs: For each result of the first graph ["user"], ["state", number] or ["input", number of a user input]:
-            what it is returned as, or written to after the call.
+        outputs: For each result of the first graph ["user"] or ["state", number]: it is returned, or written after the
+            call.
         graphs: The graphs; the first one is the program, the others are called by its operators.
     """
 
@@ -211,11 +220,11 @@ def encode(value: Any) -> Any:
         return {"graph": value.index}
     if isinstance(value, complex):
         return {"complex": [encode(value.real), encode(value.imag)]}
-    if isinstance(value, torch.device):
-        return {"device": str(value)}
-    for name, kind in _NAMED.items():
-        if isinstance(value, kind):
-            return {name: str(value).removeprefix("torch.")}
+    if isinstance(value, torch.device) and value.type == "cpu":
+        return {"device": "cpu"}
+    for name, (kind, known) in _NAMED.items():
+        if isinstance(value, kind) and (text := str(value).removeprefix("torch.")) in known:
+            return {name: text}
     raise TypeError(f"an argument of type {type(value).__name__} ({value!r})")
 
 
@@ -231,11 +240,17 @@ def decode(tree: Any) -> Any:
         return tree
     ((kind, content),) = tree.items()
     if kind in _NAMED:
-        value = getattr(torch, content)
-        if not isinstance(value, _NAMED[kind]):
-            raise ValueError(f"torch.{content} is no {kind}")
-        return value
+        known = _NAMED[kind][1]
+        if not isinstance(content, str) or content not in known:
+            raise ValueError(f"{str(content)[:80]!r} is no {kind} of a payload")
+        return known[content]
     return _DECODERS[kind](content)
+
+
+def _device(name: Any) -> torch.device:
+    if name != "cpu":
+        raise ValueError(f"device {str(name)[:80]!r}; the delegate executes on the CPU")
+    return torch.device("cpu")
 
 
 _DECODERS: dict[str, Callable[[Any], Any]] = {
@@ -243,6 +258,6 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
     "graph": GraphRef,
     "float": float,
     "complex": lambda parts: complex(*map(decode, parts)),
-    "device": torch.device,
+    "device": _device,
     "map": lambda items: {key: decode(item) for key, item in items.items()},
 }

@@ -5,15 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 import torch
 
-from exir_lowering import BackendFailure, Delegate, DelegateContext, InputError, WeightRef, interrupts
-from exir_lowering.backends.reference import blob, operators
+from exir_lowering import (
+    BackendFailure,
+    Delegate,
+    DelegateContext,
+    InputError,
+    WeightRef,
+    budget,
+    checked_calls,
+    interrupts,
+)
+from exir_lowering.backends.reference import blob, operators, soundness
 from exir_lowering.backends.reference.blob import Graph, GraphRef, Instruction, Program, ValueRef
+from exir_lowering.backends.reference.soundness import references
 
 if TYPE_CHECKING:
     from executorch.exir.backend.compile_spec_schema import CompileSpec
@@ -30,12 +39,14 @@ class Executable:
         graphs: Its graphs.
         tensors: Its weights.
         states: Its states, each starting from its initial value.
+        spending: What an execution may use.
     """
 
     program: Program
     graphs: list[_Graph]
     tensors: list[torch.Tensor]
     states: list[torch.Tensor]
+    spending: budget.Budget
 
 
 class ReferenceDelegate(Delegate):
@@ -53,6 +64,7 @@ class ReferenceDelegate(Delegate):
             InputError: The payload is no valid one, an operator or named data is missing.
         """
         program = blob.parse(processed)
+        soundness.check(program)
         try:
             states = [program.tensors[number].load(context.named_data) for number in program.states]
             owned = set(program.states)
@@ -61,11 +73,12 @@ class ReferenceDelegate(Delegate):
                 for number, ref in enumerate(program.tensors)
             ]
             graphs: list[_Graph] = []
+            spending = budget.Budget()
             first = 0
             for graph in program.graphs:
-                graphs.append(_Graph(graph, graphs, tensors, context, first))
+                graphs.append(_Graph(graph, graphs, tensors, context, first, spending))
                 first += len(graph.code)
-            return Executable(program, graphs, tensors, states)
+            return Executable(program, graphs, tensors, states, spending)
         except InputError:  # says it already
             raise
         except (IndexError, TypeError, ValueError, RuntimeError) as error:
@@ -76,11 +89,13 @@ class ReferenceDelegate(Delegate):
             ) from error
 
     def _weight(self, ref: WeightRef, context: DelegateContext) -> torch.Tensor:
-        tensor = self._weights.get(ref)
-        if tensor is None:
-            tensor = ref.load(context.named_data)
-            if ref.key:
-                self._weights[ref] = tensor
+        """Load a weight, or find it; a file may say of any bytes that they are another file's, so they are compared."""
+        tensor = ref.load(context.named_data)
+        known = self._weights.get(ref)
+        if known is not None and torch.equal(_bytes(known), _bytes(tensor)):
+            return known
+        if ref.key and known is None:
+            self._weights[ref] = tensor
         return tensor
 
     def execute(self, handle: Executable, inputs: list[Any]) -> Sequence[Any]:
@@ -98,26 +113,30 @@ class ReferenceDelegate(Delegate):
             next(given) if kind == "user" else (handle.tensors if kind == "tensor" else handle.states)[number[0]]
             for kind, *number in handle.program.inputs
         ]
+        handle.spending.start()
         with torch.no_grad():
             results = handle.graphs[0](*arguments)
-            return _return(handle, inputs, results)
+            return _return(handle, results)
 
 
-def _return(handle: Executable, inputs: list[Any], results: Sequence[Any]) -> list[Any]:
+def _return(handle: Executable, results: Sequence[Any]) -> list[Any]:
     """Write the states, and return the rest; a result that lies in memory that is written is copied before."""
     kinds = handle.program.outputs
     if all(kind == "user" for kind, *_ in kinds):
         return list(results)
-    memory = {"state": handle.states, "input": inputs}
-    written = {_address(memory[kind][number[0]]) for kind, *number in kinds if kind != "user"}
+    written = {_address(handle.states[number[0]]) for kind, *number in kinds if kind == "state"}
     values = [
         value.clone() if isinstance(value, torch.Tensor) and _address(value) in written else value for value in results
     ]
     for value, (kind, *number) in zip(values, kinds, strict=True):
-        if kind != "user":
-            # Not counted as a write of the delegate's own: a whole program that writes an input says so.
-            memory[kind][number[0]].data.copy_(value)
+        if kind == "state":
+            handle.states[number[0]].copy_(value)
     return [value for value, (kind, *_) in zip(values, kinds, strict=True) if kind == "user"]
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return all bytes that a weight was made of."""
+    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
 
 
 def _address(tensor: torch.Tensor) -> int:
@@ -128,10 +147,16 @@ class _Graph:
     """A graph that is ready to be called."""
 
     def __init__(
-        self, graph: Graph, graphs: list[_Graph], tensors: list[torch.Tensor], context: DelegateContext, first: int
+        self,
+        graph: Graph,
+        graphs: list[_Graph],
+        tensors: list[torch.Tensor],
+        context: DelegateContext,
+        first: int,
+        spending: budget.Budget,
     ) -> None:
         """Take a graph; the ones before it have `first` instructions."""
-        self._context, self._events = context, blob.events(graph, first)
+        self._context, self._events, self._spending = context, blob.events(graph, first), spending
         self._inputs = graph.inputs
         self._constants = [tensors[number] for number in graph.constants]
         self._results = graph.results
@@ -141,8 +166,8 @@ class _Graph:
         self._steps = [
             _Step(
                 operators.resolve(instruction.operator),
-                _bind(instruction.args, graphs),
-                _bind(instruction.kwargs, graphs),
+                _bind(instruction.args, graphs, spending),
+                _bind(instruction.kwargs, graphs, spending),
                 tuple(value for value in last_use.get(number, ()) if value >= first),
             )
             for number, instruction in enumerate(graph.code)
@@ -155,6 +180,9 @@ class _Graph:
         for step, instruction, event in zip(self._steps, self._code, self._events, strict=True):
             args, kwargs = _fill(step.args, values), _fill(step.kwargs, values)
             try:
+                self._spending.step()
+                if isinstance(step.function, checked_calls.CheckedCall):
+                    self._spending.take(step.function.needs(args, kwargs))
                 with self._context.event(event):
                     values.append(step.function(*args, **kwargs))
             except BackendFailure:  # from a nested graph: it names the innermost operator already
@@ -191,24 +219,24 @@ def _last_uses(graph: Graph, first: int) -> dict[int, list[int]]:
 
 
 def _values(argument: Any) -> list[int]:
-    if isinstance(argument, ValueRef):
-        return [argument.index]
-    if isinstance(argument, dict):
-        argument = list(argument.values())
-    return list(chain.from_iterable(map(_values, argument))) if isinstance(argument, (list, tuple)) else []
+    return [reference.index for reference in references(argument) if isinstance(reference, ValueRef)]
 
 
-def _bind(argument: Any, graphs: list[_Graph]) -> Any:
+def _bind(argument: Any, graphs: list[_Graph], spending: budget.Budget) -> Any:
     """Replace the graphs in an argument by functions; they are looked up when they are called."""
     if isinstance(argument, GraphRef):
-        return partial(_call, graphs, argument.index)
+        return partial(_call, graphs, argument.index, spending)
     if isinstance(argument, dict):
-        return {key: _bind(item, graphs) for key, item in argument.items()}
-    return [_bind(item, graphs) for item in argument] if isinstance(argument, (list, tuple)) else argument
+        return {key: _bind(item, graphs, spending) for key, item in argument.items()}
+    return [_bind(item, graphs, spending) for item in argument] if isinstance(argument, (list, tuple)) else argument
 
 
-def _call(graphs: list[_Graph], index: int, *arguments: Any) -> Any:
-    return graphs[index](*arguments)
+def _call(graphs: list[_Graph], index: int, spending: budget.Budget, *arguments: Any) -> Any:
+    """Call a graph; who calls it may stack its results, which may be views of less memory."""
+    spending.step()
+    results = graphs[index](*arguments)
+    spending.take(checked_calls.size_of(results))
+    return results
 
 
 def _fill(argument: Any, values: list[Any]) -> Any:

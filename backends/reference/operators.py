@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import operator
 from collections.abc import Callable, Mapping
@@ -10,7 +9,7 @@ from typing import Any
 
 import torch
 
-from exir_lowering import InputError
+from exir_lowering import InputError, checked_calls, pure_operators
 
 PYTHON: Mapping[str, Callable[..., Any]] = {
     **{
@@ -49,14 +48,6 @@ EDGE: Mapping[str, Callable[..., Any]] = {
     "dim_order_ops._empty_dim_order.default": _empty_dim_order,
 }
 """Operators of Edge dialect that torch does not have, as what they mean."""
-
-_LIBRARIES: Mapping[str, tuple[str, ...]] = {
-    "quantized_decomposed": ("torch.ao.quantization.fx", "executorch.exir"),
-}
-"""What has to be imported for the operators of a namespace to be there."""
-
-
-_OVERLOAD = type(torch.ops.aten.add.Tensor)
 
 
 def cond(predicate: Any, yes: Callable[..., Any], no: Callable[..., Any], operands: Any = ()) -> Any:
@@ -111,24 +102,56 @@ HIGHER_ORDER: Mapping[str, Callable[..., Any]] = {
 """Operators that call graphs, by torch's name."""
 
 
+_NUMBERS = (bool, int, float)
+_LARGEST_SHIFT = 63
+
+
+def _of_numbers(name: str) -> Callable[..., Any]:
+    """Return a Python function for numbers only: for other types it may do anything, such as repeat a text."""
+    function = PYTHON[name]
+
+    def compute(*args: Any) -> Any:
+        given = args[0] if name == "torch.sym_sum" and len(args) == 1 else args
+        if not isinstance(given, (list, tuple)) or not all(isinstance(value, _NUMBERS) for value in given):
+            raise TypeError(f"{name} takes numbers, got {', '.join(type(value).__name__ for value in args)}")
+        whole = all(isinstance(value, int) for value in given)
+        if name in ("pow", "lshift") and whole and abs(given[-1]) > _LARGEST_SHIFT:
+            raise OverflowError(f"{name} by {given[-1]}")  # it would have as many digits as the file likes
+        result = function(*args)
+        if isinstance(result, int) and not -(2**63) <= result < 2**63:
+            raise OverflowError(f"{name} gave {result}, expected a number of 64 bits")
+        return result
+
+    return compute
+
+
+def _getitem(values: Any, index: Any) -> Any:
+    if not isinstance(values, (list, tuple)) or not isinstance(index, int):
+        raise TypeError(f"getitem takes a list and a number, got a {type(values).__name__}")
+    return values[index]
+
+
 def resolve(name: str) -> Callable[..., Any]:
     """Find an operator by the name in a payload.
 
+    Returns:
+        A function; a `CheckedCall` for torch's own operators.
+
     Raises:
-        InputError: No such operator is registered in this process.
+        InputError: No such operator is registered in this process, or it is none of the closed list of operators that
+            do nothing but compute.
     """
-    for table in (HIGHER_ORDER, EDGE, PYTHON):
-        if name in table:
-            return table[name]
-    for library in ("", *_LIBRARIES.get(name.partition(".")[0], ())):
-        if library:
-            importlib.import_module(library)
-        found: Any = torch.ops
-        for part in name.split("."):
-            found = getattr(found, part, None)
-        if isinstance(found, _OVERLOAD):  # and nothing else that a name may lead to
-            return found
+    if name in HIGHER_ORDER:
+        return HIGHER_ORDER[name]
+    if name in EDGE:
+        return EDGE[name]
+    if name in PYTHON:
+        return _getitem if name == "getitem" else _of_numbers(name)
+    found = pure_operators.find(name)
+    if found is not None:
+        return checked_calls.CheckedCall(name.split(".")[1], found)
     raise InputError(
-        f"Operator {name} is not registered in this process. Import the library that defines it before loading the "
-        f"file; with torch {torch.__version__}, an operator of torch itself that is missing was removed or renamed."
+        f"Operator {pure_operators.why_not(name)}, so a reference payload cannot call it. Lower the model again with "
+        f"this version of exir-lowering and of torch ({torch.__version__}): what the backend cannot call stays on the "
+        "host."
     )

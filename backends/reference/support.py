@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from exir_lowering import Partitioner, graphs, measures
+from exir_lowering import Partitioner, graphs, measures, pure_operators
 from exir_lowering.backends.reference import blob
 from exir_lowering.backends.reference.operators import EDGE, HIGHER_ORDER, PYTHON
 from exir_lowering.partitioners import No, Scope, Support, SupportPartitioner
@@ -87,6 +87,8 @@ def _operator_refusal(node: Node) -> tuple[str, str] | None:
         return "op", f"{name} is not registered in torch"
     if graphs.is_mutating(node):
         return "op", f"{name} writes into its arguments; the delegate executes functional operators"
+    if pure_operators.find(name) is None:
+        return "op", f"{pure_operators.why_not(name)}, which a payload may call"
     return None
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 import torch
 
-from exir_lowering import _upstream
+from exir_lowering import _upstream, availability, pure_operators
+from exir_lowering._upstream_torch import Argument, Operator, find_operator
+from exir_lowering.budget import Budget
+from exir_lowering.checked_calls import CheckedCall
 from exir_lowering.runtime.format import BOOL_LIST, INT_LIST, OPTIONAL_TENSOR_LIST, TENSOR_LIST, Value
 from exir_lowering.runtime.memory import DoesNotFit, Slot
 
@@ -25,10 +28,12 @@ class Frame:
     Attributes:
         plan: What the file says of each value.
         values: The values: tensors as `Slot`, numbers, strings and None as they are.
+        spending: The memory that operators take.
     """
 
     plan: Sequence[Value]
     values: list[Any]
+    spending: Budget = field(default_factory=Budget)
 
     def get(self, index: int) -> Any:
         """Return a value as an operator takes it."""
@@ -69,33 +74,53 @@ class Frame:
 
 
 def kernel(name: str, overload: str) -> Kernel | None:
-    """Return what executes an operator of a file, None when PyTorch does not have it."""
+    """Return what executes an operator of a file, None when PyTorch does not have it or it is not for files to call.
+
+    A file's operators are those of the closed list, as variants that write to planned memory, and what a library has
+    registered in ExecuTorch's runtime beside ATen's.
+    """
     if (name, overload) in _OWN:
         return _OWN[name, overload]
     if (name, overload) in _NUMBERS:
         return _of_numbers(_NUMBERS[name, overload])
-    found = _upstream.operator_with_arguments(name, overload)
-    return None if found is None else _of_torch(*found)
+    namespace, _, base = name.partition("::")
+    found = pure_operators.find_kernel(namespace, base, overload)
+    if found is None and namespace != "aten" and _registered_in_runtime(name, overload):
+        found = find_operator(namespace, base, overload or "default")
+    return None if found is None else _of_torch(base, found)
 
 
-def _of_torch(function: Callable[..., Any], arguments: Sequence[tuple[str, bool, bool]]) -> Kernel:
-    """Return a kernel of an operator of torch, whose arguments have a name, are by keyword only, and are outputs."""
+def _registered_in_runtime(name: str, overload: str) -> bool:
+    if availability.runtime_failure() is not None:
+        return False
+    full = f"{name}.{overload}" if overload else name
+    return full in _upstream.executorch_runtime().operator_registry.operator_names
+
+
+def _of_torch(name: str, operator: Operator) -> Kernel:
+    """Return a kernel of an operator of torch."""
+    call = CheckedCall(name, operator)
+    arguments: tuple[Argument, ...] = operator.arguments
 
     def run(frame: Frame, indices: tuple[int, ...]) -> None:
         given: list[Any] = []
         named: dict[str, Any] = {}
         outputs: list[Slot] = []
-        for index, (name, keyword, out) in zip(indices, arguments, strict=False):
-            if out:
+        for index, argument in zip(indices, arguments, strict=False):
+            if argument.written:
+                for slot in frame.slots(index):
+                    slot.check_writable()
+            if argument.out:
                 outputs += frame.slots(index)
-                named[name] = frame.get(index)
-            elif keyword:
-                named[name] = frame.get(index)
+                named[argument.name] = frame.get(index)
+            elif argument.keyword:
+                named[argument.name] = frame.get(index)
             else:
                 given.append(frame.get(index))
         for slot in outputs:
             slot.clear()
-        result = function(*given, **named)
+        frame.spending.take(call.needs(given, named))
+        result = call(*given, **named)
         for slot in outputs:
             slot.settle()
         if not outputs and len(indices) > len(arguments):
@@ -112,18 +137,19 @@ def _of_numbers(function: Callable[..., Any]) -> Kernel:
 
 
 def _view(frame: Frame, indices: tuple[int, ...]) -> None:
-    source, target = frame.slot(indices[0]).tensor, frame.slot(indices[2])
-    shape = list(frame.get(indices[1]))
+    slot, target = frame.slot(indices[0]), frame.slot(indices[2])
+    source, shape = slot.tensor, list(frame.get(indices[1]))
     if -1 in shape:
         known = -math.prod(shape)
         shape[shape.index(-1)] = source.numel() // known if known else 0
     if math.prod(shape) != source.numel():
         raise DoesNotFit(f"a tensor of shape {list(source.shape)} cannot be seen in the shape {shape}")
-    target.view(source, shape)
+    target.view(slot, shape)
 
 
 def _copy_row(frame: Frame, indices: tuple[int, ...]) -> None:
     target, row, index = frame.slot(indices[0]), frame.slot(indices[1]).tensor, frame.get(indices[2])
+    target.check_writable()
     if target.plan.dynamic:
         target.reshape((index + 1, *row.shape))
     target.tensor[index].copy_(row)

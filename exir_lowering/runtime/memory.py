@@ -17,7 +17,7 @@ from exir_lowering.runtime.format import Tensor
 
 
 class DoesNotFit(Exception):
-    """A tensor was to get a shape that the file has no room for."""
+    """A tensor was to get a shape that the file has no room for, or to be written where it is a part of the file."""
 
 
 @dataclass(slots=True, eq=False)
@@ -27,10 +27,12 @@ class Slot:
     Attributes:
         tensor: The tensor, always the same object; its shape changes where the file says that it may.
         plan: What the file says of it.
+        constant: Whether its memory is the file's own, which nothing may write.
     """
 
     tensor: torch.Tensor
     plan: Tensor
+    constant: bool = False
 
     def reshape(self, shape: Sequence[int]) -> None:
         """Give the tensor a shape, on the memory that it has.
@@ -48,7 +50,7 @@ class Slot:
             self.tensor.resize_(tuple(shape))
         self._lay(self.tensor, shape)
 
-    def view(self, source: torch.Tensor, shape: Sequence[int]) -> None:
+    def view(self, source: Slot, shape: Sequence[int]) -> None:
         """Put the tensor onto the memory of another one.
 
         Args:
@@ -59,7 +61,17 @@ class Slot:
             DoesNotFit: It is not the shape that the file says.
         """
         self.check(shape)
-        self._lay(source, shape)
+        self._lay(source.tensor, shape)
+        self.constant = source.constant
+
+    def check_writable(self) -> None:
+        """Check that the tensor may be written.
+
+        Raises:
+            DoesNotFit: Its memory is a part of the file.
+        """
+        if self.constant:
+            raise DoesNotFit("a tensor would be written whose content is a part of the file; the file may be damaged")
 
     def clear(self) -> None:
         """Make the tensor empty, so that an operator may give it a shape; not one whose shape is fixed."""
@@ -86,8 +98,9 @@ class Slot:
             content: The other tensor.
 
         Raises:
-            DoesNotFit: The file has no room for it.
+            DoesNotFit: The file has no room for it, or the tensor is a part of it.
         """
+        self.check_writable()
         self.reshape(content.shape)
         self.tensor.copy_(content)
 
@@ -151,7 +164,7 @@ def slot(plan: Tensor, place: Place, memory: Sequence[torch.Tensor]) -> Slot:
         if place.content is not None:
             tensor.copy_(_content(plan, shape, layout, place.content))
     elif place.content is not None:
-        tensor = _content(plan, shape, layout, place.content)
+        return Slot(_content(plan, shape, layout, place.content), plan, constant=True)
     else:
         tensor = torch.zeros(math.prod(shape), dtype=plan.dtype).as_strided(shape, layout)
     return Slot(tensor, plan)

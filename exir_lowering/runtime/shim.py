@@ -22,12 +22,27 @@ from pathlib import Path
 from exir_lowering import _upstream
 from exir_lowering.errors import BackendUnavailableError
 from exir_lowering.interrupts import let_through
+from exir_lowering.runtime import shim_cache
 
 SOURCE = Path(__file__).with_name("shim.cpp")
 COMPILERS = ("c++", "g++", "clang++")
 KNOWN = ("1.5",)
 """The versions of executorch whose headers the source is written for."""
 SECONDS = 300
+SYMBOLS = (
+    "exir_close",
+    "exir_event",
+    "exir_named_data",
+    "exir_register",
+    "exir_release",
+    "exir_resize",
+    "exir_set_bool",
+    "exir_set_double",
+    "exir_set_int",
+    "exir_start",
+    "exir_ticks",
+)
+"""What the source defines: a library that lacks one of these is another one."""
 # The two definitions are those that the wheel's runtime was built with: they change the layout of its classes.
 FLAGS = (
     "-std=c++17",
@@ -54,18 +69,16 @@ def library() -> ctypes.CDLL:
     key = hashlib.sha256("\0".join((*FLAGS, sys.platform, source)).encode()).hexdigest()[:16]
     name = f"shim-{release}-{platform.machine()}-{key}.so"
     folder = _cache()
-    if folder is not None:
-        path = folder / name
-        if path.is_file():
-            try:
-                return ctypes.CDLL(str(path))
-            except OSError:
-                pass  # left by another system, such as one with an older C library: made again
-        _build(package, path)
-        return _opened(path)
-    with tempfile.TemporaryDirectory(prefix="exir-lowering-") as temporary:
-        _build(package, Path(temporary) / name)
-        return _opened(Path(temporary) / name)
+    kept = shim_cache.read(folder, name)
+    if kept is not None:
+        try:
+            return shim_cache.load(kept, SYMBOLS)
+        except OSError:
+            pass  # left by another system, such as one with an older C library: made again
+    built = _build(package)
+    loaded = _loaded(built)
+    shim_cache.write(folder, name, built)
+    return loaded
 
 
 def _package(release: str) -> Path:
@@ -97,16 +110,11 @@ def _source() -> str:
         ) from error
 
 
-def _cache() -> Path | None:
-    """Return the folder where compiled shims are kept, None when nothing can be written there."""
+def _cache() -> Path:
+    """Return the folder where compiled shims are kept; whether it can be used is seen when it is."""
     import platformdirs  # only where a delegate is used
 
-    folder = platformdirs.user_cache_path("exir-lowering", appauthor=False)
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError:
-        return None
-    return folder if os.access(folder, os.W_OK) else None
+    return platformdirs.user_cache_path("exir-lowering", appauthor=False)
 
 
 def _compiler() -> list[str]:
@@ -136,19 +144,22 @@ def _compiler() -> list[str]:
     )
 
 
-def _build(package: Path, target: Path) -> None:
-    """Compile beside the target and move into place, so that two processes can do it at once."""
+def _build(package: Path) -> bytes:
+    """Compile in a folder that only this user can open, so that nobody changes what is made before it is read."""
     compiler = _compiler()
     include = package / "include"
     includes = (f"-I{include}", f"-I{include / 'executorch/runtime/core/portable_type/c10'}")
     libraries = (f"-L{package / 'lib'}", "-lexecutorch")
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}-", suffix=".so")
-    os.close(handle)
     try:
-        _compile([*compiler, *FLAGS, *includes, str(SOURCE), *libraries, "-o", temporary])
-        os.replace(temporary, target)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+        with tempfile.TemporaryDirectory(prefix="exir-lowering-") as folder:
+            target = Path(folder, "shim.so")
+            _compile([*compiler, *FLAGS, *includes, str(SOURCE), *libraries, "-o", str(target)])
+            return target.read_bytes()
+    except OSError as error:
+        raise BackendUnavailableError(
+            f"Python delegates cannot be used: there is no place to compile what they need: {error}. Make room in the "
+            "temporary folder, or name another one with the environment variable TMPDIR."
+        ) from error
 
 
 def _compile(command: list[str]) -> None:
@@ -175,9 +186,9 @@ def _compile(command: list[str]) -> None:
         )
 
 
-def _opened(path: Path) -> ctypes.CDLL:
+def _loaded(library: bytes) -> ctypes.CDLL:
     try:
-        return ctypes.CDLL(str(path))
+        return shim_cache.load(library, SYMBOLS)
     except OSError as error:
         let_through(error)
         raise BackendUnavailableError(

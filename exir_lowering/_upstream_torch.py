@@ -1,0 +1,80 @@
+"""Private names of torch that the run-time side needs too: it imports neither ExecuTorch nor `_upstream`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+__all__ = ["Argument", "Operator", "find_operator"]
+
+_OVERLOAD = type(torch.ops.aten.add.Tensor)  # the class is private, its objects are not
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """An argument of an operator, as its schema says.
+
+    Attributes:
+        name: Its name.
+        type: Its type, in TorchScript's words: "Optional[Tensor]".
+        keyword: Whether it is given by keyword only.
+        out: Whether the operator writes its result there.
+        written: Whether the operator writes there.
+    """
+
+    name: str
+    type: str
+    keyword: bool
+    out: bool
+    written: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """An operator of torch.
+
+    Attributes:
+        call: What executes it.
+        arguments: Its arguments.
+        tags: The tags that torch gives it.
+        views: Whether a result may be a view of an argument.
+    """
+
+    call: Any
+    arguments: tuple[Argument, ...]
+    tags: frozenset[torch.Tag]
+    views: bool
+
+
+@lru_cache(maxsize=4096)
+def _operator(call: Any) -> Operator:
+    schema = call._schema  # torch has no public way to it
+    return Operator(
+        call,
+        tuple(
+            Argument(a.name, str(a.type), a.kwarg_only, a.is_out, a.alias_info is not None and a.alias_info.is_write)
+            for a in schema.arguments
+        ),
+        frozenset(call.tags),
+        any(result.alias_info is not None for result in schema.returns),
+    )
+
+
+def find_operator(namespace: str, name: str, overload: str) -> Operator | None:
+    """Return an operator that is registered in this process, None when there is none of that name.
+
+    Args:
+        namespace: Such as "aten".
+        name: Such as "add".
+        overload: Such as "Tensor", or "default".
+    """
+    found: Any = torch.ops
+    try:
+        for part in (namespace, name, overload):
+            found = getattr(found, part)
+    except (AttributeError, RuntimeError):
+        return None
+    return _operator(found) if isinstance(found, _OVERLOAD) else None  # and nothing else that a name may lead to

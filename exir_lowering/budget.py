@@ -1,0 +1,112 @@
+"""What one execution of a file may use: memory that the machine has, and as many steps as ExecuTorch's runtime allows.
+
+A few bytes of a file can ask for any amount of memory (`full` of 2**40 elements), and a loop for any time. The system
+ends a process that takes more memory than there is; here an error says which operator asked for it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from exir_lowering.errors import InputError
+
+__all__ = ["STEPS", "Budget", "free_memory"]
+
+STEPS = 10_000_000
+"""How many operators and calls of graphs one execution may have; ExecuTorch's runtime has the same bound."""
+_LOOK = 64 << 20
+"""How many bytes are given out before the system is asked again what it has, which takes longer than an operator."""
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def free_memory() -> int | None:
+    """Return how many bytes can be had without a process being ended for it; None when the system does not say."""
+    found = []
+    with suppress(OSError, ValueError, IndexError):
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        found += [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
+    with suppress(OSError, ValueError, IndexError):  # a container's own limit; what it caches of files can be had too
+        limit = int((_CGROUP / "memory.max").read_text(encoding="ascii"))
+        lines = (_CGROUP / "memory.stat").read_text(encoding="ascii").splitlines()
+        files = sum(int(line.split()[1]) for line in lines if line.startswith(("active_file ", "inactive_file ")))
+        found.append(limit - int((_CGROUP / "memory.current").read_text(encoding="ascii")) + files)
+    if not found:
+        with suppress(OSError, ValueError, AttributeError):
+            found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return min(found, default=None)
+
+
+def check_memory(size: int) -> None:
+    """Check that memory can be had.
+
+    Args:
+        size: How many bytes.
+
+    Raises:
+        InputError: The machine does not have it.
+    """
+    free = free_memory() if size > _LOOK else None
+    if free is not None and size > free - _LOOK:
+        raise InputError(
+            f"it needs {_shown(size)} of memory, and {_shown(max(free, 0))} are free on this machine. The file asks "
+            "for more than it can have, or is damaged"
+        )
+
+
+class Budget:
+    """Counts what an execution uses. It starts anew with each."""
+
+    __slots__ = ("_steps", "_unseen")
+
+    def __init__(self) -> None:
+        self._steps, self._unseen = STEPS, 0
+
+    def start(self) -> None:
+        """Begin an execution."""
+        self._steps, self._unseen = STEPS, 0
+
+    def step(self) -> None:
+        """Count an operator, or the call of a graph.
+
+        Raises:
+            InputError: There were too many.
+        """
+        self._steps -= 1
+        if self._steps < 0:
+            raise InputError(
+                f"it was not done after {STEPS:,} steps, the limit of one execution. Does a loop of it end?"
+            )
+
+    def take(self, size: int) -> None:
+        """Count memory that is about to be taken.
+
+        Args:
+            size: How many bytes.
+
+        Raises:
+            InputError: The machine does not have it.
+        """
+        self._unseen += size
+        if self._unseen > _LOOK:
+            self._unseen = 0
+            check_memory(max(size, _LOOK + 1))
+
+
+def bytes_of(shape: Sequence[int], itemsize: int) -> int:
+    """Return how many bytes a dense tensor of a shape has."""
+    size = itemsize
+    for extent in shape:
+        size *= extent
+    return size
+
+
+def _shown(size: int) -> str:
+    amount, unit = float(size), "bytes"
+    for larger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
+        if amount < 1024:
+            break
+        amount, unit = amount / 1024, larger
+    return f"{amount:.1f} {unit}" if unit != "bytes" else f"{size} bytes"
