@@ -10,7 +10,17 @@ PACKAGE = ROOT / "exir_lowering"
 
 LAYERS = [
     {"locks"},
-    {"errors", "_upstream", "_upstream_torch", "collector", "delegate", "digests", "interrupts", "sources", "tolerances"},
+    {
+        "errors",
+        "_upstream",
+        "_upstream_torch",
+        "collector",
+        "delegate",
+        "digests",
+        "interrupts",
+        "sources",
+        "tolerances",
+    },
     {"budget", "operator_checks", "pure_operators"},
     {"checked_calls"},
     {"kinds", "model", "weights", "options", "graphs", "quotient", "debug_info", "saving", "treespecs"},
