@@ -33,6 +33,13 @@ def free_memory() -> int | None:
         lines = (_CGROUP / "memory.stat").read_text(encoding="ascii").splitlines()
         files = sum(int(line.split()[1]) for line in lines if line.startswith(("active_file ", "inactive_file ")))
         found.append(limit - int((_CGROUP / "memory.current").read_text(encoding="ascii")) + files)
+    with suppress(ImportError, OSError, ValueError):
+        import resource  # not on Windows
+
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if limit != resource.RLIM_INFINITY:
+            pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[0]
+            found.append(max(limit - int(pages) * resource.getpagesize(), 0))
     if not found:
         with suppress(OSError, ValueError, AttributeError):
             found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))

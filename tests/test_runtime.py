@@ -17,7 +17,7 @@ from torch.export import Dim, export
 
 import exir_lowering
 from exir_lowering import BackendUnavailableError, InputError, LoadedProgram, LoweringError, load, lower
-from exir_lowering.runtime import xnnpack_payload
+from exir_lowering.runtime import xnnpack
 
 
 class Net(nn.Module):
@@ -551,7 +551,7 @@ def test_damaged_names_in_a_payload(two_methods):
     # The binding ends the process when XNNPACK prints a name that is not UTF-8.
     content = bytearray(two_methods.buffer)
     payloads = [found.start() - 4 for found in re.finditer(b"XH00", content)]
-    names = {at: xnnpack_payload.weight_names(memoryview(bytes(content))[at:]) for at in payloads}
+    names = {at: sorted(xnnpack.weights(memoryview(bytes(content))[at:])) for at in payloads}
     at = next(at for at in payloads if names[at])
     content[content.index(names[at][0].encode(), at)] = 0xFF
     assert "not UTF-8" in message_of(lambda: load(bytes(content)))

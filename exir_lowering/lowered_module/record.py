@@ -16,7 +16,8 @@ import torch
 from exir_lowering.errors import InputError
 from exir_lowering.lowered_module import convention, values
 from exir_lowering.lowered_module.convention import Convention
-from exir_lowering.runtime.format import BOOL, DOUBLE, INT, STRING, TENSOR, Method, Value
+from exir_lowering.runtime.format import Method
+from exir_lowering.runtime.value_kinds import BOOL, DOUBLE, INT, STRING, TENSOR, Value
 
 RECORD = "__exir_lowering__"
 TENSORS = "__exir_lowering_tensors__"

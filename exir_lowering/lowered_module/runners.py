@@ -20,8 +20,9 @@ from exir_lowering.lowered_module.convention import Convention
 from exir_lowering.runtime import LoadedProgram, load
 from exir_lowering.runtime import format as file_format
 from exir_lowering.runtime.find import Unavailable
-from exir_lowering.runtime.format import NULL, Method, Tensor, Value
+from exir_lowering.runtime.format import Method
 from exir_lowering.runtime.inputs import describe, prepare, show
+from exir_lowering.runtime.value_kinds import NULL, Tensor, Value
 
 Engine: TypeAlias = Literal["runtime", "interpreter"]
 

@@ -44,8 +44,9 @@ from exir_lowering.runtime.contract import (
     settle,
 )
 from exir_lowering.runtime.debugging import Lines, no_lines
-from exir_lowering.runtime.format import DTYPES, NULL, TENSOR, Delegation, Tensor, Value
+from exir_lowering.runtime.format import Delegation
 from exir_lowering.runtime.inputs import show
+from exir_lowering.runtime.value_kinds import DTYPES, NULL, TENSOR, Tensor, Value
 
 _NONE, _TENSOR, _INT, _DOUBLE, _BOOL = range(5)
 _FAILED, _DONE = 0, 1

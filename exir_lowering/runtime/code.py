@@ -5,14 +5,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 
+from exir_lowering.runtime.calls import read_instruction
+from exir_lowering.runtime.container import Data, open_program
 from exir_lowering.runtime.dataflow import Instruction
 from exir_lowering.runtime.flatbuffer import Table
-from exir_lowering.runtime.format import TENSOR, Data, Value, open_program, read_instruction, read_value
+from exir_lowering.runtime.value_kinds import TENSOR, Value
+from exir_lowering.runtime.values import read_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,39 +92,31 @@ def read_code(file: memoryview, external: Mapping[str, memoryview]) -> Listing:
     """
     program, data = open_program(file)
     named = {**external, **data.named}
-    constants = [table.content(0) for table in program.tables(2)]
-    payloads = [table.content(0) for table in program.tables(3)]
-    methods = {plan.text(0): _code(plan, data, named, constants, payloads) for plan in program.tables(1)}
+    methods = {plan.text(0): _code(plan, data, named) for plan in program.tables(1)}
     return Listing(methods, data.named)
 
 
-def _code(
-    plan: Table,
-    data: Data,
-    named: Mapping[str, memoryview],
-    constants: Sequence[memoryview],
-    payloads: Sequence[memoryview],
-) -> Code:
+def _code(plan: Table, data: Data, named: Mapping[str, memoryview]) -> Code:
     arenas = plan.numbers(8, "q")
     tables = list(plan.tables(2))
-    values = tuple(read_value(number, table, arenas, data, set()) for number, table in enumerate(tables))
+    values = tuple(read_value(number, table, arenas, data, {}) for number, table in enumerate(tables))
     contents = [table.table(1) for table in tables]
     return Code(
         values,
         tuple(
-            _place(content, data, named, constants) if value.kind == TENSOR and content is not None else None
+            _place(content, data, named) if value.kind == TENSOR and content is not None else None
             for value, content in zip(values, contents, strict=True)
         ),
         plan.numbers(3, "i"),
         plan.numbers(4, "i"),
         tuple(tuple(read_instruction(table, len(values)) for table in chain.tables(2)) for chain in plan.tables(5)),
         tuple((table.text(0), table.text(1)) for table in plan.tables(6)),
-        tuple(_payload(table, data, payloads) for table in plan.tables(7)),
+        tuple(_payload(table, data) for table in plan.tables(7)),
         arenas,
     )
 
 
-def _place(tensor: Table, data: Data, named: Mapping[str, memoryview], constants: Sequence[memoryview]) -> Place:
+def _place(tensor: Table, data: Data, named: Mapping[str, memoryview]) -> Place:
     place, extra, index = tensor.table(6), tensor.table(9), tensor.number(5, "I")
     arena = offset = 0
     if place is not None:
@@ -130,8 +125,8 @@ def _place(tensor: Table, data: Data, named: Mapping[str, memoryview], constants
     content = None
     if extra is not None and extra.number(2, "b") == 1:
         content = named[extra.text(1)]
-    elif index and place is None and constants:
-        content = constants[index]
+    elif index and place is None and data.inline_constants:
+        content = data.inline_constants[index]
     elif index:
         offsets = data.constants if place is None else data.initial[extra.number(0, "Q") if extra is not None else 0]
         start, segment = offsets[index]
@@ -139,11 +134,11 @@ def _place(tensor: Table, data: Data, named: Mapping[str, memoryview], constants
     return Place(arena, offset, content)
 
 
-def _payload(delegate: Table, data: Data, payloads: Sequence[memoryview]) -> Payload:
+def _payload(delegate: Table, data: Data) -> Payload:
     reference = delegate.table(1)
     content = memoryview(b"")
     if reference is not None:
         index = reference.number(1, "I")
-        content = data.segments[index] if reference.number(0, "b") else payloads[index]
+        content = data.segments[index] if reference.number(0, "b") else data.inline_payloads[index]
     specs = tuple(CompileSpec(spec.text(0), bytes(spec.content(1))) for spec in delegate.tables(2))
     return Payload(delegate.text(0), content, specs)

@@ -23,8 +23,9 @@ from exir_lowering.errors import (
 )
 from exir_lowering.interrupts import let_through
 from exir_lowering.runtime.debugging import Lines, no_lines
-from exir_lowering.runtime.format import BOOL, DOUBLE, INT, NULL, Delegation, Tensor, Value
+from exir_lowering.runtime.format import Delegation
 from exir_lowering.runtime.inputs import describe, show
+from exir_lowering.runtime.value_kinds import BOOL, DOUBLE, INT, NULL, Tensor, Value
 
 DAMAGED = "the file may be damaged. Make or copy it again."
 

@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 from exir_lowering import digests, kinds
 from exir_lowering.errors import InputError
 from exir_lowering.interrupts import let_through
-from exir_lowering.runtime import data_writer, mapping
-from exir_lowering.runtime import format as file_format
+from exir_lowering.runtime import container, data_writer, mapping
+from exir_lowering.runtime.container import Weight
 from exir_lowering.runtime.mapping import MappedFile
 
 One: TypeAlias = "str | os.PathLike[str] | bytes"
@@ -29,11 +29,16 @@ class DataFile:
 
     Attributes:
         file: The file.
-        named: What it has, by name; not copied.
+        weights: What it has, by name; not copied.
     """
 
     file: MappedFile
-    named: Mapping[str, memoryview]
+    weights: Mapping[str, Weight]
+
+    @property
+    def named(self) -> dict[str, memoryview]:
+        """The content of what it has, by name."""
+        return {name: weight.content for name, weight in self.weights.items()}
 
     @property
     def name(self) -> str:
@@ -47,6 +52,7 @@ class DataFiles:
     Attributes:
         files: The files, as they were given.
         named: What they have, by name.
+        tensors: The same, with what tensors they are.
     """
 
     def __init__(self, files: Sequence[DataFile]) -> None:
@@ -57,6 +63,7 @@ class DataFiles:
         """
         self.files = tuple(files)
         self.named: dict[str, memoryview] = {}
+        self.tensors: dict[str, Weight] = {}
         owner: dict[str, DataFile] = {}
         for file in self.files:
             for name, content in file.named.items():
@@ -67,6 +74,7 @@ class DataFiles:
                     )
                 owner.setdefault(name, file)
                 self.named.setdefault(name, content)
+                self.tensors.setdefault(name, file.weights[name])
 
     @property
     def weights(self) -> list[str]:
@@ -118,7 +126,8 @@ class DataFiles:
         Raises:
             InputError: A file was replaced meanwhile.
         """
-        return {name: view for one in self.files for name, view in file_format.read_data(one.file.writable()).items()}
+        files = [container.read_data(one.file.writable()) for one in self.files]
+        return {name: weight.content for file in files for name, weight in file.items()}
 
     def check(self) -> None:
         """Check that the files are still those that were read.
@@ -145,7 +154,7 @@ def read(given: Any) -> DataFiles:
         where = f"load: data[{number}]" if several else "load: data"
         kind = "the path or content of a .ptd file" + ("" if several else ", or a list of these")
         mapped = mapping.open_file(one, where, kind, ".ptd")
-        files.append(DataFile(mapped, mapped.parse(file_format.read_data, kinds.PTD)))
+        files.append(DataFile(mapped, mapped.parse(container.read_data, kinds.PTD)))
     return DataFiles(files)
 
 

@@ -32,7 +32,7 @@ def write(file: BinaryIO, files: Sequence[memoryview]) -> None:
 
     Args:
         file: Where it is written.
-        files: The files, which were read by `format.read_data` already.
+        files: The files, which were read by `container.read_data` already.
     """
     data: dict[str, _Datum] = {}
     for content in files:

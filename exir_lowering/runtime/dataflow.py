@@ -16,7 +16,8 @@ from typing import TypeAlias
 Instruction: TypeAlias = tuple[int, int, tuple[int, ...]]
 """The kind of an instruction, what it calls or where it jumps to, and the values it takes."""
 
-KERNEL, DELEGATE = 1, 2
+KERNEL, DELEGATE, MOVE, JUMP, FREE = 1, 2, 3, 4, 5
+"""The kinds of instructions, by their numbers in the file."""
 
 
 def output_counts(

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from exir_lowering import originals, registry
 from exir_lowering.delegate import Delegate, DelegateContext
 from exir_lowering.errors import BackendUnavailableError
+from exir_lowering.runtime import container, mapping
 from exir_lowering.runtime import format as file_format
-from exir_lowering.runtime import mapping
 from exir_lowering.runtime.source import ProgramFile
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def renamed(file: ProgramFile, ids: Collection[str]) -> tuple[ProgramFile, dict[
     """
     content = bytearray(file.content())
     names = {old: f"{old[:-1]}{'~' if old[-1] != '~' else '_'}" for old in ids}
-    end = file_format.tables_end(content)
+    end = container.tables_end(content)
     for old, new in names.items():
         # A str in a flatbuffer: its length, its bytes, a zero. Segments with weights and payloads are not looked at.
         wanted, found = struct.pack("<I", len(old.encode())) + old.encode() + b"\0", -1

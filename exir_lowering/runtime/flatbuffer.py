@@ -30,6 +30,10 @@ class Table:
     position: int
     fields: tuple[int, ...]
 
+    def has(self, field: int) -> bool:
+        """Tell whether a field is there; one that is not has its default, or is no table, text or vector."""
+        return self._at(field) is not None
+
     def number(self, field: int, code: str, default: int = 0) -> int:
         """Return an integer field.
 

@@ -13,10 +13,11 @@ from executorch.exir import schema
 from executorch.exir.scalar_type import ScalarType
 
 from exir_lowering import _upstream
-from exir_lowering.runtime import xnnpack_payload
+from exir_lowering.runtime import xnnpack
 from exir_lowering.runtime.code import Payload
-from exir_lowering.runtime.format import DTYPES, KINDS, NULL, Delegation, Tensor, Value
+from exir_lowering.runtime.format import Delegation
 from exir_lowering.runtime.kernels import Frame
+from exir_lowering.runtime.value_kinds import DTYPES, KINDS, NULL, Tensor, Value
 
 _ALIGNMENT = 16
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
@@ -82,8 +83,8 @@ def host(
     program = _Program(method)
     ids = [program.argument(value, position in inputs, position in outputs) for position, value in enumerate(values)]
     program.call(payload, ids)
-    if payload.backend == xnnpack_payload.BACKEND:
-        names = set(xnnpack_payload.weight_names(payload.content))
+    if payload.backend == xnnpack.BACKEND:
+        names = xnnpack.weights(payload.content).keys()
         named = {name: content for name, content in named.items() if name in names}
     content = _upstream.serialized(program.finished(), {name: bytes(view) for name, view in named.items()}, _ALIGNMENT)
     run = _upstream.open_program(content, data).load_method(method)

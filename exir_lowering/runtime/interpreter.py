@@ -16,22 +16,23 @@ import torch
 
 from exir_lowering import _upstream, availability, locks
 from exir_lowering.ambient import neutral
+from exir_lowering.budget import STEPS
 from exir_lowering.delegate import Delegate, DelegateContext
 from exir_lowering.errors import BackendUnavailableError, InputError, LoweringError
 from exir_lowering.interrupts import let_through
 from exir_lowering.runtime import contract, hosted, memory, trace
 from exir_lowering.runtime.code import Code, Listing, Payload, read_code
-from exir_lowering.runtime.dataflow import DELEGATE, KERNEL
+from exir_lowering.runtime.dataflow import DELEGATE, JUMP, KERNEL, MOVE
 from exir_lowering.runtime.find import Unavailable, find_delegates
 from exir_lowering.runtime.flatbuffer import CorruptError
-from exir_lowering.runtime.format import Delegation, Method, Tensor
+from exir_lowering.runtime.format import Delegation, Method
 from exir_lowering.runtime.inputs import look_at
 from exir_lowering.runtime.kernels import Frame, Kernel, kernel
 from exir_lowering.runtime.memory import Slot
 from exir_lowering.runtime.source import ProgramFile
 from exir_lowering.runtime.trace import Event, Trace
+from exir_lowering.runtime.value_kinds import Tensor
 
-MOVE, JUMP, FREE = 3, 4, 5
 _SHARED = 2
 _EXIT_SECONDS = 30.0
 _EVENTS = {KERNEL: trace.KERNEL, DELEGATE: trace.DELEGATE}
@@ -63,15 +64,20 @@ class Ready:
 
         Raises:
             Stopped: An operator failed.
+            TooLong: It does not come to an end.
             LoweringError: A delegate failed.
         """
         values = self.frame.values
         for index, given in zip(self.code.inputs, inputs, strict=True):
             if isinstance(given, torch.Tensor):
                 self.frame.slot(index).write(given)
+        left = STEPS
         for chain in self.code.chains:
             position = 0
             while position < len(chain):
+                if not left:
+                    raise TooLong(position)
+                left -= 1
                 position = self._step(position, *chain[position])
         outputs = [values[index] for index in self.code.outputs]
         return [output.tensor.clone() if isinstance(output, Slot) else output for output in outputs]
@@ -104,6 +110,16 @@ class Ready:
 
 class Stopped(Exception):
     """An operator failed; its exception is the `__cause__`."""
+
+
+class TooLong(Exception):
+    """A run executed as many instructions as ExecuTorch's runtime allows for one."""
+
+    def __init__(self, position: int) -> None:
+        super().__init__(
+            f"{STEPS:,} instructions were executed, which is where ExecuTorch's runtime ends a run too; the "
+            f"next one is instruction {position}. A loop in the file does not end"
+        )
 
 
 def _holds(value: Any) -> bool:
@@ -269,10 +285,10 @@ class Interpreter:
 
     def _set_up(self, method: Method) -> Ready:
         where, code = self.file.where(method.name), self.listing.methods[method.name]
-        arenas = memory.arenas(code.arenas[:_SHARED] if self.shared is not None else code.arenas)
-        if self.shared is not None:
-            arenas.append(self.shared)
         try:
+            arenas = memory.arenas(code.arenas[:_SHARED] if self.shared is not None else code.arenas)
+            if self.shared is not None:
+                arenas.append(self.shared)
             values = [
                 memory.slot(value.content, place, arenas)
                 if isinstance(value.content, Tensor) and place is not None
@@ -365,7 +381,7 @@ def open_interpreter(file: ProgramFile, given: Mapping[str, Any], unavailable: U
         unavailable: What to do about a backend that is missing here.
 
     Raises:
-        InputError: The file has changed meanwhile.
+        InputError: The file has changed meanwhile, or takes more memory than there is.
         BackendUnavailableError: Nobody has a backend that the file needs.
         BackendFailure: A delegate raised.
         PluginLoadError: A delegate could not be made, or its id is provided twice.
@@ -381,7 +397,10 @@ def open_interpreter(file: ProgramFile, given: Mapping[str, Any], unavailable: U
         raise InputError(f"{file.name} cannot be loaded: it has changed meanwhile: {error}.") from None
     shared = None
     if file.shares_state:
-        (shared,) = memory.arenas([max(method.arenas[_SHARED] for method in file.methods.values())])
+        try:
+            (shared,) = memory.arenas([max(method.arenas[_SHARED] for method in file.methods.values())])
+        except memory.DoesNotFit as error:
+            raise InputError(f"{file.name} cannot be loaded by the interpreter: {error}.") from None
     engine = Interpreter(file, listing, external, found, kernels, shared)
     engine.set_up_delegated()
     return engine

@@ -15,8 +15,8 @@ from exir_lowering import _upstream, availability, pure_operators
 from exir_lowering._upstream_torch import Argument, Operator, find_operator
 from exir_lowering.budget import Budget
 from exir_lowering.checked_calls import CheckedCall
-from exir_lowering.runtime.format import BOOL_LIST, INT_LIST, OPTIONAL_TENSOR_LIST, TENSOR_LIST, Value
 from exir_lowering.runtime.memory import DoesNotFit, Slot
+from exir_lowering.runtime.value_kinds import BOOL_LIST, INT_LIST, OPTIONAL_TENSOR_LIST, TENSOR_LIST, Value
 
 Kernel = Callable[["Frame", tuple[int, ...]], None]
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from exir_lowering.runtime.code import Place
-from exir_lowering.runtime.format import Tensor
+from exir_lowering.runtime.value_kinds import Tensor, strides
 
 
 class DoesNotFit(Exception):
@@ -128,18 +128,20 @@ class Slot:
         )
 
 
-def strides(shape: Sequence[int], dim_order: Sequence[int]) -> tuple[int, ...]:
-    """Return the strides of a shape whose dimensions lie in memory in an order, from outer to inner."""
-    found, step = [0] * len(shape), 1
-    for dim in reversed(dim_order):
-        found[dim] = step
-        step *= max(shape[dim], 1)
-    return tuple(found)
-
-
 def arenas(sizes: Sequence[int]) -> list[torch.Tensor]:
-    """Return memory of the planned sizes, all zeros."""
-    return [torch.zeros(size, dtype=torch.uint8) for size in sizes]
+    """Return memory of the planned sizes, all zeros.
+
+    Raises:
+        DoesNotFit: There is not as much memory.
+    """
+    return [_zeros(size, torch.uint8) for size in sizes]
+
+
+def _zeros(size: int, dtype: torch.dtype) -> torch.Tensor:
+    try:
+        return torch.zeros(size, dtype=dtype)
+    except RuntimeError as error:
+        raise DoesNotFit(f"{size} elements of {dtype} do not fit into memory: {error}") from None
 
 
 def slot(plan: Tensor, place: Place, memory: Sequence[torch.Tensor]) -> Slot:
@@ -151,22 +153,20 @@ def slot(plan: Tensor, place: Place, memory: Sequence[torch.Tensor]) -> Slot:
         memory: The planned memory.
 
     Raises:
-        DoesNotFit: It does not start where a tensor of its type can.
+        DoesNotFit: There is not as much memory.
     """
     shape = (0,) * len(plan.sizes) if plan.unbound else plan.sizes
     layout = strides(shape, plan.dim_order)
     if place.arena:
-        start, rest = divmod(place.offset, plan.dtype.itemsize)
-        if rest:
-            raise DoesNotFit(f"a tensor of {plan.dtype} would start at byte {place.offset} of its memory")
         tensor = torch.empty(0, dtype=plan.dtype)
+        start = place.offset // plan.dtype.itemsize
         tensor.set_(memory[place.arena].untyped_storage(), start, shape, layout)
         if place.content is not None:
             tensor.copy_(_content(plan, shape, layout, place.content))
     elif place.content is not None:
         return Slot(_content(plan, shape, layout, place.content), plan, constant=True)
     else:
-        tensor = torch.zeros(math.prod(shape), dtype=plan.dtype).as_strided(shape, layout)
+        tensor = _zeros(math.prod(shape), plan.dtype).as_strided(shape, layout)
     return Slot(tensor, plan)
 
 

@@ -14,6 +14,7 @@ from exir_lowering.runtime import mapping
 from exir_lowering.runtime.data_files import DataFiles
 from exir_lowering.runtime.debugging import DebugFile
 from exir_lowering.runtime.mapping import MappedFile
+from exir_lowering.runtime.value_kinds import Layout
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,6 +114,7 @@ def check_weights(file: MappedFile, data: DataFiles, methods: Mapping[str, file_
     needed = needed_weights(methods)
     missing = sorted(needed - data.named.keys())
     if not missing:
+        _check_tensors(file, data, methods)
         return
     if not data:
         path = file.source
@@ -129,6 +131,18 @@ def check_weights(file: MappedFile, data: DataFiles, methods: Mapping[str, file_
         f"({_some(missing)}); {'they have' if several else 'it has'} "
         f"{_some(data.weights) or 'none'}. Pass all data files that were saved with this program."
     )
+
+
+def _check_tensors(file: MappedFile, data: DataFiles, methods: Mapping[str, file_format.Method]) -> None:
+    """Check that what the data files have is what a program takes it for: the runtime reads as much as it expects."""
+    for method in methods.values():
+        for weight, need in method.external.items():
+            if not data.tensors[weight].fits(need):
+                raise InputError(
+                    f"{file.name} cannot be loaded: {data} has {data.tensors[weight]} as {weight!r}, of which method "
+                    f"{method.name!r} needs {need if isinstance(need, Layout) else f'{need} bytes'}. Pass the data "
+                    "file that was saved with this program."
+                )
 
 
 def _some(names: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 from exir_lowering import digests
 from exir_lowering.digests import Seal, SealError
 from exir_lowering.errors import InputError
-from exir_lowering.runtime import format as file_format
+from exir_lowering.runtime import container
 from exir_lowering.runtime.data_files import DataFile, DataFiles
 from exir_lowering.runtime.flatbuffer import CorruptError, root
 from exir_lowering.runtime.mapping import MappedFile
@@ -108,7 +108,7 @@ def _seal(content: memoryview) -> Seal | None:
     Raises:
         SealError: It is damaged, or something else is.
     """
-    _, found = file_format.open_program(content)
+    _, found = container.open_program(content)
     sealed = found.named.get(digests.KEY)
     if sealed is None:
         if bytes(content[-len(digests.END) :]) == digests.END:

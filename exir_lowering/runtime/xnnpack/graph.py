@@ -1,0 +1,203 @@
+"""The graph in a payload of XNNPACK: values, nodes and constants, and what each type of node consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+BACKEND = "XnnpackBackend"
+NO_VALUE = 0xFFFFFFFF
+MAX_RANK = 6
+
+FP32, FP16, QINT8, QUINT8, QINT32, QCINT8, QCINT32, QCINT4, QDINT8, QBINT4, QPINT8, INT32, PFP32, BF16 = range(1, 15)
+"""The datatypes of values, by their numbers in the schema."""
+
+BITS: Mapping[int, int] = MappingProxyType(
+    {
+        FP32: 32,
+        FP16: 16,
+        QINT8: 8,
+        QUINT8: 8,
+        QINT32: 32,
+        QCINT8: 8,
+        QCINT32: 32,
+        QCINT4: 4,
+        QDINT8: 8,
+        QBINT4: 4,
+        QPINT8: 8,
+        INT32: 32,
+        BF16: 16,
+    }
+)
+"""How many bits an element takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A value of a graph.
+
+    Attributes:
+        id: Its number, by which nodes refer to it.
+        datatype: Its element type.
+        dims: Its shape; XNNPACK's own order of dimensions.
+        constant: Whether its content is in the file.
+        external: Which of the values it is that the payload is called with; None for one inside of the graph.
+        given: Whether it is an input of the graph.
+        returned: Whether it is an output of the graph.
+    """
+
+    id: int
+    datatype: int
+    dims: tuple[int, ...]
+    constant: bool
+    external: int | None
+    given: bool
+    returned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NodeType:
+    """A type of node.
+
+    Attributes:
+        name: Its name.
+        fields: The fields of its table, in their order.
+        flags: What its flags may be: what ExecuTorch writes.
+    """
+
+    name: str
+    fields: tuple[str, ...]
+    flags: frozenset[int] = frozenset({0})
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node of a graph.
+
+    Attributes:
+        number: Where it stands.
+        type: What it does.
+        numbers: Its fields that are numbers, values by their ids.
+        lists: Its fields that are lists.
+    """
+
+    number: int
+    type: NodeType
+    numbers: Mapping[str, int]
+    lists: Mapping[str, tuple[int, ...]]
+
+    @property
+    def inputs(self) -> tuple[int, ...]:
+        """The values that it takes, in the order of its fields."""
+        return tuple(self.numbers[name] for name in self.type.fields if name in INPUTS)
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """The values that it makes."""
+        return tuple(self.numbers[name] for name in self.type.fields if name in OUTPUTS)
+
+    def __str__(self) -> str:
+        return f"node {self.number}, {self.type.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """The graph in a payload.
+
+    Attributes:
+        values: Its values, by their ids.
+        nodes: Its nodes, in the order in which they are computed.
+        weights: How many bytes it reads of each constant that is named data of a file.
+    """
+
+    values: Mapping[int, Value]
+    nodes: tuple[Node, ...]
+    weights: Mapping[str, int]
+
+
+INPUTS = frozenset({"input", "input1", "input2", "input3", "input4", "input5", "filter", "bias"})
+OUTPUTS = frozenset({"output", "output_value", "output_index"})
+OPTIONAL = frozenset({"bias"})
+LISTS = frozenset({"perm", "before", "after", "shape", "offsets", "sizes"})
+REALS = frozenset({"number"})
+
+_TRANSPOSED, _CORNERS, _KEEP = 1, 8, 64
+_ONE = ("input", "output", "flags")
+_TWO = ("input1", "input2", "output", "flags")
+_PADDING = ("top", "right", "bottom", "left")
+_CONVOLUTION = (
+    *_PADDING,
+    *("kernel_height", "kernel_width", "stride_height", "stride_width", "dilation_height", "dilation_width"),
+    *("group_inputs", "group_outputs", "groups", "adjustment_height", "adjustment_width"),
+    *("input1", "filter", "bias", "output", "flags"),
+)
+_POOLING = (
+    *_PADDING,
+    *("kernel_height", "kernel_width", "stride_height", "stride_width", "dilation_height", "dilation_width"),
+    *_ONE,
+)
+_CAT = ("axis", "input1", "input2", "input3", "input4", "output", "flags", "input5")
+
+
+def _cat(count: int) -> NodeType:
+    # The fields of inputs that it does not have are there, and not read.
+    names = tuple(f"-{name}" if name[:5] == "input" and int(name[5:]) > count else name for name in _CAT)
+    return NodeType(f"Concatenate{count}", names)
+
+
+_KEEPS = frozenset({0, _KEEP})
+_TYPES: tuple[NodeType, ...] = (
+    NodeType("Add", _TWO),
+    NodeType("FullyConnected", ("input1", "filter", "bias", "output", "flags"), frozenset({0, _TRANSPOSED})),
+    NodeType("Softmax", _ONE),
+    NodeType("Sigmoid", _ONE),
+    NodeType("StaticTranspose", ("rank", "perm", *_ONE)),
+    NodeType("Clamp", _ONE),
+    NodeType("Conv2d", _CONVOLUTION),
+    NodeType("Div", _TWO),
+    NodeType("StaticResizeBilinear2D", ("new_height", "new_width", *_ONE), frozenset({0, _CORNERS})),
+    NodeType("StaticConstantPad", ("before", "after", "number", *_ONE)),
+    NodeType("AvgPooling2d", _POOLING, _KEEPS),
+    NodeType("Minimum", _TWO),
+    NodeType("DepthwiseConv2d", _CONVOLUTION),
+    NodeType("MaxPooling2d", _POOLING, _KEEPS),
+    NodeType("Multiply", _TWO),
+    NodeType("Subtract", _TWO),
+    NodeType("Floor", _ONE),
+    NodeType("Convert", _ONE),
+    NodeType("GlobalAvgPooling2d", _ONE, _KEEPS),
+    NodeType("StaticReshape", ("rank", "shape", *_ONE)),
+    NodeType(
+        "ArgMaxPooling2d",
+        (*_PADDING, "kernel_height", "kernel_width", "input", "output_value", "output_index", "flags"),
+    ),
+    NodeType("SquareRoot", _ONE),
+    NodeType("Ceiling", _ONE),
+    NodeType("Hardswish", _ONE),
+    NodeType("LeakyReLU", ("number", *_ONE)),
+    NodeType("Maximum", _TWO),
+    NodeType("Negate", _ONE),
+    NodeType("Square", _ONE),
+    NodeType("ELU", ("number", *_ONE)),
+    NodeType("Abs", _ONE),
+    NodeType("PReLU", _TWO),
+    _cat(2),
+    _cat(3),
+    _cat(4),
+    NodeType("StaticSlice", ("rank", "offsets", "sizes", *_ONE)),
+    NodeType("ScaledDotProductAttention", ()),
+    NodeType("BatchMatrixMultiply", _TWO, frozenset({0, _TRANSPOSED})),
+    _cat(5),
+    NodeType("ConvTranspose2d", _CONVOLUTION),
+    NodeType("ReciprocalSquareRoot", _ONE),
+    NodeType("Log", _ONE),
+    NodeType("Gelu", _ONE),
+    NodeType("Tanh", _ONE),
+    NodeType("Exp", _ONE),
+    NodeType("Sin", _ONE),
+    NodeType("Copy", _ONE),
+    NodeType("Cos", _ONE),
+)
+NODES: Mapping[int, NodeType] = MappingProxyType(dict(enumerate(_TYPES, 1)))
+"""The types of nodes, by their numbers in the schema. One without fields ExecuTorch's runtime does not compute."""
