@@ -126,7 +126,9 @@ def emit(
     """Emit lowered programs; see `LoweredMethods.emit`. The Edge programs in `recorded` go to an ETRecord."""
     # Without gradients: memory planning's graphs write into buffers, and may do so into the parameters that they are.
     with locks.conversion(), ambient.converting(programs.values(), gradients=False):
-        return _emit(programs, config, constant_methods, external_weights, keep_originals, report, recorded)
+        artifact = _emit(programs, config, constant_methods, external_weights, keep_originals, report, recorded)
+    sealing.seal(artifact.manager)  # it reads all that was emitted, while other threads convert
+    return artifact
 
 
 def _emit(
@@ -176,7 +178,6 @@ def _emit(
     if recorded is not None:
         _complete(manager, emitted)
         etrecord = _etrecord(recorded, manager)
-    sealing.seal(manager)
     stored = placement.stored(copies, config, manager)
     return Artifact(manager, report, stored, record(programs, emitted), etrecord)
 

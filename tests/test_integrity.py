@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import json
 import os
@@ -110,6 +111,19 @@ def in_child(work: Callable[[], Any]) -> Any:
         content = file.read()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, content
     return json.loads(content)
+
+
+def ending_child() -> int:
+    """Fork a child that ends as programs do, but for threads of the parent's."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            atexit._run_exitfuncs()
+            code = 0
+        finally:
+            os._exit(code)
+    return child
 
 
 def outcomes(content: bytes, count: int, opened: Callable[[bytes], torch.Tensor]) -> dict[str, list[int]]:
@@ -347,6 +361,7 @@ class TestSeveralDataFiles:
         program = load(outside.buffer, data=[*outside.data_files.values()])
         torch.testing.assert_close(program.run("forward", X)[-1], expected(0), atol=1e-5, rtol=1e-5)
         assert len(list(tmp_path.iterdir())) == 1
+        assert os.waitstatus_to_exitcode(os.waitpid(ending_child(), 0)[1]) == 0
         assert program.profile("forward", X).runs == 1
         del program
         gc.collect()

@@ -105,7 +105,7 @@ class DataFiles:
     @cached_property
     def _merged(self) -> str:
         handle, path = tempfile.mkstemp(prefix="exir-lowering-", suffix=".ptd")
-        weakref.finalize(self, _remove, path)
+        weakref.finalize(self, _remove, path, os.getpid())
         try:
             with os.fdopen(handle, "wb") as file:
                 if len(self.files) == 1:
@@ -158,6 +158,8 @@ def read(given: Any) -> DataFiles:
     return DataFiles(files)
 
 
-def _remove(path: str) -> None:
+def _remove(path: str, owner: int) -> None:
+    if os.getpid() != owner:  # a forked child, which ends before its parent
+        return
     with contextlib.suppress(OSError):
         os.unlink(path)
