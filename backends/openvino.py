@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 from importlib.metadata import version
 from importlib.util import find_spec
-from threading import Lock
 from types import ModuleType
 from typing import Any
 
@@ -25,6 +24,7 @@ from exir_lowering import (
     Rejection,
     graphs,
     interrupts,
+    locks,
     measures,
 )
 from exir_lowering.partitioners import nested_run
@@ -52,7 +52,6 @@ _REASONS = {
 }
 
 _PACKAGE = "executorch.backends.openvino"
-_IMPORTING = Lock()
 
 
 def openvino(device: str = "CPU") -> Partitioner:
@@ -208,7 +207,7 @@ def _upstream_class() -> Any:
     Its package imports the quantizer too, which needs nncf. So while the partitioner is imported, an empty module
     stands for the package; it is gone afterwards, and importing the package works, or fails, as ever.
     """
-    with _IMPORTING:
+    with locks.conversion():
         stand_in = None
         if _PACKAGE not in sys.modules:
             found = find_spec(_PACKAGE)

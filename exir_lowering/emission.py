@@ -124,7 +124,7 @@ def emit(
     recorded: Mapping[str, ExportedProgram] | None = None,
 ) -> Artifact:
     """Emit lowered programs; see `LoweredMethods.emit`. The Edge programs in `recorded` go to an ETRecord."""
-    # Without gradients: memory planning's graphs write into buffers, and may do so into the parameters that they are.
+    # Without gradients: ExecuTorch executes the writes into buffers, which autograd refuses for values that need one.
     with locks.conversion(), ambient.converting(programs.values(), gradients=False):
         artifact = _emit(programs, config, constant_methods, external_weights, keep_originals, report, recorded)
     sealing.seal(artifact.manager)  # it reads all that was emitted, while other threads convert
