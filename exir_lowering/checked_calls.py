@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from exir_lowering import operator_checks
+from exir_lowering import interrupts, operator_checks
 from exir_lowering._upstream_torch import Operator
 from exir_lowering.budget import bytes_of
-from exir_lowering.interrupts import let_through
 
 __all__ = ["CheckedCall", "size_of"]
 
@@ -88,8 +87,10 @@ class CheckedCall:
         try:
             with torch.no_grad():
                 return size_of(self._operator.call(*placed, **given))
-        except Exception as error:  # the shapes depend on values, or the arguments are wrong, which the operator says
-            let_through(error)
+        except (
+            Exception
+        ) as error:  # the shapes depend on values, or arguments are wrong, which the operator itself says
+            interrupts.let_through(error)
             return _UNKNOWN * size_of((args, list(kwargs.values())))
 
 

@@ -660,6 +660,7 @@ def test_the_run_time_side_imports_no_compiler(tmp_path: Path) -> None:
         "exir_lowering.checked_calls",
         "exir_lowering.delegate",
         "exir_lowering.errors",
+        "exir_lowering.interrupts",
         "exir_lowering.operator_checks",
         "exir_lowering.pure_operators",
         "exir_lowering.weights",
