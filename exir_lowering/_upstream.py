@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
-from functools import cache, lru_cache, partial, wraps
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, lru_cache, partial, wraps
 from typing import Any
 
 import torch
@@ -37,14 +37,23 @@ from executorch.exir.backend.canonical_partitioners import group_partitioner
 from executorch.exir.backend.canonical_partitioners.group_partitioner import GroupBasedPartitioner
 from executorch.exir.backend.utils import WhyNoPartition, WhyNoPartitionReporter
 
+# Edge and backend operators wrap ATen ones; their classes have no public alias.
+from executorch.exir.dialects.backend._ops import BackendOpOverload
+from executorch.exir.dialects.edge._ops import EdgeOpOverload
+
 # What it emits from which node is written down for the top graph of a method only.
 from executorch.exir.emit import _emitter as et_emitter
 
 # What a delegate call calls; its module has no public alias.
 from executorch.exir.lowered_backend_module import LoweredBackendModule
 
-# to_edge_transform_and_lower is one function; its first and last thirds (decompose as the partitioners ask,
-# check that nothing preserved is left over) have no public name.
+# Tells which operators the pass to out variants passes over.
+from executorch.exir.operator.convert import _get_overload_schema, is_out_variant, to_out_variant
+from executorch.exir.passes import to_out_var_skiplist
+from executorch.exir.passes.quant_fusion_pass import quant_fusion_and_const_prop_pass
+
+# to_edge_transform_and_lower is one function; its parts (decompose as the partitioners ask, run passes, check that
+# nothing preserved is left over) have no public name.
 from executorch.exir.program import _program as et_program
 from executorch.exir.program._program import (
     EdgeProgramManager,
@@ -52,11 +61,20 @@ from executorch.exir.program._program import (
     _gen_edge_manager_for_partitioners,
     _remove_invalid_ops_for_not_decompose,
     _sanity_check_graph_for_non_decomp_ops,
+    _transform,
+    _transform_with_pass_manager,
+    lift_constant_tensor_pass,
 )
+
+# What checks the dtypes of Edge programs.
+from executorch.exir.verification.arg_validator import EdgeOpArgValidator
 
 # Tracing that is interrupted, or that a forked child never goes on with, leaves its switches as they are. They are
 # looked up by name: they are global variables, and some come and go with versions of torch.
 from torch import compiler as torch_compiler
+
+# Operators on fake tensors run by it.
+from torch._dispatch.python import enable_python_dispatcher
 from torch._export import utils as export_utils
 
 # `torch.export.load` takes a path and unpickles; what reads the parts of a file has no public name.
@@ -92,6 +110,7 @@ from torch.fx.node import _get_qualified_name
 # Whose answer for each node, and whose table of all downstream nodes, have private names.
 from torch.fx.passes.infra import partitioner as fx_partitioner
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
+from torch.fx.passes.infra.pass_manager import PassManager as FxPassManager
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 # An ExportedProgram describes its inputs and outputs by pytree specs.
@@ -118,6 +137,7 @@ __all__ = [
     "add_last_named_data",
     "add_named_data",
     "adding_to_data_files",
+    "allowed_operators",
     "argument_names",
     "assemble_program",
     "checks_validity",
@@ -130,28 +150,37 @@ __all__ = [
     "emitting",
     "executorch_runtime",
     "fake_mode_of",
+    "fix_signature",
     "flat_call_signature",
+    "forget_delegates",
     "from_schema",
     "function_modes",
     "functional_operator",
+    "fused",
     "gen_edge_manager",
     "guards_code_of",
     "has_symbols",
     "import_quantized_kernels",
     "is_union",
+    "is_view",
     "known_operators",
+    "lacks_out_variant",
     "lazy_graph_module",
     "listening",
+    "manager_contents",
+    "memory_of",
     "mutates_arguments",
     "named_data",
     "named_data_entries",
     "named_data_pieces",
     "namedtuple_context",
     "namedtuple_fields",
+    "note_mistyped",
     "open_program",
     "operator_name",
     "operator_packet",
     "operator_schema",
+    "out_variant",
     "place_named_data",
     "preserved_ops_left_over",
     "proposing_with",
@@ -169,10 +198,13 @@ __all__ = [
     "set_cord_piece",
     "shape_env_of",
     "size_hint",
+    "transform",
+    "with_allowed",
     "with_original",
     "without_validity_checks",
     "write_buffer",
     "write_tables",
+    "written_arguments",
 ]
 
 CALL_DELEGATE = executorch_call_delegate
@@ -189,6 +221,24 @@ def lazy_graph_module(root: Mapping[str, Any], graph: torch.fx.Graph) -> torch.f
         graph: The graph; it is not copied.
     """
     return _LazyGraphModule(dict(root), graph)
+
+
+def transform(program: ExportedProgram, passes: Any) -> Any:
+    """Run passes, or a manager of passes, over an Edge program, which they may change, as ExecuTorch does.
+
+    `EdgeProgramManager.transform` does it for all methods, of which it copies those without passes with their weights.
+    """
+    if isinstance(passes, FxPassManager):
+        result = _transform_with_pass_manager(program, passes)
+    else:
+        result = _transform(program, *passes)
+    # Passes add constants as attributes; programs have them as inputs.
+    return lift_constant_tensor_pass(result) if isinstance(result, ExportedProgram) else result
+
+
+def manager_contents(manager: EdgeProgramManager) -> tuple[dict[str, ExportedProgram], dict[str, Any]]:
+    """Return the programs of a manager by method, in their order, and the values of its constant methods."""
+    return dict(manager._edge_programs), dict(manager._config_methods or {})
 
 
 def fake_mode_of(graph_module: torch.fx.GraphModule) -> FakeTensorMode | None:
@@ -228,6 +278,26 @@ def assemble_program(
     program._verifiers = list(verifiers)
     program._guards_code = list(guards_code)
     return program
+
+
+class _FixedSignature(ExportGraphSignature):
+    """A signature that nobody changes, which makes each of its tables once."""
+
+
+for _name, _table in vars(ExportGraphSignature).items():
+    if isinstance(_table, property) and _table.fget is not None:
+        _cached = cached_property(_table.fget)
+        _cached.__set_name__(_FixedSignature, _name)
+        setattr(_FixedSignature, _name, _cached)
+
+
+def fix_signature(program: ExportedProgram) -> None:
+    """Let a program, whose signature is not to change from now on, make each table of its signature once.
+
+    torch makes one of all parameters whenever a name is looked up; partitioners look up each operand of each operator.
+    """
+    signature = program.graph_signature
+    program._graph_signature = _FixedSignature(signature.input_specs, signature.output_specs)
 
 
 class DelegatedProgram(ExportedProgram):
@@ -615,6 +685,20 @@ def qualified_operator(node: torch.fx.Node) -> str:
     return str(_get_qualified_name(node.target))  # type: ignore[arg-type]
 
 
+def forget_delegates(programs: Iterable[ExportedProgram]) -> None:
+    """Drop delegates from torch's cache of results on fake tensors.
+
+    Emission calls delegates on fake tensors. The cache is the process's, or that of a program's symbols; it is never
+    cleared, and its keys are the arguments: the delegates, with their payloads and weights.
+    """
+    modes = [fake_mode_of(program.graph_module) for program in programs]
+    own = [mode.shape_env.fake_tensor_cache for mode in modes if mode is not None and mode.shape_env is not None]
+    for table in (FakeTensorMode.cache, *own):
+        for key in list(table):
+            if any(isinstance(part, LoweredBackendModule) for part in key.key):
+                table.pop(key, None)
+
+
 def named_data(data: Mapping[str, bytes], alignment: int) -> Any:
     """Return named data as `PreprocessResult.data_store_output` takes it."""
     store = NamedDataStore()
@@ -757,6 +841,104 @@ def delegate_info(result: PreprocessResult) -> Any:
 def checks_validity(config: EdgeCompileConfig) -> bool:
     """Tell whether a configuration asks for the verification of Edge programs."""
     return bool(config._check_ir_validity)
+
+
+def allowed_operators(config: EdgeCompileConfig) -> list[Any]:
+    """Return the operators that a configuration takes though they are not in Core ATen."""
+    return list(config._core_aten_ops_exception_list)
+
+
+def with_allowed(config: EdgeCompileConfig, targets: Iterable[Any], *, checked: bool = True) -> EdgeCompileConfig:
+    """Return a configuration of its own that takes more operators, or checks nothing.
+
+    Args:
+        config: The configuration; it stays as it is.
+        targets: The operators to add.
+        checked: Whether Edge programs are checked.
+    """
+    allowed = dict.fromkeys([*allowed_operators(config), *map(_operator, targets)])
+    return replace(config, _core_aten_ops_exception_list=list(allowed), _check_ir_validity=checked)
+
+
+def note_mistyped(graph_module: torch.fx.GraphModule, note: Callable[[torch.fx.Node, Mapping[str, Any]], None]) -> None:
+    """Find the nodes whose dtypes ExecuTorch does not define their operators for.
+
+    Args:
+        graph_module: The graph, with Edge operators.
+        note: Gets each such node, with its dtypes by argument.
+
+    Raises:
+        Exception: Whatever an operator raises on fake tensors; it says nothing of the nodes before.
+    """
+    validator = EdgeOpArgValidator(graph_module)
+    validator.violating_ops = _Violations(note)
+    inputs = [node.meta.get("val") for node in graph_module.graph.nodes if node.op == "placeholder"]
+    with enable_python_dispatcher(), fake_mode_of(graph_module) or nullcontext():
+        validator.run(*inputs)
+
+
+class _Violations(dict[Any, Any]):
+    """The validator's table of violations, which keeps one for each operator; this one tells all."""
+
+    def __init__(self, note: Callable[[torch.fx.Node, Mapping[str, Any]], None]) -> None:
+        super().__init__()
+        self._note = note
+
+    def __setitem__(self, target: Any, violation: Any) -> None:
+        types, node = violation
+        self._note(node, types)
+
+
+def out_variant(target: Any) -> str | None:
+    """Return the name of the operator that computes the same into given memory, None when there is none."""
+    with suppress(RuntimeError, AssertionError):  # how both say that there is none
+        if isinstance(target, (EdgeOpOverload, BackendOpOverload)):
+            return str(target.to_out_variant().name())
+        return str(to_out_variant(target)[0].name())
+    return None
+
+
+def lacks_out_variant(node: torch.fx.Node) -> bool:
+    """Tell whether ExecuTorch's emission needs an out variant of a node's operator that does not exist."""
+    target = node.target
+    if not isinstance(target, (torch._ops.OpOverload, EdgeOpOverload, BackendOpOverload)):
+        return False
+    if target in to_out_var_skiplist or is_out_variant(target._schema.name, target._schema.overload_name):
+        return False
+    schema = _get_overload_schema(target)
+    inplace = schema is not None and schema.kind().name == "inplace"
+    return not inplace and out_variant(target) is None
+
+
+def fused(program: ExportedProgram, operators: set[str]) -> set[str]:
+    """Return which operators ExecuTorch's fusion of quantized patterns removes from a program; it is changed."""
+    try:
+        left = quant_fusion_and_const_prop_pass(program).graph_module
+    except Exception:  # it cannot, whatever it raises: then it does not help
+        return set()
+    nodes = [
+        node for module in left.modules() if isinstance(module, torch.fx.GraphModule) for node in module.graph.nodes
+    ]
+    return operators - {operator_name(node.target) for node in nodes if node.op == "call_function"}
+
+
+def written_arguments(target: Any) -> tuple[str, ...]:
+    """Return the names of the arguments that an operator writes to; none when it has no schema."""
+    schema = getattr(_operator(target), "_schema", None)
+    arguments = schema.arguments if schema is not None else ()
+    return tuple(argument.name for argument in arguments if argument.alias_info and argument.alias_info.is_write)
+
+
+def is_view(target: Any) -> bool:
+    """Tell whether an operator returns a view of its first argument."""
+    return bool(getattr(_operator(target), "is_view", False))
+
+
+def memory_of(tensor: Any) -> tuple[int, int] | None:
+    """Return where a tensor's elements start, and its storage; None for what has no memory."""
+    if not isinstance(tensor, torch.Tensor) or isinstance(tensor, FakeTensor) or not tensor.untyped_storage().nbytes():
+        return None
+    return tensor.untyped_storage().data_ptr(), int(tensor.storage_offset())
 
 
 def without_validity_checks() -> EdgeCompileConfig:

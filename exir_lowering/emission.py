@@ -6,7 +6,7 @@ import hashlib
 import io
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,6 +19,7 @@ from exir_lowering import (
     _upstream,
     ambient,
     debug_handles,
+    edge_errors,
     graphs,
     locks,
     originals,
@@ -163,15 +164,16 @@ def _emit(
     _import_kernels(copies)
     if external_weights is not None:
         placement.place(copies, config, external_weights)
+    variants = edge_errors.OutVariants(config.to_out_var_pass)
     try:
         edge = _upstream.EdgeProgramManager(copies, dict(constant_methods or {}), _upstream.without_validity_checks())
         with sealing.reserving(edge), _upstream.emitting() as emitted:
-            manager = edge.to_executorch(config)
+            manager = edge.to_executorch(replace(config, to_out_var_pass=variants))
     except Exception as error:
         let_through(error)
-        raise InputError(
-            f"Methods {', '.join(map(repr, programs))} could not be emitted: {type(error).__name__}: {error}"
-        ) from error
+        raise edge_errors.emission(programs, error, config, variants) from error
+    finally:
+        _upstream.forget_delegates(programs.values())
     if keep_originals:
         originals.check_numbers(programs, manager)
     etrecord = None
@@ -186,8 +188,9 @@ def _keep_initial_values(program: ExportedProgram) -> None:
     """Mark buffers whose state does not start at 0: ExecuTorch leaves initial values out unless it is told."""
     signature = program.graph_signature
     written = set(signature.buffers_to_mutate.values())
+    buffers = signature.inputs_to_buffers  # torch makes this table anew at each use
     for node in program.graph.nodes:
-        buffer = signature.inputs_to_buffers.get(node.name) if node.op == "placeholder" else None
+        buffer = buffers.get(node.name) if node.op == "placeholder" else None
         value = program.state_dict.get(buffer, program.constants.get(buffer)) if buffer in written else None
         if isinstance(value, torch.Tensor) and bool(value.count_nonzero()):
             node.meta["et_init_buffer"] = True

@@ -26,11 +26,14 @@ class LoweredMethods(Mapping[str, ExportedProgram]):
         programs: The programs; each runs in eager PyTorch too (`.module()`), delegates through their original graphs.
         report: What was delegated, what was not, and why.
         edge_programs: What was lowered, in Edge dialect.
+        constant_methods: Values that become methods which return them: those of the EdgeProgramManager that was
+            lowered.
     """
 
     programs: Mapping[str, ExportedProgram]
     report: Report
     edge_programs: Mapping[str, ExportedProgram] = field(default_factory=dict)
+    constant_methods: Mapping[str, Any] = field(default_factory=dict)
 
     def __getitem__(self, method: str) -> ExportedProgram:
         return self.programs[method]
@@ -54,7 +57,8 @@ class LoweredMethods(Mapping[str, ExportedProgram]):
 
         Args:
             config: ExecuTorch's options of emission, per-method ones included.
-            constant_methods: Values by name that become methods which return them.
+            constant_methods: Values by name that become methods which return them, beside those of the lowered
+                EdgeProgramManager; one of the same name takes its place.
             external_weights: Where weights go, those of delegates and those of the host's operators: the name of a
                 `.ptd` data file for all of them, or a function from a weight's key and bytes to the name of its file,
                 None for the `.pte` file itself. ExecuTorch's runtime opens one data file with a program.
@@ -71,6 +75,10 @@ class LoweredMethods(Mapping[str, ExportedProgram]):
                 operator that cannot be kept.
         """
         recorded = {name: handled_copy(program) for name, program in self.edge_programs.items()} if etrecord else None
+        if constant_methods is None:
+            constant_methods = self.constant_methods
+        elif isinstance(constant_methods, Mapping):
+            constant_methods = {**self.constant_methods, **constant_methods}
         return emit(
             self.programs,
             config,
@@ -103,7 +111,8 @@ class LoweredMethods(Mapping[str, ExportedProgram]):
             keep_originals: As for `emit`.
 
         Returns:
-            The module. Its state starts as the model's was at export, and is its own.
+            The module. Its state starts as the model's was at export, and is its own. Constant methods of the lowered
+            EdgeProgramManager are its attributes.
 
         Raises:
             InputError: The programs cannot be emitted.
@@ -113,7 +122,7 @@ class LoweredMethods(Mapping[str, ExportedProgram]):
         # Here, as the runtime is above this module.
         from exir_lowering.lowered_module import of_lowered
 
-        return of_lowered(
+        module = of_lowered(
             self.programs,
             self.report,
             delegates=delegates,
@@ -123,6 +132,9 @@ class LoweredMethods(Mapping[str, ExportedProgram]):
             external_weights=external_weights,
             keep_originals=keep_originals,
         )
+        for name, value in self.constant_methods.items():
+            setattr(module, name, value)
+        return module
 
     def __repr__(self) -> str:
         return f"LoweredMethods({', '.join(self.programs)})"

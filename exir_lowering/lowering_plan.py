@@ -174,7 +174,7 @@ class MethodPlan:
         return self.delegated_weight_bytes / self.weight_bytes if self.weight_bytes else 1.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class LoweringPlan:
     """What `lower` does with programs and partitioners.
 
@@ -217,5 +217,5 @@ class LoweringPlan:
 
         return to_html(self)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return self.to_text()

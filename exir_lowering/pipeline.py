@@ -6,12 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
+from executorch.exir import EdgeProgramManager
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.backend.partitioner import Partitioner
 from torch.export import ExportedProgram
 
 from exir_lowering import ambient, arguments, availability, checks, collector, debug_handles, graphs, locks, registry
 from exir_lowering._upstream import LoweredBackendModule
+from exir_lowering.arguments import Given, is_edge
 from exir_lowering.edge import check_preserved, to_edge
 from exir_lowering.extraction import extract
 from exir_lowering.interfaces import Backend
@@ -40,28 +42,33 @@ Backends = Mapping[str, Any]
 
 
 def lower(
-    programs: ExportedProgram | Programs,
+    programs: ExportedProgram | Programs | EdgeProgramManager,
     partitioners: Any = None,
     *,
     backends: Backends | None = None,
     options: LoweringOptions | None = None,
+    transform_passes: Any = None,
 ) -> LoweredMethods:
     """Lower programs from `torch.export`, or in Edge dialect, to delegates.
 
     Args:
-        programs: One program (it becomes the method "forward") or a program per method name. None of them is changed.
+        programs: One program (it becomes the method "forward"), a program per method name, or ExecuTorch's
+            EdgeProgramManager, whose constant methods are emitted too. None of them is changed.
         partitioners: An ExecuTorch `Partitioner`, the name of an installed one, a sequence of these in priority order,
             or a mapping from method names to any of these. Methods that a mapping leaves out stay on the host, as do
             all methods when it is None.
         backends: Backends by id, which are looked up before the installed ones: `Backend` objects or classes, or
             ExecuTorch `BackendDetails` classes.
         options: How to lower; `LoweringOptions()` by default.
+        transform_passes: Passes that run over the programs in Edge dialect before a partitioner sees them, as
+            `to_edge_transform_and_lower` has them: a sequence of passes or one of ExecuTorch's managers of passes, for
+            all methods; or a mapping from method names to sequences of passes.
 
     Returns:
         The lowered programs by method, with a report; `.emit()` makes the `.pte`.
 
     Raises:
-        InputError: A program, method name or option is not what it should be.
+        InputError: A program, method name or option is not what it should be, or a transform pass failed.
         UnknownPluginError: A partitioner name or backend id is not known.
         PluginLoadError: A plug-in is broken or provided twice.
         PartitionerContractError: A partitioner raised, or did more or less than tagging.
@@ -70,21 +77,23 @@ def lower(
         CoverageError: Less is delegated than the options require; no backend was called.
     """
     options = arguments.options(options)
-    methods = arguments.programs(programs)
-    chosen = arguments.partitioners(partitioners, methods)
+    given = arguments.given(programs)
+    chosen = arguments.partitioners(partitioners, given.methods)
+    passes = arguments.passes(transform_passes, given.methods)
     times = Times()
     with Progress(options.progress) as progress, times.step("edge"):
-        edge = to_edge(methods, chosen, options, progress)
-    lowered = _lower_edge(methods, edge, chosen, backends, options, times)
+        edge = to_edge(given.methods, chosen, options, progress, passes)
+    lowered = _lower_edge(given, edge, chosen, backends, options, times)
     availability.warn_unavailable(lowered.report.backend_ids, stacklevel=2)
     return lowered
 
 
 def plan(
-    programs: ExportedProgram | Programs,
+    programs: ExportedProgram | Programs | EdgeProgramManager,
     partitioners: Any = None,
     *,
     options: LoweringOptions | None = None,
+    transform_passes: Any = None,
 ) -> LoweringPlan:
     """Tell what `lower` would do with these programs and partitioners, without calling a backend.
 
@@ -95,6 +104,7 @@ def plan(
         programs: As for `lower`. None of them is changed.
         partitioners: As for `lower`.
         options: As for `lower`.
+        transform_passes: As for `lower`.
 
     Returns:
         For each method its partitions, and for each operator that stays on the host the reason.
@@ -104,17 +114,18 @@ def plan(
         CoverageError: Less is delegated than the options require; the error has the plan.
     """
     options = arguments.options(options)
-    methods = arguments.programs(programs)
-    chosen = arguments.partitioners(partitioners, methods)
+    given = arguments.given(programs)
+    chosen = arguments.partitioners(partitioners, given.methods)
+    passes = arguments.passes(transform_passes, given.methods)
     with Progress(options.progress) as progress, collector.heap_frozen():
-        edge = to_edge(methods, chosen, options, progress)
+        edge = to_edge(given.methods, chosen, options, progress, passes)
         with locks.conversion(), ambient.converting(edge.values(), gradients=True):
-            _, planned = _partition_all(methods, edge, chosen, options, progress, Times())
+            _, planned = _partition_all(given.methods, edge, chosen, options, progress, Times())
     return planned
 
 
 def to_backend(
-    method_to_program: ExportedProgram | Programs,
+    method_to_program: ExportedProgram | Programs | EdgeProgramManager,
     method_to_partitioner: Any,
     *,
     backends: Backends | None = None,
@@ -126,10 +137,10 @@ def to_backend(
         InputError: Also when a program is not in Edge dialect.
     """
     options = arguments.options(options)
-    methods = arguments.programs(method_to_program)
-    arguments.require_edge(methods)
-    chosen = arguments.partitioners(method_to_partitioner, methods)
-    lowered = _lower_edge(methods, methods, chosen, backends, options, Times())
+    given = arguments.given(method_to_program)
+    arguments.require_edge(given.methods)
+    chosen = arguments.partitioners(method_to_partitioner, given.methods)
+    lowered = _lower_edge(given, given.methods, chosen, backends, options, Times())
     availability.warn_unavailable(lowered.report.backend_ids, stacklevel=2)
     return lowered
 
@@ -170,7 +181,7 @@ def lower_whole_program(
 
 
 def _lower_edge(
-    given: Programs,
+    given: Given,
     methods: Programs,
     chosen: Mapping[str, Sequence[Partitioner]],
     backends: Backends | None,
@@ -181,7 +192,7 @@ def _lower_edge(
     registry.check_backends(backends)
     with Progress(options.progress) as progress, collector.heap_frozen() as set_aside:
         with locks.conversion(), ambient.converting(methods.values(), gradients=True):
-            extracted, planned = _partition_all(given, methods, chosen, options, progress, times)
+            extracted, planned = _partition_all(given.methods, methods, chosen, options, progress, times)
             own_state(chain.from_iterable(map(_programs, extracted)))
         set_aside()
         groups = _group(extracted)
@@ -191,7 +202,8 @@ def _lower_edge(
         with times.step("splice"), locks.conversion(), ambient.converting(methods.values(), gradients=True):
             programs = splice(extracted, lowered)
     payloads = {name: len(partition.result.processed_bytes) for name, partition in lowered.items()}
-    return LoweredMethods(programs, Report(planned.methods, payloads, dict(times.seconds)), methods)
+    report = Report(planned.methods, payloads, dict(times.seconds))
+    return LoweredMethods(programs, report, methods, given.constant_methods)
 
 
 def _partition_all(
@@ -210,7 +222,7 @@ def _partition_all(
         extracted.append(method)
         with times.step("plan"), collector.paused():
             plans.append(plan_method(program, tagged, method))
-    owners = {method.name: method.program for method in extracted if methods[method.name] is not given[method.name]}
+    owners = {method.name: method.program for method in extracted if not is_edge(given[method.name])}
     check_preserved(owners, chosen, options)
     planned = LoweringPlan(tuple(plans))
     checks.coverage(planned, options)

@@ -31,7 +31,7 @@ class Times:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Report(LoweringPlan):
     """What a lowering did: its plan, and what became of it.
 
@@ -69,6 +69,3 @@ class Report(LoweringPlan):
             console.print(self.table())
             console.print("  ".join(f"{step} {seconds:.2f} s" for step, seconds in self.seconds.items()))
         return LoweringPlan.to_text(self, width=width) + capture.get()
-
-    def __str__(self) -> str:
-        return self.to_text()

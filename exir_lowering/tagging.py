@@ -50,6 +50,7 @@ def tag(method: str, program: ExportedProgram, partitioner: Partitioner, state: 
     view.state_dict.clear()
     view.state_dict.update({name: state[name] for name in program.state_dict})
     graphs.strip_tags(view.graph_module)
+    _upstream.fix_signature(view)  # partitioners only tag
     answer = asking.ask(who, partitioner, view)
     _check_graph(who, partitioner, program, answer.tagged)
     _check_tags(who, answer.tagged, answer.destinations)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -97,3 +98,29 @@ def placeholders(graph_module: GraphModule) -> list[str]:
 def without_address(value: object) -> str:
     """Name a parameter of a test; processes that share the tests have to agree on the name."""
     return re.sub(r" at 0x[0-9a-f]+", "", str(value))
+
+
+def snapshot(program: ExportedProgram) -> dict[str, Any]:
+    """Describe all that a lowering could change: graphs, metadata, signature, tables and their tensors."""
+    tensors = {**program.state_dict, **program.constants}
+    return {
+        "nodes": [
+            (path, node.name, node.op, str(node.target), str(node.args), str(node.kwargs))
+            for path, module in walk(program.graph_module)
+            for node in module.graph.nodes
+        ],
+        "meta": [
+            sorted((key, id(value)) for key, value in node.meta.items())
+            for _, module in walk(program.graph_module)
+            for node in module.graph.nodes
+        ],
+        "modules": sorted(name for name, _ in program.graph_module.named_modules()),
+        "signature": str(program.graph_signature),
+        "state_dict": list(program.state_dict),
+        "constants": list(program.constants),
+        "tensors": {name: (id(tensor), _digest(tensor)) for name, tensor in tensors.items()},
+    }
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    return hashlib.sha256(tensor.detach().numpy().tobytes()).hexdigest()

@@ -28,6 +28,8 @@ LAYERS = [
     {"ambient"},
     {"registry", "checks", "report", "partition_builder", "refusals", "views", "capability", "debug_recording"},
     {"arguments", "planning", "asking", "availability"},
+    {"edge_errors"},
+    {"transforming"},
     {"edge", "tagging", "extraction", "preprocessing", "splicing", "placement", "sealing", "shared_state"},
     {"originals"},
     {"emission"},

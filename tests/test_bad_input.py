@@ -7,7 +7,6 @@ checks with `check`, and one of its last tests runs all of it again under `pytho
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import os
 import subprocess
@@ -20,7 +19,7 @@ from typing import Any
 import pytest
 import torch
 from executorch.exir import to_edge
-from lowering_support import TagPartitioner, delegates
+from lowering_support import TagPartitioner, delegates, snapshot
 from torch.export import ExportedProgram
 from torch.fx import Node
 
@@ -108,40 +107,14 @@ def lower(partitioner: Any, backend: Any = Good, **more: Any) -> exir_lowering.L
 # -- the input is as it was, and nothing is lost ---------------------------------------------------
 
 
-def _state(program: ExportedProgram) -> dict[str, Any]:
-    """Describe all that a lowering could change: graphs, metadata, signature, tables and their tensors."""
-    tensors = {**program.state_dict, **program.constants}
-    return {
-        "nodes": [
-            (path, node.name, node.op, str(node.target), str(node.args), str(node.kwargs))
-            for path, module in walk(program.graph_module)
-            for node in module.graph.nodes
-        ],
-        "meta": [
-            sorted((key, id(value)) for key, value in node.meta.items())
-            for _, module in walk(program.graph_module)
-            for node in module.graph.nodes
-        ],
-        "modules": sorted(name for name, _ in program.graph_module.named_modules()),
-        "signature": str(program.graph_signature),
-        "state_dict": list(program.state_dict),
-        "constants": list(program.constants),
-        "tensors": {name: (id(tensor), _digest(tensor)) for name, tensor in tensors.items()},
-    }
-
-
-def _digest(tensor: torch.Tensor) -> str:
-    return hashlib.sha256(tensor.detach().numpy().tobytes()).hexdigest()
-
-
 @pytest.fixture(autouse=True)
 def _nothing_lost() -> Iterator[None]:
     """After each test the programs are what they were, and the same call with good arguments succeeds."""
     everything = {**EDGE, "exported": EXPORTED}
-    before = {name: _state(program) for name, program in everything.items()}
+    before = {name: snapshot(program) for name, program in everything.items()}
     yield
     for name, program in everything.items():
-        after = _state(program)
+        after = snapshot(program)
         for part, value in before[name].items():
             check(after[part] == value, f"{part} of {name} changed")
     lowered = lower(good_partitioner())
@@ -172,7 +145,7 @@ def _manager() -> Any:
 PROGRAMS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "module": (Small, ("got Small", "expected a torch.export.ExportedProgram", "torch.export.export(")),
     "module-in-map": (lambda: {"decode": Small()}, ("'decode'", "got Small", "torch.export.export(")),
-    "manager": (_manager, ("got EdgeProgramManager", "expected", "manager.exported_program(name)")),
+    "manager-in-map": (lambda: {"decode": _manager()}, ("'decode'", "got EdgeProgramManager", "pass it alone")),
     "none": (lambda: None, ("got NoneType", "expected a torch.export.ExportedProgram")),
     "none-in-map": (lambda: {"decode": None}, ("'decode'", "got NoneType", "expected")),
     "empty": (dict, ("empty", "at least one method")),

@@ -19,6 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import parameters
 import proposals
 from chains import EachBlock, chain
 from executorch.exir.backend.backend_api import MethodProgramsPartitionerSpec, to_backend
@@ -131,7 +132,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="write the figures here too")
     parser.add_argument("--quick", action="store_true", help="smaller sizes")
-    parser.add_argument("--only", choices=("lowering", "proposals"), help="one part")
+    parser.add_argument("--only", choices=("lowering", "proposals", "parameters"), help="one part")
     arguments = parser.parse_args()
     sizes = [50, 100, 200] if arguments.quick else [50, 100, 200, 400, 800, 1600, 3200]
     best(lambda: exir_lowering.to_backend(chain(20), EachBlock()), 2)  # imports and caches of both engines
@@ -150,6 +151,9 @@ def main() -> None:
         proposals.show(console, compared, alone, used)
         growths = [row["growth"] for row in alone if "growth" in row]
         print(f"largest time(2N)/time(N): {max(growths):.2f}, median {statistics.median(growths):.2f}")
+    if arguments.only in (None, "parameters"):
+        figures["parameters"] = parameters.compare(arguments.quick)
+        parameters.show(console, figures["parameters"])
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=2))
 
