@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, lru_cache, partial, wraps
+from functools import cache, cached_property, partial, wraps
 from typing import Any
 
 import torch
@@ -116,7 +116,6 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 # An ExportedProgram describes its inputs and outputs by pytree specs.
 from torch.utils import _pytree as pytree
 
-from exir_lowering._upstream_torch import find_operator
 from exir_lowering.locks import Shared, conversion
 
 __all__ = [
@@ -131,7 +130,6 @@ __all__ = [
     "EmittedCall",
     "FakeCopies",
     "FakeTensor",
-    "FunctionalOperator",
     "LoweredBackendModule",
     "SpecViolationError",
     "add_last_named_data",
@@ -155,7 +153,6 @@ __all__ = [
     "forget_delegates",
     "from_schema",
     "function_modes",
-    "functional_operator",
     "fused",
     "gen_edge_manager",
     "guards_code_of",
@@ -1272,49 +1269,6 @@ def operator_schema(name: str, overload: str) -> tuple[tuple[str, ...], frozense
     arguments = schema.arguments
     written = {n for n, argument in enumerate(arguments) if argument.alias_info and argument.alias_info.is_write}
     return tuple(str(argument.type) for argument in arguments), frozenset(written), len(schema.returns)
-
-
-@dataclass(frozen=True, slots=True)
-class FunctionalOperator:
-    """An operator that returns what an out variant writes.
-
-    Attributes:
-        call: The operator; takes its arguments by name.
-        inputs: The arguments of the out variant that it takes, with their positions there.
-        outputs: The positions of those that the out variant writes.
-        dtype: Whether it is told the type of its result.
-    """
-
-    call: Any
-    inputs: tuple[tuple[int, str], ...]
-    outputs: tuple[int, ...]
-    dtype: bool
-
-
-@lru_cache(maxsize=1024)
-def functional_operator(name: str, overload: str) -> FunctionalOperator | None:
-    """Return what an operator of a file computes without writing it anywhere; None when torch does not have that.
-
-    The out variant says by `is_out` what it writes; the functional one has the other arguments.
-    """
-    namespace, _, base = name.partition("::")
-    found = find_operator(namespace, base, overload or "default")
-    if found is None:
-        return None
-    inputs = tuple((position, one.name) for position, one in enumerate(found.arguments) if not one.out)
-    outputs = tuple(position for position, one in enumerate(found.arguments) if one.out)
-    types = [(one.name, one.type) for one in found.arguments if not one.out]
-    packet = found.call.overloadpacket
-    for other in packet.overloads() if outputs else ():
-        schema = getattr(packet, other)._schema
-        names = {name for name, _ in types}
-        shared = [(one.name, str(one.type)) for one in schema.arguments if one.name in names]
-        added = [one for one in schema.arguments if one.name not in names]
-        if shared == types and not schema.is_mutable and all(one.has_default_value() for one in added):
-            return FunctionalOperator(
-                getattr(packet, other), inputs, outputs, any(one.name == "dtype" for one in added)
-            )
-    return None
 
 
 def preserved_ops_left_over(name: str, program: ExportedProgram, partitioners: Sequence[Any]) -> list[Any]:

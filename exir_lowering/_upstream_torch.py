@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Argument", "Operator", "find_operator"]
+__all__ = ["Argument", "FunctionalOperator", "Operator", "find_operator", "functional_operator"]
 
 _OVERLOAD = type(torch.ops.aten.add.Tensor)  # the class is private, its objects are not
 
@@ -78,3 +78,46 @@ def find_operator(namespace: str, name: str, overload: str) -> Operator | None:
     except (AttributeError, RuntimeError):
         return None
     return _operator(found) if isinstance(found, _OVERLOAD) else None  # and nothing else that a name may lead to
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionalOperator:
+    """An operator that returns what an out variant writes.
+
+    Attributes:
+        call: The operator; takes its arguments by name.
+        inputs: The arguments of the out variant that it takes, with their positions there.
+        outputs: The positions of those that the out variant writes.
+        dtype: Whether it is told the type of its result.
+    """
+
+    call: Any
+    inputs: tuple[tuple[int, str], ...]
+    outputs: tuple[int, ...]
+    dtype: bool
+
+
+@lru_cache(maxsize=1024)
+def functional_operator(name: str, overload: str) -> FunctionalOperator | None:
+    """Return what an operator of a file computes without writing it anywhere; None when torch does not have that.
+
+    The out variant says by `is_out` what it writes; the functional one has the other arguments.
+    """
+    namespace, _, base = name.partition("::")
+    found = find_operator(namespace, base, overload or "default")
+    if found is None:
+        return None
+    inputs = tuple((position, one.name) for position, one in enumerate(found.arguments) if not one.out)
+    outputs = tuple(position for position, one in enumerate(found.arguments) if one.out)
+    types = [(one.name, one.type) for one in found.arguments if not one.out]
+    packet = found.call.overloadpacket
+    for other in packet.overloads() if outputs else ():
+        schema = getattr(packet, other)._schema
+        names = {name for name, _ in types}
+        shared = [(one.name, str(one.type)) for one in schema.arguments if one.name in names]
+        added = [one for one in schema.arguments if one.name not in names]
+        if shared == types and not schema.is_mutable and all(one.has_default_value() for one in added):
+            return FunctionalOperator(
+                getattr(packet, other), inputs, outputs, any(one.name == "dtype" for one in added)
+            )
+    return None

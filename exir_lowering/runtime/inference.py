@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from exir_lowering import _upstream, availability
+from exir_lowering._upstream_torch import FunctionalOperator, functional_operator
 from exir_lowering.interrupts import let_through
 from exir_lowering.runtime.calls import Body
 from exir_lowering.runtime.dataflow import KERNEL
@@ -57,7 +58,7 @@ def check_kernels(body: Body) -> None:
     for code, target, arguments in body.instructions():
         name, overload = body.operators[target] if code == KERNEL else ("", "")
         if code == KERNEL and (f"{name}.{overload}" if overload else name) in kernels:
-            found = _upstream.functional_operator(name, overload)
+            found = functional_operator(name, overload)
             if found is not None:
                 _check(body, body.name(target), found, arguments)
 
@@ -70,7 +71,7 @@ def _kernels() -> frozenset[str]:
     return frozenset(_upstream.executorch_runtime().operator_registry.operator_names)
 
 
-def _check(body: Body, name: str, operator: _upstream.FunctionalOperator, arguments: Sequence[int]) -> None:
+def _check(body: Body, name: str, operator: FunctionalOperator, arguments: Sequence[int]) -> None:
     outputs = [item for position in operator.outputs for item in body.items(arguments[position])]
     plans = [plan for index in outputs if isinstance(plan := body.values[index].content, Tensor)]
     if len(plans) != len(outputs):
@@ -106,7 +107,7 @@ _Described = tuple[int, Any]
 
 @lru_cache(maxsize=8192)
 def _made(
-    operator: _upstream.FunctionalOperator, given: tuple[_Described, ...], dtype: torch.dtype | None
+    operator: FunctionalOperator, given: tuple[_Described, ...], dtype: torch.dtype | None
 ) -> tuple[tuple[torch.dtype, tuple[int, ...]], ...] | str | None:
     """Return the types and shapes that an operator makes, why it makes none, or None when it does not say.
 
