@@ -116,6 +116,7 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 # An ExportedProgram describes its inputs and outputs by pytree specs.
 from torch.utils import _pytree as pytree
 
+from exir_lowering.interrupts import let_through
 from exir_lowering.locks import Shared, conversion
 
 __all__ = [
@@ -911,7 +912,8 @@ def fused(program: ExportedProgram, operators: set[str]) -> set[str]:
     """Return which operators ExecuTorch's fusion of quantized patterns removes from a program; it is changed."""
     try:
         left = quant_fusion_and_const_prop_pass(program).graph_module
-    except Exception:  # it cannot, whatever it raises: then it does not help
+    except Exception as error:  # it cannot, whatever it raises: then it does not help
+        let_through(error)
         return set()
     nodes = [
         node for module in left.modules() if isinstance(module, torch.fx.GraphModule) for node in module.graph.nodes

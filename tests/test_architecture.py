@@ -9,7 +9,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "exir_lowering"
 
 LAYERS = [
-    {"locks"},
+    {"interrupts", "locks"},
     {
         "errors",
         "_upstream",
@@ -17,7 +17,6 @@ LAYERS = [
         "collector",
         "delegate",
         "digests",
-        "interrupts",
         "sources",
         "tolerances",
     },
