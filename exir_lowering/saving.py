@@ -11,6 +11,7 @@ the same place knows those that nobody writes any more, and removes them.
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import os
 import secrets
@@ -85,6 +86,9 @@ class Staging:
         Raises:
             OSError: One cannot be moved.
         """
+        for place in self._files:
+            if place.is_dir():  # known before the first one is moved
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(place))
         for place in [place for place in self._files if place != last]:
             self._move(place)
         # The order has to hold on the disk, too.

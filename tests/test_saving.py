@@ -188,6 +188,14 @@ class TestFiles:
             saving.replace_files({first: lambda file: file.write(b"new"), second: fail}, first)
         assert first.read_bytes() == b"old" and [path.name for path in tmp_path.iterdir()] == ["first"]
 
+    def test_a_folder_in_the_place_of_one_leaves_all_as_they_were(self, generations: Any, tmp_path: Path) -> None:
+        (tmp_path / "net.pte").mkdir()
+        (tmp_path / "weights.ptd").write_bytes(b"old")
+        with pytest.raises(InputError, match="Is a directory"):
+            generations[0].save(tmp_path / "net.pte")
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["net.pte", "weights.ptd"]
+        assert (tmp_path / "weights.ptd").read_bytes() == b"old"
+
     def test_the_mode_is_that_of_the_process(self, tmp_path: Path) -> None:
         before = os.umask(0o027)
         try:
