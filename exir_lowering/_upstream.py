@@ -116,7 +116,6 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 # An ExportedProgram describes its inputs and outputs by pytree specs.
 from torch.utils import _pytree as pytree
 
-from exir_lowering.interrupts import let_through
 from exir_lowering.locks import Shared, conversion
 
 __all__ = [
@@ -909,16 +908,14 @@ def lacks_out_variant(node: torch.fx.Node) -> bool:
 
 
 def fused(program: ExportedProgram, operators: set[str]) -> set[str]:
-    """Return which operators ExecuTorch's fusion of quantized patterns removes from a program; it is changed."""
-    try:
-        left = quant_fusion_and_const_prop_pass(program).graph_module
-    except Exception as error:  # it cannot, whatever it raises: then it does not help
-        let_through(error)
-        return set()
-    nodes = [
-        node for module in left.modules() if isinstance(module, torch.fx.GraphModule) for node in module.graph.nodes
-    ]
-    return operators - {operator_name(node.target) for node in nodes if node.op == "call_function"}
+    """Return which operators ExecuTorch's fusion of quantized patterns removes from a program, which it changes.
+
+    Raises:
+        Exception: Whatever it raises for a program that it cannot take.
+    """
+    left = quant_fusion_and_const_prop_pass(program).graph_module
+    graphs = [module.graph for module in left.modules() if isinstance(module, torch.fx.GraphModule)]
+    return operators - {operator_name(node.target) for graph in graphs for node in graph.nodes}
 
 
 def written_arguments(target: Any) -> tuple[str, ...]:

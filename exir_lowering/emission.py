@@ -173,7 +173,7 @@ def _emit(
         let_through(error)
         raise edge_errors.emission(programs, error, config, variants) from error
     finally:
-        _upstream.forget_delegates(programs.values())
+        _upstream.forget_delegates([*programs.values(), *copies.values()])
     if keep_originals:
         originals.check_numbers(programs, manager)
     etrecord = None
