@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -278,7 +279,11 @@ def assemble_program(
 
 
 class _FixedSignature(ExportGraphSignature):
-    """A signature that nobody changes, which makes each of its tables once."""
+    """A signature that nobody changes, which makes each of its tables once; its copies are ordinary ones."""
+
+    def __reduce__(self) -> Any:
+        # torch's tables are read-only views, which cannot be copied.
+        return ExportGraphSignature, (self.input_specs, self.output_specs)
 
 
 for _name, _table in vars(ExportGraphSignature).items():
@@ -569,6 +574,10 @@ class FakeCopies:
         return copied
 
 
+_VERSIONS = itertools.count(1 << 32, 1 << 32)
+"""The first version of each copy of a shape environment; torch counts on from there."""
+
+
 def _copy_shape_env(shape_env: Any) -> Any:
     """Return a shape environment with the same symbols and the same knowledge of them; nothing is pending in it."""
     copied = copy.copy(shape_env)
@@ -582,6 +591,8 @@ def _copy_shape_env(shape_env: Any) -> Any:
     copied.pending_fresh_unbacked_symbols = []
     copied.ignorable_fresh_unbacked_symbols = []
     copied.fake_tensor_cache = {}  # results with symbols of the other environment
+    # torch's caches of what an environment knows hold the environment, for ever, until they meet another version.
+    copied._version_counter = next(_VERSIONS)
     return copied
 
 
