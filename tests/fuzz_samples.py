@@ -18,6 +18,7 @@ from torch import nn
 from torch.export import Dim, export
 
 from exir_lowering import Backend, BackendUnavailableWarning, LoweredMethods, PreprocessResult, lower
+from exir_lowering._upstream import executorch_runtime
 
 
 class Operators(nn.Module):
@@ -49,7 +50,7 @@ class Steps(nn.Module):
     def forward(self, x: torch.Tensor) -> Any:
         self.total.add_(x.sum(0))
         y = torch.cond(x.sum() > 0, lambda v: self.linear(v) + 1, lambda v: v * 3, (x,))
-        return y.reshape(-1) * 2, torch.cumsum(y, 0) + self.total
+        return (x * y).reshape(-1) * 2, torch.cumsum(y, 0) + self.total
 
 
 class Loop(nn.Module):
@@ -212,6 +213,7 @@ KINDS = tuple(_KINDS)
 def kind(name: str) -> Kind:
     """Make the files of a kind."""
     make, run, damaged = _KINDS[name]
+    executorch_runtime()  # here, and not once more in each child
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BackendUnavailableWarning)
         return Kind(name, make(), damaged, run)

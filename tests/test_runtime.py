@@ -457,7 +457,7 @@ class TestDataFile:
         path, _ = external
         assert "no such file" in message_of(lambda: load(path, data=tmp_path / "none.ptd"))
         assert "got a int, expected the path or content of a .ptd file" in message_of(lambda: load(path, data=3))
-        assert "b'ET12" in message_of(lambda: load(path, data=path))
+        assert "it is a .pte file" in message_of(lambda: load(path, data=path))
         other = lower(export(nn.Linear(2, 2), (torch.ones(2, 2),))).emit(
             ExecutorchBackendConfig(external_constants=True)
         )

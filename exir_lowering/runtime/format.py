@@ -279,6 +279,8 @@ def _find_weights(graph: xnnpack.Graph, data: Data, external: dict[str, Layout |
         need = external.get(name, 0)
         if found is not None:
             if len(found) < size:
-                raise CorruptError(f"a payload reads {size} bytes of {name!r}, which has {len(found)}")
+                raise CorruptError(
+                    f"a payload of {xnnpack.BACKEND!r} reads {size} bytes of {name!r}, which has {len(found)}"
+                )
         elif isinstance(need, int):
             external[name] = max(need, size)

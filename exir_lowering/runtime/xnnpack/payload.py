@@ -112,7 +112,7 @@ def _check_shapes(values: Mapping[int, Value], nodes: Sequence[Node]) -> None:
     free = free_memory()
     for id_, shape in infer(values, nodes, {id_: value.dims for id_, value in values.items() if value.given}).items():
         value = values[id_]
-        if value.dims != shape:
+        if math.prod(value.dims) != math.prod(shape):  # it may be told in another order of dimensions
             raise CorruptError(f"value {id_} is to have the shape {list(value.dims)}, its node makes {list(shape)}")
         if free is not None and _size(value.datatype, shape) > free:
             raise CorruptError(f"value {id_} has the shape {list(shape)}, this process can have {free} bytes")

@@ -115,6 +115,8 @@ def _window(node: Node, size: int, before: str, after: str, axis: str) -> int:
     """Return how often a window fits into a dimension."""
     numbers = node.numbers
     kernel, dilation = numbers[f"kernel_{axis}"], numbers.get(f"dilation_{axis}", 1)
+    if node.type.name == "AvgPooling2d":
+        dilation = 1  # XNNPACK is not told what stands there
     stride = numbers.get(f"stride_{axis}", kernel)
     _require(kernel > 0 and dilation > 0 and stride > 0, "its kernel, stride and dilation are to be above 0")
     space = size + numbers[before] + numbers[after] - ((kernel - 1) * dilation + 1)
