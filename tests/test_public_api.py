@@ -63,6 +63,7 @@ def test_the_signatures() -> None:
         "partitioners",
         "backends",
         "options",
+        "transform_passes",
     ]
     assert [p.name for p in inspect.signature(exir_lowering.to_backend).parameters.values()] == [
         "method_to_program",
@@ -80,6 +81,7 @@ def test_the_signatures() -> None:
         "programs",
         "partitioners",
         "options",
+        "transform_passes",
     ]
     assert parameters(exir_lowering.load).startswith("(source")
 
