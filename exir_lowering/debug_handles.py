@@ -77,7 +77,7 @@ def unknown(handle_map: Any, graph_module: GraphModule) -> tuple[Any, Any] | Non
     Returns:
         The identifier, and the first of its handles that no operator has; None when all is well.
     """
-    known = all_of(graph_module)
+    known = frozenset(all_of(graph_module))
     for identifier, named in handle_map.items():
         for each in named if isinstance(named, (tuple, list, set, frozenset)) else (named,):
             if isinstance(each, bool) or not isinstance(each, int) or each not in known:
