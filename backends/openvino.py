@@ -23,11 +23,10 @@ from exir_lowering import (
     PluginLoadError,
     Rejection,
     graphs,
-    interrupts,
-    locks,
-    measures,
 )
-from exir_lowering.partitioners import nested_run
+from exir_lowering.graphs import measures
+from exir_lowering.partitioners.algorithms import nested_run
+from exir_lowering.plugins import conversion_lock, let_through
 
 __all__ = ["OpenvinoPartitioner", "openvino"]
 
@@ -207,7 +206,7 @@ def _upstream_class() -> Any:
     Its package imports the quantizer too, which needs nncf. So while the partitioner is imported, an empty module
     stands for the package; it is gone afterwards, and importing the package works, or fails, as ever.
     """
-    with locks.conversion():
+    with conversion_lock():
         stand_in = None
         if _PACKAGE not in sys.modules:
             found = find_spec(_PACKAGE)
@@ -217,7 +216,7 @@ def _upstream_class() -> Any:
         try:
             module: Any = importlib.import_module(f"{_PACKAGE}.partitioner")
         except Exception as error:
-            interrupts.let_through(error)
+            let_through(error)
             raise PluginLoadError(
                 f"The backend 'openvino': importing ExecuTorch's partitioner raised {type(error).__name__}: {error}. "
                 f"openvino {version('openvino')} is installed; expected one that executorch {version('executorch')} "

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from executorch.exir import ExecutorchBackendConfig
 from torch.export import ExportedProgram
 
-from exir_lowering.debug_handles import handled_copy
-from exir_lowering.emission import Artifact, emit
-from exir_lowering.placement import Policy
-from exir_lowering.report import Report
+from exir_lowering.graphs.debug_handles import handled_copy
+from exir_lowering.plans.report import Report
+from exir_lowering.steps.emit import Artifact, emit
+from exir_lowering.steps.placement import Policy
 
 if TYPE_CHECKING:
     from exir_lowering.lowered_module import Delegates, Engine, LoweredModule

@@ -11,15 +11,11 @@ from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.backend.partitioner import Partitioner
 from torch.export import ExportedProgram
 
-from exir_lowering import ambient, arguments, availability, checks, collector, debug_handles, graphs, locks, registry
-from exir_lowering._upstream import LoweredBackendModule
-from exir_lowering.arguments import Given, is_edge
-from exir_lowering.edge import check_preserved, to_edge
-from exir_lowering.extraction import extract
-from exir_lowering.interfaces import Backend
-from exir_lowering.isolation import isolate
+from exir_lowering import graphs
+from exir_lowering._upstream import LoweredBackendModule, ambient, locks
+from exir_lowering.graphs import collector, debug_handles
+from exir_lowering.graphs.isolation import isolate
 from exir_lowering.lowered import LoweredMethods
-from exir_lowering.lowering_plan import LoweringPlan, MethodPlan
 from exir_lowering.model import (
     BackendGroup,
     CallSite,
@@ -29,13 +25,20 @@ from exir_lowering.model import (
     TaggedMethod,
 )
 from exir_lowering.options import LoweringOptions
-from exir_lowering.ownership import own_state
-from exir_lowering.planning import plan_method
-from exir_lowering.preprocessing import preprocess
-from exir_lowering.progress import Progress
-from exir_lowering.report import Report, Times
-from exir_lowering.splicing import delegate, splice
-from exir_lowering.tagging import fake_state, tag
+from exir_lowering.plans.lowering_plan import LoweringPlan, MethodPlan
+from exir_lowering.plans.planning import plan_method
+from exir_lowering.plans.report import Report, Times
+from exir_lowering.plugins import availability, registry
+from exir_lowering.plugins.backend import Backend
+from exir_lowering.steps import arguments, checks
+from exir_lowering.steps.arguments import Given, is_edge
+from exir_lowering.steps.edge import check_preserved, to_edge
+from exir_lowering.steps.extract import extract
+from exir_lowering.steps.ownership import own_state
+from exir_lowering.steps.preprocess import preprocess
+from exir_lowering.steps.progress import Progress
+from exir_lowering.steps.splice import delegate, splice
+from exir_lowering.steps.tag import fake_state, tag
 
 Programs = Mapping[str, ExportedProgram]
 Backends = Mapping[str, Any]

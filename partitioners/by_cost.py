@@ -11,14 +11,18 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from exir_lowering import CompileSpec, ExplainedResult, InputError, Partitioner, graphs
+from exir_lowering.partitioners.algorithms.claims import Claims
+from exir_lowering.partitioners.algorithms.convex import computing
+from exir_lowering.partitioners.algorithms.limits import Limits
+from exir_lowering.partitioners.algorithms.offers import (
+    Offers,
+    offers_of_partitioner,
+    offers_of_supports,
+)
 from exir_lowering.partitioners.by_support import compile_specs_of, supports_of
-from exir_lowering.partitioners.claims import Claims
-from exir_lowering.partitioners.convex import computing
-from exir_lowering.partitioners.cost_graph import CostGraph, placed_together, plan_graphs
-from exir_lowering.partitioners.costs import CostModel
-from exir_lowering.partitioners.limits import Limits
-from exir_lowering.partitioners.offers import Offers, offers_of_partitioner, offers_of_supports
-from exir_lowering.partitioners.support import SupportLike, scopes
+from exir_lowering.partitioners.cost.cost_graph import CostGraph, placed_together, plan_graphs
+from exir_lowering.partitioners.cost.tables import CostModel
+from exir_lowering.partitioners.supports.support import SupportLike, scopes
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from torch.export import ExportedProgram
 
 from exir_lowering import CompileSpec, ExplainedResult, Partitioner, graphs
+from exir_lowering.partitioners.algorithms.claims import Claims
+from exir_lowering.partitioners.algorithms.convex import Proposal, computing, propose_partitions
+from exir_lowering.partitioners.algorithms.limits import Limits
 from exir_lowering.partitioners.by_support import compile_specs_of, reasons, supports_of
-from exir_lowering.partitioners.claims import Claims
-from exir_lowering.partitioners.convex import Proposal, computing, propose_partitions
-from exir_lowering.partitioners.limits import Limits
-from exir_lowering.partitioners.patterns import Pattern, PatternSupport
-from exir_lowering.partitioners.support import Scope
+from exir_lowering.partitioners.supports.patterns import Pattern, PatternSupport
+from exir_lowering.partitioners.supports.support import Scope
 
 
 class PatternPartitioner(Partitioner):  # type: ignore[misc]

@@ -9,10 +9,18 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from exir_lowering import CompileSpec, ExplainedResult, InputError, Partitioner, graphs
-from exir_lowering.partitioners.claims import Claims
-from exir_lowering.partitioners.convex import propose_partitions
-from exir_lowering.partitioners.limits import Limits
-from exir_lowering.partitioners.support import Check, No, Scope, Support, SupportLike, as_support, asked
+from exir_lowering.partitioners.algorithms.claims import Claims
+from exir_lowering.partitioners.algorithms.convex import propose_partitions
+from exir_lowering.partitioners.algorithms.limits import Limits
+from exir_lowering.partitioners.supports.support import (
+    Check,
+    No,
+    Scope,
+    Support,
+    SupportLike,
+    as_support,
+    asked,
+)
 
 
 class SupportPartitioner(Partitioner):  # type: ignore[misc]

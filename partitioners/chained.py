@@ -18,9 +18,9 @@ from exir_lowering import (
     Rejection,
     UnknownPluginError,
     graphs,
-    registry,
 )
-from exir_lowering.partitioners import nested_run
+from exir_lowering.partitioners.algorithms import nested_run
+from exir_lowering.plugins import registry
 
 
 class ChainedPartitioner(Partitioner):  # type: ignore[misc]

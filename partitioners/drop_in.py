@@ -10,8 +10,9 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner, Partition
 from torch.fx.passes.operator_support import OperatorSupportBase
 
-from exir_lowering import InputError, capability
-from exir_lowering.partitioners.convex import Proposal, computing, contract
+from exir_lowering import InputError
+from exir_lowering.partitioners.algorithms.convex import Proposal, computing, contract
+from exir_lowering.plugins import capability
 
 _NON_COMPUTE = ("torch.ops.aten.view", "_operator.getitem")
 """What torch.fx's partitioner never counts as computing when it drops partitions of a single node."""

@@ -14,9 +14,9 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 
 from exir_lowering import CompileSpec, ExplainedResult, InputError, Partitioner, Rejection, graphs
-from exir_lowering.partitioners import nested_run
-from exir_lowering.partitioners.convex import Proposal, computing, contract
-from exir_lowering.partitioners.support import check_operator
+from exir_lowering.partitioners.algorithms import nested_run
+from exir_lowering.partitioners.algorithms.convex import Proposal, computing, contract
+from exir_lowering.partitioners.supports.support import check_operator
 
 HOST = "host"
 

@@ -3,21 +3,6 @@
 Names are imported when they are used, so that the run-time side is imported without the compiler.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+import lazy_loader
 
-if TYPE_CHECKING:
-    from exir_lowering.backends.compiler_demo.backend import CompilerDemoBackend
-    from exir_lowering.backends.compiler_demo.delegate import CompilerDemoDelegate
-
-__all__ = ["CompilerDemoBackend", "CompilerDemoDelegate"]
-
-_HOME = {"CompilerDemoBackend": "backend", "CompilerDemoDelegate": "delegate"}
-
-
-def __getattr__(name: str) -> Any:
-    """Import a name when it is first used."""
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    return value
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -10,9 +10,10 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind
 from torch.fx import Node
 
-from exir_lowering import Backend, CompileSpec, InputError, PreprocessResult, graphs, measures
+from exir_lowering import Backend, CompileSpec, InputError, PreprocessResult, graphs
 from exir_lowering.backends.compiler_demo import instructions
 from exir_lowering.backends.compiler_demo.instructions import Code, Instruction
+from exir_lowering.graphs import measures
 
 __all__ = ["CompilerDemoBackend"]
 

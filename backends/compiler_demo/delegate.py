@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from exir_lowering import BackendFailure, Delegate, DelegateContext, InputError, interrupts
+from exir_lowering import BackendFailure, Delegate, DelegateContext, InputError
 from exir_lowering.backends.compiler_demo import instructions
 from exir_lowering.backends.compiler_demo.instructions import Code, Instruction
+from exir_lowering.plugins import let_through
 
 if TYPE_CHECKING:
     from executorch.exir.backend.compile_spec_schema import CompileSpec
@@ -74,7 +75,7 @@ def _run(instruction: Instruction, values: list[Any]) -> torch.Tensor:
         left, right = _value(instruction.left, values), _value(instruction.right, values)
         return _RUN[instruction.operator](left, right, instruction.alpha)
     except Exception as error:
-        interrupts.let_through(error)
+        let_through(error)
         raise BackendFailure(
             f"Delegate 'compiler_demo': {instruction.operator} {instruction.left} {instruction.right}, debug handle "
             f"{instruction.handle}, failed: {type(error).__name__}: {error}",

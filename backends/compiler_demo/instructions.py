@@ -19,7 +19,9 @@ from typing import Any
 
 import torch
 
-from exir_lowering import InputError, interrupts, pure_operators
+from exir_lowering import InputError
+from exir_lowering.graphs.operators import pure as pure_operators
+from exir_lowering.plugins import let_through
 
 HEAD = "compiler_demo 1"
 OPERATORS = ("aten.add", "aten.sub", "aten.mul")
@@ -119,7 +121,7 @@ def _constant(found: re.Match[str], line: str, position: int) -> torch.Tensor:
     try:
         return torch.tensor(json.loads(values), dtype=pure_operators.DTYPES[dtype]).reshape(json.loads(shape))
     except (ValueError, TypeError, RuntimeError, KeyError) as error:
-        interrupts.let_through(error)
+        let_through(error)
         raise InputError(
             f"Line {position} of a payload of backend 'compiler_demo' is no constant: {line[:80]!r}: {error}."
         ) from error

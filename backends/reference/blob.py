@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from exir_lowering import InputError, WeightRef, pure_operators
+from exir_lowering import InputError, WeightRef
+from exir_lowering.graphs.operators import pure as pure_operators
 
 VERSION = 1
 _MAGIC = b"EXIRREF\0"

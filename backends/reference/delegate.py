@@ -10,19 +10,12 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from exir_lowering import (
-    BackendFailure,
-    Delegate,
-    DelegateContext,
-    InputError,
-    WeightRef,
-    budget,
-    checked_calls,
-    interrupts,
-)
+from exir_lowering import BackendFailure, Delegate, DelegateContext, InputError, WeightRef
 from exir_lowering.backends.reference import blob, operators, soundness
 from exir_lowering.backends.reference.blob import Graph, GraphRef, Instruction, Program, ValueRef
 from exir_lowering.backends.reference.soundness import references
+from exir_lowering.graphs.operators import budget, calls as checked_calls
+from exir_lowering.plugins import let_through
 
 if TYPE_CHECKING:
     from executorch.exir.backend.compile_spec_schema import CompileSpec
@@ -82,7 +75,7 @@ class ReferenceDelegate(Delegate):
         except InputError:  # says it already
             raise
         except (IndexError, TypeError, ValueError, RuntimeError) as error:
-            interrupts.let_through(error)
+            let_through(error)
             raise InputError(
                 f"A reference payload of method {context.method!r} is inconsistent: {type(error).__name__}: {error}. "
                 "Lower the model again."
@@ -188,7 +181,7 @@ class _Graph:
             except BackendFailure:  # from a nested graph: it names the innermost operator already
                 raise
             except Exception as error:
-                interrupts.let_through(error)
+                let_through(error)
                 raise _failure(instruction, args, error) from error
             for value in step.dead:
                 values[value] = None

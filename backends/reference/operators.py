@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from exir_lowering import InputError, checked_calls, pure_operators
+from exir_lowering import InputError
+from exir_lowering.graphs.operators import calls as checked_calls, pure as pure_operators
 
 PYTHON: Mapping[str, Callable[..., Any]] = {
     **{

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from exir_lowering import Partitioner, graphs, measures, pure_operators
+from exir_lowering import Partitioner, graphs
 from exir_lowering.backends.reference import blob
 from exir_lowering.backends.reference.operators import EDGE, HIGHER_ORDER, PYTHON
+from exir_lowering.graphs import measures
+from exir_lowering.graphs.operators import pure as pure_operators
 from exir_lowering.partitioners import No, Scope, Support, SupportPartitioner
 
 __all__ = ["ReferenceSupport", "executable", "function_name", "reference_partitioner", "refusal"]

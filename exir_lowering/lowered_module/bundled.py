@@ -12,9 +12,9 @@ from exir_lowering.errors import BackendContractError, InputError
 from exir_lowering.lowered_module.convention import Convention
 from exir_lowering.lowered_module.record import Cases
 from exir_lowering.lowered_module.runners import Runner
-from exir_lowering.runtime.format import Method
+from exir_lowering.lowered_module.tolerances import tolerance
+from exir_lowering.pte.format import Method
 from exir_lowering.runtime.inputs import show
-from exir_lowering.tolerances import tolerance
 
 
 def bind(conventions: Mapping[str, Convention], given: Any) -> dict[str, Cases]:

@@ -14,9 +14,10 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 
-from exir_lowering import _upstream, treespecs
+from exir_lowering import _upstream
 from exir_lowering.errors import InputError
-from exir_lowering.interrupts import let_through
+from exir_lowering.errors.interrupts import let_through
+from exir_lowering.graphs import treespecs
 from exir_lowering.lowered_module import values
 from exir_lowering.runtime.inputs import show
 

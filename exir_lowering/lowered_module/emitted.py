@@ -16,11 +16,11 @@ from typing import Any
 from torch.export import ExportedProgram
 
 from exir_lowering import graphs
-from exir_lowering.debug_info import SUFFIX, DebugInfo, MethodDebug
-from exir_lowering.emission import emit
 from exir_lowering.errors import InputError
 from exir_lowering.lowered_module.runners import Place, Source, read
-from exir_lowering.report import Report
+from exir_lowering.plans.report import Report
+from exir_lowering.pte.debug_info import SUFFIX, DebugInfo, MethodDebug
+from exir_lowering.steps.emit import emit
 
 
 class File:

@@ -16,21 +16,29 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from exir_lowering import availability, saving
-from exir_lowering.debug_info import SUFFIX, VERSION, DebugInfo
-from exir_lowering.delegate import Delegate
-from exir_lowering.emission import pte_path
 from exir_lowering.errors import BackendUnavailableWarning, InputError
-from exir_lowering.interrupts import let_through
+from exir_lowering.errors.interrupts import let_through
 from exir_lowering.lowered_module import bundled, emitted, record, runners, tables
 from exir_lowering.lowered_module.convention import Convention, of_program
 from exir_lowering.lowered_module.emitted import File
 from exir_lowering.lowered_module.record import Cases, Record
-from exir_lowering.lowered_module.runners import DelegateRunner, Engine, OriginalRunner, Place, Runner, Source
-from exir_lowering.report import Report
+from exir_lowering.lowered_module.runners import (
+    DelegateRunner,
+    Engine,
+    OriginalRunner,
+    Place,
+    Runner,
+    Source,
+)
+from exir_lowering.plans.report import Report
+from exir_lowering.plugins import availability
+from exir_lowering.plugins.delegate import Delegate
+from exir_lowering.pte import saving
+from exir_lowering.pte.debug_info import SUFFIX, VERSION, DebugInfo
+from exir_lowering.pte.verifying import Verify
 from exir_lowering.runtime import load
 from exir_lowering.runtime.find import Unavailable
-from exir_lowering.runtime.verifying import Verify
+from exir_lowering.steps.emit import pte_path
 
 Delegates = Mapping[str, Delegate | type[Delegate]] | Sequence[Delegate | type[Delegate]]
 

@@ -16,8 +16,8 @@ import torch
 from exir_lowering.errors import InputError
 from exir_lowering.lowered_module import convention, values
 from exir_lowering.lowered_module.convention import Convention
-from exir_lowering.runtime.format import Method
-from exir_lowering.runtime.value_kinds import BOOL, DOUBLE, INT, STRING, TENSOR, Value
+from exir_lowering.pte.format import Method
+from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, STRING, TENSOR, Value
 
 RECORD = "__exir_lowering__"
 TENSORS = "__exir_lowering_tensors__"

@@ -11,18 +11,25 @@ from typing import Any, Literal, Protocol, TypeAlias
 import torch
 from torch.export import ExportedProgram
 
-from exir_lowering import _upstream, ambient, availability, graphs, locks, registry
-from exir_lowering.debug_info import MethodDebug
-from exir_lowering.errors import BackendContractError, BackendUnavailableError, InputError, InvariantError
-from exir_lowering.interrupts import let_through
+from exir_lowering import _upstream, graphs
+from exir_lowering._upstream import ambient, locks
+from exir_lowering.errors import (
+    BackendContractError,
+    BackendUnavailableError,
+    InputError,
+    InvariantError,
+)
+from exir_lowering.errors.interrupts import let_through
 from exir_lowering.lowered_module import tables
 from exir_lowering.lowered_module.convention import Convention
+from exir_lowering.plugins import availability, registry
+from exir_lowering.pte import format as file_format
+from exir_lowering.pte.debug_info import MethodDebug
+from exir_lowering.pte.format import Method
+from exir_lowering.pte.value_kinds import NULL, Tensor, Value
 from exir_lowering.runtime import LoadedProgram, load
-from exir_lowering.runtime import format as file_format
 from exir_lowering.runtime.find import Unavailable
-from exir_lowering.runtime.format import Method
 from exir_lowering.runtime.inputs import describe, prepare, show
-from exir_lowering.runtime.value_kinds import NULL, Tensor, Value
 
 Engine: TypeAlias = Literal["runtime", "interpreter"]
 

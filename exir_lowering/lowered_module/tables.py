@@ -14,9 +14,10 @@ import torch
 from executorch.exir import schema
 from executorch.exir.scalar_type import ScalarType
 
-from exir_lowering import _upstream, digests
+from exir_lowering import _upstream
 from exir_lowering.errors import InputError
 from exir_lowering.lowered_module.values import CODES
+from exir_lowering.pte import digests
 
 Piece = bytes | memoryview
 

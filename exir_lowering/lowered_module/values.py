@@ -10,7 +10,7 @@ import torch
 
 from exir_lowering import _upstream
 from exir_lowering.errors import InputError
-from exir_lowering.runtime.value_kinds import DTYPES
+from exir_lowering.pte.value_kinds import DTYPES
 
 CODES = {dtype: code for code, dtype in DTYPES.items()}
 _DIGITS = 4300  # that Python reads, unless it is told otherwise

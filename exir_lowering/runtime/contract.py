@@ -12,8 +12,7 @@ import torch
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 
 from exir_lowering._upstream import versions
-from exir_lowering.ambient import neutral
-from exir_lowering.delegate import Delegate, DelegateContext
+from exir_lowering._upstream.ambient import neutral
 from exir_lowering.errors import (
     BackendContractError,
     BackendFailure,
@@ -21,11 +20,12 @@ from exir_lowering.errors import (
     LoweringError,
     named_handle,
 )
-from exir_lowering.interrupts import let_through
+from exir_lowering.errors.interrupts import let_through
+from exir_lowering.plugins.delegate import Delegate, DelegateContext
+from exir_lowering.pte.format import Delegation
+from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, NULL, Tensor, Value
 from exir_lowering.runtime.debugging import Lines, no_lines
-from exir_lowering.runtime.format import Delegation
 from exir_lowering.runtime.inputs import describe, show
-from exir_lowering.runtime.value_kinds import BOOL, DOUBLE, INT, NULL, Tensor, Value
 
 DAMAGED = "the file may be damaged. Make or copy it again."
 

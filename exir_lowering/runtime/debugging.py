@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
-from exir_lowering import sources
-from exir_lowering.debug_info import SUFFIX, DebugInfo, MethodDebug
 from exir_lowering.errors import InputError, named_handle
-from exir_lowering.interrupts import let_through
+from exir_lowering.errors.interrupts import let_through
+from exir_lowering.graphs import sources
+from exir_lowering.pte.debug_info import SUFFIX, DebugInfo, MethodDebug
 
 Lines: TypeAlias = Callable[[int, BaseException], str]
 """Takes the number of a method's delegate and what it raised; returns the model's lines, as the end of a message."""

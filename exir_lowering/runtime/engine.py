@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from exir_lowering.runtime.format import Method
+from exir_lowering.pte.format import Method
 from exir_lowering.runtime.trace import Event
 
 

@@ -7,12 +7,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from exir_lowering import originals, registry
-from exir_lowering.delegate import Delegate, DelegateContext
 from exir_lowering.errors import BackendUnavailableError
-from exir_lowering.runtime import container, mapping
-from exir_lowering.runtime import format as file_format
+from exir_lowering.plugins import registry
+from exir_lowering.plugins.delegate import Delegate, DelegateContext
+from exir_lowering.pte import container, format as file_format, mapping
 from exir_lowering.runtime.source import ProgramFile
+from exir_lowering.steps import originals
 
 if TYPE_CHECKING:
     from executorch.exir.backend.compile_spec_schema import CompileSpec

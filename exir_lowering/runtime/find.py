@@ -6,9 +6,9 @@ import warnings
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
-from exir_lowering import availability
-from exir_lowering.delegate import Delegate
 from exir_lowering.errors import BackendUnavailableError, BackendUnavailableWarning, LoweringError
+from exir_lowering.plugins import availability
+from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.runtime.fallback import OriginalGraphs
 from exir_lowering.runtime.source import ProgramFile
 

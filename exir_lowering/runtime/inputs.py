@@ -10,9 +10,9 @@ import torch
 
 from exir_lowering import _upstream
 from exir_lowering.errors import InputError
-from exir_lowering.interrupts import let_through
-from exir_lowering.runtime.format import Method
-from exir_lowering.runtime.value_kinds import BOOL, DOUBLE, INT, KINDS, NULL, Tensor, Value
+from exir_lowering.errors.interrupts import let_through
+from exir_lowering.pte.format import Method
+from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, KINDS, NULL, Tensor, Value
 
 
 def prepare(where: str, method: Method, inputs: Sequence[Any], names: Sequence[str] | None = None) -> list[Any]:

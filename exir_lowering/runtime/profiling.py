@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from exir_lowering.debug_info import DebugDelegate, MethodDebug
-from exir_lowering.runtime.format import Method
+from exir_lowering.pte.debug_info import DebugDelegate, MethodDebug
+from exir_lowering.pte.format import Method
 from exir_lowering.runtime.trace import DELEGATE, KERNEL, METHOD, Event
 
 VERSION = 1

@@ -10,19 +10,21 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
-from exir_lowering import locks, registry
-from exir_lowering.delegate import Delegate
+from exir_lowering._upstream import locks
 from exir_lowering.errors import InputError
-from exir_lowering.runtime import data_files, debugging, verifying
+from exir_lowering.plugins import registry
+from exir_lowering.plugins.delegate import Delegate
+from exir_lowering.pte import data_files, verifying
+from exir_lowering.pte.format import Method
+from exir_lowering.pte.verifying import Verify
+from exir_lowering.runtime import debugging
 from exir_lowering.runtime.engine import Engine
 from exir_lowering.runtime.find import Unavailable
-from exir_lowering.runtime.format import Method
 from exir_lowering.runtime.inputs import prepare, with_tensors
-from exir_lowering.runtime.interpreter import open_interpreter
-from exir_lowering.runtime.native import open_native
+from exir_lowering.runtime.interpreter.engine import open_interpreter
+from exir_lowering.runtime.native.engine import open_native
 from exir_lowering.runtime.profiling import Profile, profile
 from exir_lowering.runtime.source import ProgramFile, check_weights, needed_weights, read_source
-from exir_lowering.runtime.verifying import Verify
 
 _ENGINES: Mapping[object, Callable[[ProgramFile, Mapping[str, Any], Unavailable], Engine]] = MappingProxyType(
     {"runtime": open_native, "interpreter": open_interpreter}

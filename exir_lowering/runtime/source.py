@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from exir_lowering import _upstream, kinds
+from exir_lowering import _upstream
 from exir_lowering.errors import InputError
-from exir_lowering.runtime import format as file_format
-from exir_lowering.runtime import mapping
-from exir_lowering.runtime.data_files import DataFiles
+from exir_lowering.pte import format as file_format, kinds, mapping
+from exir_lowering.pte.data_files import DataFiles
+from exir_lowering.pte.mapping import MappedFile
+from exir_lowering.pte.value_kinds import Layout
 from exir_lowering.runtime.debugging import DebugFile
-from exir_lowering.runtime.mapping import MappedFile
-from exir_lowering.runtime.value_kinds import Layout
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from exir_lowering.delegate import Delegate
-from exir_lowering.interfaces import CompileSpec
+from exir_lowering.plugins.backend import CompileSpec
+from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.testing.report import ConformanceError, ConformanceReport
 from exir_lowering.testing.samples import Case
 from exir_lowering.testing.suite import AVAILABLE, Suite, make_suite

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 
 from exir_lowering.errors import LoweringError
-from exir_lowering.interrupts import let_through
+from exir_lowering.errors.interrupts import let_through
 from exir_lowering.testing.samples import Call
 from exir_lowering.testing.trial import Broken, Trial, Unsupported, event_names
 from exir_lowering.testing.watching import Change, WatchedDelegate

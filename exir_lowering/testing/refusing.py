@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch.export import ExportedProgram
 
-from exir_lowering import graphs, measures
+from exir_lowering import graphs
 from exir_lowering.errors import BackendFailure, InvariantError, LoweringError
+from exir_lowering.graphs import measures
 
 
 def refusal(error: BackendFailure, programs: Mapping[str, ExportedProgram]) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram, export
 
-from exir_lowering import locks
+from exir_lowering._upstream import locks
 from exir_lowering.pipeline import lower
 
 CALLS = 3

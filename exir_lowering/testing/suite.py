@@ -14,12 +14,12 @@ from executorch.exir.backend.backend_details import BackendDetails
 from executorch.exir.backend.partitioner import Partitioner
 from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
 
-from exir_lowering import availability, registry
 from exir_lowering.errors import InputError, LoweringError, UnknownPluginError
-from exir_lowering.interfaces import Backend, CompileSpec
-from exir_lowering.interrupts import let_through
+from exir_lowering.errors.interrupts import let_through
 from exir_lowering.lowered import LoweredMethods
 from exir_lowering.partitioners import RuledPartitioner, SupportPartitioner, deny, everything
+from exir_lowering.plugins import availability, registry
+from exir_lowering.plugins.backend import Backend, CompileSpec
 from exir_lowering.runtime import load
 from exir_lowering.testing.cases import CASES
 from exir_lowering.testing.checks import CHECKS

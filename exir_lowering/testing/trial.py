@@ -12,18 +12,26 @@ import torch
 from executorch.exir.backend.partitioner import Partitioner
 from torch.export import ExportedProgram
 
-from exir_lowering import checks, debug_handles, graphs, registry
+from exir_lowering import graphs
 from exir_lowering._upstream import LoweredBackendModule
-from exir_lowering.delegate import Delegate
-from exir_lowering.errors import BackendContractError, BackendFailure, BackendUnavailableWarning, LoweringError
-from exir_lowering.interrupts import let_through
+from exir_lowering.errors import (
+    BackendContractError,
+    BackendFailure,
+    BackendUnavailableWarning,
+    LoweringError,
+)
+from exir_lowering.errors.interrupts import let_through
+from exir_lowering.graphs import debug_handles
 from exir_lowering.lowered import LoweredMethods
+from exir_lowering.lowered_module.tolerances import tolerance
 from exir_lowering.pipeline import lower, to_backend
+from exir_lowering.plugins import registry
+from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.runtime import LoadedProgram, load
+from exir_lowering.steps import checks
 from exir_lowering.testing.refusing import refusal
 from exir_lowering.testing.samples import Call, Case, Sample
 from exir_lowering.testing.watching import Change, WatchedDelegate
-from exir_lowering.tolerances import tolerance
 
 
 class Broken(Exception):

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 
-from exir_lowering.delegate import Delegate, DelegateContext
-from exir_lowering.interrupts import let_through
+from exir_lowering.errors.interrupts import let_through
+from exir_lowering.plugins.delegate import Delegate, DelegateContext
 
 Change = Callable[[bytes], bytes]
 

@@ -14,7 +14,7 @@ from torch.export import export
 
 from exir_lowering import LoadedProgram, LoweredMethods, load, lower
 from exir_lowering.partitioners.by_cost import CostPartitioner
-from exir_lowering.partitioners.measure import measure_costs
+from exir_lowering.partitioners.cost.measure import measure_costs
 
 
 class Interleaved(torch.nn.Module):
@@ -75,7 +75,7 @@ def compare(name: str, module: torch.nn.Module, inputs: tuple[Any, ...], rounds:
 
 def main() -> None:
     """Run the comparison on two models."""
-    sys.path.insert(0, str(Path(__file__).parent.parent))
+    sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
     from models import build
 
     torch.manual_seed(0)

@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 
-from exir_lowering import demo, digests, load, lower
+from exir_lowering import load, lower
+from exir_lowering.cli import demo
+from exir_lowering.pte import digests
 
 REPEAT = 7
 LENGTH = demo.LENGTHS["short"]

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
+sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
 
 from random_dags import chain, label
 from rich.console import Console
@@ -102,7 +102,7 @@ def memory() -> dict[str, float]:
 
 
 def _measure_memory() -> None:
-    from exir_lowering.partitioners import schedule  # imported before the measurement starts
+    from exir_lowering.graphs import schedule  # imported before the measurement starts
 
     del schedule
     module = chain(40_000, 100)

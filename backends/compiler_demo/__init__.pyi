@@ -1,0 +1,2 @@
+from .backend import CompilerDemoBackend as CompilerDemoBackend
+from .delegate import CompilerDemoDelegate as CompilerDemoDelegate

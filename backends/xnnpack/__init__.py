@@ -1,0 +1,5 @@
+"""XNNPACK, which ExecuTorch's runtime has in every wheel: its partitioner, and its payloads."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

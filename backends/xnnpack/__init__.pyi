@@ -1,0 +1,1 @@
+from .partitioner import xnnpack as xnnpack

@@ -1,0 +1,258 @@
+"""The shapes that a graph of XNNPACK computes, as XNNPACK computes them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+
+from exir_lowering.backends.xnnpack.payload.graph import MAX_RANK, NO_VALUE, Node, Value
+from exir_lowering.pte.flatbuffer import CorruptError
+
+Dims = tuple[int, ...]
+_LIMIT = 1 << 40
+
+
+class _Mismatch(Exception):
+    """The shapes that a node takes do not go together."""
+
+
+def check_nodes(values: Mapping[int, Value], nodes: Sequence[Node]) -> None:
+    """Check that each value is made once, before it is read.
+
+    Args:
+        values: The values of a graph.
+        nodes: Its nodes.
+
+    Raises:
+        CorruptError: One is not.
+    """
+    made = {id_ for id_, value in values.items() if value.constant or value.given}
+    for node in nodes:
+        for id_ in node.inputs:
+            if id_ not in made and id_ != NO_VALUE:
+                raise CorruptError(f"{node} takes value {id_}, which is not made before it")
+        for id_ in node.outputs:
+            if id_ in made:
+                raise CorruptError(f"{node} makes value {id_}, which is there already")
+            made.add(id_)
+    lost = [id_ for id_, value in values.items() if value.returned and id_ not in made]
+    if lost:
+        raise CorruptError(f"value {lost[0]} is returned, and no node makes it")
+
+
+def infer(values: Mapping[int, Value], nodes: Sequence[Node], given: Mapping[int, Dims]) -> dict[int, Dims]:
+    """Return the shapes of all values of a graph.
+
+    Args:
+        values: The values.
+        nodes: The nodes, which `check_nodes` has checked.
+        given: The shapes of the inputs, by the ids of the values.
+
+    Raises:
+        CorruptError: A node cannot take the shapes that it gets.
+    """
+    shapes = {id_: value.dims for id_, value in values.items() if value.constant}
+    shapes.update(given)
+    for node in nodes:
+        taken = [shapes[id_] for id_ in node.inputs if id_ != NO_VALUE]
+        try:
+            made = _RULES.get(node.type.name, _same)(node, taken)
+        except _Mismatch as error:
+            raise CorruptError(f"{node}, takes {', '.join(map(str, map(list, taken)))}: {error}") from None
+        if len(made) > MAX_RANK or math.prod(made) >= _LIMIT:
+            raise CorruptError(f"{node}, makes a value of shape {list(made)}")
+        shapes.update(dict.fromkeys(node.outputs, made))
+    return shapes
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise _Mismatch(message)
+
+
+def _same(node: Node, taken: Sequence[Dims]) -> Dims:
+    return taken[0]
+
+
+def _broadcast(node: Node, taken: Sequence[Dims]) -> Dims:
+    return _broadcast_of(*taken)
+
+
+def _broadcast_of(first: Dims, second: Dims) -> Dims:
+    rank = max(len(first), len(second))
+    pairs = zip((1,) * (rank - len(first)) + first, (1,) * (rank - len(second)) + second, strict=True)
+    made = []
+    for one, other in pairs:
+        _require(one == other or 1 in (one, other), "they are not the same but for dimensions of 1")
+        made.append(other if one == 1 else one)
+    return tuple(made)
+
+
+def _slope(node: Node, taken: Sequence[Dims]) -> Dims:
+    _require(_broadcast_of(*taken) == taken[0], "the slope is larger than the input")
+    return taken[0]
+
+
+def _linear(node: Node, taken: Sequence[Dims]) -> Dims:
+    rows, filter_, *bias = taken
+    _require(len(filter_) == 2 and len(rows) > 0, "the filter is to have two dimensions, and the input one or more")
+    outputs, inputs = reversed(filter_) if node.numbers["flags"] & 1 else filter_
+    _require(rows[-1] == inputs, "the last dimension of the input is to be that of the filter")
+    _require(all(math.prod(one) == outputs for one in bias), "the bias is to have an element for each output")
+    return (*rows[:-1], outputs)
+
+
+def _product(node: Node, taken: Sequence[Dims]) -> Dims:
+    left, right = taken
+    _require(min(len(left), len(right)) >= 2, "both are to be matrices")
+    inner, outer = right[-2:] if not node.numbers["flags"] & 1 else right[:-3:-1]
+    _require(left[-1] == inner, "the rows of one are to be as long as the columns of the other")
+    return (*_broadcast_of(left[:-2], right[:-2]), left[-2], outer)
+
+
+def _window(node: Node, size: int, before: str, after: str, axis: str) -> int:
+    """Return how often a window fits into a dimension."""
+    numbers = node.numbers
+    kernel, dilation = numbers[f"kernel_{axis}"], numbers.get(f"dilation_{axis}", 1)
+    if node.type.name == "AvgPooling2d":
+        dilation = 1  # XNNPACK is not told what stands there
+    stride = numbers.get(f"stride_{axis}", kernel)
+    _require(kernel > 0 and dilation > 0 and stride > 0, "its kernel, stride and dilation are to be above 0")
+    space = size + numbers[before] + numbers[after] - ((kernel - 1) * dilation + 1)
+    _require(space >= 0, "its kernel is larger than the input")
+    return space // stride + 1
+
+
+def _image(taken: Sequence[Dims]) -> tuple[int, int, int, int]:
+    _require(len(taken[0]) == 4 and min(taken[0]) > 0, "the input is to have four dimensions")
+    batch, height, width, channels = taken[0]
+    return batch, height, width, channels
+
+
+def _pooled(node: Node, taken: Sequence[Dims]) -> Dims:
+    batch, height, width, channels = _image(taken)
+    return (
+        batch,
+        _window(node, height, "top", "bottom", "height"),
+        _window(node, width, "left", "right", "width"),
+        channels,
+    )
+
+
+def _averaged(node: Node, taken: Sequence[Dims]) -> Dims:
+    batch, _, _, channels = _image(taken)
+    return (batch, 1, 1, channels) if node.numbers["flags"] else (batch, channels)
+
+
+def _channels(node: Node, taken: Sequence[Dims], filter_: Dims) -> tuple[int, int, int, int]:
+    """Check the filter, bias and channels of a convolution; return the input's shape."""
+    batch, height, width, channels = _image(taken)
+    numbers = node.numbers
+    groups, inputs, outputs = numbers["groups"], numbers["group_inputs"], numbers["group_outputs"]
+    _require(min(groups, inputs, outputs) > 0, "its groups and their channels are to be above 0")
+    _require(taken[1] == filter_, f"the filter is to have the shape {list(filter_)}")
+    _require(channels == groups * inputs, f"the input is to have {groups} x {inputs} channels")
+    _require(all(math.prod(one) == groups * outputs for one in taken[2:]), "the bias is to have one for each channel")
+    return batch, height, width, channels
+
+
+def _convolved(node: Node, taken: Sequence[Dims]) -> Dims:
+    numbers = node.numbers
+    kernel = (numbers["kernel_height"], numbers["kernel_width"])
+    groups, inputs, outputs = numbers["groups"], numbers["group_inputs"], numbers["group_outputs"]
+    filter_ = (
+        (1, *kernel, groups * outputs) if node.type.name == "DepthwiseConv2d" else (groups * outputs, *kernel, inputs)
+    )
+    batch, height, width, _ = _channels(node, taken, filter_)
+    if node.type.name == "DepthwiseConv2d":
+        _require(inputs == 1, "each of its groups is to have one channel")
+    high, wide = _window(node, height, "top", "bottom", "height"), _window(node, width, "left", "right", "width")
+    return batch, high, wide, groups * outputs
+
+
+def _transposed(node: Node, taken: Sequence[Dims]) -> Dims:
+    numbers = node.numbers
+    groups, inputs, outputs = numbers["groups"], numbers["group_inputs"], numbers["group_outputs"]
+    filter_ = (groups * outputs, numbers["kernel_height"], numbers["kernel_width"], inputs)
+    batch, height, width, _ = _channels(node, taken, filter_)
+    made = []
+    for size, before, after, axis in ((height, "top", "bottom", "height"), (width, "left", "right", "width")):
+        kernel, stride, dilation = (numbers[f"{name}_{axis}"] for name in ("kernel", "stride", "dilation"))
+        _require(min(kernel, stride, dilation) > 0, "its kernel, stride and dilation are to be above 0")
+        _require(numbers[f"adjustment_{axis}"] < stride, "its adjustment is to be below its stride")
+        full = (size - 1) * stride + (kernel - 1) * dilation + 1 + numbers[f"adjustment_{axis}"]
+        _require(full > numbers[before] + numbers[after], "its padding is larger than what it makes")
+        made.append(full - numbers[before] - numbers[after])
+    return batch, made[0], made[1], groups * outputs
+
+
+def _resized(node: Node, taken: Sequence[Dims]) -> Dims:
+    batch, _, _, channels = _image(taken)
+    height, width = node.numbers["new_height"], node.numbers["new_width"]
+    _require(min(height, width) > 0, "its new size is to be above 0")
+    return batch, height, width, channels
+
+
+def _permuted(node: Node, taken: Sequence[Dims]) -> Dims:
+    order = node.lists["perm"]
+    _require(sorted(order) == list(range(len(taken[0]))), f"its order of dimensions is {list(order)}")
+    return tuple(taken[0][dim] for dim in order)
+
+
+def _padded(node: Node, taken: Sequence[Dims]) -> Dims:
+    before, after = node.lists["before"], node.lists["after"]
+    _require(len(before) == len(after) == len(taken[0]), "its padding is to be one for each dimension")
+    return tuple(map(sum, zip(before, taken[0], after, strict=True)))
+
+
+def _reshaped(node: Node, taken: Sequence[Dims]) -> Dims:
+    shape, count = node.lists["shape"], math.prod(taken[0])
+    _require(shape.count(0) <= 1, "its new shape has two dimensions that are not known")
+    known = math.prod(size for size in shape if size)
+    made = tuple(size or count // known for size in shape)
+    _require(math.prod(made) == count, f"its new shape is {list(shape)}")
+    return made
+
+
+def _sliced(node: Node, taken: Sequence[Dims]) -> Dims:
+    offsets, sizes = node.lists["offsets"], node.lists["sizes"]
+    _require(len(offsets) == len(sizes) == len(taken[0]), "its slices are to be one for each dimension")
+    made = []
+    for offset, size, dim in zip(offsets, sizes, taken[0], strict=True):
+        _require(offset < dim and offset + size <= dim, f"it takes {size} from {offset} of {dim}")
+        made.append(size or dim - offset)
+    return tuple(made)
+
+
+def _concatenated(node: Node, taken: Sequence[Dims]) -> Dims:
+    axis = node.numbers["axis"]
+    axis -= 1 << 32 if axis >= 1 << 31 else 0
+    first = taken[0]
+    _require(-len(first) <= axis < len(first), f"its axis is {axis}")
+    axis %= len(first)
+    rest = {(dims[:axis], dims[axis + 1 :]) for dims in taken}
+    _require(len(rest) == 1, "they are not the same but for one dimension")
+    return (*first[:axis], sum(dims[axis] for dims in taken), *first[axis + 1 :])
+
+
+_RULES: Mapping[str, Callable[[Node, Sequence[Dims]], Dims]] = MappingProxyType(
+    {
+        **dict.fromkeys(("Add", "Div", "Minimum", "Multiply", "Subtract", "Maximum"), _broadcast),
+        **dict.fromkeys(("AvgPooling2d", "MaxPooling2d", "ArgMaxPooling2d"), _pooled),
+        **{f"Concatenate{count}": _concatenated for count in range(2, 6)},
+        "PReLU": _slope,
+        "FullyConnected": _linear,
+        "BatchMatrixMultiply": _product,
+        "GlobalAvgPooling2d": _averaged,
+        "Conv2d": _convolved,
+        "DepthwiseConv2d": _convolved,
+        "ConvTranspose2d": _transposed,
+        "StaticResizeBilinear2D": _resized,
+        "StaticTranspose": _permuted,
+        "StaticConstantPad": _padded,
+        "StaticReshape": _reshaped,
+        "StaticSlice": _sliced,
+    }
+)
+"""How shapes follow; from most nodes comes the shape that goes in."""

@@ -1,0 +1,38 @@
+from .errors import (
+    BackendContractError as BackendContractError,
+    BackendFailure as BackendFailure,
+    BackendUnavailableError as BackendUnavailableError,
+    BackendUnavailableWarning as BackendUnavailableWarning,
+    CoverageError as CoverageError,
+    InputError as InputError,
+    InvariantError as InvariantError,
+    LoweringError as LoweringError,
+    PartitionerContractError as PartitionerContractError,
+    PluginLoadError as PluginLoadError,
+    UnknownPluginError as UnknownPluginError,
+)
+from .graphs.weights import WeightRef as WeightRef, WeightStore as WeightStore
+from .lowered import LoweredMethods as LoweredMethods
+from .lowered_module import LoweredModule as LoweredModule
+from .model import Adjustment as Adjustment, Rejection as Rejection
+from .options import LoweringOptions as LoweringOptions
+from .pipeline import lower as lower, lower_whole_program as lower_whole_program, plan as plan, to_backend as to_backend
+from .plans.lowering_plan import LoweringPlan as LoweringPlan
+from .plugins.backend import (
+    Backend as Backend,
+    BackendContext as BackendContext,
+    CompileSpec as CompileSpec,
+    DelegationSpec as DelegationSpec,
+    ExplainedResult as ExplainedResult,
+    Partitioner as Partitioner,
+    PartitionResult as PartitionResult,
+    PreprocessResult as PreprocessResult,
+)
+from .plugins.delegate import Delegate as Delegate, DelegateContext as DelegateContext
+from .plugins.registry import (
+    register_backend as register_backend,
+    register_delegate as register_delegate,
+    register_partitioner as register_partitioner,
+)
+from .runtime import LoadedProgram as LoadedProgram, load as load
+from .steps.emit import Artifact as Artifact

@@ -1,0 +1,263 @@
+"""The text in exported programs that torch evaluates: symbolic sizes and guards. A closed grammar tells what may be.
+
+torch gives sizes to `sympy.sympify`, and guards to `exec`. Both see a text that passed here only: numbers, symbols,
+arithmetic, comparisons, and functions of a closed list.
+"""
+
+from __future__ import annotations
+
+import ast
+import keyword
+import re
+from collections.abc import Callable
+
+from exir_lowering.cli.pt2.unsafe import UnsafeFileError
+
+
+def words(text: str) -> frozenset[str]:
+    """Return the words of a text, as a closed list."""
+    return frozenset(text.split())
+
+
+LONGEST, DEEPEST, MOST = 1 << 16, 100, 5_000
+"""The limits of a text: its characters, how deep it nests, how many parts it has."""
+
+_LARGEST, _LARGEST_EXPONENT = 2**64, 64
+_SHORT_SYMBOL = re.compile(r"[a-z]{1,4}[0-9]{1,9}", re.ASCII)
+_SYMBOL = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}", re.ASCII)
+
+_FLOAT = re.compile(r"[-+]?([0-9]{1,400}(\.[0-9]{0,400})?|\.[0-9]{1,400})(e[-+]?[0-9]{1,3})?", re.ASCII)
+
+# What torch's symbolic sizes are made of: sympy's own classes, and those of torch.utils._sympy.functions.
+FUNCTIONS = words(
+    """
+    Add Mul Pow Integer Float Rational Min Max Mod Abs floor ceiling sqrt And Or Not Eq Ne Lt Le Gt Ge Equality
+    Unequality StrictLessThan StrictGreaterThan LessThan GreaterThan Piecewise ExprCondPair FloorDiv ModularIndexing
+    Where PythonMod CleanDiv CeilToInt FloorToInt CeilDiv LShift RShift PowByNatural FloatPow FloatTrueDiv IntTrueDiv
+    IsNonOverlappingAndDenseIndicator TruncToFloat TruncToInt RoundToInt RoundDecimal ToFloat Identity
+    BitwiseFn_bitwise_and BitwiseFn_bitwise_or BitwiseFn_bitwise_xor
+    OpaqueUnaryFn_sqrt OpaqueUnaryFn_cos OpaqueUnaryFn_cosh OpaqueUnaryFn_sin OpaqueUnaryFn_sinh OpaqueUnaryFn_tan
+    OpaqueUnaryFn_tanh OpaqueUnaryFn_asin OpaqueUnaryFn_acos OpaqueUnaryFn_atan OpaqueUnaryFn_exp OpaqueUnaryFn_log
+    OpaqueUnaryFn_asinh OpaqueUnaryFn_log2
+    """
+)
+_POWERS = {"Pow", "PowByNatural", "FloatPow", "LShift"}
+_CONSTANTS = {"true", "false", "oo", "zoo", "nan", "int_oo", "pi", "E"}
+_ASSUMPTIONS = {"positive", "nonnegative", "negative", "nonpositive", "zero", "nonzero", "integer", "real", "finite"}
+_ASSUMPTIONS |= {"even", "odd", "rational", "infinite", "commutative", "complex", "extended_real"}
+
+# What guards call beside functions of sizes, which are printed as Python.
+_GUARD_FUNCTIONS = FUNCTIONS | {"min", "max", "abs", "int", "float", "bool", "round", "len"}
+_GUARD_METHODS = {"size", "stride", "storage_offset", "item", "dim", "numel", "is_integer"}
+_MATH = {"floor", "ceil", "trunc", "sqrt", "isnan", "inf", "pow", "exp", "log", "log2", "cos", "cosh", "sin", "sinh"}
+_MATH |= {"tan", "tanh", "asin", "acos", "atan", "asinh", "fabs", "nan"}
+_TORCH = {"sym_float", "sym_int", "sym_max", "sym_min", "sym_not", "sym_ite", "_sym_sqrt"}
+
+_OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow, ast.LShift, ast.RShift)
+_LOGIC = (ast.BitAnd, ast.BitOr)  # sympy reads ^ as a power
+_COMPARISONS = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+
+
+def is_symbol(name: str) -> bool:
+    """Tell whether a text is the name of a symbol, such as s0."""
+    return _SYMBOL.fullmatch(name) is not None and not keyword.iskeyword(name)
+
+
+def check_expression(text: str) -> None:
+    """Check a symbolic expression.
+
+    Args:
+        text: The expression as torch writes it: "Mul(Integer(2), Symbol('s0', integer=True))", or "2*s0" in old files.
+
+    Raises:
+        UnsafeFileError: It is not made of numbers, symbols, arithmetic and functions of sizes.
+    """
+    _Checker("symbolic expression", text, _expression_call, names=True).check()
+
+
+def check_guard(text: str) -> None:
+    """Check a guard, such as "L['x'].size()[0] <= 8".
+
+    Raises:
+        UnsafeFileError: It is not made of numbers, arguments, their sizes, arithmetic and comparisons.
+    """
+    _Checker("guard", text, _guard_call, names=False).check()
+
+
+class _Checker:
+    """Walks the syntax tree of one text."""
+
+    def __init__(self, what: str, text: str, call: Callable[[_Checker, ast.Call, int], None], names: bool) -> None:
+        self.what, self.text, self._call, self._names = what, text, call, names
+        self._count = 0
+
+    def check(self) -> None:
+        if len(self.text) > LONGEST:
+            raise UnsafeFileError(f"a {self.what} of {len(self.text)} characters; torch writes at most {LONGEST}")
+        # Other characters are read as these by Python, or as something else by sympy.
+        if not self.text.isascii() or not self.text.isprintable():
+            raise self.refused("it has characters that are not ASCII")
+        try:
+            tree = ast.parse(self.text, mode="eval")
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            raise self.refused(f"it cannot be parsed ({type(error).__name__})") from None
+        self.visit(tree.body, 0)
+
+    def refused(self, why: str) -> UnsafeFileError:
+        shown = self.text if len(self.text) <= 120 else f"{self.text[:117]}..."
+        return UnsafeFileError(f"the {self.what} {shown!r} is unsafe: {why}")
+
+    def visit(self, node: ast.expr, depth: int) -> None:
+        self._count += 1
+        if depth > DEEPEST or self._count > MOST:
+            raise self.refused(f"it has more than {MOST} parts, or is nested more than {DEEPEST} deep")
+        for child in self._children(node, depth):
+            self.visit(child, depth + 1)
+
+    def _children(self, node: ast.expr, depth: int) -> list[ast.expr]:
+        """Check one node, and return the parts of it that are to be checked too."""
+        if isinstance(node, ast.Constant):
+            self._number(node)
+            return []
+        if isinstance(node, ast.Name):
+            if not self._names or not (node.id in _CONSTANTS or _SHORT_SYMBOL.fullmatch(node.id)):
+                raise self.refused(f"it names {node.id!r}")
+            return []
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd, ast.Not, ast.Invert)):
+            return [node.operand]
+        if isinstance(node, ast.BinOp) and isinstance(node.op, _OPERATORS + _LOGIC):
+            if isinstance(node.op, (ast.Pow, ast.LShift)):
+                self.power(node.left, node.right)
+            return [node.left, node.right]
+        if isinstance(node, ast.BoolOp):
+            return node.values
+        if isinstance(node, ast.Compare) and all(isinstance(op, _COMPARISONS) for op in node.ops):
+            return [node.left, *node.comparators]
+        if isinstance(node, ast.Tuple):  # of a Piecewise
+            return node.elts
+        if not self._names and _is_argument(node):
+            return []
+        if isinstance(node, ast.Call):
+            self._call(self, node, depth)
+            return []
+        raise self.refused(f"it has {_kind(node)}")
+
+    def _number(self, node: ast.Constant) -> None:
+        if not isinstance(node.value, (int, float)) or not abs(node.value) <= _LARGEST:
+            raise self.refused(f"it has {_kind(node)}")
+
+    def power(self, base: ast.expr, exponent: ast.expr) -> None:
+        """Refuse powers of numbers, which are computed at once and may be of any size, and large exponents."""
+        fixed = _literal(exponent)
+        if (fixed is None and not _has_symbol(exponent)) or (_literal(base) is None and not _has_symbol(base)):
+            raise self.refused("it has a power of numbers")
+        if fixed is not None and abs(fixed) * _degree(base) > _LARGEST_EXPONENT:
+            raise self.refused(f"it has a power of more than {_LARGEST_EXPONENT}")
+
+
+def _expression_call(checker: _Checker, node: ast.Call, depth: int) -> None:
+    name = _called(node)
+    if name in ("Symbol", "Float"):
+        _check_atom(checker, name, node)
+        return
+    if name not in FUNCTIONS or node.keywords:
+        raise checker.refused(f"it calls {ast.unparse(node.func)}")
+    if name in _POWERS and len(node.args) >= 2:
+        checker.power(node.args[0], node.args[1])
+    for argument in node.args:
+        checker.visit(argument, depth + 1)
+
+
+def _check_atom(checker: _Checker, name: str, node: ast.Call) -> None:
+    """Check Symbol('s0', integer=True) or Float('1.5', precision=53)."""
+    (text,) = node.args if len(node.args) == 1 else (None,)
+    value = text.value if isinstance(text, ast.Constant) else None
+    options = {one.arg: one.value.value for one in node.keywords if isinstance(one.value, ast.Constant)}
+    if name == "Symbol":
+        plain = isinstance(value, str) and is_symbol(value)
+        plain &= all(key in _ASSUMPTIONS and type(one) is bool for key, one in options.items())
+    else:
+        plain = isinstance(value, str) and _FLOAT.fullmatch(value) is not None
+        plain &= all(key == "precision" and type(one) is int and 0 < one <= 1024 for key, one in options.items())
+    if not plain or len(options) != len(node.keywords):
+        raise checker.refused(f"it has {ast.unparse(node)}")
+
+
+def _guard_call(checker: _Checker, node: ast.Call, depth: int) -> None:
+    function = node.func
+    if isinstance(function, ast.Name):
+        known = function.id in _GUARD_FUNCTIONS
+    elif isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
+        known = function.attr in {"math": _MATH, "torch": _TORCH}.get(function.value.id, ())
+    else:
+        known = False
+    if not known or node.keywords:
+        raise checker.refused(f"it calls {ast.unparse(function)}")
+    for argument in node.args:
+        checker.visit(argument, depth + 1)
+
+
+def _is_argument(node: ast.expr) -> bool:
+    """Tell whether a node is an argument's value or size: L['x']['k'][0].size()[1]."""
+    while True:
+        if isinstance(node, ast.Name):
+            return node.id == "L"
+        if isinstance(node, ast.Subscript):
+            index = node.slice
+            if not isinstance(index, ast.Constant) or type(index.value) not in (int, str):
+                return False
+            if isinstance(index.value, str) and not re.fullmatch(r"[\w .\-]+", index.value):
+                return False
+            node = node.value
+        elif isinstance(node, ast.Call) and not node.args and not node.keywords:
+            if not isinstance(node.func, ast.Attribute) or node.func.attr not in _GUARD_METHODS:
+                return False
+            node = node.func.value
+        else:
+            # An attribute of a data class.
+            if not isinstance(node, ast.Attribute) or node.attr.startswith("_"):
+                return False
+            node = node.value
+
+
+def _literal(node: ast.expr) -> float | None:
+    """Return the number that a node is, None for anything else."""
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
+        value = _literal(node.operand)
+        return None if value is None else (-value if isinstance(node.op, ast.USub) else value)
+    if isinstance(node, ast.Call):
+        # A fraction is at most its numerator.
+        known = _called(node) in ("Integer", "Rational", "Float") and node.args
+        return _literal(node.args[0]) if known else None
+    constant = node.value if isinstance(node, ast.Constant) else None
+    if isinstance(constant, str):  # in a Float
+        return float(constant) if _FLOAT.fullmatch(constant) else None
+    return constant if isinstance(constant, (int, float)) else None
+
+
+def _degree(node: ast.AST) -> float:
+    """Return the largest power in a node, with powers of powers multiplied."""
+    inner = max(map(_degree, ast.iter_child_nodes(node)), default=1.0)
+    exponent: ast.expr | None = None
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
+        exponent = node.right
+    elif isinstance(node, ast.Call) and _called(node) in _POWERS and len(node.args) >= 2:
+        exponent = node.args[1]
+    fixed = None if exponent is None else _literal(exponent)
+    return inner if fixed is None else inner * max(abs(fixed), 1.0)
+
+
+def _called(node: ast.Call) -> str:
+    return node.func.id if isinstance(node.func, ast.Name) else ""
+
+
+def _has_symbol(node: ast.expr) -> bool:
+    return any(
+        (isinstance(one, ast.Name) and one.id not in FUNCTIONS | _CONSTANTS) or isinstance(one, ast.Subscript)
+        for one in ast.walk(node)
+    )
+
+
+def _kind(node: ast.expr) -> str:
+    text = ast.unparse(node)
+    return f"{text[:57]}..." if len(text) > 60 else text

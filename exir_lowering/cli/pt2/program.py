@@ -1,0 +1,282 @@
+"""The exported program in a `.pt2` file: JSON in torch's schema, in which each text is checked before torch reads it.
+
+torch makes Python code of the names in it, follows names of operators from attribute to attribute, evaluates symbolic
+sizes and guards, and imports what structures name. So each text has to be what torch writes in its place.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping
+from enum import Enum
+from functools import cache, partial
+from typing import Annotated, Any
+
+from exir_lowering import _upstream
+from exir_lowering.cli.pt2 import operators
+from exir_lowering.cli.pt2.expressions import check_expression, check_guard, is_symbol
+from exir_lowering.cli.pt2.unsafe import UnsafeFileError
+from exir_lowering.errors import InputError
+from exir_lowering.graphs import treespecs
+
+DEEPEST = 200
+"""How deep the JSON may nest: a graph in a graph takes six."""
+
+MOST_UNBACKED = 1_000_000
+"""The largest number in the name of a symbol, up to which torch counts."""
+
+DEVICES = frozenset(("cpu", "cuda", "mps", "xpu", "meta"))
+DIALECTS = frozenset(("ATEN", "TRAINING", "EDGE", ""))
+PATH = re.compile(r"[^\"'\\\x00-\x1f\x7f]*")
+"""The name of a parameter, buffer or constant: it may stand in a str of Python."""
+
+Rule = Callable[[Any], None]
+
+
+def parsed(kind: str, content: bytes | bytearray) -> Any:
+    """Read JSON as a class of torch's schema.
+
+    Args:
+        kind: The class's name.
+        content: The JSON.
+
+    Returns:
+        An instance, which has only values of the types that its fields have.
+
+    Raises:
+        InputError: The JSON is something else.
+    """
+    try:
+        tree = json.loads(content.decode())
+        _check_depth(tree)
+        made = _upstream.from_schema(kind, tree)
+        _check_types(made, type(made))
+        return made
+    except InputError:
+        raise
+    except (ValueError, TypeError, LookupError, AttributeError, AssertionError, RecursionError) as error:
+        raise InputError(f"it is no {kind} in torch's schema ({type(error).__name__}: {str(error)[:200]})") from error
+
+
+def check(program: Any) -> None:
+    """Check each text of a program that is more than data.
+
+    Args:
+        program: The `ExportedProgram` of torch's schema; `parsed` made it.
+
+    Raises:
+        UnsafeFileError: A text is not what torch writes in its place, or the program needs an object of a class of its
+            own.
+        InputError: The program needs an operator or type that this process does not have.
+    """
+    known = operators.registered()
+    own = {
+        ("Node", "target"): partial(operators.check_target, known=known),
+        ("Argument", "as_operator"): partial(operators.check_target, known=known),
+    }
+    _walk(program, {**_RULES, **own})
+    for name in program.range_constraints:
+        if not is_symbol(name) or len(re.sub(r"\D", "", name)) > len(str(MOST_UNBACKED)):
+            raise UnsafeFileError(f"it has a symbol {name[:100]!r}")
+    root = program.graph_module.module_call_graph
+    if root and root[0].signature is not None:
+        _check_keywords(treespecs.loads(root[0].signature.in_spec))
+
+
+def check_path(name: Any) -> None:
+    """Check the name of a parameter, buffer or constant, such as "layers.0.weight".
+
+    Raises:
+        UnsafeFileError: It cannot stand in a str of Python.
+    """
+    if PATH.fullmatch(name) is None or not name.isprintable():
+        raise UnsafeFileError(f"it has a weight of the name {name[:100]!r}")
+
+
+def check_device(device: Any) -> None:
+    """Check the device of a tensor.
+
+    Raises:
+        InputError: It is none of `DEVICES`.
+    """
+    if device not in DEVICES:
+        raise InputError(f"it has a tensor on the device {device[:100]!r}; expected one of {sorted(DEVICES)}")
+
+
+def _walk(value: Any, rules: Mapping[tuple[str, str], Rule]) -> None:
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            _walk(item, rules)
+    elif isinstance(value, dict):
+        for item in value.values():
+            _walk(item, rules)
+    elif dataclasses.is_dataclass(value):
+        kind = type(value).__name__
+        for name, item in _items(value):
+            rule = rules.get((kind, name))
+            if rule is not None and item is not None:
+                rule(item)
+            _walk(item, rules)
+
+
+def _items(value: Any) -> list[tuple[str, Any]]:
+    """Return the fields of an instance of the schema; a union has one."""
+    if _upstream.is_union(value):
+        return [(value.type, value.value)]
+    return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+
+
+def _name(name: Any) -> None:
+    if not name.isidentifier():
+        raise UnsafeFileError(f"it names a value {name[:100]!r}, which is no name in Python")
+
+
+def _name_or_nothing(name: Any) -> None:
+    if name:
+        _name(name)
+
+
+def _names(names: Any) -> None:
+    for name in names:
+        _name(name)
+
+
+def _graph_name(name: Any) -> None:
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise UnsafeFileError(f"it has a nested graph of the name {name[:100]!r}")
+
+
+def _no_objects(value: Any) -> None:
+    if value:
+        raise UnsafeFileError("it needs an object of a class of its own (TorchBind), which is kept as a pickle")
+
+
+def _structure(text: Any) -> None:
+    try:
+        treespecs.loads(text)
+    except treespecs.ForeignNameError as error:
+        raise UnsafeFileError(f"the structure of its arguments or outputs names {error}") from error
+    except InputError as error:
+        raise InputError(f"the structure of its arguments or outputs cannot be read: {error}") from error
+
+
+def _guards(guards: Any) -> None:
+    for guard in guards:
+        check_guard(guard)
+
+
+def _dialects(names: Any) -> None:
+    if not names or not DIALECTS.issuperset(names):
+        raise InputError(f"it is of the dialects {[name[:50] for name in names]}; expected one of {sorted(DIALECTS)}")
+
+
+def _metadata(metadata: Any) -> None:
+    for entry in metadata.get("source_fn_stack", "").split(";"):
+        operators.check_source(entry.rpartition(",")[2])
+    for key in ("custom", "from_node"):
+        if key in metadata:
+            _check_depth(json.loads(metadata[key]))
+
+
+_RULES: Mapping[tuple[str, str], Rule] = types.MappingProxyType(
+    {
+        ("TensorArgument", "name"): _name_or_nothing,
+        ("TokenArgument", "name"): _name,
+        ("SymIntArgument", "as_name"): _name,
+        ("SymFloatArgument", "as_name"): _name,
+        ("SymBoolArgument", "as_name"): _name,
+        ("GraphArgument", "name"): _graph_name,
+        ("Node", "name"): _name_or_nothing,
+        ("Node", "metadata"): _metadata,
+        ("NamedArgument", "name"): _name_or_nothing,
+        ("Graph", "tensor_values"): _names,
+        ("Graph", "sym_int_values"): _names,
+        ("Graph", "sym_float_values"): _names,
+        ("Graph", "sym_bool_values"): _names,
+        ("Graph", "custom_obj_values"): _no_objects,
+        ("Argument", "as_custom_obj"): _no_objects,
+        ("InputSpec", "custom_obj"): _no_objects,
+        ("InputToConstantInputSpec", "name"): _name_or_nothing,
+        ("InputToParameterSpec", "parameter_name"): check_path,
+        ("InputToBufferSpec", "buffer_name"): check_path,
+        ("InputToTensorConstantSpec", "tensor_constant_name"): check_path,
+        ("BufferMutationSpec", "buffer_name"): check_path,
+        ("ParameterMutationSpec", "parameter_name"): check_path,
+        ("GradientToParameterSpec", "parameter_name"): check_path,
+        ("GradientToUserInputSpec", "user_input_name"): _name,
+        ("UserInputMutationSpec", "user_input_name"): _name,
+        ("ModuleCallEntry", "fqn"): check_path,
+        ("ModuleCallSignature", "in_spec"): _structure,
+        ("ModuleCallSignature", "out_spec"): _structure,
+        ("ModuleCallSignature", "forward_arg_names"): _names,
+        ("SymExpr", "expr_str"): check_expression,
+        ("Device", "type"): check_device,
+        ("ExportedProgram", "guards_code"): _guards,
+        ("ExportedProgram", "verifiers"): _dialects,
+    }
+)
+
+
+def _check_keywords(spec: Any) -> None:
+    """Check the names of the arguments that are given by name: they are parameters in code that torch makes."""
+    parts = spec.children()
+    if [part.type for part in parts] != [tuple, dict]:
+        raise InputError("its arguments are no tuple and dict")
+    for name in parts[1].context:
+        if not isinstance(name, str) or not name.isidentifier():
+            raise UnsafeFileError(f"it has an argument of the name {str(name)[:100]!r}")
+
+
+def _check_depth(tree: Any) -> None:
+    """Check that JSON nests no deeper than torch can read."""
+    level = [tree]
+    for _ in range(DEEPEST):
+        level = [child for one in level for child in _children(one)]
+        if not level:
+            return
+    raise InputError(f"its JSON is nested more than {DEEPEST} deep")
+
+
+def _children(tree: Any) -> list[Any]:
+    if isinstance(tree, dict):
+        return list(tree.values())
+    return tree if isinstance(tree, list) else []
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind, globalns=_upstream.schema_names())
+
+
+def _check_types(value: Any, hint: Any) -> None:
+    """Check that a value is of the type that the schema says; torch takes any."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        _check_types(value, arguments[0])
+    elif origin in (typing.Union, types.UnionType):
+        if value is not None:
+            _check_types(value, arguments[0])
+    elif origin is list and isinstance(value, list):
+        for item in value:
+            _check_types(item, arguments[0])
+    elif origin is dict and isinstance(value, dict):
+        for item in value.values():
+            _check_types(item, arguments[1])
+    elif isinstance(hint, type) and dataclasses.is_dataclass(hint) and isinstance(value, hint):
+        hints = _hints(hint)
+        for name, item in _items(value):
+            _check_types(item, hints[name])
+    elif not _is_plain(value, hint):
+        raise TypeError(f"a {type(value).__name__} in place of {hint}")
+
+
+def _is_plain(value: Any, hint: Any) -> bool:
+    if hint is float:
+        return type(value) in (int, float)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return type(value) is int or isinstance(value, hint)
+    return hint in (str, int, bool) and type(value) is hint

@@ -1,0 +1,90 @@
+"""Reading a `.pt2` file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from torch.export import ExportedProgram
+
+from exir_lowering import _upstream
+from exir_lowering.cli.pt2 import program, tensors
+from exir_lowering.cli.pt2.archive import Archive
+from exir_lowering.cli.pt2.unsafe import UnsafeFileError
+from exir_lowering.errors import InputError
+
+MODEL = "model"
+"""The name that `torch.export.save` gives a program in its archive."""
+
+_COMPILED = "data/aotinductor/"
+_OLD = "serialized_exported_program.json"
+
+
+def read_program(path: Path) -> ExportedProgram:
+    """Read a program that `torch.export.save` wrote, from a stranger too: nothing in the file is executed.
+
+    The file is opened once. What torch would unpickle, import, evaluate or call by its name is checked first; the parts
+    of the archive are read here, and torch gets what was checked instead of the file.
+
+    Args:
+        path: The `.pt2` file.
+
+    Returns:
+        The program. Its example inputs are left out when they have values of classes.
+
+    Raises:
+        UnsafeFileError: Something in it would run code, or is not what `torch.export.save` writes; the message says
+            what, as a clause.
+        InputError: It is damaged, or needs what this process does not have; the message says what, as a clause.
+        OSError: The file cannot be read.
+        Exception: What torch raises for a program that it cannot read.
+    """
+    with path.open("rb") as file:
+        parts = _parts(file)
+    return _upstream.read_program(*parts)
+
+
+def _parts(file: BinaryIO) -> tuple[Any, Any, Any, Any]:
+    """Return a program in torch's schema, its weights, its constants and its example inputs, all checked."""
+    archive = Archive(file)
+    if _OLD in archive:
+        return _old_parts(archive)
+    if bytes(archive.read("archive_format")) != b"pt2":
+        raise InputError("it is no archive of torch.export.save")
+    version = bytes(archive.read("archive_version"))
+    if version.strip() != b"0":
+        raise InputError(f"it is an archive of version {version[:20]!r}, expected version 0")
+    compiled = [name for name in archive.sizes if name.startswith(_COMPILED)]
+    if compiled:
+        raise UnsafeFileError(f"it has compiled code, which torch.export.load would load ({compiled[0]!r})")
+    serialized = _checked(archive.read(f"models/{MODEL}.json"))
+    sample = f"{tensors.EXAMPLES}{MODEL}.pt"
+    examples = tensors.examples(sample, archive.read(sample)) if sample in archive else None
+    return serialized, tensors.weights(archive, MODEL), tensors.constants(archive, MODEL), examples
+
+
+def _old_parts(archive: Archive) -> tuple[Any, Any, Any, Any]:
+    """Return the parts of a file of PyTorch 2.7 or before."""
+    version = archive.read("version").decode("ascii", "replace").split(".")
+    if version[0] != str(_upstream.SCHEMA_MAJOR):
+        raise InputError(f"it is of the schema version {version[0][:20]!r}, expected {_upstream.SCHEMA_MAJOR}")
+    serialized = _checked(archive.read(_OLD))
+    found = []
+    for part in ("state_dict", "constants"):
+        name = f"serialized_{part}.pt"
+        # Before PyTorch 2.1 it had another ending.
+        member = name if name in archive else f"serialized_{part}.json"
+        found.append(tensors.state(f"the {part} {member!r}", archive.read(member)))
+    sample = "serialized_example_inputs.pt"
+    examples = tensors.examples(sample, archive.read(sample)) if sample in archive else None
+    return serialized, found[0], found[1], examples
+
+
+def _checked(content: bytearray) -> Any:
+    serialized = program.parsed("ExportedProgram", content)
+    try:
+        program.check(serialized)
+    except json.JSONDecodeError as error:
+        raise InputError(f"its metadata is no JSON ({error})") from error
+    return serialized

@@ -1,0 +1,210 @@
+"""The weights, constants and example inputs of a `.pt2` file."""
+
+from __future__ import annotations
+
+import io
+import logging
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from exir_lowering import _upstream
+from exir_lowering.cli.pt2.archive import Archive
+from exir_lowering.cli.pt2.program import check_device, check_path, parsed
+from exir_lowering.cli.pt2.unsafe import UnsafeFileError
+from exir_lowering.errors import InputError
+from exir_lowering.errors.interrupts import let_through
+from exir_lowering.graphs import treespecs
+
+_logger = logging.getLogger(__name__)
+
+WEIGHTS, CONSTANTS, EXAMPLES = "data/weights/", "data/constants/", "data/sample_inputs/"
+MOST_EXAMPLES = 1_000_000
+_PAYLOAD = re.compile(r"[\w.\-]+")
+
+
+def weights(archive: Archive, model: str) -> dict[str, torch.Tensor]:
+    """Return the parameters and buffers of a model.
+
+    Raises:
+        UnsafeFileError: They can only be read in a way that runs code.
+        InputError: They are damaged.
+    """
+    legacy = f"{WEIGHTS}{model}.pt"
+    if legacy in archive:
+        return state(f"the weights {legacy!r}", archive.read(legacy))
+    return _payloads(archive, WEIGHTS, f"{model}_weights_config.json")
+
+
+def constants(archive: Archive, model: str) -> dict[str, torch.Tensor]:
+    """Return the constants of a model.
+
+    Raises:
+        UnsafeFileError: They can only be read in a way that runs code.
+        InputError: They are damaged.
+    """
+    legacy = f"{CONSTANTS}{model}.pt"
+    if legacy in archive:
+        return state(f"the constants {legacy!r}", archive.read(legacy))
+    return _payloads(archive, CONSTANTS, f"{model}_constants_config.json")
+
+
+def state(what: str, content: bytes | bytearray) -> dict[str, torch.Tensor]:
+    """Return tensors by name that `torch.save` wrote.
+
+    Raises:
+        UnsafeFileError: They can only be read in a way that runs code.
+        InputError: They are something else.
+    """
+    if not content:
+        return {}
+    found = _unpickled(what, content)
+    tensors = isinstance(found, dict) and all(isinstance(one, torch.Tensor) for one in found.values())
+    if not tensors or not all(isinstance(name, str) for name in found):
+        raise InputError(f"{what} are no tensors by name")
+    for name in found:
+        check_path(name)
+    return dict(found)
+
+
+def examples(where: str, content: bytes | bytearray) -> Any:
+    """Return the inputs that a program was exported with, None when they are left out.
+
+    Lowering does not need them. They are left out when they have values of classes, such as named tuples and data
+    classes, that torch can only read by unpickling: what a class does then is not known.
+
+    Args:
+        where: The member that they are in, for messages.
+        content: What `torch.save` wrote.
+
+    Raises:
+        UnsafeFileError: They call something else than classes of values: that is made to run code.
+        InputError: They are damaged.
+    """
+    if not content:
+        return None
+    unsafe = _unsafe(f"the example inputs {where!r}", content)
+    foreign = [name for name in unsafe if not _is_value_class(name)]
+    if foreign:
+        raise UnsafeFileError(
+            f"the example inputs {where!r} are a pickle that calls {', '.join(map(repr, foreign[:5]))} when it is read"
+        )
+    if unsafe:
+        _logger.info("The example inputs in %r are left out: they have values of %s.", where, ", ".join(unsafe))
+        return None
+    found = _unpickled(f"the example inputs {where!r}", content)
+    is_call = (
+        isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], tuple) and isinstance(found[1], dict)
+    )
+    # A small pickle can hold one list many times over.
+    return found if is_call and _is_bounded(found) else None
+
+
+def _payloads(archive: Archive, folder: str, config: str) -> dict[str, torch.Tensor]:
+    """Return tensors by name; those that share memory in the file share it here."""
+    metas = parsed("PayloadConfig", archive.read(folder + config)).config
+    flat: dict[str, torch.Tensor] = {}
+    found: dict[str, torch.Tensor] = {}
+    for name, meta in metas.items():
+        check_path(name)
+        member = folder + meta.path_name
+        if _PAYLOAD.fullmatch(meta.path_name) is None:
+            raise UnsafeFileError(f"the weight {name!r} is in the member {meta.path_name[:100]!r}")
+        if folder == CONSTANTS and not meta.path_name.startswith("tensor_"):
+            raise UnsafeFileError(f"the constant {name!r} is a pickled object of a class of its own ({member!r})")
+        if meta.use_pickle:
+            found[name] = _pickled_tensor(name, member, archive)
+            continue
+        if meta.tensor_meta is None:
+            raise InputError(f"the weight {name!r} has no shape")
+        if meta.path_name not in flat:
+            flat[meta.path_name] = _flat(name, archive.read(member), meta.tensor_meta)
+        tensor = _view(name, flat[meta.path_name], meta.tensor_meta)
+        grad = meta.tensor_meta.requires_grad
+        found[name] = torch.nn.Parameter(tensor, requires_grad=grad) if meta.is_param else tensor
+    return found
+
+
+def _flat(name: str, content: bytearray, meta: Any) -> torch.Tensor:
+    """Return the memory of a tensor."""
+    dtype = _upstream.dtype_of(meta.dtype)
+    if dtype is None:
+        raise InputError(f"the weight {name!r} has the dtype {meta.dtype}, which this PyTorch does not have")
+    check_device(meta.device.type)
+    if len(content) % dtype.itemsize:
+        raise InputError(f"the weight {name!r} has {len(content)} bytes, no multiple of {dtype.itemsize}")
+    tensor = torch.frombuffer(content, dtype=dtype) if content else torch.empty(0, dtype=dtype)
+    if meta.device.type != "cpu":
+        device = torch.device(meta.device.type, meta.device.index or 0)
+        try:
+            tensor = tensor.to(device)
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            raise InputError(f"the weight {name!r} is on {device}, which is not here ({error})") from error
+    if meta.requires_grad:
+        tensor.requires_grad_(True)
+    return tensor
+
+
+def _view(name: str, flat: torch.Tensor, meta: Any) -> torch.Tensor:
+    """Return a tensor in its memory."""
+    numbers = [*meta.sizes, *meta.strides, meta.storage_offset]
+    if any(one.type != "as_int" or not 0 <= one.as_int < 2**62 for one in numbers) or len(meta.sizes) > 64:
+        raise InputError(f"the weight {name!r} has no fixed shape")
+    sizes, strides = [one.as_int for one in meta.sizes], [one.as_int for one in meta.strides]
+    try:
+        return torch.as_strided(flat, sizes, strides, meta.storage_offset.as_int)
+    except RuntimeError as error:
+        raise InputError(f"the weight {name!r} is not in its memory ({str(error)[:200]})") from error
+
+
+def _pickled_tensor(name: str, member: str, archive: Archive) -> torch.Tensor:
+    tensor = _unpickled(f"the weight {name!r}", archive.read(member))
+    if not isinstance(tensor, torch.Tensor):
+        raise InputError(f"the weight {name!r} is a {type(tensor).__name__}")
+    return tensor
+
+
+def _unsafe(what: str, content: bytes | bytearray) -> list[str]:
+    """Return what a pickle calls beside the functions that torch takes for safe."""
+    try:
+        return list(torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(content)))
+    except Exception as error:  # of anything that is damaged
+        let_through(error)
+        raise InputError(
+            f"{what} are damaged, or a pickle of another kind ({type(error).__name__}: {str(error)[:200]})"
+        ) from error
+
+
+def _unpickled(what: str, content: bytes | bytearray) -> Any:
+    unsafe = _unsafe(what, content)
+    if unsafe:
+        raise UnsafeFileError(f"{what} are a pickle that calls {', '.join(map(repr, unsafe[:5]))} when it is read")
+    try:
+        return torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
+    except Exception as error:  # of anything that is damaged
+        let_through(error)
+        raise InputError(f"{what} cannot be read ({type(error).__name__}: {str(error)[:200]})") from error
+
+
+def _is_value_class(name: str) -> bool:
+    """Tell whether a name in a pickle is a class that inputs are of: registered with pytree, or an enumeration."""
+    if name == _upstream.FAKE_TENSOR_READER:
+        return True
+    classes: list[Any] = [*_upstream.registered_types(), *treespecs.enumerations()]
+    return any(isinstance(one, type) and f"{one.__module__}.{one.__qualname__}" == name for one in classes)
+
+
+def _is_bounded(value: Any) -> bool:
+    count, left = 0, [value]
+    while left:
+        one = left.pop()
+        count += 1
+        if count > MOST_EXAMPLES:
+            return False
+        if isinstance(one, (list, tuple)):
+            left.extend(one)
+        elif isinstance(one, Mapping):
+            left.extend(one.values())
+    return True

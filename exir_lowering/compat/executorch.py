@@ -1,0 +1,233 @@
+"""A drop-in for `executorch.exir.backend.backend_api.to_backend`: its overloads, its exception types and messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, NoReturn, overload
+
+from executorch.exir.backend import backend_api
+from executorch.exir.backend.backend_api import MethodProgramsPartitionerSpec
+from executorch.exir.backend.compile_spec_schema import CompileSpec
+from executorch.exir.backend.partitioner import Partitioner
+from executorch.exir.lowered_backend_module import get_lowered_submodules
+from torch.export import ExportedProgram
+from torch.export.graph_signature import OutputKind
+
+from exir_lowering import _upstream, pipeline
+from exir_lowering._upstream import LoweredBackendModule, locks
+from exir_lowering.errors import (
+    BackendFailure,
+    InputError,
+    LoweringError,
+    PartitionerContractError,
+    UnknownPluginError,
+)
+from exir_lowering.lowered import LoweredMethods
+from exir_lowering.partitioners.drop_in import convex_proposals as proposals
+from exir_lowering.plugins import registry
+from exir_lowering.plugins.delegate import Delegate
+from exir_lowering.runtime.native.engine import serving
+
+_DISPATCHED = (str, ExportedProgram, MethodProgramsPartitionerSpec)
+"""The types of the first argument that ExecuTorch's to_backend dispatches on."""
+
+
+@overload
+def to_backend(
+    first: str, edge_program: ExportedProgram, compile_specs: list[CompileSpec], /
+) -> LoweredBackendModule: ...
+@overload
+def to_backend(first: ExportedProgram, partitioner_instance: Partitioner, /) -> ExportedProgram: ...
+@overload
+def to_backend(first: MethodProgramsPartitionerSpec, /) -> dict[str, ExportedProgram]: ...
+
+
+def to_backend(first: Any, *rest: Any, **named: Any) -> Any:
+    """Lower as ExecuTorch's `to_backend` does, with this package's engine.
+
+    Args:
+        first: What selects the overload: a backend id (then the Edge program and its compile specs follow), an Edge
+            program (a partitioner follows), or a `MethodProgramsPartitionerSpec`.
+        rest: The other arguments, by position.
+        named: The other arguments, by ExecuTorch's names.
+
+    Returns:
+        A LoweredBackendModule, an ExportedProgram, or a dict of ExportedPrograms by method.
+
+    Raises:
+        NotImplementedError: The backend was not found.
+        AssertionError, RuntimeError: As ExecuTorch's; the `LoweringError` with the full story is its `__cause__` or
+            `__context__`.
+        TypeError: No overload takes the first argument.
+    """
+    overloads: tuple[Callable[..., Any], ...] = (_whole_program, _one_method, _all_methods)
+    for kind, overloaded in zip(_DISPATCHED, overloads, strict=True):
+        if isinstance(first, kind):
+            return overloaded(first, *rest, **named)
+    names = ", ".join(kind.__name__ for kind in _DISPATCHED)
+    raise TypeError(f"to_backend: the first argument is a {type(first).__name__}, expected one of {names}.")
+
+
+@contextmanager
+def patch_executorch(*, convex_proposals: bool = False) -> Iterator[None]:
+    """Make ExecuTorch's `to_backend` use this package's engine while the context lasts.
+
+    `EdgeProgramManager.to_backend` and `to_edge_transform_and_lower` go through it, and so does every module that
+    imported the function before: what is replaced are its overloads, not its name. ExecuTorch's own conversions wait
+    for each other and for this package's meanwhile, in all threads.
+
+    Args:
+        convex_proposals: Whether partitioners that stand on torch.fx's `CapabilityBasedPartitioner`, XNNPACK's
+            included, use this package's proposal algorithm too: never more partitions, in linear time. A node that
+            could be in either of two partitions may be in another one than with torch.fx's algorithm.
+    """
+    with _PATCHED, _upstream.WAITING, proposals() if convex_proposals else nullcontext():
+        yield
+
+
+def _replace_overloads() -> Callable[[], None]:
+    dispatcher = backend_api.to_backend
+    originals = {kind: dispatcher.dispatch(kind) for kind in _DISPATCHED}
+    for kind, replacement in zip(_DISPATCHED, (_whole_program, _one_method, _all_methods), strict=True):
+        dispatcher.register(kind, replacement)
+
+    def restore() -> None:
+        for kind, original in originals.items():
+            dispatcher.register(kind, original)
+
+    return restore
+
+
+_PATCHED = locks.Shared(_replace_overloads)
+
+
+@contextmanager
+def serve_delegates(
+    delegates: Mapping[str, Delegate | type[Delegate]] | Sequence[Delegate | type[Delegate]],
+) -> Iterator[None]:
+    """Let programs that ExecuTorch's own loaders open, in `executorch.runtime` or pybindings, use Python delegates.
+
+    `load` needs no such thing; it also checks more, keeps threads apart, and raises what a delegate raised. ExecuTorch
+    does not tell a backend where its inputs end: the first call of a payload is made with as many inputs as there may
+    be, and again with fewer, until as many outputs are returned as are left. What a delegate raises is shown on
+    standard error, and ExecuTorch raises its own error. Programs that were set up in the context may be executed after
+    it.
+
+    Args:
+        delegates: Delegates by id, or a sequence of delegates.
+
+    Raises:
+        InputError: The delegates are none, or the runtime has a backend of that id itself.
+        BackendUnavailableError: Python delegates cannot be used here.
+        PluginLoadError: A delegate could not be made.
+    """
+    given = registry.check_delegates(delegates)
+    with serving({delegate_id: registry.as_delegate(delegate_id, found) for delegate_id, found in given.items()}):
+        yield
+
+
+def _whole_program(
+    backend_id: str, edge_program: ExportedProgram, compile_specs: list[CompileSpec]
+) -> LoweredBackendModule:
+    with _executorch_errors():
+        return pipeline.lower_whole_program(edge_program, backend_id, compile_specs)
+
+
+def _one_method(edge_program: ExportedProgram, partitioner_instance: Partitioner) -> ExportedProgram:
+    return _lower({"forward": edge_program}, {"forward": partitioner_instance})["forward"]
+
+
+def _all_methods(
+    method_edge_program_partitioners: MethodProgramsPartitionerSpec,
+) -> dict[str, ExportedProgram]:
+    programs = dict(method_edge_program_partitioners.method_to_edge_program)
+    partitioners = dict(method_edge_program_partitioners.method_to_partitioner)
+    for name in partitioners:
+        if name not in programs:
+            raise AssertionError(f"Partitioner for method {name} is not provided")
+    lowered = _lower(programs, partitioners)
+    return {name: lowered[name] if name in partitioners else program for name, program in programs.items()}
+
+
+def _lower(programs: Mapping[str, ExportedProgram], partitioners: Mapping[str, Any]) -> LoweredMethods:
+    with _executorch_errors():
+        lowered = pipeline.to_backend(programs, partitioners)
+    for program in lowered.values():
+        _refuse_returned_state(program)
+    return lowered
+
+
+def _refuse_returned_state(program: ExportedProgram) -> None:
+    """Refuse what ExecuTorch refuses: a delegate that owns a buffer and returns the value that it writes to it.
+
+    This package lowers such programs; scripts and tests that rely on ExecuTorch's answer get that answer here.
+    """
+    for _, lowered, _ in get_lowered_submodules(program.graph_module):
+        specs = lowered.original_module.graph_signature.output_specs
+        written = {spec.arg.name: spec.target for spec in specs if spec.kind is OutputKind.BUFFER_MUTATION}
+        for spec in specs:
+            if spec.kind is OutputKind.USER_OUTPUT and spec.arg.name in written:
+                raise AssertionError(
+                    f"Constant {written[spec.arg.name]} was tagged to be consumed by the buffer, and was found to also "
+                    "contain a buffer mutation. However this buffer mutation node was found to also be used as other "
+                    "types of outputs which is currently not supported."
+                )
+
+
+@contextmanager
+def _executorch_errors() -> Iterator[None]:
+    try:
+        yield
+    except LoweringError as error:
+        _raise_executorch_error(error)
+
+
+def _raise_executorch_error(error: LoweringError) -> NoReturn:
+    """Raise what ExecuTorch raises in the same case; a plug-in's own exception passes through bare there."""
+    if isinstance(error, UnknownPluginError):
+        raise NotImplementedError(f"Backend {error.plugin_id} was not found.") from error
+    if isinstance(error, BackendFailure) and error.__cause__ is not None:
+        raise error.__cause__
+    if isinstance(error, PartitionerContractError):
+        if error.violation == "raised" and error.__cause__ is not None:
+            cause = error.__cause__
+            while isinstance(cause, LoweringError) and cause.__cause__ is not None:  # of a partitioner in another one
+                cause = cause.__cause__
+            raise cause
+        if error.violation in _MESSAGES:
+            kind, message = _MESSAGES[error.violation]
+            raise kind(message(error.details)) from error
+    if isinstance(error, InputError):
+        raise AssertionError(str(error)) from error
+    raise RuntimeError(str(error)) from error
+
+
+_MESSAGES: Mapping[str, tuple[type[Exception], Callable[[Mapping[str, Any]], str]]] = {
+    "graph_modified": (
+        AssertionError,
+        lambda d: f"The partitioner {d['partitioner']} should not modify the graph module",
+    ),
+    "destinations": (
+        AssertionError,
+        lambda d: (
+            f"Partitioner {d['partitioner']} needs a `partition_tags` field containing a mapping of tags to "
+            "delegate spec"
+        ),
+    ),
+    "output_tagged": (RuntimeError, lambda d: f"output node {d['node']} should not be tagged"),
+    "input_tagged": (
+        RuntimeError,
+        lambda d: (
+            f"placeholder node for non-params, non-buffer, and non-tensor constants should not be tagged: {d['node']} "
+        ),
+    ),
+    "no_copy": (
+        RuntimeError,
+        lambda d: (
+            f"constant data node ({d['node']}) is tagged with ({d['tag']}) but has user ({d['user']}) which has tag "
+            f"({d['user_tag']})"
+        ),
+    ),
+    "not_convex": (AssertionError, lambda d: "Invalid partition, found dependency cycles"),
+}

@@ -1,0 +1,99 @@
+"""What a node costs to compute and to hand over: floating-point operations and bytes, from shapes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.utils import flop_counter
+
+from exir_lowering import _upstream
+from exir_lowering.errors.interrupts import let_through
+from exir_lowering.graphs import is_delegate_call, is_getitem
+
+_MOVES_DATA = frozenset(
+    {
+        "_to_copy", "_to_dim_order_copy", "_clone_dim_order", "alias_copy", "arange", "as_strided_copy", "cat", "clone",
+        "constant_pad_nd", "diagonal_copy", "embedding", "empty", "expand_copy", "fill", "flip", "full", "full_like",
+        "gather", "index", "index_put", "index_select", "masked_fill", "narrow_copy", "ones", "ones_like",
+        "permute_copy", "repeat", "roll", "scalar_tensor", "scatter", "select_copy", "select_scatter", "slice_copy",
+        "slice_scatter", "split_copy", "split_with_sizes_copy", "squeeze_copy", "stack", "t_copy", "transpose_copy",
+        "unbind_copy", "unfold_copy", "unsqueeze_copy", "view_copy", "where", "zeros", "zeros_like",
+    }
+)  # fmt: skip
+"""Operators, by name without overload, that move or make data and compute nothing."""
+
+
+def tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors in a node's `meta["val"]`."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors(item)
+
+
+def tensor_bytes(tensor: torch.Tensor) -> int:
+    """Return the bytes of a tensor's elements; a dimension that is not known counts with its size when exported."""
+    return elements(tensor) * tensor.element_size()
+
+
+def elements(tensor: torch.Tensor) -> int:
+    """Return the number of a tensor's elements; a dimension that is not known counts with its size when exported."""
+    count = 1
+    for size in tensor.shape:
+        count *= _upstream.size_hint(size)
+    return count
+
+
+def value_bytes(node: Node) -> int:
+    """Return the bytes of a node's result: of all of them when it has several, 0 for sizes and other numbers."""
+    return sum(tensor_bytes(tensor) for tensor in tensors(node.meta.get("val")))
+
+
+def value_elements(node: Node) -> int:
+    """Return the number of elements of a node's result: of all of them when it has several."""
+    return sum(elements(tensor) for tensor in tensors(node.meta.get("val")))
+
+
+def flops(node: Node) -> int:
+    """Return the floating-point operations of a node.
+
+    Matrix products, convolutions and attention are counted as `torch.utils.flop_counter` does (a multiply-add is two);
+    an operator that moves data counts nothing, any other one operation for each element that it reads or makes,
+    whichever is more.
+    """
+    if node.op != "call_function" or is_getitem(node) or is_delegate_call(node):
+        return 0
+    packet = _upstream.operator_packet(node.target)
+    name = getattr(packet, "__name__", "")
+    if name in _MOVES_DATA:
+        return 0
+    if name == "linear":  # kept whole by some partitioners; torch's counter sees it decomposed only
+        return 2 * value_elements(node) * _upstream.size_hint(node.args[1].meta["val"].shape[-1])  # type: ignore[union-attr]
+    formula = flop_counter.flop_registry.get(packet)
+    results = list(tensors(node.meta.get("val")))
+    if formula is not None:
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), _sized)
+        try:
+            return int(formula(*args, **kwargs, out_val=_sized_values(node.meta.get("val"))))
+        except Exception as error:  # a formula of torch that does not know this form of the operator
+            let_through(error)
+            pass
+    read = [tensor for source in node.all_input_nodes for tensor in tensors(source.meta.get("val"))]
+    return max((elements(tensor) for tensor in (*results, *read)), default=0) if results else 0
+
+
+def _sized(node: Node) -> Any:
+    return _sized_values(node.meta.get("val"))
+
+
+def _sized_values(value: Any) -> Any:
+    """Replace tensors by tensors on the meta device, whose sizes are plain numbers."""
+    if isinstance(value, torch.Tensor):
+        return torch.empty([_upstream.size_hint(size) for size in value.shape], dtype=value.dtype, device="meta")
+    if isinstance(value, (list, tuple)):
+        return type(value)(_sized_values(item) for item in value)
+    return _upstream.size_hint(value) if isinstance(value, torch.SymInt) else value

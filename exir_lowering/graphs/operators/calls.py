@@ -1,0 +1,164 @@
+"""Call operators of the closed list so that no argument of a file ends the process: checked, and sized beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from exir_lowering._upstream.runtime import Operator
+from exir_lowering.errors import interrupts
+from exir_lowering.graphs.operators import checks as operator_checks
+from exir_lowering.graphs.operators.budget import bytes_of
+
+__all__ = ["CheckedCall", "size_of"]
+
+_KEPT = 64
+_WIDEST = torch.complex128.itemsize
+_MAY_COPY = frozenset(
+    {"contiguous", "flatten", "reshape", "reshape_as", "resolve_conj", "resolve_neg", "to", "type_as"}
+)
+"""Operators whose results are views of their arguments where they can be."""
+_UNKNOWN = _WIDEST // 2
+"""How many times as large as its arguments the result of an operator may be whose shape depends on their values."""
+
+
+class CheckedCall:
+    """An operator with what its kernel leaves unchecked.
+
+    Args:
+        name: Its name without a namespace, such as "add".
+        operator: The operator.
+    """
+
+    __slots__ = ("_check", "_name", "_operator", "_sizes", "_view")
+
+    def __init__(self, name: str, operator: Operator) -> None:
+        self._name, self._operator = name, operator
+        self._check = operator_checks.CHECKS.get(name)
+        self._view = operator.views and name not in _MAY_COPY
+        self._sizes: dict[Any, int] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the operator.
+
+        Raises:
+            ValueError: The kernel would not survive the arguments.
+        """
+        if self._check is not None:
+            self._check(self.by_name(args, kwargs))
+        return self._operator.call(*args, **kwargs)
+
+    def by_name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Return arguments by name."""
+        names = (argument.name for argument in self._operator.arguments)
+        return {**dict(zip(names, args, strict=False)), **kwargs}
+
+    def needs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+        """Return about how many bytes the results will take that are no views of arguments."""
+        if self._view:
+            return 0
+        if torch.Tag.pointwise in self._operator.tags:
+            return _broadcast((*args, *kwargs.values()))
+        if self._name == "repeat_interleave" and (size := _repeated(self.by_name(args, kwargs))) is not None:
+            return size
+        key = _signature((args, kwargs))
+        try:
+            known = self._sizes.get(key)
+        except TypeError:  # an argument of no plain type
+            return 0
+        if known is None:
+            if len(self._sizes) >= _KEPT:
+                self._sizes.clear()
+            known = self._sizes[key] = self._predicted(args, kwargs)
+        return known
+
+    def _predicted(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+        """Ask torch for the results of tensors without memory."""
+        given = {name: _meta(value) for name, value in kwargs.items()}
+        names = [argument.name for argument in self._operator.arguments]
+        placed = [_meta(value) for value in args]
+        if "device" in names:  # otherwise the operator would make what is only to be measured
+            place = names.index("device")
+            if place < len(placed):
+                placed[place] = torch.device("meta")
+            else:
+                given["device"] = torch.device("meta")
+        try:
+            with torch.no_grad():
+                return size_of(self._operator.call(*placed, **given))
+        except (
+            Exception
+        ) as error:  # the shapes depend on values, or arguments are wrong, which the operator itself says
+            interrupts.let_through(error)
+            return _UNKNOWN * size_of((args, list(kwargs.values())))
+
+
+def size_of(value: Any) -> int:
+    """Return how many bytes the tensors in a value would take if none of them were a view.
+
+    Args:
+        value: A tensor, a number, or a list of values.
+    """
+    return sum(map(_size, _tensors(value)))
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _size(tensor: torch.Tensor) -> int:
+    return bytes_of(tensor.shape, tensor.dtype.itemsize)
+
+
+def _map(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    return [_map(function, item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _meta(value: Any) -> Any:
+    return _map(lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta"), value)
+
+
+def _signature(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return (value.shape, value.dtype)
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_signature, value))
+    if isinstance(value, dict):
+        return tuple((key, _signature(item)) for key, item in value.items())
+    return (type(value), value)
+
+
+def _broadcast(args: Sequence[Any]) -> int:
+    """Return at most how many bytes the result of a pointwise operator has."""
+    extents: list[int] = []
+    width = 4  # what integers become in most of them
+    for tensor in _tensors(args):
+        width = max(width, tensor.dtype.itemsize)
+        shape = tensor.shape
+        extents = [1] * (len(shape) - len(extents)) + extents
+        for back in range(1, len(shape) + 1):
+            if shape[-back] != 1:
+                extents[-back] = shape[-back]
+    return bytes_of(extents, width)
+
+
+def _repeated(given: Mapping[str, Any]) -> int | None:
+    """Return how many bytes repeat_interleave makes of how often each element is repeated."""
+    tensor, repeats = given.get("self"), given.get("repeats")
+    if not isinstance(repeats, torch.Tensor):
+        return None
+    total = int(repeats.sum())
+    if not isinstance(tensor, torch.Tensor):
+        return max(total, 0) * 8
+    dim = given.get("dim")
+    rows = tensor.shape[dim] if isinstance(dim, int) else tensor.numel()
+    copies = total if repeats.numel() != 1 else total * rows
+    return max(copies, 0) * (_size(tensor) // max(rows, 1))

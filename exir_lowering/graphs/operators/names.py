@@ -1,0 +1,65 @@
+"""Operators of nodes: their names as people write them, and what their schemas say."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from torch.fx import Node
+
+from exir_lowering import _upstream
+
+OUT_OF_SIGHT = "exir_lowering.out_of_sight.default"
+"""The operator that stands for one that a partitioner must not take, while it runs inside of another partitioner."""
+
+
+def operator_name(node: Node) -> str:
+    """Return a node's operator as people write it, such as `aten.add.Tensor`."""
+    return target_name(node.target)
+
+
+_RETRACING = frozenset({"ExportedProgram.module()", "Interpreter_PropagateUnbackedSymInts"})
+"""What torch.export calls the passes in which it decomposes; other passes make nodes for other reasons."""
+
+
+def origins(node: Node) -> list[str]:
+    """Return the operators that a node was decomposed from, such as `aten.linear.default` for an addmm."""
+    found: dict[str, None] = {}
+    sources = list(node.meta.get("from_node") or ())
+    while sources:
+        source = sources.pop()
+        if source.pass_name in _RETRACING:
+            found[str(source.target)] = None
+            sources += source.from_node
+    return list(found)
+
+
+def target_name(operator: Any) -> str:
+    """Return an operator's name as people write it, such as `aten.add.Tensor`."""
+    return _upstream.operator_name(operator)
+
+
+@lru_cache(maxsize=1)
+def known_operators() -> frozenset[str]:
+    """Return the names of all operators that torch knew when this was first called."""
+    return _upstream.known_operators()
+
+
+def is_mutating(node: Node) -> bool:
+    """Tell whether a node's operator writes into its arguments, as far as its schema says."""
+    return _upstream.mutates_arguments(node.target)
+
+
+def argument(node: Node, name: str) -> Any:
+    """Return what a node passes for an argument of its operator, by name; None when it passes nothing.
+
+    Args:
+        node: The node.
+        name: The argument's name in the operator's schema.
+    """
+    if name in node.kwargs:
+        return node.kwargs[name]
+    names = _upstream.argument_names(node.target)
+    if name in names and names.index(name) < len(node.args):
+        return node.args[names.index(name)]
+    return None

@@ -1,0 +1,213 @@
+"""The closed list of torch's operators that a file may have executed: they compute results, and do nothing else.
+
+A file is data, and the operators of this process are more than arithmetic: `aten.from_file` maps a file that a later
+`aten.copy_` writes, `aten.save` writes one, others wait for other machines, seed generators or free memory. So nothing
+is executed because it is registered. An operator is on the list
+
+* by name: ATen's core operators and its pointwise ones, as torch tags them, the composites and views of them that
+  exported programs have (`_COMPOSITES`, `_VIEWS`), and the few namespaces that are written for such programs
+  (`_NAMESPACES`); and
+* by schema: it writes to none of its arguments, takes tensors, numbers and lists of them only, and text only where the
+  text chooses a mode (`_MODES`).
+
+A list of what is forbidden would be shorter, and wrong with the next release of torch or the next library that
+registers operators. What torch tags in a later release is on the list if its schema is as said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from importlib import import_module
+from types import MappingProxyType
+
+import torch
+
+from exir_lowering._upstream.runtime import Argument, Operator, find_operator
+
+__all__ = ["DTYPES", "find", "find_kernel", "why_not"]
+
+DTYPES = MappingProxyType(
+    {
+        str(dtype).removeprefix("torch."): dtype
+        for dtype in (
+            torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32,
+            torch.int64, torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz,
+            torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex32, torch.complex64,
+            torch.complex128,
+        )
+    }
+)  # fmt: skip
+"""The types of elements that a payload may name: those of dense tensors. Quantised ones end the process in places."""
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_COMPOSITES = _names(
+    """
+    _assert_async _assert_scalar _assert_tensor_metadata _conj _euclidean_dist _fft_c2c _is_all_true _is_any_true
+    _logcumsumexp _native_batch_norm_legit_functional _prelu_kernel _safe_softmax _trilinear _unsafe_index
+    _unsafe_index_put _unsafe_masked_index _unsafe_masked_index_put_accumulate _unsafe_view _upsample_bicubic2d_aa
+    _upsample_bilinear2d_aa _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d absolute
+    adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d addbmm addmv
+    addr affine_grid_generator all aminmax any arange arccos arccosh arcsin arcsinh arctan arctan2 arctanh argsort
+    argwhere as_strided_scatter atleast_1d atleast_2d atleast_3d avg_pool1d baddbmm bernoulli bilinear
+    binary_cross_entropy binary_cross_entropy_with_logits block_diag bucketize cartesian_prod cdist channel_shuffle
+    column_stack complex concat concatenate contiguous conv1d conv2d conv3d conv_transpose1d conv_transpose2d
+    conv_transpose3d cosine_similarity count_nonzero cov cross cross_entropy_loss cummax cummin cumprod
+    cumulative_trapezoid diag diag_embed diagflat diagonal_scatter diff divide dot dropout dstack einsum empty_like
+    empty_permuted expm1 eye fake_quantize_per_channel_affine fake_quantize_per_channel_affine_cachemask
+    fake_quantize_per_tensor_affine fake_quantize_per_tensor_affine_cachemask fft_fft fft_fft2 fft_fftn fft_fftshift
+    fft_ifft fft_ifft2 fft_ifftn fft_ifftshift fft_irfft fft_irfft2 fft_irfftn fft_rfft fft_rfft2 fft_rfftn fill fix
+    fliplr flipud floor_divide full full_like frobenius_norm ger glu greater greater_equal grid_sampler
+    grid_sampler_3d group_norm hamming_window hann_window hardswish hinge_embedding_loss hstack huber_loss im2col
+    index_add index_copy index_fill index_put index_reduce inner inverse isclose isin isreal kl_div kron kthvalue
+    l1_loss layer_norm less less_equal lift lift_fresh linalg_cross linalg_det linalg_inv linalg_inv_ex linalg_matmul
+    linalg_matrix_norm linalg_norm linalg_vecdot linalg_vector_norm linear linspace log_sigmoid log_sigmoid_forward
+    log_softmax logcumsumexp logspace logsumexp margin_ranking_loss masked_fill masked_select matmul max
+    max_pool1d max_pool1d_with_indices max_pool2d max_pool3d mean median meshgrid min mse_loss msort multiply mv
+    nanmean nanmedian nansum native_channel_shuffle negative new_empty new_empty_strided new_full new_ones new_zeros
+    nll_loss nll_loss2d nll_loss2d_forward nll_loss_forward norm not_equal numel ones ones_like outer pad
+    pairwise_distance pixel_shuffle pixel_unshuffle polar prelu prod rand_like randint randint_like randn_like
+    repeat_interleave replication_pad1d rms_norm roll rot90 row_stack rsub scaled_dot_product_attention scatter
+    searchsorted silu smooth_l1_loss soft_margin_loss softmax sort special_digamma special_erf special_erfc
+    special_erfinv special_exp2 special_expit special_expm1 special_gammaln special_i0 special_log1p special_log_softmax
+    special_logit special_logsumexp special_ndtr special_psi special_round special_sinc special_softmax special_xlogy
+    stack std std_mean subtract sum sum_to_size sym_constrain_range sym_constrain_range_for_size take take_along_dim
+    tensordot tile to trace trapezoid trapz tril tril_indices triu triu_indices true_divide type_as
+    unique_consecutive unsafe_chunk unsafe_split unsafe_split_with_sizes upsample_bicubic2d upsample_bilinear2d
+    upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_trilinear3d var var_mean vdot
+    vstack where zero zeros zeros_like
+    """
+)
+"""What exported programs have beside the core: what Edge dialect does not decompose, or is told to keep whole."""
+
+_VIEWS = _names(
+    """
+    _conj_copy _neg_view _neg_view_copy adjoint alias_copy as_strided_copy broadcast_tensors broadcast_to chunk conj
+    detach detach_copy diagonal_copy dsplit expand_as expand_copy flatten hsplit imag lift_fresh_copy mH mT moveaxis
+    movedim narrow narrow_copy numpy_T permute_copy ravel real reshape reshape_as resolve_conj resolve_neg select_copy
+    slice_copy split split_copy split_with_sizes_copy squeeze squeeze_copy swapaxes swapdims t t_copy tensor_split
+    transpose transpose_copy unbind unbind_copy unflatten unfold unfold_copy unsqueeze_copy view_as view_as_complex
+    view_as_complex_copy view_as_real view_as_real_copy view_copy vsplit
+    """
+)
+"""Views and their copies; torch's tag has some that do not check what they look at, such as _reshape_alias_copy."""
+
+_UNCHECKED = frozenset({"_adaptive_avg_pool2d_backward", "_pdist_backward", "embedding_dense_backward"})
+"""Core operators whose kernels use sizes or indices of their arguments without a look, anywhere in memory."""
+
+_ENDLESS = ("mvlgamma", "polynomial")
+"""Parts of the names of pointwise operators that take as many steps for an element as one of their numbers says."""
+
+_MODES = _names(
+    """
+    ord approximate assert_msg equation indexing mode norm padding reduce reduction rounding_mode side
+    """
+)
+"""Arguments whose text chooses a way to compute."""
+
+_TYPES = _names(
+    """
+    Tensor Optional[Tensor] List[Tensor] List[Optional[Tensor]] number Optional[number] List[number]
+    Optional[List[number]] int Optional[int] List[int] Optional[List[int]] float Optional[float] List[float]
+    Optional[List[float]] bool Optional[bool] List[bool] Optional[Device] Device Optional[Generator] Generator
+    """
+)
+"""Types of arguments, which dtypes and layouts are numbers among. A file has no generator, and the CPU alone."""
+
+_NAMESPACES = {"quantized_decomposed": ("torch.ao.quantization.fx", "executorch.exir")}
+"""Namespaces that are on the list as a whole, and what defines their operators."""
+
+_OTHERS = frozenset(
+    {"torchao.choose_qparams_affine.default", "torchao.dequantize_affine.default", "torchao.quantize_affine.default"}
+)
+"""What torchao's quantised programs call; registered when torchao is imported."""
+
+_IN_PLACE = frozenset({"aten._native_batch_norm_legit.out", "aten.copy_.default", "aten.index_put_.default"})
+"""What writes to an argument in files of ExecuTorch's: the runtime's kernels for state."""
+
+_TAGS = frozenset({torch.Tag.core, torch.Tag.pointwise})
+
+
+def find(name: str) -> Operator | None:
+    """Return an operator of the list, None when it is none of the list or not registered in this process.
+
+    Args:
+        name: Its name, such as "aten.add.Tensor".
+    """
+    operator = _registered(name)
+    if operator is None or not _named(name, operator) or not _schema_is_pure(name, operator.arguments):
+        return None
+    return operator
+
+
+def find_kernel(namespace: str, name: str, overload: str) -> Operator | None:
+    """Return the variant of an operator of the list that writes its result to arguments, as ExecuTorch's files have it.
+
+    Args:
+        namespace: Such as "aten".
+        name: Such as "add".
+        overload: Such as "out".
+    """
+    full = f"{namespace}.{name}.{overload or 'default'}"
+    operator = _registered(full)
+    if operator is None or full in _IN_PLACE:
+        return operator
+    arguments = [argument for argument in operator.arguments if not argument.out]
+    return operator if _schema_is_pure(full, arguments) and _family(full) else None
+
+
+def why_not(name: str) -> str:
+    """Say why an operator is not found, as a clause that starts with its name."""
+    operator = _registered(name)
+    if operator is None:
+        return f"{name} is not registered in this process"
+    written = [argument.name for argument in operator.arguments if argument.written]
+    if written:
+        return f"{name} writes to {', '.join(written)}"
+    return f"{name} is not in the closed list of operators that are known to do nothing but compute"
+
+
+def _registered(name: str) -> Operator | None:
+    namespace, _, rest = name.partition(".")
+    base, _, overload = rest.partition(".")
+    found = find_operator(namespace, base, overload)
+    for library in _NAMESPACES.get(namespace, ()):
+        if found is not None:
+            break
+        import_module(library)
+        found = find_operator(namespace, base, overload)
+    return found
+
+
+def _schema_is_pure(name: str, arguments: Iterable[Argument]) -> bool:
+    modes = name.partition(".")[0] != "aten"  # each of the others is known by name
+    return not any(
+        argument.written
+        or not (
+            argument.type in _TYPES
+            or (argument.type in ("str", "Optional[str]") and (modes or argument.name in _MODES))
+        )
+        for argument in arguments
+    )
+
+
+def _named(name: str, operator: Operator) -> bool:
+    namespace, _, rest = name.partition(".")
+    base = rest.partition(".")[0]
+    if namespace != "aten":
+        return namespace in _NAMESPACES or name in _OTHERS
+    if base in _UNCHECKED or any(part in base for part in _ENDLESS) or base.endswith("_"):
+        return False
+    return base in _COMPOSITES or base in _VIEWS or not _TAGS.isdisjoint(operator.tags)
+
+
+@lru_cache(maxsize=1024)
+def _family(name: str) -> bool:
+    """Tell whether an operator of the same name, with other results, is on the list."""
+    namespace, base, _ = name.split(".")
+    overloads = getattr(getattr(torch.ops, namespace), base).overloads()
+    return any(find(f"{namespace}.{base}.{overload}") is not None for overload in overloads)

@@ -1,0 +1,231 @@
+"""How values are nested (`torch.utils._pytree.TreeSpec`), read from the JSON of `treespec_dumps`.
+
+torch's own `treespec_loads` imports modules that the text names, and takes their attributes. Here a text chooses among
+what this process knows already: the types that are registered with pytree, the enumerations that are defined, and a
+closed table of default factories. Nothing is imported, and no attribute is looked up by a name from the text.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
+from collections.abc import Callable, Mapping
+from enum import Enum
+from types import MappingProxyType
+from typing import Any
+
+from exir_lowering import _upstream
+from exir_lowering.errors import InputError
+from exir_lowering.errors.interrupts import let_through
+
+pytree = _upstream.pytree
+
+PROTOCOL = 1
+LARGEST, DEEPEST, MOST = 1 << 24, 150, 250_000
+"""The limits of a text: its characters, how deep it nests, how many nodes it has."""
+
+_PYTHON_TYPES = (bool, bytes, complex, dict, float, frozenset, int, list, object, set, str, tuple)
+FACTORIES: Mapping[tuple[str, str], type] = MappingProxyType(
+    {(kind.__module__, kind.__qualname__): kind for kind in (*_PYTHON_TYPES, Counter, OrderedDict, defaultdict, deque)}
+)
+"""The default factories that a `defaultdict` may have: types of Python that do nothing but make an empty value."""
+
+_KEYS = (str, bool, int, float, type(None), Enum)
+_FACTORY_FIELDS = {"default_factory_module", "default_factory_name", "dict_context"}
+
+
+class UnknownTypeError(InputError):
+    """A type that is not registered in this process."""
+
+
+class ForeignNameError(UnknownTypeError):
+    """A name that torch would import: of an enumeration or default factory that this process does not know."""
+
+
+def loads(text: str) -> Any:
+    """Read a structure.
+
+    Args:
+        text: What `treespec_dumps` wrote.
+
+    Returns:
+        The `TreeSpec`.
+
+    Raises:
+        UnknownTypeError: It has a type that is not registered in this process.
+        ForeignNameError: It has an enumeration or a default factory that this process does not know.
+        InputError: The text is not what `treespec_dumps` writes, or it is too large.
+    """
+    if not isinstance(text, str) or len(text) > LARGEST:
+        raise InputError(f"a structure is a text of at most {LARGEST} characters, got {_shown(text)}.")
+    return _Reader().read(_json(text))
+
+
+class _Reader:
+    """Reads one structure; counts its nodes."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def read(self, tree: Any) -> Any:
+        if not isinstance(tree, list) or len(tree) != 2 or type(tree[0]) is not int:
+            raise InputError(f"a structure is [{PROTOCOL}, tree], got {_shown(tree)}.")
+        if tree[0] != PROTOCOL:
+            raise InputError(f"a structure of version {tree[0]}; this exir-lowering reads version {PROTOCOL}.")
+        return self._node(tree[1], 0)
+
+    def _node(self, node: Any, depth: int) -> Any:
+        self._count += 1
+        if depth > DEEPEST or self._count > MOST:
+            raise InputError(f"a structure of more than {MOST} values, or that is nested more than {DEEPEST} deep.")
+        if not isinstance(node, dict) or set(node) != {"type", "context", "children_spec"}:
+            raise InputError(f"a part of a structure has a type, a context and children_spec, got {_shown(node)}.")
+        name, context, children = node["type"], node["context"], node["children_spec"]
+        if not isinstance(children, list):
+            raise InputError(f"the children of a structure are a list, got {_shown(children)}.")
+        if name is None:
+            if context is not None or children:
+                raise InputError("a value of a structure has neither context nor children.")
+            return pytree.treespec_leaf()
+        kind = _registered(name)
+        read = _context(kind, context, len(children))
+        return pytree.TreeSpec(kind, read, [self._node(child, depth + 1) for child in children])
+
+
+def _registered(name: Any) -> Any:
+    """Return the type that is registered by a name."""
+    kind = _upstream.registered_type(name) if isinstance(name, str) else None
+    if kind is None:
+        raise UnknownTypeError(f"{_shown(name)} is not registered with torch.utils._pytree.")
+    return kind
+
+
+def _context(kind: Any, context: Any, children: int) -> Any:
+    """Return the context of a node: what it is beside its type and children."""
+    own = _CONTEXTS.get(kind)
+    if own is not None:
+        return own(context, children)
+    made = _upstream.context_reader(kind)
+    if made is _upstream.namedtuple_context:
+        return _named_tuple(context, children)
+    try:
+        # A function that this process registered for the type.
+        return _plain(context) if made is None else made(context)
+    except InputError:
+        raise
+    except Exception as error:
+        let_through(error)
+        raise InputError(
+            f"the context of a {kind.__module__}.{kind.__qualname__} cannot be read: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _plain(context: Any) -> Any:
+    """Return a context that is JSON in a str."""
+    if not isinstance(context, str):
+        raise InputError(f"a context is JSON in a str, got {_shown(context)}.")
+    return _with_enums(_json(context), 0)
+
+
+def _nothing(context: Any, children: int) -> None:
+    if _plain(context) is not None:
+        raise InputError(f"a list or tuple has no context, got {_shown(context)}.")
+
+
+def _keys(context: Any, children: int) -> list[Any]:
+    return _checked_keys(_plain(context), children)
+
+
+def _checked_keys(keys: Any, children: int) -> list[Any]:
+    if not isinstance(keys, list) or not all(isinstance(key, _KEYS) for key in keys):
+        raise InputError(f"the keys of a dict are a list of str, numbers, None and enumerators, got {_shown(keys)}.")
+    if len(keys) != children or len(set(keys)) != children:
+        raise InputError(f"a dict of {children} values has the keys {_shown(keys)}.")
+    return keys
+
+
+def _default_dict(context: Any, children: int) -> list[Any]:
+    if not isinstance(context, dict) or set(context) != _FACTORY_FIELDS:
+        raise InputError(f"the context of a defaultdict has {sorted(_FACTORY_FIELDS)}, got {_shown(context)}.")
+    named = (context["default_factory_module"], context["default_factory_name"])
+    factory = FACTORIES.get(named) if all(isinstance(part, str) for part in named) else None
+    if factory is None:
+        known = ", ".join(kind.__qualname__ for kind in FACTORIES.values())
+        raise ForeignNameError(f"a defaultdict with the factory {_shown('.'.join(map(str, named)))}; known: {known}.")
+    return [factory, _checked_keys(_with_enums(context["dict_context"], 0), children)]
+
+
+def _named_tuple(context: Any, children: int) -> Any:
+    kind = _registered(context)
+    fields = _upstream.namedtuple_fields(kind)
+    if fields is None:
+        raise InputError(f"{_shown(context)} is no named tuple.")
+    if len(fields) != children:
+        raise InputError(f"{_shown(context)} has the fields {fields}, and {children} values.")
+    return kind
+
+
+def _deque(context: Any, children: int) -> int | None:
+    size = _plain(context)
+    if size is not None and (type(size) is not int or not children <= size <= sys.maxsize):
+        raise InputError(f"a deque of {children} values has the maximal length {_shown(size)}.")
+    return size
+
+
+_CONTEXTS: Mapping[Any, Callable[[Any, int], Any]] = MappingProxyType(
+    {
+        tuple: _nothing,
+        list: _nothing,
+        dict: _keys,
+        OrderedDict: _keys,
+        defaultdict: _default_dict,
+        deque: _deque,
+        namedtuple: _named_tuple,
+    }
+)
+
+
+def _with_enums(value: Any, depth: int) -> Any:
+    """Return JSON with its enumerators, which pytree writes as objects."""
+    if depth > DEEPEST:
+        raise InputError(f"a context that is nested more than {DEEPEST} deep.")
+    if isinstance(value, list):
+        return [_with_enums(item, depth + 1) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "__enum__" not in value:
+        return {key: _with_enums(item, depth + 1) for key, item in value.items()}
+    return _enumerator(value.get("fqn"), value.get("name"))
+
+
+def _enumerator(kind: Any, name: Any) -> Enum:
+    """Return an enumerator of an enumeration that is defined in this process.
+
+    When two are defined by the same name, a module was loaded again: the later one is in use.
+    """
+    for one in reversed(enumerations()):
+        if isinstance(kind, str) and f"{one.__module__}:{one.__qualname__}" == kind:
+            found = one.__members__.get(name) if isinstance(name, str) else None
+            if found is None:
+                raise InputError(f"the enumeration {_shown(kind)} has no {_shown(name)}.")
+            return found
+    raise ForeignNameError(f"the enumeration {_shown(kind)} is not defined.")
+
+
+def enumerations(kind: type[Enum] = Enum) -> list[type[Enum]]:
+    """Return the enumerations that are defined in this process."""
+    own = type.__subclasses__(kind)
+    return own + [one for child in own for one in enumerations(child)]
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"a structure is no JSON ({type(error).__name__}: {error}).") from None
+
+
+def _shown(value: Any) -> str:
+    text = repr(value) if isinstance(value, (str, int, float, type(None))) else f"a {type(value).__name__}"
+    return text if len(text) <= 80 else f"{text[:77]}..."

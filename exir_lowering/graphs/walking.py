@@ -1,0 +1,161 @@
+"""FX graphs and the graphs nested in them: kinds of nodes, and ways through all of them."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from exir_lowering import _upstream
+
+DELEGATION_TAG = "delegation_tag"
+"""The one key of node.meta that the line uses: ExecuTorch's contract with partitioners."""
+
+_HOPS = torch.ops.higher_order
+
+
+@dataclass(frozen=True, slots=True)
+class NestedGraph:
+    """A graph module that a higher-order operator calls.
+
+    Attributes:
+        name: The attribute that holds it.
+        module: The graph module.
+        call: The node that calls it.
+        bound: For each placeholder, the node of the calling graph that it stands for unchanged, or None
+            (a slice, a carried value).
+    """
+
+    name: str
+    module: GraphModule
+    call: Node
+    bound: tuple[Node | None, ...]
+
+
+def is_getitem(node: Node) -> bool:
+    """Tell whether a node picks one of several results."""
+    return node.op == "call_function" and node.target is operator.getitem
+
+
+def is_delegate_call(node: Node) -> bool:
+    """Tell whether a node calls a delegate."""
+    return node.op == "call_function" and node.target is _upstream.CALL_DELEGATE
+
+
+def is_operator(node: Node) -> bool:
+    """Tell whether a node is an operator: what partitions are made of, what a plan counts.
+
+    Calls of a delegate are none, and getitem is a part of the operator whose result it picks.
+    """
+    return node.op == "call_function" and not is_getitem(node) and not is_delegate_call(node)
+
+
+def qualified_name(path: tuple[str, ...], node: Node) -> str:
+    """Return a node's name, with the path of the nested graph that holds it."""
+    return ".".join((*path, node.name))
+
+
+def attribute(module: torch.nn.Module, target: str) -> Any:
+    """Return what a get_attr node names."""
+    value: Any = module
+    for atom in target.split("."):
+        value = getattr(value, atom)
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class OperandLayout:
+    """Where a higher-order operator keeps its graphs, and the operands that reach them unchanged.
+
+    Attributes:
+        graphs: Positions of the graphs among the arguments.
+        before: Positions of the operand lists that come first among the placeholders and change on the way
+            (slices of map and scan, carried values).
+        unchanged: The position of the operand list that every graph gets as it is.
+    """
+
+    graphs: tuple[int, ...]
+    before: tuple[int, ...]
+    unchanged: int
+
+
+OPERAND_LAYOUTS: Mapping[Any, OperandLayout] = {
+    _HOPS.cond: OperandLayout(graphs=(1, 2), before=(), unchanged=3),
+    _HOPS.map_impl: OperandLayout(graphs=(0,), before=(1,), unchanged=2),
+    _HOPS.scan: OperandLayout(graphs=(0,), before=(1, 2), unchanged=3),
+    _HOPS.while_loop: OperandLayout(graphs=(0, 1), before=(2,), unchanged=3),
+}
+
+
+def nested_graphs(graph_module: GraphModule, node: Node) -> Iterator[NestedGraph]:
+    """Yield the graphs that a node calls: those of cond, map, scan and while_loop, and of operators not known here."""
+    if node.op != "call_function" or is_delegate_call(node):
+        return
+    for argument in dict.fromkeys(node.all_input_nodes):
+        if argument.op != "get_attr":
+            continue
+        module = attribute(graph_module, str(argument.target))
+        if isinstance(module, GraphModule):
+            yield NestedGraph(str(argument.target), module, node, _bound_operands(node, module))
+
+
+def _bound_operands(node: Node, module: GraphModule) -> tuple[Node | None, ...]:
+    placeholders = [n for n in module.graph.nodes if n.op == "placeholder"]
+    layout = OPERAND_LAYOUTS.get(node.target)
+    if layout is None or len(node.args) <= layout.unchanged:
+        return (None,) * len(placeholders)
+    bound: list[Node | None] = []
+    for position in layout.before:
+        changed = node.args[position]
+        bound += [None] * len(changed if isinstance(changed, (list, tuple)) else [changed])
+    unchanged = node.args[layout.unchanged]
+    if not isinstance(unchanged, (list, tuple)):
+        return (None,) * len(placeholders)
+    bound += [arg if isinstance(arg, Node) else None for arg in unchanged]
+    return tuple(bound) if len(bound) == len(placeholders) else (None,) * len(placeholders)
+
+
+def walk(graph_module: GraphModule, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], GraphModule]]:
+    """Yield a graph module and every graph nested in it, each once, with its attribute path."""
+    yield path, graph_module
+    seen: set[str] = set()
+    for node in graph_module.graph.nodes:
+        for nested in nested_graphs(graph_module, node):
+            if nested.name not in seen:
+                seen.add(nested.name)
+                yield from walk(nested.module, (*path, nested.name))
+
+
+def delegates(
+    graph_module: GraphModule, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], GraphModule, str]]:
+    """Yield each delegate call in the order in which a file numbers them: its graph's path, graph, and attribute."""
+    for node in graph_module.graph.nodes:
+        if is_delegate_call(node):
+            yield path, graph_module, str(node.args[0].target)
+        for nested in nested_graphs(graph_module, node):
+            yield from delegates(nested.module, (*path, nested.name))
+
+
+def staying_nodes(graph_module: GraphModule, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Node]]:
+    """Yield every node with the path of its graph; a tagged call moves with its graphs, whose nodes are left out."""
+    seen: set[str] = set()
+    for node in graph_module.graph.nodes:
+        yield path, node
+        if DELEGATION_TAG in node.meta:
+            continue
+        for nested in nested_graphs(graph_module, node):
+            if nested.name not in seen:
+                seen.add(nested.name)
+                yield from staying_nodes(nested.module, (*path, nested.name))
+
+
+def strip_tags(graph_module: GraphModule) -> None:
+    """Remove the tags of a graph and of the graphs nested in it."""
+    for _, module in walk(graph_module):
+        for node in module.graph.nodes:
+            node.meta.pop(DELEGATION_TAG, None)

@@ -1,0 +1,275 @@
+"""A store that keeps every weight once, across the partitions and methods that backends lower."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from exir_lowering.errors import InputError
+from exir_lowering.graphs.operators.budget import check_memory
+from exir_lowering.graphs.operators.pure import DTYPES
+
+__all__ = ["WeightRef", "WeightStore"]
+
+_ALIGNMENT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class WeightRef:
+    """Where a tensor's elements are in the named data, and how they lie there.
+
+    Attributes:
+        key: The key of the named data; "" when all elements are zero and nothing is stored.
+        offset: Where the first element is, in bytes.
+        dtype: The type of the elements.
+        shape: The sizes.
+        strides: The strides, in elements.
+    """
+
+    key: str
+    offset: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def to_json(self) -> list[Any]:
+        """Return the reference as a list that JSON can hold, for a payload; `from_json` reads it."""
+        return [self.key, self.offset, str(self.dtype).removeprefix("torch."), list(self.shape), list(self.strides)]
+
+    @classmethod
+    def from_json(cls, fields: Any) -> WeightRef:
+        """Make a reference of what `to_json` returned.
+
+        Raises:
+            InputError: It is something else.
+        """
+        try:
+            key, offset, dtype, shape, strides = fields
+            kind = DTYPES[dtype]
+            numbers = (offset, *shape, *strides)
+            sound = isinstance(key, str) and len(shape) == len(strides)
+            if sound and all(type(number) is int and 0 <= number < 1 << 62 for number in numbers):
+                return cls(key, offset, kind, tuple(shape), tuple(strides))
+        except (TypeError, ValueError, KeyError):
+            pass
+        raise InputError(f"A reference to a weight is damaged: {str(fields)[:200]}. Lower the model again.")
+
+    def load(self, named_data: Callable[[str], bytes | None]) -> torch.Tensor:
+        """Make the tensor, in memory of its own.
+
+        Raises:
+            InputError: The data is missing, or too short.
+        """
+        extent = _extent(self.shape, self.strides) * self.dtype.itemsize
+        if not self.key:
+            try:
+                check_memory(extent)
+            except InputError as error:
+                raise InputError(
+                    f"A weight of zeros, {self.dtype}{list(self.shape)}, cannot be made: {error}."
+                ) from None
+            return torch.zeros(extent // self.dtype.itemsize, dtype=self.dtype).as_strided(self.shape, self.strides)
+        data = named_data(self.key)
+        if data is None:
+            raise InputError(
+                f"The file has no named data {self.key!r}: load it with the data files it was saved with. If it was "
+                "saved with none, its backend did not return the data (data_store_output)."
+            )
+        if len(data) < self.offset + extent:
+            raise InputError(
+                f"Named data {self.key!r} has {len(data)} bytes, expected at least {self.offset + extent}: the file or "
+                f"one of its data files is damaged. Save it again."
+            )
+        # A copy: the runtime may free its data after loading, and need not align it as the elements are.
+        memory = torch.empty(extent, dtype=torch.uint8)
+        memory.numpy().data[:] = memoryview(data)[self.offset : self.offset + extent]
+        return memory.view(self.dtype).as_strided(self.shape, self.strides)
+
+
+class WeightStore:
+    """Refers to tensors by what is in them.
+
+    Tensors that share memory are stored as one piece, tensors of equal content as one piece too; how a tensor lies in
+    the piece is a part of its reference. All-zero pieces are not stored.
+
+    Args:
+        tensors: Tensors that `ref` may be asked for, so that those that overlap become one piece. They are read when it
+            is first asked, not changed, and kept while the store is.
+    """
+
+    def __init__(self, tensors: Iterable[torch.Tensor] = ()) -> None:
+        self._announced: Iterable[torch.Tensor] = tensors
+        self._data: dict[str, bytes] = {}
+        self._referred: set[str] = set()
+        self._pieces: dict[int, list[_Piece]] = {}  # by the address of the storage, which each piece keeps alive
+
+    def ref(self, tensor: torch.Tensor) -> WeightRef:
+        """Refer to a tensor; one that the store does not have is added.
+
+        Args:
+            tensor: A dense tensor on the CPU. A view of a stored one, such as its `detach()`, is found by its memory;
+            one that torch wrote to meanwhile is stored anew.
+
+        Raises:
+            InputError: The tensor has no plain memory: it is sparse, quantised, or not on the CPU.
+        """
+        self._add_announced()
+        view = _View.of(tensor)
+        if tensor.numel() == 0:
+            return WeightRef("", 0, tensor.dtype, view.shape, view.strides)
+        pieces = self._pieces.setdefault(view.storage, [])
+        piece = next((piece for piece in pieces if piece.has(view)), None)
+        if piece is None:
+            piece = self._store(_Piece.of([view]))  # also for a tensor that was written to since it was stored
+            pieces.append(piece)
+        strides = piece.strides or view.strides
+        if piece.key:
+            self._referred.add(piece.key)
+        return WeightRef(piece.key, view.start - piece.start if piece.key else 0, tensor.dtype, view.shape, strides)
+
+    def named_data(self, refs: Iterable[WeightRef]) -> Any:
+        """Make what `PreprocessResult.data_store_output` takes: the data of some references, each key once."""
+        from exir_lowering import _upstream  # not at the top: whoever reads references at run time needs no compiler
+
+        keys = dict.fromkeys(ref.key for ref in refs if ref.key)
+        return _upstream.named_data({key: self._data[key] for key in keys}, _ALIGNMENT)
+
+    @property
+    def referred(self) -> frozenset[str]:
+        """The keys that `ref` has handed out."""
+        return frozenset(self._referred)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The bytes of each key that is stored so far."""
+        return {key: len(data) for key, data in self._data.items()}
+
+    def _add_announced(self) -> None:
+        announced, self._announced = self._announced, ()
+        by_storage: dict[int, list[_View]] = {}
+        for tensor in {id(tensor): tensor for tensor in announced}.values():
+            if _plain(tensor) and tensor.numel() > 0:
+                view = _View.of(tensor)
+                by_storage.setdefault(view.storage, []).append(view)
+        for storage, views in by_storage.items():
+            self._pieces[storage] = [self._store(piece) for piece in _pieces(views)]
+
+    def _store(self, piece: _Piece) -> _Piece:
+        data = piece.data()
+        if data.count(0) != len(data):
+            piece.key = hashlib.sha256(data).hexdigest()[:32]
+            self._data.setdefault(piece.key, data)
+        return piece
+
+
+def _plain(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_quantized and tensor.device.type == "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """The bytes of a storage that a tensor reaches."""
+
+    memory: torch.Tensor
+    start: int
+    end: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> _View:
+        if not _plain(tensor):
+            raise InputError(
+                f"A weight of shape {list(tensor.shape)} cannot be stored: got layout {tensor.layout}, device "
+                f"{tensor.device}{', quantised' if tensor.is_quantized else ''}; expected a dense tensor on the CPU."
+            )
+        plain = tensor.detach().resolve_conj().resolve_neg()
+        shape, strides, item = tuple(plain.shape), tuple(plain.stride()), plain.element_size()
+        start = int(plain.storage_offset()) * item
+        return cls(plain, start, start + _extent(shape, strides) * item, shape, strides)
+
+    @property
+    def storage(self) -> int:
+        return self.memory.untyped_storage().data_ptr()
+
+    @property
+    def place(self) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+        return self.start, self.shape, self.strides
+
+
+@dataclass(slots=True)
+class _Piece:
+    """A range of a storage that is stored as one.
+
+    Attributes:
+        view: The view that reaches farthest.
+        start: The first byte.
+        end: The byte after the last one.
+        strides: The strides after packing, when the piece is one view with holes; () when it is stored as it lies.
+        version: How often the view's memory had been written to.
+        key: The key of its data, "" when all bytes are zero.
+    """
+
+    view: _View
+    start: int
+    end: int
+    strides: tuple[int, ...]
+    version: int
+    key: str = ""
+
+    @classmethod
+    def of(cls, views: Sequence[_View]) -> _Piece:
+        # Storages of one address may differ in length.
+        farthest = max(views, key=lambda view: view.end)
+        start = min(view.start for view in views)
+        alone = all(view.place == views[0].place for view in views)
+        packed = farthest.memory.numel() * farthest.memory.element_size() < farthest.end - start
+        strides = torch.empty(farthest.shape, device="meta").stride() if alone and packed else ()
+        return cls(farthest, start, farthest.end, strides, _version(farthest.memory))
+
+    def has(self, view: _View) -> bool:
+        """Tell whether a view of the same storage is stored in the piece, as it is now."""
+        if self.version != _version(self.view.memory):
+            return False
+        if self.strides:
+            return view.place == self.view.place and view.memory.dtype == self.view.memory.dtype
+        return self.start <= view.start and view.end <= self.end
+
+    def data(self) -> bytes:
+        memory, start, end = self.view.memory, self.start, self.end
+        if self.strides:
+            memory = memory.contiguous()
+            start, end = 0, memory.numel() * memory.element_size()
+        raw = torch.empty(0, dtype=torch.uint8).set_(memory.untyped_storage(), start, (end - start,), (1,))
+        return bytes(raw.numpy().tobytes())
+
+
+def _version(tensor: torch.Tensor) -> int:
+    from exir_lowering import _upstream  # as above
+
+    return _upstream.version(tensor)
+
+
+def _pieces(views: Sequence[_View]) -> Iterator[_Piece]:
+    """Yield the ranges of a storage that views cover; overlapping views are in one."""
+    group: list[_View] = []
+    end = 0
+    for view in sorted(views, key=lambda v: (v.start, v.end)):
+        if group and view.start >= end:
+            yield _Piece.of(group)
+            group = []
+        group.append(view)
+        end = max(end, view.end) if len(group) > 1 else view.end
+    if group:
+        yield _Piece.of(group)
+
+
+def _extent(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Return how many elements lie between a tensor's first and last one, both included."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))

@@ -1,0 +1,5 @@
+"""What a lowering will do or did: the plan of each method, and the views of it: text, data, Graphviz, a page."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

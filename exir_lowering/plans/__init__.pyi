@@ -1,0 +1,6 @@
+from .data import to_json as to_json
+from .dot import to_dot as to_dot
+from .lowering_plan import LoweringPlan as LoweringPlan, MethodPlan as MethodPlan
+from .page import to_html as to_html
+from .report import Report as Report
+from .text import table as table, to_text as to_text

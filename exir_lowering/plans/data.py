@@ -1,0 +1,57 @@
+"""A plan as JSON: everything in it, and the coverages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from exir_lowering.plans.lowering_plan import LoweringPlan, MethodPlan
+
+VERSION = 1
+"""Rises when a field of the JSON changes its meaning or goes away."""
+
+
+def to_json(plan: LoweringPlan) -> str:
+    """Return a plan as JSON, the same for the same plan.
+
+    Args:
+        plan: The plan.
+
+    Returns:
+        `{"version": 1, "methods": [...]}`: the fields of `MethodPlan` and of what it holds, under their names, and for
+        each method the `coverage` of its `operators`, `flops` and `weights`, 0 to 1, or null where it has none. A
+        report has its own fields besides.
+    """
+    return json.dumps(as_data(plan), indent=2)
+
+
+def as_data(plan: LoweringPlan) -> dict[str, Any]:
+    """Return what `to_json` writes."""
+    more = {field.name: _plain(getattr(plan, field.name)) for field in fields(plan) if field.name != "methods"}
+    return {"version": VERSION, "methods": [_method(method) for method in plan.methods], **more}
+
+
+def coverages(method: MethodPlan) -> dict[str, float | None]:
+    """Return the delegated shares of a method, 0 to 1; None for a share of nothing."""
+    return {
+        "operators": method.coverage if method.nodes else None,
+        "flops": method.flops_coverage if any(node.flops for node in method.nodes) else None,
+        "weights": method.weights_coverage if method.weight_bytes else None,
+    }
+
+
+def _method(method: MethodPlan) -> dict[str, Any]:
+    values: dict[str, Any] = _plain(method)
+    return {"name": values.pop("name"), "coverage": coverages(method), **values}
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _plain(value[key]) for key in sorted(value)}
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    return value

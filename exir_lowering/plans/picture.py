@@ -1,0 +1,208 @@
+"""The graph that the views draw: each partition one vertex, connected host operators one vertex, and no cycle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import networkx as nx
+
+from exir_lowering.graphs.schedule import dag, schedule
+from exir_lowering.plans import layout, wording
+from exir_lowering.plans.lowering_plan import MethodPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Vertex:
+    """A partition, or host operators that are connected.
+
+    Attributes:
+        id: Unique in the picture: "partition:" and the partition's id, or "host:" and a number.
+        kind: Which of the two it is.
+        title: What to write on it: the partition's id, or a host region's number and its nested graph.
+        backend: The backend that runs it, None for the host.
+        nodes: The names of its operators, in the method's order.
+        rank: Its row: edges lead to later rows.
+        x: Where its centre is, to the right.
+        y: Where its centre is, downwards.
+    """
+
+    id: str
+    kind: Literal["partition", "host"]
+    title: str
+    backend: str | None
+    nodes: tuple[str, ...]
+    rank: int
+    x: float
+    y: float
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """What one vertex hands to another.
+
+    Attributes:
+        source: The id of the vertex that makes the values.
+        target: The id of the vertex that reads them.
+        bytes: Bytes of the values, each counted once; 0 from a call to the nested graph that it calls.
+        points: The way of the line.
+    """
+
+    source: str
+    target: str
+    bytes: int
+    points: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A method, drawn.
+
+    Attributes:
+        vertices: The vertices, in topological order.
+        edges: The edges.
+        width: The width of the drawing.
+        height: The height of the drawing.
+    """
+
+    vertices: tuple[Vertex, ...]
+    edges: tuple[Edge, ...]
+    width: float
+    height: float
+
+
+def picture(method: MethodPlan) -> Picture:
+    """Contract a method's partitions and host operators, and lay the result out.
+
+    Args:
+        method: The method.
+
+    Raises:
+        ValueError: The partitions cannot be run one after the other: they form a cycle.
+    """
+    members = _regions(method, _contracted(method))
+    owner = {name: key for key, names in members.items() for name in names}
+    crossing = _crossing(method, owner)
+    order = _topological(method, members, crossing)
+    number = {key: i for i, key in enumerate(order)}
+    edges = sorted((number[source], number[target]) for source, target in crossing)
+    placed = layout.place(len(order), edges)
+    backends = {_partition_key(partition.id): partition.backend_id for partition in method.partitions}
+    vertices = []
+    regions = 0
+    for i, key in enumerate(order):
+        names = tuple(members[key])
+        if key in backends:
+            vertex_id, title = key, key.removeprefix("partition:")
+        else:
+            regions += 1
+            graph = _graph_of(names[0])
+            vertex_id, title = f"host:{regions}", f"host {regions}, in {graph}" if graph else f"host {regions}"
+        kind: Literal["partition", "host"] = "partition" if key in backends else "host"
+        x, y = placed.centres[i]
+        vertices.append(Vertex(vertex_id, kind, title, backends.get(key), names, placed.ranks[i], x, y))
+    drawn = tuple(
+        Edge(vertices[s].id, vertices[t].id, crossing[order[s], order[t]], placed.routes[s, t]) for s, t in edges
+    )
+    return Picture(tuple(vertices), drawn, placed.width, placed.height)
+
+
+def label(vertex: Vertex) -> str:
+    """Return the second line of a vertex: who runs how many operators."""
+    count = wording.many(len(vertex.nodes), "operator")
+    return count if vertex.backend is None else f"{vertex.backend}, {count}"
+
+
+def _partition_key(partition: str) -> str:
+    return f"partition:{partition}"
+
+
+def _label(key: str) -> str | None:
+    return None if key.startswith("partition:") else "host"
+
+
+def _graph_of(name: str) -> str:
+    """Return the path of the nested graph that holds a node, "" for the method's own."""
+    return name.rpartition(".")[0]
+
+
+def _contracted(method: MethodPlan) -> dict[str, list[str]]:
+    """Return the vertices with each partition as one: for each the names of its nodes."""
+    known = {partition.id for partition in method.partitions}
+    members: dict[str, list[str]] = {}
+    for node in method.nodes:
+        key = f"node:{node.name}" if node.partition not in known else _partition_key(str(node.partition))
+        members.setdefault(key, []).append(node.name)
+    for partition in method.partitions:
+        members.setdefault(_partition_key(partition.id), [])
+    return members
+
+
+def _regions(method: MethodPlan, members: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """Contract host operators that are connected, in one epoch and in one graph.
+
+    The host's own schedule stays acyclic when its epochs are contracted. Nested graphs, which no region may mix with
+    the graph that calls them, cut an epoch into stages: the more often a path changes graphs, the later.
+    """
+    owner = {name: key for key, names in members.items() for name in names}
+    crossing = _crossing(method, owner)
+    order = _topological(method, members, crossing)
+    number = {key: i for i, key in enumerate(order)}
+    predecessors: list[list[int]] = [[] for _ in order]
+    for source, target in crossing:
+        predecessors[number[target]].append(number[source])
+    epochs = schedule(dag(predecessors, [_label(key) for key in order]))
+    graphs = [_graph_of(members[key][0]) if members[key] else "" for key in order]
+    joined = nx.Graph()
+    joined.add_nodes_from(order)
+    stages = [0] * len(order)
+    for vertex, before in enumerate(predecessors):
+        near = [other for other in before if epochs[other] == epochs[vertex] > 0]
+        stages[vertex] = max((stages[other] + (graphs[other] != graphs[vertex]) for other in near), default=0)
+        joined.add_edges_from(
+            (order[other], order[vertex])
+            for other in near
+            if stages[other] == stages[vertex] and graphs[other] == graphs[vertex]
+        )
+    region = {key: min(part, key=number.__getitem__) for part in nx.connected_components(joined) for key in part}
+    result: dict[str, list[str]] = {}
+    for node in method.nodes:
+        result.setdefault(region[owner[node.name]], []).append(node.name)
+    for key, names in members.items():
+        if not names:
+            result[key] = []
+    return result
+
+
+def _crossing(method: MethodPlan, owner: Mapping[str, str]) -> dict[tuple[str, str], int]:
+    """Return the edges between vertices with the bytes of the values that cross, each value once.
+
+    An operator that calls a nested graph has edges without bytes to where that graph starts.
+    """
+    sizes = {node.name: node.result_bytes for node in method.nodes}
+    values: dict[tuple[str, str], dict[str, int]] = {}
+    for node in method.nodes:
+        for name in node.inputs:
+            if name in owner and owner[name] != owner[node.name]:
+                values.setdefault((owner[name], owner[node.name]), {})[name] = sizes[name]
+    callers = {path: owner[node.name] for node in method.nodes for path in node.calls}
+    for node in method.nodes:
+        caller = callers.get(_graph_of(node.name))
+        if caller not in (None, owner[node.name]) and not node.inputs:
+            values.setdefault((str(caller), owner[node.name]), {})
+    return {edge: sum(crossing.values()) for edge, crossing in values.items()}
+
+
+def _topological(
+    method: MethodPlan, members: Mapping[str, Sequence[str]], crossing: Mapping[tuple[str, str], int]
+) -> list[str]:
+    graph = nx.DiGraph()
+    graph.add_nodes_from(members)
+    graph.add_edges_from(crossing)
+    first = {key: i for i, key in enumerate(members)}
+    try:
+        return list(nx.lexicographical_topological_sort(graph, key=first.__getitem__))
+    except nx.NetworkXUnfeasible:
+        cycle = " -> ".join(source for source, _ in nx.find_cycle(graph))
+        raise ValueError(f"method {method.name}: partitions of the plan need each other: {cycle}") from None

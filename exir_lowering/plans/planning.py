@@ -1,0 +1,363 @@
+"""From a partitioned method to its plan: which operator went where, and why not."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice
+
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+
+from exir_lowering import graphs
+from exir_lowering.graphs import measures
+from exir_lowering.graphs.schedule import dag, fewest
+from exir_lowering.model import ExtractedMethod, Partition, Rejection, TaggedMethod
+from exir_lowering.plans.lowering_plan import (
+    Advice,
+    HostNode,
+    MethodPlan,
+    PlannedNode,
+    PlannedPartition,
+    RefusedMerge,
+)
+
+_ADVICE = 10
+"""How many pieces of advice a method gets."""
+
+_TRIALS = 32
+"""How many sets of operators are tried for advice in a graph: each trial is a pass over the graph."""
+
+_TOGETHER = 4
+"""How many of the most useful sets are also tried together."""
+
+
+def plan_method(program: ExportedProgram, tagged: Sequence[TaggedMethod], extracted: ExtractedMethod) -> MethodPlan:
+    """Describe one method.
+
+    Args:
+        program: The method in Edge dialect, as it was before the first partitioner.
+        tagged: What each partitioner did, in their order.
+        extracted: The method without its partitions, and these.
+
+    Returns:
+        The plan; it holds no node and no tensor.
+    """
+    placed = _Placed(program, extracted.partitions)
+    measured = _measure(program, placed)
+    backend_of = {partition.id: partition.backend_id for partition in extracted.partitions}
+    between = [_Between(nodes, backend_of) for nodes in placed.by_graph()]
+    host = tuple(_host(placed.planned, tagged, extracted))
+    return MethodPlan(
+        name=extracted.name,
+        nodes=tuple(placed.planned),
+        partitions=tuple(_partitions(extracted.partitions, placed.planned, measured)),
+        host=host,
+        adjustments=tuple(adjustment for step in tagged for adjustment in step.adjustments),
+        refused_merges=tuple(refused for graph in between for refused in graph.refused_merges()),
+        advice=tuple(sorted((a for graph in between for a in graph.advice()), key=_usefulness)[:_ADVICE]),
+        weight_bytes=sum(measured.weights[key] for key in set().union(*measured.readers.values())),
+        delegated_weight_bytes=sum(
+            measured.weights[key] for key in set().union(*(r for p, r in measured.readers.items() if p is not None))
+        ),
+    )
+
+
+# -- where each operator is --------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Placed:
+    """The operators of a method with their partitions.
+
+    Attributes:
+        planned: The operators, nested graphs included.
+        partition_of: The partition of each node, getitem and the nodes of moved nested graphs included.
+    """
+
+    program: ExportedProgram
+    partitions: Sequence[Partition]
+    planned: list[PlannedNode] = field(default_factory=list)
+    partition_of: dict[Node, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        named = {name: partition.id for partition in self.partitions for name in partition.nodes}
+        self._visit(self.program.graph_module, (), None, named)
+
+    def _visit(self, module: GraphModule, path: tuple[str, ...], moved: str | None, named: Mapping[str, str]) -> None:
+        seen: set[str] = set()
+        for node in module.graph.nodes:
+            partition = moved or named.get(graphs.qualified_name(path, node))
+            producer = node.args[0] if graphs.is_getitem(node) else None
+            if isinstance(producer, Node):
+                partition = self.partition_of.get(producer)
+            if partition is not None:
+                self.partition_of[node] = partition
+            if graphs.is_operator(node):
+                self.planned.append(_planned(module, node, path, partition))
+            for nested in graphs.nested_graphs(module, node):
+                if nested.name not in seen:
+                    seen.add(nested.name)
+                    self._visit(nested.module, (*path, nested.name), partition, named)
+
+    def by_graph(self) -> Iterator[list[PlannedNode]]:
+        """Yield the operators of each graph."""
+        found: dict[str, list[PlannedNode]] = {}
+        for node in self.planned:
+            found.setdefault(node.name.rpartition(".")[0], []).append(node)
+        yield from found.values()
+
+
+def _planned(module: GraphModule, node: Node, path: tuple[str, ...], partition: str | None) -> PlannedNode:
+    sources = dict.fromkeys(map(_producer, node.all_input_nodes))
+    return PlannedNode(
+        name=graphs.qualified_name(path, node),
+        operator=graphs.operator_name(node),
+        partition=partition,
+        module=graphs.module_stack(node),
+        source=graphs.source_line(node),
+        inputs=tuple(graphs.qualified_name(path, source) for source in sources if graphs.is_operator(source)),
+        result_bytes=measures.value_bytes(node),
+        flops=measures.flops(node),
+        calls=tuple(".".join((*path, nested.name)) for nested in graphs.nested_graphs(module, node)),
+    )
+
+
+def _producer(node: Node) -> Node:
+    while graphs.is_getitem(node) and isinstance(node.args[0], Node):
+        node = node.args[0]
+    return node
+
+
+# -- what it weighs ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """Bytes of a method.
+
+    Attributes:
+        weights: Bytes of each parameter, buffer and constant; tied ones have one key.
+        readers: For each partition (None: the host) the weights that it reads.
+        bytes_in: For each partition the bytes of the values that it reads from outside.
+        bytes_out: For each partition the bytes of the values that it hands out.
+    """
+
+    weights: dict[int, int]
+    readers: dict[str | None, set[int]]
+    bytes_in: Counter[str]
+    bytes_out: Counter[str]
+
+
+def _measure(program: ExportedProgram, placed: _Placed) -> _Measured:
+    measured = _Measured({}, {}, Counter(), Counter())
+    lifted = {}
+    for node, spec in graphs.lifted_inputs(program).items():
+        tensor = program.state_dict.get(str(spec.target), program.constants.get(str(spec.target)))
+        key = id(node) if tensor is None else id(tensor)
+        lifted[node] = key
+        measured.weights[key] = measures.value_bytes(node)
+    _measure_graph(program.graph_module, lifted, placed.partition_of, measured)
+    return measured
+
+
+def _measure_graph(
+    module: GraphModule, lifted: Mapping[Node, int], partition_of: Mapping[Node, str], measured: _Measured
+) -> None:
+    for node in module.graph.nodes:
+        if node.op in ("output", "get_attr"):
+            continue
+        readers = {partition_of.get(user) for user in node.users if user.op != "placeholder"}
+        if node in lifted:
+            for reader in {partition_of.get(user) for user in node.users if graphs.is_operator(user)}:
+                measured.readers.setdefault(reader, set()).add(lifted[node])
+            continue
+        own = partition_of.get(node)
+        if any(not graphs.is_getitem(user) for user in node.users):
+            for reader in readers - {own, None}:
+                measured.bytes_in[str(reader)] += measures.value_bytes(node)
+            if own is not None and readers - {own}:
+                measured.bytes_out[own] += measures.value_bytes(node)
+        for nested in graphs.nested_graphs(module, node):
+            inner = [n for n in nested.module.graph.nodes if n.op == "placeholder"]
+            pairs = zip(inner, nested.bound, strict=True)
+            bound = {n: lifted[outer] for n, outer in pairs if outer is not None and outer in lifted}
+            _measure_graph(nested.module, bound, partition_of, measured)
+
+
+def _partitions(
+    partitions: Sequence[Partition], nodes: Sequence[PlannedNode], measured: _Measured
+) -> Iterator[PlannedPartition]:
+    members: dict[str, list[PlannedNode]] = {partition.id: [] for partition in partitions}
+    for node in nodes:
+        if node.partition is not None:
+            members[node.partition].append(node)
+    for partition in partitions:
+        inside = members[partition.id]
+        yield PlannedPartition(
+            id=partition.id,
+            backend_id=partition.backend_id,
+            nodes=tuple(node.name for node in inside),
+            operators=dict(Counter(node.operator for node in inside)),
+            weight_bytes=sum(measured.weights[key] for key in measured.readers.get(partition.id, ())),
+            bytes_in=measured.bytes_in[partition.id],
+            bytes_out=measured.bytes_out[partition.id],
+            flops=sum(node.flops for node in inside),
+        )
+
+
+# -- why it stays on the host ------------------------------------------------------------------------------------------
+
+
+def _host(
+    nodes: Sequence[PlannedNode], tagged: Sequence[TaggedMethod], extracted: ExtractedMethod
+) -> Iterator[HostNode]:
+    said: dict[str, list[Rejection]] = {}
+    for step in tagged:
+        for rejection in step.rejections:
+            said.setdefault(rejection.node, []).append(rejection)
+    for rejection in extracted.rejections:
+        said.setdefault(rejection.node, []).append(rejection)
+    for node in nodes:
+        if node.partition is None:
+            reasons = said.get(node.name) or [
+                Rejection(
+                    extracted.name, node.name, node.operator, "the method has no partitioner", "lower", "no_partitioner"
+                )
+            ]
+            yield HostNode(node.name, node.operator, tuple(reasons), node.module, node.source)
+
+
+# -- what lies between partitions --------------------------------------------------------------------------------------
+
+
+class _Between:
+    """One graph with each partition contracted to a vertex: what forbids merges, and what would allow them."""
+
+    def __init__(self, nodes: Sequence[PlannedNode], backend_of: Mapping[str, str]) -> None:
+        self.nodes, self.backend_of = nodes, backend_of
+        self.key_of = {node.name: node.partition or f"host {node.name}" for node in nodes}
+        self.successors: dict[str, dict[str, tuple[str, str]]] = {key: {} for key in self.key_of.values()}
+        for node in nodes:
+            for source in node.inputs:
+                if source in self.key_of and self.key_of[source] != self.key_of[node.name]:
+                    self.successors[self.key_of[source]].setdefault(self.key_of[node.name], (source, node.name))
+        self.place = {key: i for i, key in enumerate(_topological(self.successors))}
+
+    def _pairs(self) -> Iterator[tuple[str, str]]:
+        """Yield each partition with the next one of its backend."""
+        last: dict[str, str] = {}
+        for key in self.place:
+            backend_id = self.backend_of.get(key)
+            if backend_id is not None:
+                if backend_id in last:
+                    yield last[backend_id], key
+                last[backend_id] = key
+
+    @cached_property
+    def around(self) -> list[tuple[str, str, Mapping[str, str]]]:
+        """For each pair with a way from the first to the second that leaves both, what lies on ways from the first."""
+        found = ((first, second, self._reached(first, second)) for first, second in self._pairs())
+        return [(first, second, reached) for first, second, reached in found if second in reached]
+
+    def refused_merges(self) -> Iterator[RefusedMerge]:
+        """Yield, for each pair that cannot be one partition, the way that leads around."""
+        for first, second, reached in self.around:
+            yield RefusedMerge(first, second, tuple(self._names(reached, second)))
+
+    def _reached(self, first: str, second: str) -> dict[str, str]:
+        """Return what lies behind a vertex up to another one, each with where it was reached from."""
+        end, came_from = self.place[second], {}
+        stack = [(first, key) for key in reversed(self.successors[first]) if key != second]
+        while stack:
+            before, key = stack.pop()
+            if key in came_from or self.place[key] > end:
+                continue
+            came_from[key] = before
+            stack += [(key, after) for after in self.successors[key] if after not in came_from]
+        return came_from
+
+    def _names(self, came_from: Mapping[str, str], key: str) -> list[str]:
+        """Name the nodes on the way to a vertex."""
+        names: list[str] = []
+        while key in came_from:
+            before = came_from[key]
+            source, user = self.successors[before][key]
+            names += [name for name in (user, source) if not names or names[-1] != name]
+            key = before
+        return names[::-1]
+
+    def advice(self) -> Iterator[Advice]:
+        """Yield what would make fewer partitions: to take all operators on the ways between some of them."""
+        obstacles: dict[str, list[frozenset[str]]] = {}
+        for backend_id, operators in islice(dict.fromkeys(self._obstacles()), _TRIALS):
+            obstacles.setdefault(backend_id, []).append(operators)
+        for backend_id, sets in obstacles.items():
+            before = self._fewest(backend_id, frozenset())
+            after = {operators: self._fewest(backend_id, operators) for operators in sets}
+            ranked = sorted(after, key=lambda operators: (after[operators], len(operators), sorted(operators)))
+            together: frozenset[str] = frozenset()
+            for operators in ranked[:_TOGETHER]:
+                together |= operators
+                after.setdefault(together, self._fewest(backend_id, together))
+            for operators, count in after.items():
+                if count < before and not any(less < operators and after[less] <= count for less in after):
+                    yield Advice(tuple(sorted(operators)), backend_id, before, count)
+
+    def _fewest(self, backend_id: str, allowed: frozenset[str]) -> int:
+        """Return the fewest partitions of a backend that the graph can have when it takes some operators too."""
+        labels = []
+        for node in self.nodes:
+            own = self.backend_of.get(node.partition or "") == backend_id
+            labels.append(backend_id if own or (node.partition is None and node.operator in allowed) else None)
+        return fewest(dag(self.predecessors, labels))
+
+    @cached_property
+    def predecessors(self) -> list[list[int]]:
+        """For each operator the numbers of those whose results it reads."""
+        number = {node.name: i for i, node in enumerate(self.nodes)}
+        return [[number[source] for source in node.inputs if source in number] for node in self.nodes]
+
+    def _obstacles(self) -> Iterator[tuple[str, frozenset[str]]]:
+        """Yield, for each pair, its backend and the host operators on the ways from the first to the second."""
+        operator_of = {self.key_of[node.name]: node.operator for node in self.nodes if node.partition is None}
+        predecessors: dict[str, list[str]] = {key: [] for key in self.successors}
+        for key, following in self.successors.items():
+            for after in following:
+                predecessors[after].append(key)
+        for first, second, reached in self.around:
+            stack, on_the_way = [second], set()
+            while stack:
+                for before in predecessors[stack.pop()]:
+                    if before in reached and before not in on_the_way:
+                        on_the_way.add(before)
+                        stack.append(before)
+            if on_the_way and all(key in operator_of for key in on_the_way):
+                yield self.backend_of[first], frozenset(operator_of[key] for key in on_the_way)
+
+
+def _topological(successors: Mapping[str, Mapping[str, object]]) -> list[str]:
+    """Order vertices after what they depend on, otherwise as they come."""
+    number = {key: i for i, key in enumerate(successors)}
+    waiting = dict.fromkeys(successors, 0)
+    for following in successors.values():
+        for after in following:
+            waiting[after] += 1
+    keys = list(successors)
+    ready = [number[key] for key, count in waiting.items() if count == 0]
+    order: list[str] = []
+    while ready:
+        key = keys[heapq.heappop(ready)]
+        order.append(key)
+        for after in successors[key]:
+            waiting[after] -= 1
+            if waiting[after] == 0:
+                heapq.heappush(ready, number[after])
+    return order
+
+
+def _usefulness(advice: Advice) -> tuple[int, int, tuple[str, ...]]:
+    return (advice.after - advice.before, len(advice.operators), advice.operators)

@@ -1,0 +1,71 @@
+"""What was delegated, what was not and why, and where the time went."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from exir_lowering.plans.lowering_plan import LoweringPlan
+
+
+@dataclass
+class Times:
+    """Seconds spent in each step."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Add the time that the body takes to a step."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Report(LoweringPlan):
+    """What a lowering did: its plan, and what became of it.
+
+    Attributes:
+        payload_bytes: For each partition the bytes of its payload.
+        seconds: Time by step: edge, tag, extract, plan, preprocess, splice.
+    """
+
+    payload_bytes: Mapping[str, int]
+    seconds: Mapping[str, float]
+
+    def table(self) -> Table:
+        """Return the delegation table."""
+        # Narrow enough for a terminal of 60 columns.
+        table = Table(title="Delegation", box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+        for column in ("method", "delegates", "ops\nin them", "ops\non host", "share", "payload"):
+            left = column in ("method", "delegates")
+            table.add_column(column, justify="left" if left else "right", overflow="fold")
+        for method in self.methods:
+            backends = Counter(partition.backend_id for partition in method.partitions)
+            table.add_row(
+                method.name,
+                ", ".join(f"{count} x {backend}" for backend, count in backends.items()) or "none",
+                str(method.delegated),
+                str(len(method.host)),
+                f"{method.coverage:.1%}",
+                f"{sum(self.payload_bytes[partition.id] for partition in method.partitions):,} B",
+            )
+        return table
+
+    def to_text(self, *, width: int = 120) -> str:
+        """Return the delegation table, the plan's tables and the times, as plain text."""
+        console = Console(width=width, no_color=True, highlight=False)
+        with console.capture() as capture:
+            console.print(self.table())
+            console.print("  ".join(f"{step} {seconds:.2f} s" for step, seconds in self.seconds.items()))
+        return LoweringPlan.to_text(self, width=width) + capture.get()

@@ -1,0 +1,159 @@
+"""A plan as plain text."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from rich import box
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from exir_lowering.plans import wording
+from exir_lowering.plans.data import coverages, to_json
+from exir_lowering.plans.lowering_plan import HostNode, LoweringPlan, MethodPlan, PlannedPartition
+
+__all__ = ["table", "to_json", "to_text"]
+
+MOST = 30
+"""Rows of a list; the others are counted."""
+
+_SOURCE = 120
+"""Characters of a source line."""
+
+_WIDE = 100
+"""Characters that the table of the partitions needs; without them it is a list."""
+
+
+def table(plan: LoweringPlan) -> Table:
+    """Return the summary: what of each method goes where. It fits into 60 columns."""
+    summary = Table(title="Lowering plan", box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    for column in ("method", "partitions", "ops\nin\nthem", "ops\non\nhost", "share"):
+        summary.add_column(column, justify="left" if column in ("method", "partitions") else "right", overflow="fold")
+    for method in plan.methods:
+        backends = Counter(partition.backend_id for partition in method.partitions)
+        summary.add_row(
+            Text(method.name),
+            Text("\n".join(f"{count:,} x {backend}" for backend, count in backends.items()) or "none"),
+            f"{method.delegated:,}",
+            f"{len(method.host):,}",
+            "\n".join(_shares(method)),
+        )
+    return summary
+
+
+def _shares(method: MethodPlan) -> Iterator[str]:
+    for name, share in coverages(method).items():
+        yield f"{'ops' if name == 'operators' else name} {'-' if share is None else f'{share:.1%}'}"
+
+
+def to_text(plan: LoweringPlan, width: int = 120) -> str:
+    """Return a plan as plain text.
+
+    Args:
+        plan: The plan.
+        width: The width of a line, in characters.
+    """
+    out = io.StringIO()
+    # Neither the terminal nor the environment (FORCE_COLOR, COLUMNS) may change the text.
+    console = Console(file=out, width=width, force_terminal=False, color_system=None, highlight=False, emoji=False)
+    console.print(table(plan))
+    for method in plan.methods:
+        for part in _parts(method, width):
+            console.print(part, markup=False)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+
+def _parts(method: MethodPlan, width: int) -> Iterator[RenderableType]:
+    backends = {partition.id: partition.backend_id for partition in method.partitions}
+    yield Text(f"\n{method.name}: {wording.many(len(method.nodes), 'operator')}")
+    if method.partitions:
+        yield from _section("Partitions", len(method.partitions))
+        if width < _WIDE:
+            yield from _listed([(partition.id, _in_words(partition)) for partition in method.partitions])
+        else:
+            yield _indented(_partitions(method.partitions[:MOST]))
+            yield from _rest(len(method.partitions))
+    if method.host:
+        yield from _section("On the host", len(method.host))
+        yield from _listed(list(_grouped(method.host)))
+    if method.adjustments:
+        yield from _section("Dropped or cut", len(method.adjustments))
+        adjustments = method.adjustments
+        yield from _listed([(a.kind, f"{wording.span(a.nodes)}: {a.reason} [{a.by}]") for a in adjustments])
+    if method.refused_merges:
+        yield from _section("Cannot be one partition", len(method.refused_merges))
+        merges = method.refused_merges
+        yield from _listed(
+            [("-", f"{m.first} and {m.second} ({backends.get(m.first, '')}): {wording.path(m.path)}") for m in merges]
+        )
+    if method.advice:
+        yield from _section("Advice", len(method.advice))
+        yield from _listed([("-", str(advice)) for advice in method.advice])
+
+
+def _section(title: str, count: int) -> Iterator[RenderableType]:
+    yield Text(f"\n  {title} ({count:,})")
+
+
+def _partitions(partitions: Sequence[PlannedPartition]) -> Table:
+    rows = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    for column in ("id", "backend", "operators", "weights", "in", "out", "flops"):
+        left = column in ("id", "backend", "operators")
+        rows.add_column(column, justify="left" if left else "right", overflow="fold", no_wrap=not left)
+    for partition in partitions:
+        rows.add_row(
+            Text(partition.id),
+            Text(partition.backend_id),
+            Text(_operators(partition)),
+            wording.size(partition.weight_bytes),
+            wording.size(partition.bytes_in),
+            wording.size(partition.bytes_out),
+            wording.operations(partition.flops),
+        )
+    return rows
+
+
+def _operators(partition: PlannedPartition) -> str:
+    counts = Counter({name.removesuffix(".default"): count for name, count in partition.operators.items()})
+    return f"{len(partition.nodes):,}: {wording.counted(counts)}"
+
+
+def _in_words(partition: PlannedPartition) -> str:
+    handed = f"{wording.size(partition.bytes_in)} in, {wording.size(partition.bytes_out)} out"
+    costs = f"{wording.size(partition.weight_bytes)} of weights, {handed}, {wording.operations(partition.flops)} flops"
+    return f"{partition.backend_id}, {_operators(partition)}; {costs}"
+
+
+def _grouped(host: Sequence[HostNode]) -> Iterator[tuple[str, str]]:
+    """Yield host operators with the same reason as one, the most frequent first, each with one source line."""
+    groups: dict[tuple[str, str, str], list[HostNode]] = {}
+    for node in host:
+        groups.setdefault((node.operator, node.reason, node.by), []).append(node)
+    for (operator, reason, by), nodes in sorted(groups.items(), key=lambda group: -len(group[1])):
+        example = next((node for node in nodes if node.source), nodes[0])
+        source = wording.middle(example.source, _SOURCE)
+        where = f"\n{example.node}: {source}" if source else f"\n{example.node}"
+        yield f"{len(nodes):,} x", f"{operator}: {reason or 'no reason given'} [{by}]{where}"
+
+
+def _listed(rows: Sequence[tuple[str, str]]) -> Iterator[RenderableType]:
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    grid.add_column(justify="right")
+    grid.add_column(overflow="fold")
+    for head, text in rows[:MOST]:
+        grid.add_row(Text(head), Text(text))
+    yield _indented(grid)
+    yield from _rest(len(rows))
+
+
+def _rest(count: int) -> Iterator[RenderableType]:
+    if count > MOST:
+        yield Text(f"    ... and {count - MOST:,} more")
+
+
+def _indented(part: RenderableType) -> Padding:
+    return Padding(part, (0, 0, 0, 4))

@@ -1,0 +1,5 @@
+"""The contracts of partitioners, backends and delegates, how plug-ins are found, and what they may rely on."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

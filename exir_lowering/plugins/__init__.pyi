@@ -1,0 +1,18 @@
+from . import asking as asking, capability as capability, refusals as refusals, registry as registry
+from .backend import (
+    Backend as Backend,
+    BackendContext as BackendContext,
+    CompileSpec as CompileSpec,
+    DelegationSpec as DelegationSpec,
+    ExplainedResult as ExplainedResult,
+    Partitioner as Partitioner,
+    PartitionResult as PartitionResult,
+    PreprocessResult as PreprocessResult,
+)
+from .delegate import Delegate as Delegate, DelegateContext as DelegateContext
+from .guards import conversion_lock as conversion_lock, let_through as let_through
+from .registry import (
+    register_backend as register_backend,
+    register_delegate as register_delegate,
+    register_partitioner as register_partitioner,
+)

@@ -1,0 +1,111 @@
+"""Run a partitioner, hear why it leaves what it leaves, and check the form of what it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from executorch.exir.backend.compile_spec_schema import CompileSpec
+from executorch.exir.backend.partitioner import DelegationSpec, Partitioner
+from torch.export import ExportedProgram
+
+from exir_lowering.errors import InputError, PartitionerContractError
+from exir_lowering.errors.interrupts import let_through
+from exir_lowering.model import Adjustment, Rejection
+from exir_lowering.plugins import refusals
+from exir_lowering.plugins.refusals import Refusals
+
+_Said = TypeVar("_Said", Rejection, Adjustment)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a partitioner returned.
+
+    Attributes:
+        tagged: The program with its tags: the one that it was given, or a copy.
+        destinations: For each tag where it goes.
+        given: The rejections that it gives, by node.
+        adjustments: The adjustments that it gives.
+        heard: What it said of nodes in ExecuTorch's ways.
+    """
+
+    tagged: ExportedProgram
+    destinations: dict[str, DelegationSpec]
+    given: Mapping[str, Rejection]
+    adjustments: tuple[Adjustment, ...]
+    heard: Refusals
+
+
+def ask(who: str, partitioner: Partitioner, program: ExportedProgram) -> Answer:
+    """Run a partitioner.
+
+    Args:
+        who: How to call it in errors.
+        partitioner: The partitioner.
+        program: The program, which gets tags.
+
+    Raises:
+        InputError: It refuses what its user gave it.
+        PartitionerContractError: It raised, or returned something else than a PartitionResult.
+    """
+    with refusals.heard() as heard:
+        result = _run(who, partitioner, program)
+    given = _said(who, result, "rejections", Rejection)
+    return Answer(
+        tagged=result.tagged_exported_program,
+        destinations=_destinations(who, partitioner, result),
+        given={rejection.node: rejection for rejection in given},
+        adjustments=_said(who, result, "adjustments", Adjustment),
+        heard=heard,
+    )
+
+
+def _run(who: str, partitioner: Partitioner, view: ExportedProgram) -> Any:
+    try:
+        result = partitioner(view)
+    except InputError as error:  # of a partitioner of this package: the user's mistake, not the partitioner's
+        raise InputError(f"{who}: {error}") from error
+    except PartitionerContractError as error:
+        raise PartitionerContractError(f"{who}: {error}", violation=error.violation, details=error.details) from error
+    except Exception as error:
+        let_through(error)
+        raise PartitionerContractError(f"{who} raised {type(error).__name__}: {error}", violation="raised") from error
+    if not isinstance(getattr(result, "tagged_exported_program", None), ExportedProgram):
+        raise PartitionerContractError(
+            f"{who} returned {type(result).__name__}, expected a PartitionResult with the tagged ExportedProgram.",
+            violation="result_type",
+        )
+    return result
+
+
+def _destinations(who: str, partitioner: Partitioner, result: Any) -> dict[str, DelegationSpec]:
+    tags = getattr(result, "partition_tags", None)
+    if not isinstance(tags, Mapping):
+        raise PartitionerContractError(
+            f"{who} returned partition_tags={tags!r}, expected a mapping from each tag to a DelegationSpec.",
+            violation="destinations",
+            details={"partitioner": partitioner},
+        )
+    for name, spec in tags.items():
+        specs = getattr(spec, "compile_specs", None)
+        well_formed = isinstance(specs, (list, tuple)) and all(isinstance(item, CompileSpec) for item in specs)
+        if not isinstance(getattr(spec, "backend_id", None), str) or not well_formed:
+            raise PartitionerContractError(
+                f"{who} sends tag {name!r} to {spec!r}, expected DelegationSpec(backend_id, [CompileSpec, ...]).",
+                violation="destinations",
+                details={"partitioner": partitioner},
+            )
+    return dict(tags)
+
+
+def _said(who: str, result: Any, name: str, kind: type[_Said]) -> tuple[_Said, ...]:
+    """Return what a partitioner says beside its tags."""
+    given = getattr(result, name, None) or ()
+    if not isinstance(given, (list, tuple)) or not all(isinstance(item, kind) for item in given):
+        raise PartitionerContractError(
+            f"{who} returned {name}={given!r}, expected a list of exir_lowering.{kind.__name__}.",
+            violation="result_type",
+        )
+    return tuple(given)

@@ -1,0 +1,125 @@
+"""What executes a backend's payloads on this machine: ExecuTorch's runtime itself, a delegate, or nothing."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from exir_lowering import _upstream
+from exir_lowering.errors import (
+    BackendFailure,
+    BackendUnavailableWarning,
+    LoweringError,
+    UnknownPluginError,
+)
+from exir_lowering.errors.interrupts import let_through
+from exir_lowering.plugins import registry
+from exir_lowering.plugins.delegate import Delegate
+
+POSSIBLE = "execution is still possible by saving and loading where the backend is available"
+"""What a warning ends with: lowering is one thing, executing another."""
+
+bridged: set[str] = set()
+"""Ids under which Python delegates are registered in the runtime, which has no backend of its own for them."""
+
+_INSTALL = {"OpenvinoBackend": ': pip install "exir-lowering[openvino]"'}
+"""What brings what a backend of the runtime needs, where an extra does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Nothing executes a backend's payloads here.
+
+    Attributes:
+        reason: Why not, as a clause.
+        advice: What to do, as sentences.
+    """
+
+    reason: str
+    advice: str
+
+
+def runtime_failure() -> str | None:
+    """Say why ExecuTorch's runtime cannot be used on this machine, as a clause; None when it can."""
+    try:
+        _upstream.executorch_runtime()
+    except Exception as error:  # whatever its libraries raise when they are imported
+        let_through(error)
+        return f"the ExecuTorch runtime cannot be imported here ({type(error).__name__}: {error})"
+    return None
+
+
+def kernels() -> frozenset[str] | None:
+    """Return the operators that the runtime of this machine has kernels for; None where it has no runtime."""
+    if runtime_failure() is not None:
+        return None
+    return frozenset(_upstream.executorch_runtime().operator_registry.operator_names)
+
+
+def own_backends() -> frozenset[str]:
+    """Return the ids of the backends that are built into the runtime of this machine; none where it has no runtime."""
+    if runtime_failure() is not None:
+        return frozenset()
+    return frozenset(_upstream.executorch_runtime().backend_registry.registered_backend_names) - bridged
+
+
+def executor(backend_id: str, given: Mapping[str, Any] | None = None) -> Delegate | Missing | None:
+    """Find what executes a backend's payloads.
+
+    Args:
+        backend_id: The id that is in the file.
+        given: A call's delegates, by id.
+
+    Returns:
+        A delegate that is available, one that was given first, None for the runtime itself, or why there is nothing.
+
+    Raises:
+        BackendFailure: The delegate raised when it was asked whether it is available.
+        PluginLoadError: The delegate could not be made, or its id is provided twice.
+    """
+    own = own_backends()
+    has = f"It has {', '.join(sorted(own)) or 'none'}."
+    if backend_id in own and backend_id not in (given or ()):
+        if _upstream.executorch_runtime().backend_registry.is_available(backend_id):
+            return None
+        reason = "the ExecuTorch runtime here says that it is not available"
+        install = f"install what the backend needs{_INSTALL.get(backend_id, '')}"
+        return Missing(reason, f"{has} Lower the model for another one, or {install}.")
+    try:
+        delegate = registry.find_delegate(backend_id, given)
+    except UnknownPluginError as error:
+        reason = runtime_failure() or "the ExecuTorch runtime here does not have it"
+        return Missing(reason, f"{has} {error} Or lower the model for one of the runtime's backends.")
+    who = f"its delegate {type(delegate).__module__}.{type(delegate).__qualname__}"
+    try:
+        available = delegate.is_available()
+    except Exception as error:
+        let_through(error)
+        raise BackendFailure(f"{who} failed in is_available: {type(error).__name__}: {error}") from error
+    if available:
+        return delegate
+    reason = f"{who} says that it is not available on this machine"
+    return Missing(reason, "Install what it needs, or load the file where it is available.")
+
+
+def warn_unavailable(backend_ids: Iterable[str], *, stacklevel: int) -> None:
+    """Warn, once for each backend, that what was lowered for it cannot be executed on this machine.
+
+    Args:
+        backend_ids: The backends.
+        stacklevel: As for `warnings.warn`, seen from the caller.
+    """
+    for backend_id in backend_ids:
+        try:
+            found = executor(backend_id)
+            reason = found.reason if isinstance(found, Missing) else None
+        except LoweringError as error:
+            reason = str(error).rstrip(".")
+        if reason is not None:
+            warnings.warn(
+                f"Backend {backend_id!r} is not available here: {reason}. The model was lowered for it; {POSSIBLE}.",
+                BackendUnavailableWarning,
+                stacklevel=stacklevel + 1,
+            )

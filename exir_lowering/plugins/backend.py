@@ -1,0 +1,194 @@
+"""What plug-ins implement, and how ExecuTorch's own classes fit in.
+
+A partitioner is ExecuTorch's `Partitioner`. A backend is a `Backend`; an ExecuTorch `BackendDetails` class is adapted.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from executorch.exir.backend.backend_details import BackendDetails, PreprocessResult
+from executorch.exir.backend.compile_spec_schema import CompileSpec
+from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
+from torch.export import ExportedProgram
+
+from exir_lowering.errors import BackendContractError
+from exir_lowering.graphs.weights import WeightStore
+from exir_lowering.model import Adjustment, Rejection
+
+__all__ = [
+    "Backend",
+    "BackendContext",
+    "CompileSpec",
+    "DelegationSpec",
+    "ExecutorchBackend",
+    "ExplainedResult",
+    "PartitionResult",
+    "Partitioner",
+    "PreprocessResult",
+]
+
+
+@dataclass
+class ExplainedResult(PartitionResult):  # type: ignore[misc]
+    """ExecuTorch's `PartitionResult`, with the reasons of a partitioner that explains itself.
+
+    Attributes:
+        rejections: For each operator that it left, why. `method` may be "": it is filled in.
+        adjustments: For each partition that it dropped or cut, why. `method` may be "".
+    """
+
+    rejections: Sequence[Rejection] = ()
+    adjustments: Sequence[Adjustment] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BackendContext:
+    """What a backend may use while it lowers; one for all partitions that it is handed.
+
+    Attributes:
+        weights: Refers to tensors by their content, so that all partitions of all methods, and all backends, keep one
+            copy in the file. `weights.named_data(refs)` is what `PreprocessResult.data_store_output` takes.
+    """
+
+    weights: WeightStore
+
+
+PARALLEL = ("none", "thread", "process")
+"""What `Backend.parallel` may be."""
+
+
+class Backend(ABC):
+    """Lowers partitions ahead of time.
+
+    A `preprocess` or `preprocess_all` with a parameter `context` is given a `BackendContext` there, by keyword. The
+    parameter must have that name: `**options` alone is given nothing.
+
+    Attributes:
+        backend_id: The id that is written to the file and that the runtime looks up.
+        version: Of the code that makes the payloads; a change means that equal programs may give other bytes.
+        parallel: Whether `preprocess` may run for several partitions at once, and in what; one of `PARALLEL`. With
+            "none" it runs while no other thread converts. With the others it runs beside them, and takes
+            `exir_lowering.plugins.conversion_lock()` itself around what torch and ExecuTorch do with graphs. This
+            version calls for one partition of a program at a time.
+    """
+
+    backend_id: ClassVar[str]
+    version: ClassVar[str] = "0"
+    parallel: ClassVar[Literal["none", "thread", "process"]] = "none"
+
+    @abstractmethod
+    def preprocess(self, program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
+        """Lower one partition.
+
+        Args:
+            program: The partition in Edge dialect, yours to change. Its tensors belong to the user: read only.
+                Placeholders are ordered parameters, buffers, constants, user inputs.
+            compile_specs: What the partitioner wants the backend to be told.
+
+        Returns:
+            The payload (`processed_bytes`), and optionally a debug handle map and named data.
+        """
+
+    def preprocess_all(
+        self,
+        edge_programs: dict[str, list[ExportedProgram]],
+        compile_specs: dict[str, list[list[CompileSpec]]],
+        *,
+        context: BackendContext | None = None,
+    ) -> dict[str, list[PreprocessResult]]:
+        """Lower every partition of every method that goes to this backend; by default one by one.
+
+        An override that does not use the context may leave the parameter out. One that calls this method for a
+        `preprocess` with a context hands it on: `super().preprocess_all(programs, specs, context=context)`.
+
+        Args:
+            edge_programs: For each method its partitions, in call order.
+            compile_specs: For each partition its compile specs, in the same shape.
+            context: What `preprocess` is given, if it has a parameter of that name.
+
+        Returns:
+            For each method the results, in the same shape.
+
+        Raises:
+            BackendContractError: `preprocess` needs a context, and there is none here.
+        """
+        also = context_argument(self.preprocess, context)
+        return {
+            method: [
+                self.preprocess(program, specs, **also)
+                for program, specs in zip(programs, compile_specs[method], strict=True)
+            ]
+            for method, programs in edge_programs.items()
+        }
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether `preprocess_all` is the default, so that a failure can be told of one partition."""
+        return type(self).preprocess_all is Backend.preprocess_all
+
+    def lend(self, program: ExportedProgram, compile_specs: list[CompileSpec]) -> ExportedProgram | None:
+        """Make the backend's own copy of a partition; None (the default) for one that shares the weights."""
+        return None
+
+
+class ExecutorchBackend(Backend):
+    """An ExecuTorch `BackendDetails` class as a `Backend`: its `preprocess_multimethod` is `preprocess_all`."""
+
+    def __init__(self, details: type[BackendDetails]) -> None:
+        self.details = details
+        self.backend_id = details.__name__  # type: ignore[misc]
+
+    def preprocess(self, program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
+        """Lower one partition with the class."""
+        return self.details.preprocess(program, compile_specs)
+
+    def preprocess_all(
+        self,
+        edge_programs: dict[str, list[ExportedProgram]],
+        compile_specs: dict[str, list[list[CompileSpec]]],
+        *,
+        context: BackendContext | None = None,
+    ) -> dict[str, list[PreprocessResult]]:
+        """Lower all partitions with the class, which knows no context."""
+        results: dict[str, list[PreprocessResult]] = self.details.preprocess_multimethod(edge_programs, compile_specs)
+        return results
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether the class leaves ExecuTorch's `preprocess_multimethod` as it is."""
+        return _function(self.details.preprocess_multimethod) is _function(BackendDetails.preprocess_multimethod)
+
+    def lend(self, program: ExportedProgram, compile_specs: list[CompileSpec]) -> ExportedProgram | None:
+        """Let a class that overrides `copy_exported_program_for_preprocess` make its copy; others share the weights."""
+        copy = self.details.copy_exported_program_for_preprocess
+        if _function(copy) is _function(BackendDetails.copy_exported_program_for_preprocess):
+            return None
+        own: ExportedProgram = copy(program, compile_specs)
+        return own
+
+
+def context_argument(method: Callable[..., Any], context: BackendContext | None) -> dict[str, BackendContext]:
+    """Return what a backend's method is given by keyword: the context, if it has a parameter of that name.
+
+    Raises:
+        BackendContractError: The parameter has no default, and there is no context.
+    """
+    parameter = inspect.signature(method).parameters.get("context")
+    if parameter is None or (context is None and parameter.default is not inspect.Parameter.empty):
+        return {}
+    if context is None:
+        raise BackendContractError(
+            f"{getattr(method, '__qualname__', method)} takes a context, and the default preprocess_all was called "
+            "without one. Take a parameter named context in preprocess_all too, and hand it on: "
+            "super().preprocess_all(edge_programs, compile_specs, context=context)."
+        )
+    return {"context": context}
+
+
+def _function(method: Any) -> Any:
+    return getattr(method, "__func__", method)

@@ -1,0 +1,157 @@
+"""Why a partitioner left an operator: what it says itself, or which of its checks failed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from executorch.exir.backend.canonical_partitioners.config_partitioner import (
+    ConfigerationBasedPartitioner,
+    format_target_name,
+)
+from executorch.exir.backend.partitioner import Partitioner
+from torch.export import ExportedProgram
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
+
+from exir_lowering import _upstream, graphs
+from exir_lowering.errors.interrupts import let_through
+from exir_lowering.graphs import measures
+from exir_lowering.model import Rejection
+
+_INVALID_DTYPE = "invalid dtype"
+_SHAPED = ("aten.view_copy.default", "aten.view.default", "aten.expand_copy.default")
+
+
+@dataclass
+class Refusals:
+    """What was heard of a partitioner while it ran.
+
+    Attributes:
+        heard: For each node the reasons and who gave them, in the order in which they were given.
+    """
+
+    heard: dict[Node, dict[str, str]] = field(default_factory=dict)
+
+    def hear(self, node: Node, reason: str, by: str) -> None:
+        """Keep one reason for one node."""
+        self.heard.setdefault(node, {}).setdefault(reason.strip().rstrip("."), by)
+
+
+@contextmanager
+def heard() -> Iterator[Refusals]:
+    """Listen to ExecuTorch's ways of saying why while the context lasts."""
+    refusals = Refusals()
+    with _upstream.listening(refusals.hear):
+        yield refusals
+
+
+def rejections(
+    tagged: ExportedProgram,
+    partitioner: Partitioner,
+    given: Mapping[str, Rejection],
+    refusals: Refusals,
+    *,
+    besides: Collection[str] = (),
+) -> tuple[Rejection, ...]:
+    """Give each operator that a partitioner left a reason.
+
+    Args:
+        tagged: The program with the partitioner's tags.
+        partitioner: The partitioner.
+        given: The rejections that it returned, by node.
+        refusals: What was heard while it ran.
+        besides: Operators that it was not asked for. Its checks must not see them: ExecuTorch's mark nodes as they
+            check, and what was marked is compiled in another way.
+
+    Returns:
+        A rejection for each operator without a tag, in graph order, its method left open; operators of graphs that a
+        tagged call moves have none.
+    """
+    name = type(partitioner).__name__
+    found = []
+    for path, node in graphs.staying_nodes(tagged.graph_module):
+        if not graphs.is_operator(node) or graphs.DELEGATION_TAG in node.meta:
+            continue
+        key = graphs.qualified_name(path, node)
+        if key in besides:
+            continue
+        if key in given:
+            found.append(given[key])
+            continue
+        code, reason, by = _reason(partitioner, tagged, path, node, refusals)
+        found.append(Rejection("", key, graphs.operator_name(node), reason, by or name, code))
+    return tuple(found)
+
+
+def _reason(
+    partitioner: Partitioner, tagged: ExportedProgram, path: tuple[str, ...], node: Node, refusals: Refusals
+) -> tuple[str, str, str]:
+    """Return the code, the text and who says it: the partitioner's own words first, then the check that fails."""
+    said = refusals.heard.get(node)
+    if said:
+        return "check", _with_values(node, "; ".join(_cause(node, words) for words in said)), next(iter(said.values()))
+    name = type(partitioner).__name__
+    if isinstance(partitioner, ConfigerationBasedPartitioner):
+        return _configured(partitioner, tagged, path, node)
+    return "unclaimed", f"not claimed, and {name} does not say why", ""
+
+
+def _configured(
+    partitioner: ConfigerationBasedPartitioner, tagged: ExportedProgram, path: tuple[str, ...], node: Node
+) -> tuple[str, str, str]:
+    """Name the check of a partitioner that is a table of configurations by operator."""
+    name, operator = type(partitioner).__name__, graphs.operator_name(node)
+    if path:
+        return "nested", f"{name} looks at the top graph only, and this is in {'.'.join(path)}", ""
+    config = partitioner.target_partitioner_configs.get(format_target_name(getattr(node.target, "__name__", "")))
+    if config is None:
+        return "op", f"{name} has no configuration for {operator}", ""
+    check = f"{type(config).__name__}.check_constraints"
+    try:
+        taken = config.check_constraints(node, tagged)
+    except Exception as error:  # a check that relies on what the partitioner does before
+        let_through(error)
+        return "check", f"{check} raised {type(error).__name__}: {error}", check
+    if not taken:
+        return "check", _with_values(node, f"{check} returned False"), check
+    return "check", f"{type(config).__name__}.get_partition returned no partition with it", type(config).__name__
+
+
+def _cause(node: Node, words: str) -> str:
+    """Return why, where a partitioner's words name something else.
+
+    ExecuTorch's check for XNNPACK says "invalid dtype" of every argument that is not a tensor with elements and a dtype
+    of its own.
+    """
+    if words != _INVALID_DTYPE:
+        return words
+    values = [source.meta.get("val") for source in node.all_input_nodes]
+    read = [tensor for value in values for tensor in measures.tensors(value)]
+    sizes = [size for tensor in read for size in tensor.shape]
+    why = ""
+    if any(isinstance(value, (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)) for value in values):
+        why = "one of its arguments is a number that is computed at run time, not a tensor"
+    elif any(map(has_free_unbacked_symbols, read)):
+        why = "one of its inputs has a size that depends on the values of a tensor"
+    elif any(isinstance(size, int) and size == 0 for size in sizes):
+        why = "one of its inputs has no elements"
+    if not why:
+        return words
+    advice = "; with -1 in its place the shape needs none" if graphs.operator_name(node) in _SHAPED else ""
+    return f'{why} (the check says "{words}"){advice}'
+
+
+def _with_values(node: Node, reason: str) -> str:
+    """Add the types of what the operator reads and makes: reasons such as "invalid dtype" leave them out."""
+    read = [tensor for source in node.all_input_nodes for tensor in measures.tensors(source.meta.get("val"))]
+    made = list(measures.tensors(node.meta.get("val")))
+    arrow = f"{', '.join(map(_type, read)) or 'nothing'} -> {', '.join(map(_type, made)) or 'no tensor'}"
+    return f"{reason} ({arrow})"
+
+
+def _type(tensor: object) -> str:
+    dtype, shape = getattr(tensor, "dtype", ""), getattr(tensor, "shape", ())
+    return f"{str(dtype).removeprefix('torch.')}{list(shape)}"

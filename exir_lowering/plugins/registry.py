@@ -1,0 +1,393 @@
+"""Finding plug-ins: registered in this process, entry points (loaded when asked for), ExecuTorch's backend classes."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, TypeVar
+
+from executorch.exir.backend.backend_details import BackendDetails
+
+from exir_lowering.errors import InputError, PluginLoadError, UnknownPluginError
+from exir_lowering.errors.interrupts import let_through
+from exir_lowering.plugins.backend import PARALLEL, Backend, ExecutorchBackend, Partitioner
+from exir_lowering.plugins.delegate import Delegate
+
+_Plugin = TypeVar("_Plugin", Backend, Delegate)
+
+BACKENDS = "exir_lowering.backends"
+DELEGATES = "exir_lowering.delegates"
+PARTITIONERS = "exir_lowering.partitioners"
+GROUPS = (BACKENDS, DELEGATES, PARTITIONERS)
+
+_Class = TypeVar("_Class", bound=type)
+_Factory = TypeVar("_Factory", bound=Callable[[], Any])
+_registered: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
+
+
+@dataclass(frozen=True, slots=True)
+class PluginInfo:
+    """One installed plug-in.
+
+    Attributes:
+        group: The entry-point group.
+        id: The entry's name.
+        provider: The distribution and object that provide it.
+        error: Why it cannot be used, "" when it can.
+    """
+
+    group: str
+    id: str
+    provider: str
+    error: str
+
+
+def register_backend(backend: _Class) -> _Class:
+    """Register a `Backend` class in this process, under its `backend_id`; a class decorator.
+
+    Returns:
+        The class.
+
+    Raises:
+        PluginLoadError: It is no Backend class, has no id or no `preprocess`, or another one has the id.
+    """
+    _register(BACKENDS, _own_id("register_backend", backend, Backend, "backend_id"), backend)
+    return backend
+
+
+def register_delegate(delegate: _Class) -> _Class:
+    """Register a `Delegate` class in this process, under its `delegate_id`; a class decorator.
+
+    Returns:
+        The class.
+
+    Raises:
+        PluginLoadError: It is no Delegate class, has no id or no `execute`, or another one has the id.
+    """
+    _register(DELEGATES, _own_id("register_delegate", delegate, Delegate, "delegate_id"), delegate)
+    return delegate
+
+
+def register_partitioner(plugin_id: str) -> Callable[[_Factory], _Factory]:
+    """Register a `Partitioner` class, or a function that makes one, in this process; a decorator with the name.
+
+    Args:
+        plugin_id: The name by which `lower` finds it.
+
+    Returns:
+        The decorator, which returns what it is given.
+
+    Raises:
+        PluginLoadError: The name is none, what is decorated cannot be called, or another one has the name.
+    """
+    if not isinstance(plugin_id, str) or not plugin_id:
+        raise PluginLoadError(
+            f"register_partitioner: got {plugin_id!r}, expected a name, as in @register_partitioner('mine')."
+        )
+
+    def decorate(factory: _Factory) -> _Factory:
+        if not callable(factory):
+            raise PluginLoadError(
+                f"register_partitioner({plugin_id!r}): got {factory!r}, expected a Partitioner class or a function "
+                "without arguments that returns a partitioner."
+            )
+        _register(PARTITIONERS, plugin_id, factory)
+        return factory
+
+    return decorate
+
+
+def _own_id(who: str, plugin: object, kind: type, attribute: str) -> str:
+    if not isinstance(plugin, type) or not issubclass(plugin, kind):
+        raise PluginLoadError(f"{who}: got {plugin!r}, expected a subclass of exir_lowering.{kind.__name__}.")
+    plugin_id = getattr(plugin, attribute, None)
+    if not isinstance(plugin_id, str) or not plugin_id:
+        raise PluginLoadError(
+            f'{who}: {_place(plugin)} has the {attribute} {plugin_id!r}, expected a name: {attribute} = "..."'
+        )
+    missing = sorted(getattr(plugin, "__abstractmethods__", ()))
+    if missing:
+        raise PluginLoadError(
+            f"{who}: {_place(plugin)} has no {' and no '.join(missing)}, which every {kind.__name__} needs: nobody "
+            "could make one. Write it, or register the subclass that has it."
+        )
+    return plugin_id
+
+
+def _register(group: str, plugin_id: str, plugin: Any) -> None:
+    """Register a plug-in; one that is defined again at the same place, as in a notebook, replaces the older one."""
+    earlier = _registered[group].get(plugin_id)
+    if earlier is not None and _place(earlier) != _place(plugin):
+        raise PluginLoadError(
+            f"{plugin_id!r} in group {group!r} is registered already, by {_place(earlier)}; now by {_place(plugin)}. "
+            "Register it once, or give one of them another id."
+        )
+    _registered[group][plugin_id] = plugin
+
+
+def _place(plugin: Any) -> str:
+    """Say where a plug-in is defined; objects, such as those of functools.partial, have no such place."""
+    name = getattr(plugin, "__qualname__", None)
+    return f"{plugin.__module__}:{name}" if isinstance(name, str) else repr(plugin)
+
+
+def installed() -> Iterator[PluginInfo]:
+    """Load every plug-in and yield what it is, broken ones with their error."""
+    for group in GROUPS:
+        for plugin_id in sorted(_known(group)):
+            error = ""
+            try:
+                _load(group, plugin_id)
+            except PluginLoadError as failure:
+                error = str(failure)
+            for provider in _providers(group, plugin_id):
+                yield PluginInfo(group, plugin_id, provider, error)
+
+
+def find_partitioner(plugin_id: str) -> Partitioner:
+    """Make the partitioner that an entry point provides: a `Partitioner` class, or a function that returns one.
+
+    Raises:
+        UnknownPluginError: No distribution provides the id.
+        PluginLoadError: It is provided twice, cannot be imported, or makes something else than a partitioner.
+    """
+    factory = _load(PARTITIONERS, plugin_id)
+    try:
+        partitioner = factory() if callable(factory) and not isinstance(factory, Partitioner) else factory
+    except Exception as error:
+        let_through(error)
+        raise PluginLoadError(
+            f"Partitioner {plugin_id!r}: calling {factory!r} raised {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(partitioner, Partitioner):
+        raise PluginLoadError(
+            f"Partitioner {plugin_id!r}: got {type(partitioner).__name__}, expected an ExecuTorch Partitioner or a "
+            f"function without arguments that returns one. Correct the entry point in group {PARTITIONERS!r}."
+        )
+    return partitioner
+
+
+def find_backend(backend_id: str, given: Mapping[str, Any] | None = None) -> Backend:
+    """Find a backend: in the caller's mapping, among the plug-ins, then among ExecuTorch's classes by name.
+
+    Args:
+        backend_id: The id that a partitioner's delegation spec names.
+        given: The call's `backends=`: Backend objects or classes, or BackendDetails classes, by id.
+
+    Raises:
+        UnknownPluginError: Nobody provides the id.
+        PluginLoadError: It is provided twice, cannot be imported, or is no backend.
+    """
+    if given is not None and backend_id in given:
+        return as_backend(backend_id, given[backend_id])
+    if backend_id in _known(BACKENDS):
+        return as_backend(backend_id, _load(BACKENDS, backend_id))
+    details = _details_class(backend_id)
+    if details is not None:
+        return ExecutorchBackend(details)
+    known = sorted({*(given or ()), *_known(BACKENDS), *_details_names()})
+    raise UnknownPluginError(
+        f"Backend {backend_id!r} was not found: not in backends=, not registered, in no entry point of group "
+        f"{BACKENDS!r}, and no imported ExecuTorch BackendDetails class has that name. {_suggest(backend_id, known)} "
+        f"Import the module that defines the class, install the package that provides it, or pass backends={{...}}.",
+        plugin_id=backend_id,
+    )
+
+
+def as_backend(backend_id: str, candidate: Any) -> Backend:
+    """Turn a Backend object, a Backend class or a BackendDetails class into a Backend.
+
+    Raises:
+        PluginLoadError: It is something else, making it raised, or its `parallel` is none of `PARALLEL`.
+    """
+    if isinstance(candidate, type) and issubclass(candidate, BackendDetails):
+        return ExecutorchBackend(candidate)
+    if isinstance(candidate, type) and issubclass(candidate, Backend):
+        return _check_parallel(backend_id, _made(f"Backend {backend_id!r}", candidate))
+    if isinstance(candidate, Backend):
+        return _check_parallel(backend_id, candidate)
+    raise PluginLoadError(
+        f"Backend {backend_id!r}: got {candidate!r}, expected an exir_lowering.Backend (object or class) or an "
+        f"ExecuTorch BackendDetails class."
+    )
+
+
+def _check_parallel(backend_id: str, backend: Backend) -> Backend:
+    if backend.parallel not in PARALLEL:
+        raise PluginLoadError(
+            f"Backend {backend_id!r}: {type(backend).__module__}.{type(backend).__qualname__} has parallel = "
+            f"{backend.parallel!r}, expected one of {', '.join(map(repr, PARALLEL))}."
+        )
+    return backend
+
+
+def _made(who: str, kind: type[_Plugin]) -> _Plugin:
+    try:
+        return kind()
+    except Exception as error:
+        let_through(error)
+        raise PluginLoadError(
+            f"{who}: making {kind.__module__}.{kind.__qualname__} raised {type(error).__name__}: {error}"
+        ) from error
+
+
+def find_delegate(delegate_id: str, given: Mapping[str, Any] | None = None) -> Delegate:
+    """Find a delegate: in the caller's mapping, then among the plug-ins.
+
+    Args:
+        delegate_id: The id of a backend in a file.
+        given: The call's `delegates=`: Delegate objects or classes by id.
+
+    Raises:
+        UnknownPluginError: Nobody provides the id.
+        PluginLoadError: It is provided twice, cannot be imported, or is no delegate.
+    """
+    if given is not None and delegate_id in given:
+        return as_delegate(delegate_id, given[delegate_id])
+    if delegate_id in _known(DELEGATES):
+        return as_delegate(delegate_id, _load(DELEGATES, delegate_id))
+    known = sorted({*(given or ()), *_known(DELEGATES)})
+    raise UnknownPluginError(
+        f"A Python delegate {delegate_id!r} was not found: not in delegates=, not registered, and in no entry point of "
+        f"group {DELEGATES!r}. {_suggest(delegate_id, known)} Install the package that provides it, or pass "
+        f"delegates={{{delegate_id!r}: TheDelegate()}}.",
+        plugin_id=delegate_id,
+    )
+
+
+def as_delegate(delegate_id: str, candidate: Any) -> Delegate:
+    """Turn a Delegate object or class into a Delegate.
+
+    Raises:
+        PluginLoadError: It is something else, or making it raised.
+    """
+    if isinstance(candidate, type) and issubclass(candidate, Delegate):
+        return _made(f"Delegate {delegate_id!r}", candidate)
+    if isinstance(candidate, Delegate):
+        return candidate
+    raise PluginLoadError(
+        f"Delegate {delegate_id!r}: got {candidate!r}, expected an exir_lowering.Delegate (object or class)."
+    )
+
+
+def check_delegates(given: Any) -> Mapping[str, Any]:
+    """Check the `delegates=` argument of a call, and return it as a mapping.
+
+    Raises:
+        InputError: It is no mapping from ids and no sequence of delegates, or has two of one id.
+    """
+    if given is None:
+        return {}
+    if isinstance(given, Mapping) and all(isinstance(key, str) and key for key in given):
+        return given
+    expected = "expected a mapping from ids to delegates, or a sequence of delegates, such as [MyDelegate()]"
+    if not isinstance(given, Sequence) or isinstance(given, (str, bytes)):
+        raise InputError(f"delegates={given!r}: {expected}.")
+    by_id: dict[str, Any] = {}
+    for candidate in given:
+        kind = candidate if isinstance(candidate, type) else type(candidate)
+        delegate_id = getattr(candidate, "delegate_id", None)
+        if not issubclass(kind, Delegate) or not isinstance(delegate_id, str) or not delegate_id:
+            raise InputError(f"delegates: got {candidate!r} without a delegate_id in it; {expected}.")
+        if delegate_id in by_id:
+            raise InputError(f"delegates: two have the id {delegate_id!r}: {by_id[delegate_id]!r} and {candidate!r}.")
+        by_id[delegate_id] = candidate
+    return by_id
+
+
+def check_backends(given: Any) -> None:
+    """Check the `backends=` argument of a call.
+
+    Raises:
+        InputError: It is no mapping from ids.
+    """
+    if given is not None and (not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given)):
+        raise InputError(f"backends={given!r}: expected a mapping from ids to backends, such as {{'My': My()}}.")
+
+
+@lru_cache(maxsize=len(GROUPS))
+def _entries(group: str) -> tuple[EntryPoint, ...]:
+    return tuple(entry_points(group=group))
+
+
+def _known(group: str) -> set[str]:
+    return {*_registered[group], *(entry.name for entry in _entries(group))}
+
+
+def _load(group: str, plugin_id: str) -> Any:
+    """Return a plug-in; a class may be registered, and be the object of an entry point of its package too."""
+    providers = _providers(group, plugin_id)
+    if not providers:
+        raise UnknownPluginError(
+            f"No installed distribution provides {plugin_id!r} in group {group!r}. "
+            f"{_suggest(plugin_id, sorted(_known(group)))} `exir-lower plugins` lists what is installed.",
+            plugin_id=plugin_id,
+        )
+    if len(providers) > 1:
+        raise PluginLoadError(
+            f"{plugin_id!r} in group {group!r} is provided twice: by {' and '.join(providers)}. Uninstall one of them, "
+            "or take its registration away."
+        )
+    if plugin_id in _registered[group]:
+        return _registered[group][plugin_id]
+    entry = next(entry for entry in _entries(group) if entry.name == plugin_id)
+    try:
+        return entry.load()
+    except Exception as error:
+        let_through(error)
+        raise PluginLoadError(
+            f"{plugin_id!r} in group {group!r}, provided by {_provider(entry)}, could not be imported: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def _providers(group: str, plugin_id: str) -> list[str]:
+    """Return who provides an id, sorted: distributions with their objects, and what is registered besides."""
+    entries = [entry for entry in _entries(group) if entry.name == plugin_id]
+    providers = {_provider(entry) for entry in entries}
+    if plugin_id in _registered[group]:
+        place = _place(_registered[group][plugin_id])
+        if not any(_same_object(entry, plugin_id, group) for entry in entries):
+            providers.add(f"this process ({place})")
+    return sorted(providers)
+
+
+def _same_object(entry: EntryPoint, plugin_id: str, group: str) -> bool:
+    """Tell whether an entry point leads to what is registered; it may name the place that exports it again."""
+    try:
+        return bool(entry.load() is _registered[group][plugin_id])
+    except Exception as error:
+        let_through(error)
+        return False
+
+
+def _provider(entry: EntryPoint) -> str:
+    distribution = f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else "an unknown distribution"
+    return f"{distribution} ({entry.value})"
+
+
+def _details_names() -> list[str]:
+    return [cls.__name__ for cls in BackendDetails.__subclasses__()]
+
+
+def _details_class(name: str) -> type[BackendDetails] | None:
+    """Return the ExecuTorch class of that name; a class defined again at the same place replaces the older one."""
+    named = [cls for cls in BackendDetails.__subclasses__() if cls.__name__ == name]
+    places = {(cls.__module__, cls.__qualname__): cls for cls in named}
+    if len(places) > 1:
+        listed = " and ".join(sorted(".".join(place) for place in places))
+        raise PluginLoadError(
+            f"Two ExecuTorch backend classes are called {name!r}: {listed}. A class is found by its name alone, so "
+            f"rename one, or say which one is meant with backends={{{name!r}: TheClass}}."
+        )
+    return next(iter(places.values()), None)
+
+
+def _suggest(wanted: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(wanted, known, n=3)
+    if close:
+        return f"Did you mean {' or '.join(map(repr, close))}?"
+    return f"Known: {', '.join(known) or 'none'}."

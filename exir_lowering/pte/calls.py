@@ -1,0 +1,263 @@
+"""The instructions of a method, checked: what they are called with, and what they write to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from exir_lowering.pte.dataflow import DELEGATE, FREE, JUMP, KERNEL, MOVE, Instruction
+from exir_lowering.pte.flatbuffer import CorruptError, Table
+from exir_lowering.pte.signatures import ANYTHING, Kinds, Signature
+from exir_lowering.pte.value_kinds import (
+    BOOL,
+    DOUBLE,
+    INT,
+    INT_LIST,
+    KINDS,
+    NULL,
+    OPTIONAL_TENSOR_LIST,
+    TENSOR,
+    TENSOR_LIST,
+    Tensor,
+    Value,
+    check_index,
+)
+
+_ITEMS = {INT_LIST: INT, TENSOR_LIST: TENSOR, OPTIONAL_TENSOR_LIST: TENSOR}
+"""Lists whose items are values themselves, with the kind of these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """The instructions of a method, with what they refer to.
+
+    Attributes:
+        chains: The instructions.
+        values: The values.
+        operators: The operators that are called, each with its overload.
+        signatures: What each of them takes.
+        delegates: How many delegates there are.
+        inputs: The values that are its inputs.
+        outputs: The values that are its outputs.
+        results: The kinds of values that instructions make, by value; `check_calls` finds them.
+    """
+
+    chains: Sequence[Sequence[Instruction]]
+    values: Sequence[Value]
+    operators: Sequence[tuple[str, str]]
+    signatures: Sequence[Signature | None]
+    delegates: int
+    inputs: frozenset[int]
+    outputs: frozenset[int]
+    results: dict[int, Kinds] = field(default_factory=dict)
+
+    def instructions(self) -> Iterator[Instruction]:
+        """Return all instructions."""
+        for chain in self.chains:
+            yield from chain
+
+    def kinds(self, index: int) -> Kinds:
+        """Return what a value can be when the method runs; `ANYTHING` when that is not known."""
+        kind = self.values[index].kind
+        if kind == NULL and index in self.inputs:
+            return ANYTHING  # it cannot be given, so that nothing runs
+        if index not in self.results:
+            return frozenset({kind})
+        made = self.results[index]
+        return made if kind == NULL or not made else made | {kind}
+
+    def items(self, index: int) -> tuple[int, ...]:
+        """Return a value, or the values in a list of values."""
+        value = self.values[index]
+        if value.kind in _ITEMS and isinstance(value.content, tuple):
+            return tuple(int(item) for item in value.content if item != -1)
+        return (index,)
+
+    def name(self, target: int) -> str:
+        """Return the name of an operator."""
+        return ".".join(part for part in self.operators[target] if part)
+
+
+def read_instruction(table: Table, size: int) -> Instruction:
+    """Return the kind of an instruction, what it calls or where it jumps to, and the values it takes.
+
+    Args:
+        table: Its table.
+        size: How many values the method has.
+
+    Raises:
+        CorruptError: It is of an unknown kind, or refers to a value that is not there.
+    """
+    code, content = table.number(0, "B"), table.table(1)
+    if code not in (KERNEL, DELEGATE, MOVE, JUMP, FREE) or content is None:
+        raise CorruptError(f"an instruction has the unknown type {code}")
+    target = 0
+    if code in (KERNEL, DELEGATE):
+        if not content.has(1):
+            raise CorruptError("a call has no list of arguments")
+        target, arguments = content.number(0, "i"), content.numbers(1, "i")
+    elif code == MOVE:
+        arguments = (content.number(0, "i"), content.number(1, "i"))
+    else:
+        target, arguments = content.number(1, "i") if code == JUMP else 0, (content.number(0, "i"),)
+    for index in arguments:
+        check_index(index, size, "an instruction", "values")
+    return code, target, arguments
+
+
+def check_calls(body: Body) -> frozenset[int]:
+    """Check the instructions of a method.
+
+    Args:
+        body: The instructions.
+
+    Returns:
+        The inputs that are None in the file and that an instruction reads as something else.
+
+    Raises:
+        CorruptError: The runtime cannot be given one of them.
+    """
+    for chain in body.chains:
+        for code, target, arguments in chain:
+            if code == KERNEL:
+                check_index(target, len(body.operators), "a kernel call", "operators")
+                _check_number(body, target, arguments)
+            elif code == DELEGATE:
+                check_index(target, body.delegates, "a delegate call", "delegates")
+            elif code == JUMP:
+                check_index(target, len(chain) + 1, "a jump", "instructions")
+    _find_results(body)
+    read: set[int] = set()
+    for number in range(len(body.values)):
+        _check_list(number, body)
+    for code, target, arguments in body.instructions():
+        if code == KERNEL:
+            _check_call(body, target, arguments, read)
+        elif code == MOVE:
+            _check_move(body, *arguments)
+        elif code == JUMP and body.kinds(arguments[0]) - {BOOL, TENSOR}:
+            raise CorruptError(f"a jump depends on value {arguments[0]}, which is not a bool")
+        elif code == FREE:
+            _check_free(body, *arguments)
+    return frozenset(read)
+
+
+def _check_number(body: Body, target: int, arguments: Sequence[int]) -> None:
+    """Check how many values a kernel is called with."""
+    found = body.signatures[target]
+    if found is not None and len(arguments) < len(found.types) + (0 if found.written else found.results):
+        expected = len(found.types) + found.results
+        raise CorruptError(f"{body.name(target)} is called with {len(arguments)} values, it takes {expected}")
+
+
+def _find_results(body: Body) -> None:
+    """Find what instructions make of values; what one makes may follow from what another one made."""
+    found, before = body.results, None
+    while before != found:
+        before = dict(found)
+        for code, target, arguments in body.instructions():
+            if code == MOVE:
+                source, place = arguments
+                _add(body, place, body.kinds(source))
+            elif code == DELEGATE:
+                for index in arguments:
+                    if body.values[index].kind == NULL:
+                        _add(body, index, ANYTHING)
+            elif code == KERNEL:
+                _add_results(body, body.signatures[target], arguments)
+
+
+def _add_results(body: Body, called: Signature | None, arguments: Sequence[int]) -> None:
+    if called is None:
+        for index in arguments:
+            if body.values[index].kind == NULL:
+                _add(body, index, ANYTHING)
+    elif not called.written:
+        given = arguments[: len(called.types)]
+        for index in arguments[len(given) : len(given) + called.results]:
+            _add(body, index, called.returned or _computed(body, given))
+
+
+def _add(body: Body, index: int, kinds: Kinds) -> None:
+    before = body.results.get(index)
+    if before is None or not kinds:
+        body.results[index] = kinds
+    elif before:
+        body.results[index] = before | kinds
+
+
+def _computed(body: Body, arguments: Sequence[int]) -> Kinds:
+    """Return what an operator makes of its arguments: a number of a tensor or of numbers."""
+    tensors = [body.values[index].content for index in arguments if body.values[index].kind == TENSOR]
+    for tensor in tensors:
+        if isinstance(tensor, Tensor):
+            real = tensor.dtype.is_floating_point
+            return frozenset({BOOL if tensor.dtype == torch.bool else DOUBLE if real else INT})
+    given = [body.kinds(index) for index in arguments]
+    if not all(given):
+        return ANYTHING
+    if any(kinds == {DOUBLE} for kinds in given):
+        return frozenset({DOUBLE})
+    return frozenset({INT, DOUBLE}) if any(DOUBLE in kinds for kinds in given) else frozenset({INT})
+
+
+def _check_list(number: int, body: Body) -> None:
+    """Check a list whose items are values themselves."""
+    value = body.values[number]
+    wanted = _ITEMS.get(value.kind)
+    if wanted is None or not isinstance(value.content, tuple):
+        return
+    allowed = {wanted, NULL} if value.kind == OPTIONAL_TENSOR_LIST else {wanted}
+    for index in value.content:
+        if index == -1 and value.kind == OPTIONAL_TENSOR_LIST:
+            continue
+        check_index(int(index), len(body.values), f"value {number}", "values")
+        wrong = body.kinds(int(index)) - allowed
+        if wrong:
+            raise CorruptError(f"value {number} is {KINDS[value.kind]}, with {KINDS[min(wrong)]} in it")
+
+
+def _check_call(body: Body, target: int, arguments: Sequence[int], read: set[int]) -> None:
+    """Check what a kernel is called with; add the inputs that it reads and nobody can give."""
+    found = body.signatures[target]
+    if found is None:
+        return
+    for position, (index, type_, allowed) in enumerate(zip(arguments, found.types, found.accepted, strict=False)):
+        if not allowed:
+            continue
+        lost = {item for item in body.items(index) if body.values[item].kind == NULL and item in body.inputs}
+        read.update(lost if NULL not in allowed or index not in lost else ())
+        wrong = body.kinds(index) - allowed
+        if wrong:
+            raise CorruptError(f"{body.name(target)} is called with {KINDS[min(wrong)]} for its {type_}")
+        if position in found.written:
+            for item in body.items(index):
+                content = body.values[item].content
+                if isinstance(content, Tensor) and content.constant:
+                    raise CorruptError(f"{body.name(target)} writes into value {item}, which is a constant")
+
+
+def _check_move(body: Body, source: int, target: int) -> None:
+    """Check that what is moved is of the kind, and has the layout, of what it is moved to."""
+    kind = body.values[target].kind
+    if kind == NULL:
+        return
+    wrong = body.kinds(source) - {kind}
+    if wrong:
+        raise CorruptError(f"value {source}, {KINDS[min(wrong)]}, is moved to value {target}, {KINDS[kind]}")
+    moved, place = body.values[source].content, body.values[target].content
+    if isinstance(moved, Tensor) and isinstance(place, Tensor):
+        same = moved.dtype == place.dtype and len(moved.sizes) == len(place.sizes)
+        fixed = not moved.dynamic and not place.dynamic
+        if not same or (fixed and moved.sizes != place.sizes):
+            raise CorruptError(f"value {source}, {moved}, is moved to value {target}, {place}")
+
+
+def _check_free(body: Body, index: int) -> None:
+    content = body.values[index].content
+    if not isinstance(content, Tensor):
+        raise CorruptError(f"value {index} is freed and is not a tensor")
+    if content.planned or content.stored or index in body.inputs:
+        raise CorruptError(f"value {index} is freed and has memory for the next run too")

@@ -1,0 +1,164 @@
+"""The `.ptd` data files of a program: read, checked, and put together for the runtime, which takes one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeAlias
+
+from exir_lowering.errors import InputError
+from exir_lowering.errors.interrupts import let_through
+from exir_lowering.pte import container, data_writer, digests, kinds, mapping
+from exir_lowering.pte.container import Weight
+from exir_lowering.pte.mapping import MappedFile
+
+One: TypeAlias = "str | os.PathLike[str] | bytes"
+Given: TypeAlias = "One | Sequence[One] | None"
+"""What `load` takes as data files."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DataFile:
+    """A data file.
+
+    Attributes:
+        file: The file.
+        weights: What it has, by name; not copied.
+    """
+
+    file: MappedFile
+    weights: Mapping[str, Weight]
+
+    @property
+    def named(self) -> dict[str, memoryview]:
+        """The content of what it has, by name."""
+        return {name: weight.content for name, weight in self.weights.items()}
+
+    @property
+    def name(self) -> str:
+        """How to call it in messages."""
+        return self.file.name
+
+
+class DataFiles:
+    """The data files of a program, which stay as they are while the program is in use.
+
+    Attributes:
+        files: The files, as they were given.
+        named: What they have, by name.
+        tensors: The same, with what tensors they are.
+    """
+
+    def __init__(self, files: Sequence[DataFile]) -> None:
+        """Take files.
+
+        Raises:
+            InputError: Two have other data of one name.
+        """
+        self.files = tuple(files)
+        self.named: dict[str, memoryview] = {}
+        self.tensors: dict[str, Weight] = {}
+        owner: dict[str, DataFile] = {}
+        for file in self.files:
+            for name, content in file.named.items():
+                if name in owner and self.named[name] != content:
+                    raise InputError(
+                        f"load: data: {owner[name].name} and {file.name} both have {name!r}, with other content. Give "
+                        "the data files of one program only."
+                    )
+                owner.setdefault(name, file)
+                self.named.setdefault(name, content)
+                self.tensors.setdefault(name, file.weights[name])
+
+    @property
+    def weights(self) -> list[str]:
+        """The names of what they have for programs, sorted."""
+        return sorted(name for name in self.named if not name.startswith(digests.DATA_KEY))
+
+    def __bool__(self) -> bool:
+        return bool(self.files)
+
+    def __str__(self) -> str:
+        return " and ".join(file.name for file in self.files)
+
+    def path(self) -> str | None:
+        """Return the path of one file with all data, for the runtime; None when there is none.
+
+        Several files, and content in memory, are written to one temporary file when it is first needed.
+
+        Raises:
+            InputError: It cannot be written.
+        """
+        if not self.files:
+            return None
+        (first, *more) = self.files
+        if not more and isinstance(first.file.source, str):
+            return first.file.source
+        return self._merged
+
+    @cached_property
+    def _merged(self) -> str:
+        handle, path = tempfile.mkstemp(prefix="exir-lowering-", suffix=".ptd")
+        weakref.finalize(self, _remove, path, os.getpid())
+        try:
+            with os.fdopen(handle, "wb") as file:
+                if len(self.files) == 1:
+                    file.write(self.files[0].file.content)
+                else:
+                    data_writer.write(file, [one.file.content for one in self.files])
+        except OSError as error:
+            let_through(error)
+            raise InputError(
+                f"load: data: {self} cannot be put together in {os.path.dirname(path)!r} for the runtime: {error}. "
+                "Set TMPDIR to a directory with enough space, or emit one data file."
+            ) from error
+        return path
+
+    def content(self) -> dict[str, memoryview]:
+        """Return what the files have, by name, such that writing to it changes nothing on the disk.
+
+        Raises:
+            InputError: A file was replaced meanwhile.
+        """
+        files = [container.read_data(one.file.writable()) for one in self.files]
+        return {name: weight.content for file in files for name, weight in file.items()}
+
+    def check(self) -> None:
+        """Check that the files are still those that were read.
+
+        Raises:
+            InputError: One was replaced or changed.
+        """
+        for one in self.files:
+            one.file.check()
+
+
+def read(given: Any) -> DataFiles:
+    """Read data files.
+
+    Args:
+        given: A path, the content of a file, or a sequence of these; None for no file.
+
+    Raises:
+        InputError: It is something else, or a file cannot be read or is damaged.
+    """
+    several = isinstance(given, (list, tuple))
+    files = []
+    for number, one in enumerate(() if given is None else given if several else (given,)):
+        where = f"load: data[{number}]" if several else "load: data"
+        kind = "the path or content of a .ptd file" + ("" if several else ", or a list of these")
+        mapped = mapping.open_file(one, where, kind, ".ptd")
+        files.append(DataFile(mapped, mapped.parse(container.read_data, kinds.PTD)))
+    return DataFiles(files)
+
+
+def _remove(path: str, owner: int) -> None:
+    if os.getpid() != owner:  # a forked child, which ends before its parent
+        return
+    with contextlib.suppress(OSError):
+        os.unlink(path)

@@ -1,0 +1,235 @@
+"""What the debug handles of a `.pte` file stand for: kept beside it as `model.debug.json`, tied to it by its hash."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from exir_lowering.errors import InputError
+from exir_lowering.graphs.sources import Frame
+
+VERSION = 1
+"""Rises when a field of the JSON changes its meaning or goes away."""
+
+SUFFIX = ".debug.json"
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class DebugNode:
+    """An operator of a lowered method.
+
+    Attributes:
+        name: The node's name in its method or partition, with the path of the nested graph that holds it.
+        operator: The operator, such as "aten.add.Tensor".
+        modules: The modules that it came from, the outermost first, each as "path: Class".
+        frames: The lines of the model that it came from, the outermost first.
+        line: Which of the frames is the innermost one of the model itself; None when there are no frames.
+    """
+
+    name: str
+    operator: str
+    modules: tuple[str, ...]
+    frames: tuple[Frame, ...]
+    line: int | None
+
+    @property
+    def source(self) -> str:
+        """The model's line, "" when it is not known."""
+        return "" if self.line is None else str(self.frames[self.line])
+
+
+@dataclass(frozen=True, slots=True)
+class DebugDelegate:
+    """A call of a backend; its index in `MethodDebug.delegates` is that in the file's execution plan.
+
+    Attributes:
+        backend_id: The backend.
+        instruction: The number of the instruction that calls it.
+        handles: The debug handles of its operators, in their order.
+        handle_map: For each identifier of the backend's profile events the debug handles that it stands for.
+    """
+
+    backend_id: str
+    instruction: int
+    handles: tuple[int, ...]
+    handle_map: Mapping[int | str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class MethodDebug:
+    """One method of the file.
+
+    Attributes:
+        nodes: For each debug handle its operators: several where ExecuTorch decomposed one.
+        delegates: The calls of backends.
+        kernels: For each instruction that calls a kernel the debug handles of its operator.
+    """
+
+    nodes: Mapping[int, tuple[DebugNode, ...]]
+    delegates: tuple[DebugDelegate, ...]
+    kernels: Mapping[int, tuple[int, ...]]
+
+    def lines(self, handles: Iterable[int]) -> list[str]:
+        """Return the model's lines that some debug handles stand for, each once."""
+        nodes = (node for handle in handles for node in self.nodes.get(handle, ()))
+        return list(dict.fromkeys(node.source for node in nodes if node.source))
+
+
+@dataclass(frozen=True, slots=True)
+class DebugInfo:
+    """The debug handles of a `.pte` file.
+
+    Attributes:
+        version: The version of the JSON format.
+        sha256: The SHA-256 of the `.pte` file, as 64 hexadecimal digits.
+        methods: The methods by name.
+    """
+
+    version: int
+    sha256: str
+    methods: Mapping[str, MethodDebug]
+
+    def to_json(self) -> str:
+        """Return it as compact JSON, the same for the same file. What repeats is in tables, and referred to by number.
+
+        Returns:
+            `{"version", "sha256", "operators": [name], "modules": ["path: Class"], "stacks": [[module]],
+            "files": [path], "functions": [name], "frames": [[file, line, function, code]],
+            "traces": [[line, frame, ...]], "methods": {name: {"nodes": [[handle, name, operator, stack, trace]],
+            "delegates": [[backend, instruction, [handle], [[identifier, [handle]]]]], "kernels": [[instruction,
+            [handle]]]}}}`.
+        """
+        return json.dumps(_Writer().write(self), separators=(",", ":"), sort_keys=True)
+
+    @staticmethod
+    def from_json(text: str | bytes) -> DebugInfo:
+        """Read what `to_json` wrote.
+
+        Raises:
+            InputError: It is something else, of another version, or damaged.
+        """
+        try:
+            tree = json.loads(text)
+            version = tree["version"]
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise InputError(f"this is no debug information ({type(error).__name__}: {error})") from None
+        if version != VERSION:
+            raise InputError(f"its version is {version!r}, this exir-lowering reads version {VERSION}")
+        try:
+            return _read(tree)
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+            raise InputError(f"it is damaged ({type(error).__name__}: {error})") from None
+
+
+class _Interned(Generic[Key]):
+    """A table in which each value has one number."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Key, int] = {}
+
+    def number(self, value: Key) -> int:
+        return self._numbers.setdefault(value, len(self._numbers))
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._numbers)
+
+
+class _Writer:
+    def __init__(self) -> None:
+        self.operators, self.modules = _Interned[str](), _Interned[str]()
+        self.files, self.functions = _Interned[str](), _Interned[str]()
+        self.stacks, self.traces = _Interned[tuple[int, ...]](), _Interned[tuple[int, ...]]()
+        self.frames = _Interned[tuple[int, int, int, str]]()
+
+    def write(self, info: DebugInfo) -> dict[str, Any]:
+        methods = {name: self._method(info.methods[name]) for name in sorted(info.methods)}
+        tables = {
+            name: list(getattr(self, name))
+            for name in ("operators", "modules", "files", "functions", "stacks", "traces", "frames")
+        }
+        return {"version": info.version, "sha256": info.sha256, "methods": methods, **tables}
+
+    def _method(self, method: MethodDebug) -> dict[str, Any]:
+        return {
+            "nodes": [[handle, *self._node(node)] for handle in sorted(method.nodes) for node in method.nodes[handle]],
+            "delegates": [
+                [d.backend_id, d.instruction, d.handles, [[key, d.handle_map[key]] for key in d.handle_map]]
+                for d in method.delegates
+            ],
+            "kernels": [[instruction, method.kernels[instruction]] for instruction in sorted(method.kernels)],
+        }
+
+    def _node(self, node: DebugNode) -> list[Any]:
+        stack = self.stacks.number(tuple(map(self.modules.number, node.modules)))
+        line = -1 if node.line is None else node.line
+        trace = self.traces.number((line, *map(self._frame, node.frames)))
+        return [node.name, self.operators.number(node.operator), stack, trace]
+
+    def _frame(self, frame: Frame) -> int:
+        file, function = self.files.number(frame.file), self.functions.number(frame.function)
+        return self.frames.number((file, frame.line, function, frame.code))
+
+
+def _read(tree: Any) -> DebugInfo:
+    operators, modules = map(_texts, (tree["operators"], tree["modules"]))
+    files, functions = map(_texts, (tree["files"], tree["functions"]))
+    frames = [
+        Frame(files[_number(file)], _number(line), functions[_number(function)], _text(code))
+        for file, line, function, code in tree["frames"]
+    ]
+    stacks = [tuple(modules[_number(number)] for number in stack) for stack in tree["stacks"]]
+    traces = [_trace(line, numbers, frames) for line, *numbers in tree["traces"]]
+
+    def method(part: Any) -> MethodDebug:
+        nodes: dict[int, list[DebugNode]] = {}
+        for handle, name, operator, stack, trace in part["nodes"]:
+            line, lines = traces[_number(trace)]
+            node = DebugNode(_text(name), operators[_number(operator)], stacks[_number(stack)], lines, line)
+            nodes.setdefault(_number(handle), []).append(node)
+        delegates = tuple(
+            DebugDelegate(
+                _text(backend),
+                _number(instruction),
+                _numbers(handles),
+                {key if isinstance(key, str) else _number(key): _numbers(values) for key, values in entries},
+            )
+            for backend, instruction, handles, entries in part["delegates"]
+        )
+        kernels = {_number(instruction): _numbers(handles) for instruction, handles in part["kernels"]}
+        return MethodDebug({handle: tuple(found) for handle, found in nodes.items()}, delegates, kernels)
+
+    methods = {_text(name): method(part) for name, part in tree["methods"].items()}
+    return DebugInfo(VERSION, _text(tree["sha256"]), methods)
+
+
+def _trace(line: Any, numbers: list[Any], frames: list[Frame]) -> tuple[int | None, tuple[Frame, ...]]:
+    found = tuple(frames[_number(number)] for number in numbers)
+    if line == -1:
+        return None, found
+    if _number(line) >= len(found):
+        raise IndexError(f"line {line} of {len(found)}")
+    return line, found
+
+
+def _texts(values: Any) -> list[str]:
+    return [_text(value) for value in values]
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
+def _numbers(values: Any) -> tuple[int, ...]:
+    return tuple(_number(value) for value in values)
+
+
+def _number(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise TypeError(f"{value!r} is no number")
+    return value

@@ -1,0 +1,287 @@
+"""What a `.pte` and a `.ptd` file say about themselves, checked before the runtime gets them.
+
+The runtime ends the process on some of what a damaged file can hold: a kernel that finds an integer where its tensor
+should be, or one argument too few. So everything that is an index, a size or a type is checked here, from the tables
+of the file alone; weights and payloads are not read. What is inside of a payload only its backend can judge.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from exir_lowering.backends.xnnpack import payload as xnnpack
+from exir_lowering.pte import dataflow
+from exir_lowering.pte.calls import Body, check_calls, read_instruction
+from exir_lowering.pte.container import Data, open_program
+from exir_lowering.pte.dataflow import Instruction
+from exir_lowering.pte.flatbuffer import CorruptError, Table
+from exir_lowering.pte.flow import check_flow
+from exir_lowering.pte.inference import check_kernels
+from exir_lowering.pte.signatures import signature
+from exir_lowering.pte.value_kinds import (
+    INT_LIST,
+    NULL,
+    OPTIONAL_TENSOR_LIST,
+    TENSOR,
+    TENSOR_LIST,
+    Layout,
+    Tensor,
+    Value,
+    check_index,
+)
+from exir_lowering.pte.values import check_arenas, read_value
+
+_NEEDED = {2: "values", 3: "inputs", 4: "outputs", 5: "chains", 6: "operators", 7: "delegates", 8: "memory sizes"}
+"""The fields of a method that the runtime reads without a look whether they are there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delegation:
+    """A part of a method that a backend executes.
+
+    Attributes:
+        number: Which of the method's delegates it is, from 0.
+        backend: The backend's id.
+        payload: The size of its payload in bytes.
+        arguments: How many values it is called with, inputs first.
+        outputs: The last ones of them, which it may return.
+        counts: How many of these it returns, the likeliest number first: see `dataflow`.
+    """
+
+    number: int
+    backend: str
+    payload: int
+    arguments: int
+    outputs: tuple[Value, ...]
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A method of a file.
+
+    Attributes:
+        name: Its name.
+        inputs: What it takes.
+        lost: The inputs that are None in the file but read as something else: integers that were dynamic at export.
+        operators: The kernels it calls.
+        backends: The backends it calls.
+        arenas: The sizes of its planned memory.
+        external: The weights that are not in the file, so are in a data file: by name what tensor each is, or how many
+            bytes a backend reads.
+        delegations: The parts that backends execute, in the order in which the runtime sets them up.
+        outputs: What it returns.
+        kernels: For each instruction that calls a kernel its operator, such as "aten.add.out".
+    """
+
+    name: str
+    inputs: tuple[Value, ...]
+    lost: frozenset[int]
+    operators: tuple[str, ...]
+    backends: tuple[str, ...]
+    arenas: tuple[int, ...]
+    external: Mapping[str, Layout | int]
+    delegations: tuple[Delegation, ...]
+    outputs: tuple[Value, ...]
+    kernels: Mapping[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Called:
+    """What a delegate calls: a backend, with a payload of a size, which is looked into where it is XNNPACK's."""
+
+    backend: str
+    size: int
+    graph: xnnpack.Graph | None
+
+
+def read_program(file: memoryview) -> dict[str, Method]:
+    """Read the methods of a `.pte` file, by name in the order of names.
+
+    Args:
+        file: The file's content, which is neither copied nor read beyond its tables.
+
+    Raises:
+        CorruptError: The file is not a `.pte` file that the runtime can be given.
+    """
+    program, data = open_program(file)
+    methods: dict[str, Method] = {}
+    for plan in program.tables(1):
+        method = _method(plan, data)
+        if method.name in methods:
+            raise CorruptError(f"it has two methods {method.name!r}")
+        methods[method.name] = method
+    if not methods:
+        raise CorruptError("it has no method")
+    return {name: methods[name] for name in sorted(methods)}
+
+
+def _method(plan: Table, data: Data) -> Method:
+    name = plan.text(0)
+    try:
+        if not name:
+            raise CorruptError("it has no name")
+        return _checked_method(name, plan, data)
+    except CorruptError as error:
+        raise CorruptError(f"method {name!r}: {error}") from None
+
+
+def _checked_method(name: str, plan: Table, data: Data) -> Method:
+    missing = [what for field, what in _NEEDED.items() if not plan.has(field)]
+    if missing:
+        raise CorruptError(f"it has no list of {' and none of '.join(missing)}")
+    arenas = plan.numbers(8, "q")
+    check_arenas(arenas)
+    external: dict[str, Layout | int] = {}
+    tables = list(plan.tables(2))
+    values = [read_value(number, table, arenas, data, external) for number, table in enumerate(tables)]
+    inputs, outputs = plan.numbers(3, "i"), plan.numbers(4, "i")
+    for index in (*inputs, *outputs):
+        check_index(index, len(values), "an input or output", "values")
+    for index in inputs:
+        if isinstance(given := values[index].content, Tensor) and given.constant:
+            raise CorruptError(f"value {index} is an input, and a constant")
+    operators = [_operator(table) for table in plan.tables(6)]
+    backends = [_backend(table, data, external) for table in plan.tables(7)]
+    chains = [_chain(chain, len(values)) for chain in plan.tables(5)]
+    if not chains:
+        raise CorruptError("it has no chain of instructions")
+    signatures = [signature(*operator) for operator in operators]
+    body = Body(chains, values, operators, signatures, len(backends), frozenset(inputs), frozenset(outputs))
+    read = check_calls(body)
+    check_flow(body)
+    check_kernels(body)
+    for code, target, arguments in body.instructions():
+        graph = backends[target].graph if code == dataflow.DELEGATE else None
+        if graph is not None:
+            xnnpack.check_call(graph, [values[index] for index in arguments])
+    lost = {position for position, index in enumerate(inputs) if values[index].kind == NULL and index in read}
+    return Method(
+        name,
+        tuple(values[index] for index in inputs),
+        frozenset(lost),
+        tuple(sorted({f"{op}.{overload}" if overload else op for op, overload in operators})),
+        tuple(sorted({called.backend for called in backends})),
+        arenas,
+        dict(sorted(external.items())),
+        _delegations(backends, chains, tables, values, operators, inputs),
+        tuple(values[index] for index in outputs),
+        _kernels(chains, operators),
+    )
+
+
+def _operator(table: Table) -> tuple[str, str]:
+    if not table.has(0) or not table.has(1):
+        raise CorruptError("an operator has no name, or no overload")
+    return table.text(0), table.text(1)
+
+
+def _chain(table: Table, size: int) -> list[Instruction]:
+    if not table.has(2):
+        raise CorruptError("a chain has no list of instructions")
+    return [read_instruction(instruction, size) for instruction in table.tables(2)]
+
+
+def _kernels(chains: Sequence[Sequence[Instruction]], operators: Sequence[tuple[str, str]]) -> Mapping[int, str]:
+    """Return the operators of the instructions that call a kernel, as people write those of a model."""
+    if len(chains) != 1:  # their instructions are numbered one by one
+        return {}
+    return {
+        number: ".".join(part for part in (*operators[target][0].split("::", 1), operators[target][1]) if part)
+        for number, (code, target, _) in enumerate(chains[0])
+        if code == dataflow.KERNEL
+    }
+
+
+def _has_content(table: Table) -> bool:
+    """Tell whether a value is a tensor whose content is in the file, or beside it."""
+    content = table.table(1)
+    if table.number(0, "B") != TENSOR or content is None:
+        return False
+    extra = content.table(9)
+    return content.number(5, "I") != 0 or (extra is not None and extra.number(2, "b") == 1)
+
+
+def _delegations(
+    backends: Sequence[_Called],
+    chains: Sequence[Sequence[Instruction]],
+    tables: Sequence[Table],
+    values: Sequence[Value],
+    operators: Sequence[tuple[str, str]],
+    inputs: Sequence[int],
+) -> tuple[Delegation, ...]:
+    given = {number for number, table in enumerate(tables) if _has_content(table)} | set(inputs)
+    if not inputs:
+        # A buffer without initial values has no content in the file. It is numbered before the inputs; where there is
+        # none it is known as what an operator writes in place.
+        given.update(
+            arguments[0]
+            for chain in chains
+            for code, target, arguments in chain
+            if code == dataflow.KERNEL and arguments and operators[target][0].endswith("_")
+        )
+    lists = (TENSOR_LIST, OPTIONAL_TENSOR_LIST, INT_LIST)
+    items = {
+        number: tuple(int(item) for item in value.content)
+        for number, value in enumerate(values)
+        if value.kind in lists and isinstance(value.content, tuple)
+    }
+    places = [_place(table, value) for table, value in zip(tables, values, strict=True)]
+    calls = dataflow.output_counts(chains, places, items, given, max(inputs, default=-1))
+    found = []
+    for number, called in enumerate(backends):
+        arguments, counts = calls.get(number, ((), (0,)))
+        outputs = tuple(values[index] for index in arguments[len(arguments) - max(counts) :])
+        found.append(Delegation(number, called.backend, called.size, len(arguments), outputs, counts))
+    return tuple(found)
+
+
+def _place(table: Table, value: Value) -> tuple[int, int, int, torch.dtype] | None:
+    """Return where a tensor lies in planned memory, with its size and type; None for one that does not."""
+    content, tensor = table.table(1), value.content
+    place = content.table(6) if content is not None and isinstance(tensor, Tensor) else None
+    if place is None or not isinstance(tensor, Tensor):
+        return None
+    memory, low, high = (place.number(field, "I") for field in range(3))
+    return memory, low + (high << 32), math.prod(tensor.sizes), tensor.dtype
+
+
+def _backend(delegate: Table, data: Data, external: dict[str, Layout | int]) -> _Called:
+    """Return what a delegate calls; add the weights that the file does not have."""
+    backend, reference = delegate.text(0), delegate.table(1)
+    if not backend or not delegate.has(2):
+        raise CorruptError(f"a delegate has no backend, or no list of compile specs: {backend!r}")
+    if reference is None:
+        raise CorruptError(f"a delegate of {backend!r} has no payload")
+    for spec in delegate.tables(2):
+        if not spec.has(0) or not spec.has(1):
+            raise CorruptError(f"a compile spec of {backend!r} has no key, or no value")
+        spec.text(0), spec.content(1)
+    location, index = reference.number(0, "b"), reference.number(1, "I")
+    if location not in (0, 1):
+        raise CorruptError(f"a payload of {backend!r} is in the unknown place {location}")
+    payloads = data.segments if location else data.inline_payloads
+    check_index(index, len(payloads), f"a payload of {backend!r}", "payloads")
+    graph = None
+    if backend == xnnpack.BACKEND:
+        graph = xnnpack.read_graph(payloads[index])
+        _find_weights(graph, data, external)
+    return _Called(backend, len(payloads[index]), graph)
+
+
+def _find_weights(graph: xnnpack.Graph, data: Data, external: dict[str, Layout | int]) -> None:
+    """Check the weights of a payload that are in the file's named data, and note those that are not."""
+    for name, size in graph.weights.items():
+        found = data.named.get(name)
+        need = external.get(name, 0)
+        if found is not None:
+            if len(found) < size:
+                raise CorruptError(
+                    f"a payload of {xnnpack.BACKEND!r} reads {size} bytes of {name!r}, which has {len(found)}"
+                )
+        elif isinstance(need, int):
+            external[name] = max(need, size)

@@ -1,0 +1,168 @@
+"""What kernels make of the types and shapes that they are given, as PyTorch's operators say without computing.
+
+Kernels of the runtime check some of what they are called with; the others read and write as far as one of the shapes
+tells. So a file's calls are checked against the operator: on tensors that have a type and a shape, and no memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from exir_lowering import _upstream
+from exir_lowering._upstream.runtime import FunctionalOperator, functional_operator
+from exir_lowering.errors.interrupts import let_through
+from exir_lowering.plugins import availability
+from exir_lowering.pte.calls import Body
+from exir_lowering.pte.dataflow import KERNEL
+from exir_lowering.pte.flatbuffer import CorruptError
+from exir_lowering.pte.value_kinds import (
+    BOOL_LIST,
+    INT_LIST,
+    NULL,
+    OPTIONAL_TENSOR_LIST,
+    TENSOR_LIST,
+    Layout,
+    Tensor,
+    strides,
+)
+
+_ALONE = frozenset(
+    {
+        *(torch.uint16, torch.uint32, torch.uint64),
+        *(torch.float8_e5m2, torch.float8_e4m3fn, torch.float8_e5m2fnuz, torch.float8_e4m3fnuz),
+    }
+)
+"""What the runtime ends the process on where it looks for the common type of two tensors."""
+_CONVERTING = frozenset({"aten::_to_copy", "aten::copy", "dim_order_ops::_to_dim_order_copy"})
+_OF_ONE_TYPE = frozenset({"aten::convolution"})
+"""Kernels that PyTorch's operators would say more of, when they computed: all their tensors have the same type."""
+
+
+def check_kernels(body: Body) -> None:
+    """Check that what kernels write to is what they make of their arguments.
+
+    What depends on numbers that are known at run time only is checked as far as it is known: types and ranks.
+
+    Args:
+        body: The instructions, which `check_calls` has checked.
+
+    Raises:
+        CorruptError: A kernel cannot take its arguments, or makes something else.
+    """
+    if not any(signature is not None and signature.written for signature in body.signatures):
+        return
+    kernels = _kernels()
+    for code, target, arguments in body.instructions():
+        name, overload = body.operators[target] if code == KERNEL else ("", "")
+        if code == KERNEL and (f"{name}.{overload}" if overload else name) in kernels:
+            found = functional_operator(name, overload)
+            if found is not None:
+                _check(body, body.name(target), found, arguments)
+
+
+@lru_cache(maxsize=1)
+def _kernels() -> frozenset[str]:
+    """Return the kernels of the runtime: no other operator is called here because a file names it."""
+    if availability.runtime_failure() is not None:
+        return frozenset()
+    return frozenset(_upstream.executorch_runtime().operator_registry.operator_names)
+
+
+def _check(body: Body, name: str, operator: FunctionalOperator, arguments: Sequence[int]) -> None:
+    outputs = [item for position in operator.outputs for item in body.items(arguments[position])]
+    plans = [plan for index in outputs if isinstance(plan := body.values[index].content, Tensor)]
+    if len(plans) != len(outputs):
+        return
+    given = [arguments[position] for position, _ in operator.inputs]
+    used = [item for index in given for item in (index, *body.items(index))]
+    certain = not any(_varies(body, index) for index in (*used, *outputs))
+    described = tuple(_described(body, index) for index in given)
+    types = {content.dtype for _, content in described if isinstance(content, Layout)}
+    own = name.partition(".")[0]
+    if len(types) > 1 and (own in _OF_ONE_TYPE or (types & _ALONE and own not in _CONVERTING)):
+        raise CorruptError(f"{name} is called with tensors of {' and '.join(sorted(map(str, types)))}")
+    made = _made(operator, described, plans[0].dtype if operator.dtype else None)
+    if made is None or (isinstance(made, str) and not certain):
+        return
+    shown = ", ".join(str(content) if isinstance(content, Layout) else repr(content) for _, content in described)
+    if isinstance(made, str):
+        raise CorruptError(f"{name} cannot be called with {shown}: {made}")
+    if len(made) != len(plans):
+        raise CorruptError(f"{name} makes {len(made)} tensors, it is to write {len(plans)}")
+    for (dtype, shape), plan in zip(made, plans, strict=True):
+        # Of what is empty operators say different things, batch_norm on one device and on another.
+        same = shape == plan.sizes if certain else len(shape) == len(plan.sizes)
+        if dtype != plan.dtype or not (same or 0 in shape or 0 in plan.sizes):
+            raise CorruptError(
+                f"{name}, called with {shown}, makes a tensor of {dtype} of shape {list(shape)}, it is to write {plan}"
+            )
+
+
+_Described = tuple[int, Any]
+"""A value: its kind, and its content, a `Layout` for a tensor and a tuple of these pairs for a list of values."""
+
+
+@lru_cache(maxsize=8192)
+def _made(
+    operator: FunctionalOperator, given: tuple[_Described, ...], dtype: torch.dtype | None
+) -> tuple[tuple[torch.dtype, tuple[int, ...]], ...] | str | None:
+    """Return the types and shapes that an operator makes, why it makes none, or None when it does not say.
+
+    Models repeat their layers, so that most calls were asked about before.
+    """
+    named = {argument: _value(one) for (_, argument), one in zip(operator.inputs, given, strict=True)}
+    if operator.dtype:
+        named["dtype"] = dtype
+    try:
+        with torch.no_grad():
+            made = operator.call(**named)
+    except NotImplementedError:
+        return None
+    except Exception as error:
+        let_through(error)
+        return str(error).partition("\n")[0]
+    results = [item for result in _flat(made) for item in _flat(result)]
+    return tuple((result.dtype, tuple(result.shape)) for result in results)
+
+
+def _varies(body: Body, index: int) -> bool:
+    """Tell whether a value is known at run time only."""
+    content = body.values[index].content
+    return (
+        index in body.results
+        or (index in body.inputs and content is None)
+        or (isinstance(content, Tensor) and content.dynamic)
+    )
+
+
+def _described(body: Body, index: int) -> _Described:
+    kind, content = body.values[index].kind, body.values[index].content
+    if isinstance(content, Tensor):
+        return kind, Layout(content.dtype, content.sizes, content.dim_order)
+    if kind in (INT_LIST, TENSOR_LIST, OPTIONAL_TENSOR_LIST) and isinstance(content, tuple):
+        return kind, tuple((NULL, None) if item == -1 else _described(body, int(item)) for item in content)
+    return kind, content
+
+
+def _value(described: _Described) -> Any:
+    kind, content = described
+    if isinstance(content, Layout):
+        return _meta(content.dtype, content.sizes, content.dim_order)
+    if kind in (INT_LIST, TENSOR_LIST, OPTIONAL_TENSOR_LIST):
+        return [_value(item) for item in content]
+    if kind == BOOL_LIST:
+        return [bool(item) for item in content]
+    return list(content) if isinstance(content, tuple) else content
+
+
+@lru_cache(maxsize=4096)
+def _meta(dtype: torch.dtype, sizes: tuple[int, ...], order: tuple[int, ...]) -> torch.Tensor:
+    return torch.empty_strided(sizes, strides(sizes, order), dtype=dtype, device="meta")
+
+
+def _flat(made: Any) -> Sequence[Any]:
+    return made if isinstance(made, (list, tuple)) else (made,)

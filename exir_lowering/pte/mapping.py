@@ -1,0 +1,148 @@
+"""Files that are read in place: mapped, not copied, and known again when another one has taken their path."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from exir_lowering.errors import InputError
+from exir_lowering.errors.interrupts import let_through
+from exir_lowering.pte import kinds
+from exir_lowering.pte.flatbuffer import CorruptError
+from exir_lowering.pte.kinds import Kind
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MappedFile:
+    """A file, or the content of one.
+
+    Attributes:
+        name: How to call it in messages.
+        source: Its path, or its content.
+        content: Its content, not copied and not to be written to.
+        identity: Which file it was when it was opened; None for content.
+    """
+
+    name: str
+    source: str | bytes
+    content: memoryview
+    identity: tuple[int, ...] | None
+
+    def parse(self, parse: Callable[[memoryview], Result], expected: Kind) -> Result:
+        """Return what a function reads in the file.
+
+        Args:
+            parse: The function.
+            expected: What the file is to be.
+
+        Raises:
+            InputError: The file is empty, of another kind, or the function raises a CorruptError.
+        """
+        if not self.content:
+            raise InputError(f"{self.name} cannot be loaded: it is empty.")
+        try:
+            return parse(self.content)
+        except CorruptError as error:
+            # Without the cause, whose frames would keep the file mapped.
+            message = str(error)
+        kind = kinds.kind_of_content(self.content)
+        if kind is not None and kind is not expected:
+            advice = kind.advice if expected is kinds.PTE else "Give the one that was saved with the program."
+            raise InputError(f"{self.name} cannot be loaded: it is {kind.name}, expected {expected.short}. {advice}")
+        raise InputError(
+            f"{self.name} cannot be loaded: it is damaged, or not what ExecuTorch writes: {message}. Make or copy it "
+            "again."
+        )
+
+    def writable(self) -> memoryview:
+        """Return the content such that writing to it changes nothing on the disk, as tensors of it need.
+
+        Raises:
+            InputError: The file was replaced or changed meanwhile, or cannot be read.
+        """
+        if isinstance(self.source, bytes):
+            return memoryview(bytearray(self.source))
+        content, identity = _mapped(self.name, Path(self.source), mmap.ACCESS_COPY)
+        if identity != self.identity:
+            raise self._replaced()
+        return content
+
+    def check(self) -> None:
+        """Check that the path still leads to this file, as it was.
+
+        Raises:
+            InputError: Another file is there, it was changed, or it is gone.
+        """
+        if self.identity is None:
+            return
+        try:
+            now = _identity(os.stat(self.source))
+        except OSError as error:
+            let_through(error)
+            raise InputError(f"{self.name} cannot be read any more: {error}. Load the program again.") from error
+        if now != self.identity:
+            raise self._replaced()
+
+    def _replaced(self) -> InputError:
+        return InputError(
+            f"{self.name} was replaced or changed while it was in use: it may hold another model. Load the program "
+            "again."
+        )
+
+
+def open_file(given: object, who: str, expected: str, kind: str) -> MappedFile:
+    """Open a file.
+
+    Args:
+        given: Its path or content.
+        who: What takes it, to begin a message with.
+        expected: What is expected, as a noun.
+        kind: The ending of such files, for their name in messages.
+
+    Raises:
+        InputError: It is neither, or the file cannot be read.
+    """
+    if isinstance(given, (bytes, bytearray, memoryview)):
+        return in_memory(f"the {kind} content of {len(given)} bytes", bytes(given))
+    if not isinstance(given, (str, os.PathLike)):
+        raise InputError(f"{who}: got a {type(given).__name__}, expected {expected}.")
+    path = os.fsdecode(given)
+    place, name = Path(path), repr(path)
+    if not place.exists():
+        raise InputError(f"{name} cannot be loaded: there is no such file.")
+    if not place.is_file():
+        found = "a directory" if place.is_dir() else "not a regular file"
+        raise InputError(f"{name} cannot be loaded: it is {found}.")
+    content, identity = _mapped(name, place, mmap.ACCESS_READ)
+    return MappedFile(name, path, content, identity)
+
+
+def in_memory(name: str, content: bytes) -> MappedFile:
+    """Return what is no file, but the content of one.
+
+    Args:
+        name: How to call it in messages.
+        content: The content.
+    """
+    return MappedFile(name, content, memoryview(content), None)
+
+
+def _mapped(name: str, path: Path, access: int) -> tuple[memoryview, tuple[int, ...]]:
+    try:
+        with path.open("rb") as file:
+            found = os.fstat(file.fileno())
+            content = memoryview(mmap.mmap(file.fileno(), 0, access=access) if found.st_size else b"")
+            return content, _identity(found)
+    except (OSError, ValueError) as error:
+        let_through(error)
+        raise InputError(f"{name} cannot be loaded: {error}.") from error
+
+
+def _identity(found: os.stat_result) -> tuple[int, ...]:
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

@@ -1,0 +1,195 @@
+"""Write files that belong together such that a failure, or the end of the process, leaves nothing half-written.
+
+Each file is written beside its place under a name of its own (`.model.pte.1a2b3c4d.tmp`), made durable, and moved once
+all are complete; the file that refers to the others goes last. Data files that replace others of the same name are new
+before the program is: what lies there in between is told apart by the digests in the files (see `digests`).
+
+A process that is killed leaves its temporary files. They are locked while they are written, so that the next save to
+the same place knows those that nobody writes any more, and removes them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import glob
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+from exir_lowering.errors.interrupts import let_through
+
+try:
+    import fcntl
+except ImportError:  # Windows, where an open file cannot be removed
+    fcntl = None  # type: ignore[assignment]
+
+_TOKEN = 4
+_ENDING = ".tmp"
+
+Write = Callable[[BinaryIO], object]
+"""Writes the content of a file."""
+
+
+class Staging:
+    """Files that are written beside their places, and moved there together.
+
+    A context: what was not moved is removed at its end.
+    """
+
+    def __init__(self) -> None:
+        self._files: dict[Path, tuple[Path, BinaryIO]] = {}
+
+    def __enter__(self) -> Staging:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for temporary, file in self._files.values():
+            # Removed first: once the lock is gone, another process may take it for left behind.
+            with _regardless():
+                os.unlink(temporary)
+            file.close()
+
+    def add(self, place: Path, write: Write) -> Path:
+        """Write a file beside its place, and make it durable.
+
+        Args:
+            place: Where it is to go.
+            write: Writes its content.
+
+        Returns:
+            Where it is until it is moved.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        _remove_left_behind(place)
+        temporary, file = _create(place)
+        self._files[place] = temporary, file
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
+        return temporary
+
+    def publish(self, last: Path) -> None:
+        """Move all files to their places, in the order in which they were added but for one.
+
+        Args:
+            last: The place of the file that is moved when all others are there.
+
+        Raises:
+            OSError: One cannot be moved.
+        """
+        for place in self._files:
+            if place.is_dir():  # known before the first one is moved
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(place))
+        for place in [place for place in self._files if place != last]:
+            self._move(place)
+        # The order has to hold on the disk, too.
+        _sync(last.parent)
+        self._move(last)
+        _sync(last.parent)
+
+    def _move(self, place: Path) -> None:
+        temporary, file = self._files[place]
+        if fcntl is None:
+            file.close()  # Windows moves no open file
+        os.replace(temporary, place)
+        file.close()
+        del self._files[place]
+
+
+def replace_file(path: Path, write: Write) -> None:
+    """Write a file beside its place and move it there, so that a failure leaves what was there.
+
+    Args:
+        path: Its place.
+        write: Writes the content.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    replace_files({path: write}, path)
+
+
+def replace_files(files: Mapping[Path, Write], last: Path) -> None:
+    """Write files beside their places, and move them there once all are complete.
+
+    Args:
+        files: For each place what writes the content; they are moved in this order.
+        last: The one that is moved after all others.
+
+    Raises:
+        OSError: One cannot be written.
+    """
+    with Staging() as staging:
+        for path, write in files.items():
+            staging.add(path, write)
+        staging.publish(last)
+
+
+def copy_of(source: Path) -> Write:
+    """Return what writes a copy of a file."""
+
+    def write(file: BinaryIO) -> None:
+        with source.open("rb") as content:
+            shutil.copyfileobj(content, file)
+
+    return write
+
+
+@contextlib.contextmanager
+def _regardless() -> Iterator[None]:
+    """Go on when the system refuses something that need not be done."""
+    try:
+        yield
+    except OSError as error:
+        let_through(error)
+
+
+def _create(place: Path) -> tuple[Path, BinaryIO]:
+    """Create a temporary file beside a place, and lock it."""
+    while True:
+        temporary = place.with_name(f".{place.name}.{secrets.token_hex(_TOKEN)}{_ENDING}")
+        try:
+            # With the mode that the process gives to its files.
+            file = os.fdopen(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), "w+b")
+        except FileExistsError:
+            continue
+        if fcntl is None:
+            return temporary, file
+        with _regardless():  # a file system without locks: then nothing is removed there either
+            fcntl.flock(file, fcntl.LOCK_EX)
+        # Before it was locked another process may have taken it for left behind.
+        if temporary.exists():
+            return temporary, file
+        file.close()
+
+
+def _remove_left_behind(place: Path) -> None:
+    """Remove the temporary files for a place that nobody writes any more."""
+    pattern = f".{glob.escape(place.name)}.{'[0-9a-f]' * (2 * _TOKEN)}{_ENDING}"
+    for path in place.parent.glob(pattern):
+        with _regardless():  # somebody writes it, or it is gone meanwhile
+            if fcntl is None:
+                path.unlink()
+                continue
+            with path.open("r+b") as file:  # NFS locks what may be written only
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+
+
+def _sync(folder: Path) -> None:
+    """Make what was moved in a folder durable; not every system can."""
+    with _regardless():
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,131 @@
+"""What kernels take and write: they end the process, or write anywhere, when they are called with something else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
+
+from exir_lowering import _upstream
+from exir_lowering.pte.value_kinds import (
+    BOOL,
+    BOOL_LIST,
+    DOUBLE,
+    DOUBLE_LIST,
+    INT,
+    INT_LIST,
+    NULL,
+    OPTIONAL_TENSOR_LIST,
+    STRING,
+    TENSOR,
+    TENSOR_LIST,
+)
+
+Kinds = frozenset[int]
+ANYTHING: Kinds = frozenset()
+
+_NUMBER: Kinds = frozenset({INT, BOOL, DOUBLE})
+# What kernels take for the types of schemas.
+_ACCEPTED: Mapping[str, Kinds] = MappingProxyType(
+    {
+        "Tensor": frozenset({TENSOR}),
+        "int": frozenset({INT}),
+        "float": frozenset({DOUBLE}),
+        "bool": frozenset({BOOL}),
+        "number": _NUMBER,
+        "str": frozenset({STRING}),
+        "List[Tensor]": frozenset({TENSOR_LIST}),
+        "List[Optional[Tensor]]": frozenset({TENSOR_LIST, OPTIONAL_TENSOR_LIST}),
+        "List[int]": frozenset({INT_LIST}),
+        "List[float]": frozenset({DOUBLE_LIST}),
+        "List[bool]": frozenset({BOOL_LIST}),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What a kernel takes.
+
+    Attributes:
+        types: The types of its arguments, in TorchScript's words.
+        accepted: The kinds of values that it takes for each of them; `ANYTHING` where that is not known.
+        written: Which of them it writes to.
+        results: How many values follow its arguments in a call: what it returns.
+        returned: The kinds of what it returns; `ANYTHING` where that follows from its arguments.
+    """
+
+    types: tuple[str, ...]
+    accepted: tuple[Kinds, ...]
+    written: frozenset[int]
+    results: int
+    returned: Kinds = ANYTHING
+
+
+@lru_cache(maxsize=1024)
+def signature(name: str, overload: str) -> Signature | None:
+    """Return what a kernel takes, None when that is not known.
+
+    Args:
+        name: Its name with the namespace, such as "aten::add".
+        overload: Its overload.
+    """
+    own = _OWN.get((name, overload))
+    if own is not None:
+        return own
+    schema = _upstream.operator_schema(name, overload)
+    if schema is None:
+        return None
+    types, written, results = schema
+    return Signature(types, tuple(map(_allowed, types)), written, results, _RETURNED.get(name, ANYTHING))
+
+
+def _allowed(type_: str) -> Kinds:
+    """Return the kinds of values that a kernel accepts for a type of a schema; `ANYTHING` when that is not known."""
+    optional = type_.startswith("Optional[")
+    kinds = _ACCEPTED.get(type_[len("Optional[") : -1] if optional else type_)
+    if kinds is None:
+        return ANYTHING
+    return kinds | {NULL} if optional else kinds
+
+
+def _made(*types: str, written: tuple[int, ...] = (), results: int = 1, returned: Kinds = ANYTHING) -> Signature:
+    return Signature(types, tuple(map(_allowed, types)), frozenset(written), results, returned)
+
+
+_RETURNED: Mapping[str, Kinds] = MappingProxyType(
+    {
+        "aten::sym_size": frozenset({INT}),
+        "aten::sym_numel": frozenset({INT}),
+        "aten::sym_stride": frozenset({INT}),
+    }
+)
+_OF_TWO = ("number", "number")
+_PRIMITIVES: Mapping[str, tuple[tuple[str, ...], Kinds]] = MappingProxyType(
+    {
+        **dict.fromkeys(("add", "sub", "mul", "floordiv", "mod", "sym_max", "sym_min"), (_OF_TWO, ANYTHING)),
+        "truediv": (_OF_TWO, frozenset({DOUBLE})),
+        **dict.fromkeys(("eq", "ge", "gt", "le", "lt"), (_OF_TWO, frozenset({BOOL}))),
+        "neg": (("number",), ANYTHING),
+        **dict.fromkeys(("ceil", "round", "trunc"), (("number",), frozenset({INT}))),
+        "sym_float": (("number",), frozenset({DOUBLE})),
+        "sym_int": (("number",), frozenset({INT})),
+        "sym_not": (("bool",), frozenset({BOOL})),
+        "sym_ite": (("bool", "number", "number"), ANYTHING),
+    }
+)
+# ExecuTorch's own, of which there are no schemas.
+_OWN: Mapping[tuple[str, str], Signature] = MappingProxyType(
+    {
+        ("executorch_prim::et_view", "default"): _made("Tensor", "List[int]", "Tensor", results=0),
+        ("executorch_prim::et_copy_index", "tensor"): _made("Tensor", "Tensor", "int", written=(0,), results=0),
+        ("et_copy::_h2d_copy", "out"): _made("Tensor", "Tensor", written=(1,)),
+        ("et_copy::_d2h_copy", "out"): _made("Tensor", "Tensor", written=(1,)),
+        **{
+            (f"executorch_prim::{name}", overload): _made(*types, returned=returned)
+            for name, (types, returned) in _PRIMITIVES.items()
+            for overload in ("Scalar", "int")
+        },
+    }
+)

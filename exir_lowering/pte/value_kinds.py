@@ -1,0 +1,173 @@
+"""The values of a method, as its file describes them: their kinds, and what a tensor is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+
+from exir_lowering.pte.flatbuffer import CorruptError, Table
+
+# The members of the union KernelTypes, by their numbers in the file.
+NULL, INT, BOOL, DOUBLE, TENSOR, STRING = 1, 2, 3, 4, 5, 6
+INT_LIST, DOUBLE_LIST, BOOL_LIST, TENSOR_LIST, OPTIONAL_TENSOR_LIST = 7, 8, 9, 10, 11
+KINDS = {
+    NULL: "None",
+    INT: "an int",
+    BOOL: "a bool",
+    DOUBLE: "a float",
+    TENSOR: "a tensor",
+    STRING: "a str",
+    INT_LIST: "a list of ints",
+    DOUBLE_LIST: "a list of floats",
+    BOOL_LIST: "a list of bools",
+    TENSOR_LIST: "a list of tensors",
+    OPTIONAL_TENSOR_LIST: "a list of tensors and None",
+}
+DTYPES: Mapping[int, torch.dtype] = MappingProxyType(
+    {
+        0: torch.uint8,
+        1: torch.int8,
+        2: torch.int16,
+        3: torch.int32,
+        4: torch.int64,
+        5: torch.float16,
+        6: torch.float32,
+        7: torch.float64,
+        8: torch.complex32,
+        9: torch.complex64,
+        10: torch.complex128,
+        11: torch.bool,
+        15: torch.bfloat16,
+        23: torch.float8_e5m2,
+        24: torch.float8_e4m3fn,
+        25: torch.float8_e5m2fnuz,
+        26: torch.float8_e4m3fnuz,
+        27: torch.uint16,
+        28: torch.uint32,
+        29: torch.uint64,
+    }
+)
+"""The element types that a tensor of a file can have, by their numbers there."""
+
+_REFUSED: Mapping[int, str] = MappingProxyType(
+    {
+        **dict.fromkeys((12, 13, 14, 16, 17), "quantised element type"),
+        **dict.fromkeys((18, 19, 20, 21, 22), "element type of bits"),
+    }
+)
+"""What ExecuTorch has numbers for and never writes, as quantised values are plain integers there: kernels abort."""
+
+MAX_RANK = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What a tensor is in memory.
+
+    Attributes:
+        dtype: Its element type.
+        sizes: Its shape.
+        dim_order: Its dimensions from outer to inner, as they lie in memory.
+    """
+
+    dtype: torch.dtype
+    sizes: tuple[int, ...]
+    dim_order: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """How many bytes it takes."""
+        return math.prod(self.sizes) * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        plain = self.dim_order == tuple(range(len(self.sizes)))
+        order = "" if plain else f", its dimensions in the order {list(self.dim_order)}"
+        return f"a tensor of {str(self.dtype).removeprefix('torch.')} of shape {list(self.sizes)}{order}"
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor(Layout):
+    """A tensor of a method.
+
+    Attributes:
+        dynamic: Whether the shape may be smaller than `sizes`.
+        unbound: Whether the shape may be anything.
+        planned: Whether it lies in planned memory.
+        stored: Whether its content, or its initial content, is in a file.
+    """
+
+    dynamic: bool
+    unbound: bool
+    planned: bool = True
+    stored: bool = False
+
+    @property
+    def constant(self) -> bool:
+        """Whether its content is in a file, and is not copied: it cannot be written."""
+        return self.stored and not self.planned
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A value of a method.
+
+    Attributes:
+        kind: Its member of the union, a key of `KINDS`.
+        content: A `Tensor`, a number, a string or the indices in a list.
+    """
+
+    kind: int
+    content: Tensor | int | float | bool | str | tuple[int, ...] | None
+
+
+def check_index(index: int, size: int, who: str, what: str) -> None:
+    """Check that a number refers to one of the things that there are.
+
+    Args:
+        index: The number.
+        size: How many there are.
+        who: What refers to it, for the message.
+        what: What it refers to.
+
+    Raises:
+        CorruptError: It refers to none.
+    """
+    if not 0 <= index < size:
+        raise CorruptError(f"{who} refers to number {index} of {size} {what}")
+
+
+def layout(table: Table, dtype: int, sizes: int, order: int) -> Layout:
+    """Read what a tensor is in memory.
+
+    Args:
+        table: The table that says so.
+        dtype: The field with its element type.
+        sizes: The field with its shape.
+        order: The field with its dimensions from outer to inner.
+
+    Raises:
+        CorruptError: There is no such tensor.
+    """
+    code = table.number(dtype, "b")
+    if code not in DTYPES:
+        raise CorruptError(f"a tensor has the {_REFUSED.get(code, 'unknown element type')} {code}")
+    for field, what in ((sizes, "shape"), (order, "order of dimensions")):
+        if not table.has(field):
+            raise CorruptError(f"a tensor has no {what}")
+    shape, dimensions = table.numbers(sizes, "i"), table.numbers(order, "B")
+    if len(shape) > MAX_RANK or any(size < 0 for size in shape) or sorted(dimensions) != list(range(len(shape))):
+        raise CorruptError(f"a tensor has the shape {list(shape)} with the dimensions in the order {list(dimensions)}")
+    return Layout(DTYPES[code], shape, dimensions)
+
+
+def strides(shape: Sequence[int], dim_order: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of a shape whose dimensions lie in memory in an order, from outer to inner."""
+    found, step = [0] * len(shape), 1
+    for dim in reversed(dim_order):
+        found[dim] = step
+        step *= max(shape[dim], 1)
+    return tuple(found)

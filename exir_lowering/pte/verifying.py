@@ -1,0 +1,173 @@
+"""Tell whether files are whole and belong together, by the digests in them; see `exir_lowering.pte.digests`."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import struct
+from typing import Literal, TypeAlias
+
+from exir_lowering.errors import InputError
+from exir_lowering.pte import container, digests
+from exir_lowering.pte.data_files import DataFile, DataFiles
+from exir_lowering.pte.digests import Seal, SealError
+from exir_lowering.pte.flatbuffer import CorruptError, root
+from exir_lowering.pte.mapping import MappedFile
+
+Verify: TypeAlias = "bool | Literal['full']"
+
+LIMIT = 32_000_000
+"""How many bytes of a program and its data files are read to verify them when nobody asks for more."""
+
+_PTE_HEADER = struct.Struct("<4sIQQ")
+_PTD_HEADER = struct.Struct("<4sIQQQQ")
+_HEADER_AT = 8
+
+
+def check_level(verify: object) -> None:
+    """Check what a caller wants to be verified.
+
+    Raises:
+        InputError: It is none of the levels.
+    """
+    if not (isinstance(verify, bool) or (isinstance(verify, str) and verify == "full")):
+        raise InputError(f'load: verify: got {verify!r}, expected True, False or "full".')
+
+
+def check_program(file: MappedFile, verify: Verify) -> Seal | None:
+    """Check the tables of a program, and return its digests; None for one that has none, as ExecuTorch's own.
+
+    Args:
+        file: The program, which was read already.
+        verify: As for `check_all`.
+
+    Raises:
+        InputError: It is damaged.
+    """
+    try:
+        seal = _seal(file.content)
+    except (SealError, CorruptError) as error:
+        raise _damaged(file, str(error)) from None
+    if seal is not None and verify:
+        base, places = _places(file.content)
+        if len(places) != len(seal.segments) + 1 or hashlib.sha256(file.content[:base]).digest() != seal.tables:
+            raise _changed(file, "what its tables say")
+    return seal
+
+
+def check_all(file: MappedFile, seal: Seal | None, data: DataFiles, needed: frozenset[str], verify: Verify) -> None:
+    """Check that a program's data files belong to it, and that all of them are whole.
+
+    Args:
+        file: The program.
+        seal: Its digests.
+        data: Its data files.
+        needed: The names of the weights that it looks for in them.
+        verify: False checks that the data files are those that were emitted with the program; True also all tables,
+            and the rest if it is not larger than `LIMIT`; "full" everything.
+
+    Raises:
+        InputError: A file is damaged, or a data file is another program's.
+    """
+    sealed = [(one, _data_digest(one)) for one in data.files]
+    if seal is not None:
+        for one, digest in sealed:
+            _check_tie(file, seal, one, digest, needed)
+    if not verify:
+        return
+    size = len(file.content) + sum(len(one.file.content) for one in data.files)
+    whole = verify == "full" or size <= LIMIT
+    for one, digest in sealed:
+        if digest is not None:
+            _check_data(one, digest, whole=whole)
+    if seal is not None and whole:
+        _check_segments(file, seal)
+
+
+def _damaged(file: MappedFile, what: str) -> InputError:
+    return InputError(f"{file.name} cannot be loaded: {what}. It was damaged. Make or copy it again.")
+
+
+def _changed(file: MappedFile, what: str) -> InputError:
+    return InputError(
+        f"{file.name} cannot be loaded: {what} is not what was emitted: its digest differs. It was damaged, or changed "
+        "after it was emitted. Make or copy it again; verify=False loads what somebody has changed on purpose."
+    )
+
+
+def _places(content: memoryview) -> tuple[int, list[tuple[int, int]]]:
+    """Return where the first segment of a `.pte` file starts, and each segment relative to it with its size."""
+    _, _, size, base = _PTE_HEADER.unpack_from(content, _HEADER_AT)
+    return base, [(table.number(0, "Q"), table.number(1, "Q")) for table in root(content[:size]).tables(4)]
+
+
+def _seal(content: memoryview) -> Seal | None:
+    """Return the seal of a program, which was read already; None when it has none.
+
+    Raises:
+        SealError: It is damaged, or something else is.
+    """
+    _, found = container.open_program(content)
+    sealed = found.named.get(digests.KEY)
+    if sealed is None:
+        if bytes(content[-len(digests.END) :]) == digests.END:
+            raise SealError("its tables do not tell of its digests, with which it ends")
+        return None
+    return digests.decode(sealed)
+
+
+def _check_segments(file: MappedFile, seal: Seal) -> None:
+    base, places = _places(file.content)
+    starts = [base + offset for offset, _ in places]
+    for number, (start, end) in enumerate(itertools.pairwise(starts)):
+        if hashlib.sha256(file.content[start:end]).digest() != seal.segments[number]:
+            raise _changed(file, _segment(number, start, end))
+
+
+def _segment(number: int, start: int, end: int) -> str:
+    return f"its segment {number}, bytes {start} to {end},"
+
+
+def _data_digest(one: DataFile) -> str | None:
+    try:
+        return digests.find_data_digest(one.named)
+    except SealError as error:
+        raise _damaged(one.file, str(error)) from None
+
+
+def _check_tie(file: MappedFile, seal: Seal, one: DataFile, digest: str | None, needed: frozenset[str]) -> None:
+    """Check that a data file is one of those that were emitted with a program, if the program reads it."""
+    if digest in seal.data.values() or needed.isdisjoint(one.named):
+        return
+    known = ", ".join(f"{name!r} ({known[:12]}...)" for name, known in seal.data.items()) or "no data file"
+    found = f"the digest {digest[:12]}..." if digest is not None else "no digest"
+    raise InputError(
+        f"{file.name} cannot be loaded with {one.name}: the data file is of another program, or of this one before it "
+        f"was emitted again. It has {found}; the program was emitted with {known}. Give the data file that was saved "
+        "with it, or save the artifact again."
+    )
+
+
+def _check_data(one: DataFile, digest: str, *, whole: bool) -> None:
+    """Check the tables of a data file, and its segments if wanted."""
+    content, listed = one.file.content, one.named[digests.data_key(digest)]
+    _, _, start, size, base, _ = _PTD_HEADER.unpack_from(content, _HEADER_AT)
+    try:
+        if digests.data_digest(content[:base], digest, listed) != digest:
+            raise _changed(one.file, "what its tables say")
+        if not whole:
+            return
+        expected = digests.decode_segments(listed)
+        tables = root(content[: start + size]).tables(1)
+        places = [(base + table.number(0, "Q"), table.number(1, "Q")) for table in tables]
+    except (SealError, CorruptError) as error:
+        raise _damaged(one.file, str(error)) from None
+    if len(places) != len(expected) + 1:
+        raise _damaged(one.file, f"it has {len(places)} segments, and digests of {len(expected)}")
+    end = base
+    for number, (place, length) in enumerate(places):
+        if any(content[end:place]):
+            raise _changed(one.file, f"bytes {end} to {place}, between two segments,")
+        end = place + length
+        if number < len(expected) and hashlib.sha256(content[place:end]).digest() != expected[number]:
+            raise _changed(one.file, _segment(number, place, end))

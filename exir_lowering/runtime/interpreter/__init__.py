@@ -1,0 +1,1 @@
+"""The engine in Python: a program's instructions, one after the other, in PyTorch."""

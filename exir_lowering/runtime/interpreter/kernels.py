@@ -1,0 +1,222 @@
+"""Operators of a file, called in PyTorch: those of ATen by their schemas, those of ExecuTorch here."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from exir_lowering import _upstream
+from exir_lowering._upstream.runtime import Argument, Operator, find_operator
+from exir_lowering.graphs.operators import pure as pure_operators
+from exir_lowering.graphs.operators.budget import Budget
+from exir_lowering.graphs.operators.calls import CheckedCall
+from exir_lowering.plugins import availability
+from exir_lowering.pte.value_kinds import BOOL_LIST, INT_LIST, OPTIONAL_TENSOR_LIST, TENSOR_LIST, Value
+from exir_lowering.runtime.interpreter.memory import DoesNotFit, Slot
+
+Kernel = Callable[["Frame", tuple[int, ...]], None]
+
+
+@dataclass(slots=True, eq=False)
+class Frame:
+    """The values of a method while it runs; they stay as they are until it runs again.
+
+    Attributes:
+        plan: What the file says of each value.
+        values: The values: tensors as `Slot`, numbers, strings and None as they are.
+        spending: The memory that operators take.
+    """
+
+    plan: Sequence[Value]
+    values: list[Any]
+    spending: Budget = field(default_factory=Budget)
+
+    def get(self, index: int) -> Any:
+        """Return a value as an operator takes it."""
+        kind, content = self.plan[index].kind, self.plan[index].content
+        if isinstance(content, tuple):
+            if kind == BOOL_LIST:
+                return [bool(item) for item in content]
+            if kind in (INT_LIST, TENSOR_LIST, OPTIONAL_TENSOR_LIST):
+                return [None if item < 0 else self.get(int(item)) for item in content]
+            return list(content)
+        value = self.values[index]
+        return value.tensor if isinstance(value, Slot) else value
+
+    def slot(self, index: int) -> Slot:
+        """Return a tensor.
+
+        Raises:
+            TypeError: The value is something else.
+        """
+        value = self.values[index]
+        if not isinstance(value, Slot):
+            raise TypeError(f"value {index} is {value!r}, expected a tensor")
+        return value
+
+    def slots(self, index: int) -> list[Slot]:
+        """Return a tensor, or those in a list of tensors."""
+        content = self.plan[index].content
+        return [self.slot(int(item)) for item in content] if isinstance(content, tuple) else [self.slot(index)]
+
+    def put(self, index: int, result: Any) -> None:
+        """Write the result of an operator."""
+        if not isinstance(result, torch.Tensor):
+            self.values[index] = result
+            return
+        slot = self.slot(index)
+        if result.data_ptr() != slot.tensor.data_ptr() or result.shape != slot.tensor.shape:
+            slot.write(result)
+
+
+def kernel(name: str, overload: str) -> Kernel | None:
+    """Return what executes an operator of a file, None when PyTorch does not have it or it is not for files to call.
+
+    A file's operators are those of the closed list, as variants that write to planned memory, and what a library has
+    registered in ExecuTorch's runtime beside ATen's.
+    """
+    if (name, overload) in _OWN:
+        return _OWN[name, overload]
+    if (name, overload) in _NUMBERS:
+        return _of_numbers(_NUMBERS[name, overload])
+    namespace, _, base = name.partition("::")
+    found = pure_operators.find_kernel(namespace, base, overload)
+    if found is None and namespace != "aten" and _registered_in_runtime(name, overload):
+        found = find_operator(namespace, base, overload or "default")
+    return None if found is None else _of_torch(base, found)
+
+
+def _registered_in_runtime(name: str, overload: str) -> bool:
+    if availability.runtime_failure() is not None:
+        return False
+    full = f"{name}.{overload}" if overload else name
+    return full in _upstream.executorch_runtime().operator_registry.operator_names
+
+
+def _of_torch(name: str, operator: Operator) -> Kernel:
+    """Return a kernel of an operator of torch."""
+    call = CheckedCall(name, operator)
+    arguments: tuple[Argument, ...] = operator.arguments
+
+    def run(frame: Frame, indices: tuple[int, ...]) -> None:
+        given: list[Any] = []
+        named: dict[str, Any] = {}
+        outputs: list[Slot] = []
+        for index, argument in zip(indices, arguments, strict=False):
+            if argument.written:
+                for slot in frame.slots(index):
+                    slot.check_writable()
+            if argument.out:
+                outputs += frame.slots(index)
+                named[argument.name] = frame.get(index)
+            elif argument.keyword:
+                named[argument.name] = frame.get(index)
+            else:
+                given.append(frame.get(index))
+        for slot in outputs:
+            slot.clear()
+        frame.spending.take(call.needs(given, named))
+        result = call(*given, **named)
+        for slot in outputs:
+            slot.settle()
+        if not outputs and len(indices) > len(arguments):
+            frame.put(indices[len(arguments)], result)
+
+    return run
+
+
+def _of_numbers(function: Callable[..., Any]) -> Kernel:
+    def run(frame: Frame, indices: tuple[int, ...]) -> None:
+        frame.values[indices[-1]] = function(*map(frame.get, indices[:-1]))
+
+    return run
+
+
+def _view(frame: Frame, indices: tuple[int, ...]) -> None:
+    slot, target = frame.slot(indices[0]), frame.slot(indices[2])
+    source, shape = slot.tensor, list(frame.get(indices[1]))
+    if -1 in shape:
+        known = -math.prod(shape)
+        shape[shape.index(-1)] = source.numel() // known if known else 0
+    if math.prod(shape) != source.numel():
+        raise DoesNotFit(f"a tensor of shape {list(source.shape)} cannot be seen in the shape {shape}")
+    target.view(slot, shape)
+
+
+def _copy_row(frame: Frame, indices: tuple[int, ...]) -> None:
+    target, row, index = frame.slot(indices[0]), frame.slot(indices[1]).tensor, frame.get(indices[2])
+    target.check_writable()
+    if target.plan.dynamic:
+        target.reshape((index + 1, *row.shape))
+    target.tensor[index].copy_(row)
+
+
+def _copy(frame: Frame, indices: tuple[int, ...]) -> None:
+    frame.slot(indices[-1]).write(frame.slot(indices[0]).tensor)
+
+
+def _empty(frame: Frame, indices: tuple[int, ...]) -> None:
+    frame.slot(indices[-1]).reshape(frame.get(indices[0]))
+
+
+def _nothing(frame: Frame, indices: tuple[int, ...]) -> None:
+    return None
+
+
+_OWN: Mapping[tuple[str, str], Kernel] = MappingProxyType(
+    {
+        ("executorch_prim::et_view", "default"): _view,
+        ("executorch_prim::et_copy_index", "tensor"): _copy_row,
+        ("dim_order_ops::_to_dim_order_copy", "out"): _copy,
+        ("dim_order_ops::_clone_dim_order", "out"): _copy,
+        ("dim_order_ops::_empty_dim_order", "out"): _empty,
+        ("et_copy::_h2d_copy", "out"): _copy,
+        ("et_copy::_d2h_copy", "out"): _copy,
+        ("aten::sym_constrain_range", ""): _nothing,
+        ("aten::sym_constrain_range_for_size", ""): _nothing,
+    }
+)
+_PRIMITIVES: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {
+        "add": operator.add,
+        "sub": operator.sub,
+        "mul": operator.mul,
+        "floordiv": operator.floordiv,
+        "truediv": operator.truediv,
+        "mod": operator.mod,
+        "neg": operator.neg,
+        "eq": operator.eq,
+        "ge": operator.ge,
+        "gt": operator.gt,
+        "le": operator.le,
+        "lt": operator.lt,
+        "ceil": math.ceil,
+        "round": round,
+        "trunc": math.trunc,
+        "sym_float": float,
+        "sym_int": int,
+        "sym_max": max,
+        "sym_min": min,
+        "sym_not": operator.not_,
+        "sym_ite": lambda condition, yes, no: yes if condition else no,
+    }
+)
+_NUMBERS: Mapping[tuple[str, str], Callable[..., Any]] = MappingProxyType(
+    {
+        **{
+            (f"executorch_prim::{name}", overload): function
+            for name, function in _PRIMITIVES.items()
+            for overload in ("Scalar", "int")
+        },
+        ("aten::sym_size", "int"): lambda tensor, dim: tensor.shape[dim],
+        ("aten::sym_stride", "int"): lambda tensor, dim: tensor.stride(dim),
+        ("aten::sym_numel", ""): lambda tensor: tensor.numel(),
+        ("aten::_local_scalar_dense", ""): lambda tensor: tensor.item(),
+    }
+)

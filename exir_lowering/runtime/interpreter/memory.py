@@ -1,0 +1,177 @@
+"""The memory of a method that Python runs, laid out as the file plans it.
+
+Tensors are views of one piece of memory for each arena, at the offsets in the file: what overlaps there overlaps here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from exir_lowering.pte.value_kinds import Tensor, strides
+from exir_lowering.runtime.interpreter.code import Place
+
+
+class DoesNotFit(Exception):
+    """A tensor was to get a shape that the file has no room for, or to be written where it is a part of the file."""
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """A tensor of a method, which several values may be.
+
+    Attributes:
+        tensor: The tensor, always the same object; its shape changes where the file says that it may.
+        plan: What the file says of it.
+        constant: Whether its memory is the file's own, which nothing may write.
+    """
+
+    tensor: torch.Tensor
+    plan: Tensor
+    constant: bool = False
+
+    def reshape(self, shape: Sequence[int]) -> None:
+        """Give the tensor a shape, on the memory that it has.
+
+        Args:
+            shape: The shape.
+
+        Raises:
+            DoesNotFit: The file has no room for it.
+        """
+        if tuple(self.tensor.shape) == tuple(shape):
+            return
+        self.check(shape)
+        if self.plan.unbound:
+            self.tensor.resize_(tuple(shape))
+        self._lay(self.tensor, shape)
+
+    def view(self, source: Slot, shape: Sequence[int]) -> None:
+        """Put the tensor onto the memory of another one.
+
+        Args:
+            source: The other tensor.
+            shape: The shape to look at it in.
+
+        Raises:
+            DoesNotFit: It is not the shape that the file says.
+        """
+        self.check(shape)
+        self._lay(source.tensor, shape)
+        self.constant = source.constant
+
+    def check_writable(self) -> None:
+        """Check that the tensor may be written.
+
+        Raises:
+            DoesNotFit: Its memory is a part of the file.
+        """
+        if self.constant:
+            raise DoesNotFit("a tensor would be written whose content is a part of the file; the file may be damaged")
+
+    def clear(self) -> None:
+        """Make the tensor empty, so that an operator may give it a shape; not one whose shape is fixed."""
+        if self.plan.dynamic and self.tensor.numel():
+            self.tensor.resize_(0)
+
+    def settle(self) -> None:
+        """Check the shape that an operator gave the tensor, and lay it out in memory as the file says.
+
+        Raises:
+            DoesNotFit: The file has no room for it.
+        """
+        tensor, shape = self.tensor, tuple(self.tensor.shape)
+        self.check(shape)
+        if self.plan.dynamic and tensor.stride() != strides(shape, self.plan.dim_order):
+            content = tensor.clone()
+            self._lay(tensor, shape)
+            tensor.copy_(content)
+
+    def write(self, content: torch.Tensor) -> None:
+        """Give the tensor the shape and the content of another one.
+
+        Args:
+            content: The other tensor.
+
+        Raises:
+            DoesNotFit: The file has no room for it, or the tensor is a part of it.
+        """
+        self.check_writable()
+        self.reshape(content.shape)
+        self.tensor.copy_(content)
+
+    def check(self, shape: Sequence[int]) -> None:
+        """Check that the tensor may have a shape.
+
+        Raises:
+            DoesNotFit: It may not.
+        """
+        plan = self.plan
+        if plan.unbound:
+            return
+        fits = len(shape) == len(plan.sizes) and all(
+            size <= bound if plan.dynamic else size == bound for size, bound in zip(shape, plan.sizes, strict=True)
+        )
+        if not fits:
+            raise DoesNotFit(
+                f"a tensor would get the shape {list(shape)}, the file says {'at most ' if plan.dynamic else ''}"
+                f"{list(plan.sizes)}"
+            )
+
+    def _lay(self, source: torch.Tensor, shape: Sequence[int]) -> None:
+        self.tensor.set_(
+            source.untyped_storage(), source.storage_offset(), tuple(shape), strides(shape, self.plan.dim_order)
+        )
+
+
+def arenas(sizes: Sequence[int]) -> list[torch.Tensor]:
+    """Return memory of the planned sizes, all zeros.
+
+    Raises:
+        DoesNotFit: There is not as much memory.
+    """
+    return [_zeros(size, torch.uint8) for size in sizes]
+
+
+def _zeros(size: int, dtype: torch.dtype) -> torch.Tensor:
+    try:
+        return torch.zeros(size, dtype=dtype)
+    except RuntimeError as error:
+        raise DoesNotFit(f"{size} elements of {dtype} do not fit into memory: {error}") from None
+
+
+def slot(plan: Tensor, place: Place, memory: Sequence[torch.Tensor]) -> Slot:
+    """Make a tensor, with its initial content.
+
+    Args:
+        plan: What the file says of it.
+        place: Where its content is.
+        memory: The planned memory.
+
+    Raises:
+        DoesNotFit: There is not as much memory.
+    """
+    shape = (0,) * len(plan.sizes) if plan.unbound else plan.sizes
+    layout = strides(shape, plan.dim_order)
+    if place.arena:
+        tensor = torch.empty(0, dtype=plan.dtype)
+        start = place.offset // plan.dtype.itemsize
+        tensor.set_(memory[place.arena].untyped_storage(), start, shape, layout)
+        if place.content is not None:
+            tensor.copy_(_content(plan, shape, layout, place.content))
+    elif place.content is not None:
+        return Slot(_content(plan, shape, layout, place.content), plan, constant=True)
+    else:
+        tensor = _zeros(math.prod(shape), plan.dtype).as_strided(shape, layout)
+    return Slot(tensor, plan)
+
+
+def _content(plan: Tensor, shape: Any, layout: Any, content: memoryview) -> torch.Tensor:
+    count = math.prod(shape)
+    if not count:
+        return torch.empty_strided(shape, layout, dtype=plan.dtype)
+    return torch.frombuffer(content, dtype=plan.dtype, count=count).as_strided(shape, layout)

@@ -1,0 +1,197 @@
+"""Compile the shim that lets Python implement backends of the runtime, and keep it for the next process.
+
+The executorch wheel has the runtime as a library, with its headers. What is compiled needs no Python headers and is
+the same for all versions of Python.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib.util
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+
+from exir_lowering import _upstream
+from exir_lowering.errors import BackendUnavailableError
+from exir_lowering.errors.interrupts import let_through
+from exir_lowering.runtime.native import shim_cache
+
+SOURCE = Path(__file__).with_name("shim.cpp")
+COMPILERS = ("c++", "g++", "clang++")
+KNOWN = ("1.5",)
+"""The versions of executorch whose headers the source is written for."""
+SECONDS = 300
+SYMBOLS = (
+    "exir_close",
+    "exir_event",
+    "exir_named_data",
+    "exir_register",
+    "exir_release",
+    "exir_resize",
+    "exir_set_bool",
+    "exir_set_double",
+    "exir_set_int",
+    "exir_start",
+    "exir_ticks",
+)
+"""What the source defines: a library that lacks one of these is another one."""
+# The two definitions are those that the wheel's runtime was built with: they change the layout of its classes.
+FLAGS = (
+    "-std=c++17",
+    "-O2",
+    "-fPIC",
+    "-shared",
+    "-fvisibility=hidden",
+    "-DC10_USING_CUSTOM_GENERATED_MACROS",
+    "-DET_EVENT_TRACER_ENABLED",
+)
+
+
+def library() -> ctypes.CDLL:
+    """Return the shim, compiled if it is not in the cache.
+
+    Raises:
+        BackendUnavailableError: There is no compiler, it fails, or executorch is not one that the shim works with.
+    """
+    release = version("executorch")
+    package = _package(release)
+    # The runtime's library is found by its name, as it is loaded already.
+    _upstream.executorch_runtime()
+    source = _source()
+    key = hashlib.sha256("\0".join((*FLAGS, sys.platform, source)).encode()).hexdigest()[:16]
+    name = f"shim-{release}-{platform.machine()}-{key}.so"
+    folder = _cache()
+    kept = shim_cache.read(folder, name)
+    if kept is not None:
+        try:
+            return shim_cache.load(kept, SYMBOLS)
+        except OSError:
+            pass  # left by another system, such as one with an older C library: made again
+    built = _build(package)
+    loaded = _loaded(built)
+    shim_cache.write(folder, name, built)
+    return loaded
+
+
+def _package(release: str) -> Path:
+    """Return the folder of the executorch package, which has the runtime's library and headers."""
+    if not any(release == known or release.startswith(f"{known}.") for known in KNOWN):
+        raise BackendUnavailableError(
+            f"Python delegates do not work with executorch {release}: they are made for executorch "
+            f"{' and '.join(f'{known}.x' for known in KNOWN)}. Install one of these, or a newer exir-lowering."
+        )
+    spec = importlib.util.find_spec("executorch")
+    folders = spec.submodule_search_locations if spec is not None else None
+    for folder in map(Path, folders or ()):
+        if (folder / "include").is_dir() and any((folder / "lib").glob("libexecutorch.*")):
+            return folder
+    raise BackendUnavailableError(
+        f"Python delegates need the runtime's library and headers, and the executorch {release} that is installed here "
+        f"has no lib/libexecutorch.so or no include folder (in {', '.join(folders or ()) or 'no folder'}). Install "
+        "executorch from its wheel for Linux or macOS; its Windows wheel comes without them."
+    )
+
+
+def _source() -> str:
+    try:
+        return SOURCE.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        let_through(error)
+        raise BackendUnavailableError(
+            f"Python delegates cannot be used: {SOURCE} cannot be read: {error}. Install exir-lowering again."
+        ) from error
+
+
+def _cache() -> Path:
+    """Return the folder where compiled shims are kept; whether it can be used is seen when it is."""
+    import platformdirs  # only where a delegate is used
+
+    return platformdirs.user_cache_path("exir-lowering", appauthor=False)
+
+
+def _compiler() -> list[str]:
+    """Return the command of the C++ compiler."""
+    chosen = os.environ.get("CXX", "").strip()
+    if chosen:
+        try:
+            command = shlex.split(chosen)
+        except ValueError as error:
+            raise BackendUnavailableError(
+                f"Python delegates need a C++ compiler, and the environment variable CXX, {chosen!r}, is no command: "
+                f"{error}. Correct it, or unset it."
+            ) from error
+        if shutil.which(command[0]) is None:
+            raise BackendUnavailableError(
+                f"Python delegates need a C++ compiler, and the environment variable CXX names {chosen!r}, which is "
+                "not there. Correct it, or unset it."
+            )
+        return command
+    for name in COMPILERS:
+        if shutil.which(name) is not None:
+            return [name]
+    raise BackendUnavailableError(
+        f"Python delegates need a C++ compiler once, and none of {', '.join(COMPILERS)} is on the PATH. Install one "
+        "(Debian and Ubuntu: apt-get install g++; Fedora: dnf install gcc-c++; macOS: xcode-select --install; "
+        "conda: conda install cxx-compiler), or name one with the environment variable CXX."
+    )
+
+
+def _build(package: Path) -> bytes:
+    """Compile in a folder that only this user can open, so that nobody changes what is made before it is read."""
+    compiler = _compiler()
+    include = package / "include"
+    includes = (f"-I{include}", f"-I{include / 'executorch/runtime/core/portable_type/c10'}")
+    libraries = (f"-L{package / 'lib'}", "-lexecutorch")
+    try:
+        with tempfile.TemporaryDirectory(prefix="exir-lowering-") as folder:
+            target = Path(folder, "shim.so")
+            _compile([*compiler, *FLAGS, *includes, str(SOURCE), *libraries, "-o", str(target)])
+            return target.read_bytes()
+    except OSError as error:
+        raise BackendUnavailableError(
+            f"Python delegates cannot be used: there is no place to compile what they need: {error}. Make room in the "
+            "temporary folder, or name another one with the environment variable TMPDIR."
+        ) from error
+
+
+def _compile(command: list[str]) -> None:
+    shown = shlex.join(command)
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=SECONDS, stdin=subprocess.DEVNULL
+        )
+    except subprocess.TimeoutExpired as error:
+        raise BackendUnavailableError(
+            f"Python delegates cannot be used: the C++ compiler was not done after {SECONDS} seconds: {shown}"
+        ) from error
+    except OSError as error:
+        let_through(error)
+        raise BackendUnavailableError(
+            f"Python delegates cannot be used: the C++ compiler cannot be started: {error}. The command was: {shown}"
+        ) from error
+    if done.returncode != 0:
+        output = f"{done.stdout}{done.stderr}".strip() or "nothing"
+        raise BackendUnavailableError(
+            f"Python delegates cannot be used: the C++ compiler failed with exit code {done.returncode}. The command "
+            f"was: {shown}\nIt said:\n{output}\nA compiler for C++17 is needed; the environment variable CXX chooses "
+            "one."
+        )
+
+
+def _loaded(library: bytes) -> ctypes.CDLL:
+    try:
+        return shim_cache.load(library, SYMBOLS)
+    except OSError as error:
+        let_through(error)
+        raise BackendUnavailableError(
+            f"Python delegates cannot be used: what the C++ compiler made cannot be loaded: {error}. Does CXX compile "
+            f"for this machine ({platform.machine()})?"
+        ) from error

@@ -1,0 +1,229 @@
+"""What callers may give, turned into one form: a program and a list of partitioners for each method."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from executorch.exir import EdgeProgramManager, ExecutorchProgramManager
+from executorch.exir.backend.compile_spec_schema import CompileSpec
+from executorch.exir.backend.partitioner import Partitioner
+from torch.export import ExportedProgram
+from torch.fx.passes.infra.pass_manager import PassManager as FxPassManager
+
+from exir_lowering import _upstream, graphs
+from exir_lowering.errors import InputError
+from exir_lowering.options import LoweringOptions
+from exir_lowering.plugins import registry
+
+EDGE_DIALECT = "EDGE"
+
+
+def program(who: str, value: Any) -> ExportedProgram:
+    """Check that a value is an ExportedProgram.
+
+    Raises:
+        InputError: It is not.
+    """
+    if isinstance(value, ExportedProgram):
+        return value
+    hint = ""
+    if isinstance(value, EdgeProgramManager):
+        hint = " A manager has several methods: pass it alone."
+    elif isinstance(value, ExecutorchProgramManager):
+        hint = " Its programs are emitted already: pass those that it was made of."
+    elif hasattr(value, "forward"):
+        hint = " Export the module first: torch.export.export(module, example_inputs)."
+    raise InputError(f"{who}: got {type(value).__name__}, expected a torch.export.ExportedProgram.{hint}")
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """The programs to lower.
+
+    Attributes:
+        methods: The programs by method name.
+        constant_methods: Values by name that become methods too: those of an EdgeProgramManager.
+    """
+
+    methods: dict[str, ExportedProgram]
+    constant_methods: dict[str, Any]
+
+
+def given(value: Any) -> Given:
+    """Return the programs by method name; a single program is the method "forward", a manager has several.
+
+    Raises:
+        InputError: There is none, a name is not a string that can name a method, or a value is not an ExportedProgram.
+    """
+    if isinstance(value, EdgeProgramManager):
+        methods, constants = _upstream.manager_contents(value)
+        return Given(_named(methods), constants)
+    if not isinstance(value, Mapping):
+        return Given({"forward": program("programs", value)}, {})
+    return Given(_named(value), {})
+
+
+def _named(methods: Mapping[Any, Any]) -> dict[str, ExportedProgram]:
+    """Check programs by method name."""
+    if not methods:
+        raise InputError("programs is empty: expected at least one method with its ExportedProgram.")
+    for name, candidate in methods.items():
+        if not isinstance(name, str) or not name:
+            raise InputError(f"programs: got the method name {name!r}, expected a non-empty string.")
+        if "/" in name:
+            raise InputError(
+                f"programs: the method name {name!r} holds a slash, which separates names in partition ids."
+            )
+        program(f"Method {name!r}", candidate)
+    return dict(methods)
+
+
+Passes = list[Any] | FxPassManager
+"""What runs over one method: passes in their order, or a manager of passes."""
+
+
+def passes(value: Any, methods: Mapping[str, ExportedProgram]) -> dict[str, Passes]:
+    """Return the transform passes of each method that has any.
+
+    Args:
+        value: A sequence of passes or one of ExecuTorch's managers of passes, for all methods; or a mapping from method
+            names to sequences of passes.
+        methods: The programs by method name.
+
+    Raises:
+        InputError: A method is not known, or something is no pass.
+    """
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        common = _passes("transform_passes", value)
+        return dict.fromkeys(methods, common) if common else {}
+    _check_methods("transform_passes", value, methods)
+    found = {name: _passes(f"transform_passes[{name!r}]", given) for name, given in value.items()}
+    return {name: listed for name, listed in found.items() if listed}
+
+
+def _passes(who: str, value: Any) -> Passes:
+    if isinstance(value, FxPassManager):
+        return value
+    expected = "expected a sequence of passes, functions that take a graph module or objects that are called with it."
+    if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
+        raise InputError(f"{who}: got {value!r}, {expected}")
+    for one in value:
+        if not callable(one) or isinstance(one, type):
+            hint = " Make an object of it." if isinstance(one, type) else ""
+            raise InputError(f"{who}: got {one!r}, {expected}{hint}")
+    return list(value)
+
+
+def partitioners(value: Any, methods: Mapping[str, ExportedProgram]) -> dict[str, list[Partitioner]]:
+    """Return the partitioners of each method in priority order; a method without any stays on the host.
+
+    Raises:
+        InputError: A method is not known, or something is no partitioner.
+        UnknownPluginError, PluginLoadError: A name cannot be resolved.
+    """
+    if not isinstance(value, Mapping):
+        common = _list("partitioners", value)
+        return dict.fromkeys(methods, common)
+    _check_methods("partitioners", value, methods)
+    return {name: _list(f"partitioners[{name!r}]", value.get(name)) for name in methods}
+
+
+def _check_methods(who: str, names: Iterable[Any], methods: Mapping[str, ExportedProgram]) -> None:
+    """Check that every name is a method's."""
+    for name in names:
+        if name not in methods:
+            close = difflib.get_close_matches(str(name), methods, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise InputError(
+                f"{who}: there is no method {name!r}; the methods are {', '.join(map(repr, methods))}.{hint}"
+            )
+
+
+def _list(who: str, value: Any) -> list[Partitioner]:
+    if value is None:
+        return []
+    if isinstance(value, (str, Partitioner)) or not isinstance(value, Sequence):
+        value = [value]
+    return [_one(who, item) for item in value]
+
+
+def _one(who: str, value: Any) -> Partitioner:
+    if isinstance(value, str):
+        return registry.find_partitioner(value)
+    if isinstance(value, Partitioner):
+        return value
+    hint = " Make an object of it." if isinstance(value, type) and issubclass(value, Partitioner) else ""
+    raise InputError(f"{who}: got {value!r}, expected an ExecuTorch Partitioner or the name of an installed one.{hint}")
+
+
+def options(value: Any) -> LoweringOptions:
+    """Return the options; None is the defaults.
+
+    Raises:
+        InputError: It is something else.
+    """
+    if value is None:
+        return LoweringOptions()
+    if not isinstance(value, LoweringOptions):
+        raise InputError(f"options: got {type(value).__name__}, expected LoweringOptions(...).")
+    return value
+
+
+def require_edge(methods: Mapping[str, ExportedProgram]) -> None:
+    """Check that programs are in Edge dialect.
+
+    Raises:
+        InputError: One is not.
+    """
+    for name, candidate in methods.items():
+        if not is_edge(candidate):
+            raise InputError(
+                f"Method {name!r} is in {candidate.dialect} dialect, expected Edge dialect. Use exir_lowering.lower, "
+                f"which takes torch.export output, or executorch.exir.to_edge first."
+            )
+
+
+def is_edge(candidate: ExportedProgram) -> bool:
+    """Tell whether a program is in Edge dialect."""
+    return bool(candidate.dialect == EDGE_DIALECT)
+
+
+def destination(who: str, backend_id: Any, compile_specs: Any) -> None:
+    """Check a backend id and compile specs.
+
+    Raises:
+        InputError: One is of another type.
+    """
+    if not isinstance(backend_id, str):
+        raise InputError(f"{who}: got {backend_id!r} as the backend id, expected a string.")
+    if isinstance(compile_specs, (str, bytes)) or not all(isinstance(s, CompileSpec) for s in compile_specs):
+        raise InputError(f"{who}: got compile_specs={compile_specs!r}, expected a sequence of CompileSpec.")
+
+
+def operator_named(who: str, name: str) -> Any:
+    """Return an operator by its name.
+
+    Args:
+        who: What the name was given to, for the error.
+        name: Such as `aten.add.Tensor`.
+
+    Raises:
+        InputError: torch has no such operator.
+    """
+    parts = name.removeprefix("torch.ops.").split(".")
+    found: Any = torch.ops
+    with contextlib.suppress(AttributeError, RuntimeError):
+        for part in [*parts, "default"] if len(parts) == 2 else parts:
+            found = getattr(found, part)
+        if len(parts) in (2, 3):
+            return found
+    close = difflib.get_close_matches(name, graphs.known_operators(), n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    raise InputError(f"{who} {name!r}: torch has no such operator.{hint} Expected a name such as aten.add.Tensor.")

@@ -1,0 +1,90 @@
+"""Write down what the debug handles of an emitted file stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch.export import ExportedProgram
+from torch.fx import GraphModule
+
+from exir_lowering import graphs
+from exir_lowering._upstream import EmittedCall
+from exir_lowering.graphs import debug_handles, sources
+from exir_lowering.pte.debug_info import DebugDelegate, DebugNode, MethodDebug
+
+
+def record(
+    programs: Mapping[str, ExportedProgram], emitted: Mapping[str, Sequence[EmittedCall]]
+) -> dict[str, MethodDebug]:
+    """Describe the methods of a file.
+
+    Args:
+        programs: The lowered programs.
+        emitted: For each of them the calls that ExecuTorch emitted.
+
+    Returns:
+        A description per method, without anything that belongs to the programs.
+    """
+    return {name: _method(program.graph_module, emitted.get(name, ())) for name, program in programs.items()}
+
+
+def _method(owner: GraphModule, calls: Sequence[EmittedCall]) -> MethodDebug:
+    nodes: dict[int, list[DebugNode]] = {}
+    _describe(owner, nodes)
+    delegates: dict[int, DebugDelegate] = {}
+    kernels: dict[int, tuple[int, ...]] = {}
+    for call in calls:
+        if call.module is not None:
+            module = call.module.original_module.graph_module
+            _describe(module, nodes)
+            handle_map = _handle_map((call.module.meta or {}).get("debug_handle_map"))
+            delegates[call.delegate] = DebugDelegate(
+                call.module.backend_id, call.instruction, _handles(module), handle_map
+            )
+        elif isinstance(call.handle, int) and call.handle > 0:
+            kernels[call.instruction] = (call.handle,)
+    found = {handle: tuple(nodes[handle]) for handle in sorted(nodes)}
+    return MethodDebug(found, tuple(delegates[index] for index in sorted(delegates)), kernels)
+
+
+def _describe(graph_module: GraphModule, nodes: dict[int, list[DebugNode]]) -> None:
+    """Add the operators of a graph, and of the graphs nested in it."""
+    for path, module in graphs.walk(graph_module):
+        for node in module.graph.nodes:
+            handle = debug_handles.handle(node)
+            if handle is not None and graphs.is_operator(node):
+                frames = graphs.stack(node)
+                modules = tuple(f"{name}: {kind}" for name, kind in graphs.modules(node))
+                described = DebugNode(
+                    graphs.qualified_name(path, node),
+                    graphs.operator_name(node),
+                    modules,
+                    frames,
+                    sources.innermost(frames),
+                )
+                nodes.setdefault(handle, []).append(described)
+
+
+def _handles(graph_module: GraphModule) -> tuple[int, ...]:
+    found = (
+        debug_handles.handle(node)
+        for _, module in graphs.walk(graph_module)
+        for node in module.graph.nodes
+        if graphs.is_operator(node)
+    )
+    return tuple(dict.fromkeys(handle for handle in found if handle is not None))
+
+
+def _handle_map(given: Any) -> dict[int | str, tuple[int, ...]]:
+    """Return a backend's map as far as it is one: ExecuTorch takes anything."""
+    found: dict[int | str, tuple[int, ...]] = {}
+    for key, value in given.items() if isinstance(given, Mapping) else ():
+        handles = value if isinstance(value, (tuple, list, set, frozenset)) else (value,)
+        if isinstance(key, str) or _is_number(key):
+            found[key] = tuple(sorted(handle for handle in handles if _is_number(handle)))
+    return {key: found[key] for key in sorted(found, key=lambda key: (isinstance(key, str), key))}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

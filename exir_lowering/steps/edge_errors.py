@@ -1,0 +1,337 @@
+"""Why a program does not become Edge dialect, or a file: which operators of the model, at which lines, and what helps.
+
+The program itself is looked at, not the text of the error: which operators ExecuTorch's verifier refuses, which have no
+out variant, which constants are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
+from functools import partial
+from typing import Any
+
+from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig
+from executorch.exir.verification.verifier import EXIREdgeDialectVerifier
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx import GraphModule, Node
+
+from exir_lowering import _upstream, graphs
+from exir_lowering.errors import InputError
+from exir_lowering.errors.interrupts import let_through
+from exir_lowering.graphs.isolation import isolate
+from exir_lowering.plugins import availability
+
+Found = tuple[tuple[str, ...], Node]
+"""A node, and the path of the graph that holds it."""
+
+_ROLES = {"__ret": "result", "__ret_0": "result"}
+
+_LISTED = 20
+"""Operators that a message lists before it says how many more there are."""
+
+_NAMES = 3
+"""Nodes of one operator that a message names."""
+
+
+def conversion(
+    name: str,
+    program: ExportedProgram,
+    error: Exception,
+    config: EdgeCompileConfig,
+    convert: Callable[[EdgeCompileConfig], ExportedProgram],
+) -> InputError:
+    """Describe why a method was not converted.
+
+    Args:
+        name: The method.
+        program: The program from `torch.export`.
+        error: What the conversion raised.
+        config: How it was to be converted.
+        convert: Converts the program with another configuration.
+
+    Returns:
+        The error to raise, from the given one.
+    """
+    if _upstream.checks_validity(config):
+        unchecked = _upstream.with_allowed(config, (), checked=False)
+        try:
+            converted = convert(unchecked)
+        except Exception as another:
+            let_through(another)
+            converted = None
+        if converted is not None and (told := invalid(name, converted, unchecked, config)) is not None:
+            return told
+    return _written_constants(name, program) or InputError(
+        f"Method {name!r} could not be converted to Edge dialect: {type(error).__name__}: {error}"
+    )
+
+
+def invalid(
+    name: str, program: ExportedProgram, config: EdgeCompileConfig, asked: EdgeCompileConfig
+) -> InputError | None:
+    """Describe what makes a program invalid Edge dialect.
+
+    Args:
+        name: The method.
+        program: The program with Edge operators.
+        config: What it was converted with; ExecuTorch has added what partitioners keep whole.
+        asked: The caller's configuration.
+
+    Returns:
+        The error to raise, None when the program is valid.
+    """
+    foreign = _refused_operators(program, _upstream.with_allowed(config, ()))
+    targets = [nodes[0][1].target for nodes in foreign.values()]
+    rest = _why_invalid(program, _upstream.with_allowed(config, targets))
+    if not foreign and rest is None:
+        return None
+    lines = [f"Method {name!r} is not valid Edge dialect."]
+    if foreign:
+        lines += ["Operators that are not in the Core ATen operator set:", *_listed(foreign)]
+    if rest is not None:
+        lines += _mistyped(program) or [f"ExecuTorch's check of Edge programs refuses it: {rest}"]
+    helps = _upstream.with_allowed(asked, targets, checked=rest is None)
+    lines.append(
+        f"What to do: {'allow the operators' if rest is None else 'leave the check out'} with "
+        f"LoweringOptions(edge_compile_config={_written(helps)}), or write these lines of the model with other "
+        "operators."
+    )
+    return InputError("\n".join([*lines, *_kernels(targets)]))
+
+
+def _refused_operators(program: ExportedProgram, config: EdgeCompileConfig) -> dict[str, list[Found]]:
+    """Return the operators that ExecuTorch's verifier does not know, with their nodes."""
+    verifier = EXIREdgeDialectVerifier(edge_compile_config=config)
+    refused: dict[str, list[Found]] = {}
+    for path, module in graphs.walk(program.graph_module):
+        for node in filter(graphs.is_operator, module.graph.nodes):
+            if not _passes(verifier.check_valid_op, node.target):
+                refused.setdefault(graphs.operator_name(node), []).append((path, node))
+    return refused
+
+
+def _passes(check: Callable[[Any], object], value: Any) -> bool:
+    try:
+        check(value)
+    except Exception as error:
+        let_through(error)
+        return False
+    return True
+
+
+def _why_invalid(program: ExportedProgram, config: EdgeCompileConfig) -> str | None:
+    """Return what ExecuTorch's verifier says, None when it accepts the program."""
+    try:
+        EXIREdgeDialectVerifier(edge_compile_config=config)(program.graph_module)
+    except Exception as error:
+        let_through(error)
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def _mistyped(program: ExportedProgram) -> list[str]:
+    """List the operators that take or return dtypes which ExecuTorch does not define them for."""
+    found: dict[str, list[Found]] = {}
+
+    def note(node: Node, types: Mapping[str, Any]) -> None:
+        dtypes = ", ".join(f"{_ROLES.get(name, name)} {str(dtype)[6:]}" for name, dtype in types.items())
+        found.setdefault(f"{graphs.operator_name(node)} ({dtypes})", []).append(((), node))
+
+    _passes(partial(_upstream.note_mistyped, note=note), program.graph_module)
+    return ["Operators with dtypes that ExecuTorch does not define them for:", *_listed(found)] if found else []
+
+
+def _listed(operators: Mapping[str, Sequence[Found]]) -> list[str]:
+    """List operators with the nodes and source lines that they stand for."""
+    lines = []
+    for name, nodes in list(operators.items())[:_LISTED]:
+        lines += [f"    {name}", *_where(nodes)]
+    if len(operators) > _LISTED:
+        lines.append(f"    and {len(operators) - _LISTED} more operators")
+    return lines
+
+
+def _where(nodes: Sequence[Found]) -> list[str]:
+    """Tell where in the model nodes come from, one line for each source line."""
+    places: dict[tuple[str, str], list[str]] = {}
+    for path, node in nodes:
+        place = (graphs.module_stack(node), graphs.source_line(node) or "source line not known")
+        places.setdefault(place, []).append(graphs.qualified_name(path, node))
+    lines = []
+    for (module, line), names in list(places.items())[:_NAMES]:
+        more = f" and {len(names) - _NAMES} more" if len(names) > _NAMES else ""
+        inside = f" in module {module!r}" if module else ""
+        lines.append(f"        {', '.join(names[:_NAMES])}{more}{inside}: {line}")
+    if len(places) > _NAMES:
+        lines.append(f"        and at {len(places) - _NAMES} more lines of the model")
+    return lines
+
+
+def _kernels(targets: Iterable[Any]) -> list[str]:
+    """Say of operators what becomes of them when they are allowed and stay on the host."""
+    homeless, missing = [], []
+    known = availability.kernels()
+    for target in targets:
+        out = _upstream.out_variant(target)
+        if out is None:
+            homeless.append(_upstream.operator_name(target))
+        elif known is not None and out not in known:
+            missing.append(f"{_upstream.operator_name(target)} ({out})")
+    lines = []
+    if missing:
+        lines.append(
+            f"The ExecuTorch runtime here has no kernel for {', '.join(missing)}: once allowed, such an operator "
+            "lowers, but on the host it runs only in a runtime that has its kernel. Let a partitioner delegate it, or "
+            "write it with other operators."
+        )
+    if homeless:
+        lines.append(
+            f"There is no out variant of {', '.join(homeless)}, and a file can have no such operator on the host: "
+            "allowing it helps only if a partitioner delegates it. Otherwise write it with other operators."
+        )
+    return lines
+
+
+def _written(config: EdgeCompileConfig) -> str:
+    """Write a configuration as Python, without what has its default."""
+    default, given = EdgeCompileConfig(), []
+    for entry in fields(config):
+        value = getattr(config, entry.name)
+        if value != getattr(default, entry.name):
+            text = repr(value)
+            if isinstance(value, list):
+                text = f"[{', '.join(f'torch.ops.{_upstream.operator_name(item)}' for item in value)}]"
+            given.append(f"{entry.name}={text}")
+    return f"EdgeCompileConfig({', '.join(given)})"
+
+
+def _written_constants(name: str, program: ExportedProgram) -> InputError | None:
+    """Describe which constants a program writes: torch keeps state in buffers only."""
+    constants = {
+        node: spec.target or ""
+        for node, spec in graphs.lifted_inputs(program).items()
+        if spec.kind is InputKind.CONSTANT_TENSOR
+    }
+    written: dict[str, list[Found]] = {}
+    for node in filter(graphs.is_mutating, program.graph.nodes):
+        for argument in _upstream.written_arguments(node.target):
+            base = _base(graphs.argument(node, argument))
+            if base in constants:
+                written.setdefault(constants[base], []).append(((), node))
+    if not written:
+        return None
+    lines = [f"Method {name!r} writes into tensors that are constants of the exported program, not buffers:"]
+    buffers = _buffers_by_memory(program)
+    hidden = False
+    for target, nodes in written.items():
+        buffer = buffers.get(_upstream.memory_of(program.constants.get(target)))
+        hidden = hidden or buffer is not None
+        lines += [f"    {target}{f', which has the memory of the buffer {buffer!r}' if buffer else ''}", *_where(nodes)]
+    if hidden:
+        lines.append(
+            "What to do: export with torch.export.export(model, inputs, strict=True), which sees that such a tensor, "
+            "reached through an object that is no module (as in transformers' StaticCache), is the buffer."
+        )
+    if any(_upstream.memory_of(program.constants.get(target)) not in buffers for target in written):
+        lines.append("What to do: make the tensor a buffer of its module, self.register_buffer(name, tensor).")
+    return InputError("\n".join(lines))
+
+
+def _base(node: Any) -> Any:
+    """Return what a view is a view of."""
+    while (
+        isinstance(node, Node)
+        and node.op == "call_function"
+        and _upstream.is_view(node.target)
+        and node.all_input_nodes
+    ):
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _buffers_by_memory(program: ExportedProgram) -> dict[Any, str]:
+    """Return the program's buffers by where their elements lie."""
+    signature = program.graph_signature
+    found = {}
+    for buffer in signature.buffers:
+        memory = _upstream.memory_of(program.state_dict.get(buffer, program.constants.get(buffer)))
+        if memory is not None:
+            found[memory] = buffer
+    return found
+
+
+class OutVariants:
+    """ExecuTorch's pass that gives operators their out variants; it notes those that have none.
+
+    Attributes:
+        method: The number of the method that the pass saw last.
+        missing: What has no out variant in it.
+    """
+
+    def __init__(self, inner: Callable[[GraphModule], Any]) -> None:
+        self._inner = inner
+        self.method, self.missing = -1, dict[str, list[Found]]()
+
+    def __call__(self, graph_module: GraphModule) -> Any:
+        """Run ExecuTorch's pass."""
+        self.method += 1
+        try:
+            return self._inner(graph_module)
+        except Exception as error:
+            let_through(error)
+            for path, module in graphs.walk(graph_module):
+                for node in filter(_upstream.lacks_out_variant, module.graph.nodes):
+                    self.missing.setdefault(graphs.operator_name(node), []).append((path, node))
+            raise
+
+
+def emission(
+    programs: Mapping[str, ExportedProgram], error: Exception, config: ExecutorchBackendConfig, variants: OutVariants
+) -> InputError:
+    """Describe why lowered programs were not emitted.
+
+    Args:
+        programs: The lowered programs.
+        error: What the emission raised.
+        config: How they were to be emitted.
+        variants: What saw the operators.
+
+    Returns:
+        The error to raise, from the given one.
+    """
+    if not variants.missing:
+        return InputError(
+            f"Methods {', '.join(map(repr, programs))} could not be emitted: {type(error).__name__}: {error}"
+        )
+    name, missing = list(programs)[variants.method], set(variants.missing)
+    lines = [
+        f"Method {name!r} cannot be emitted: these operators stay on the host and have no out variant, one that writes "
+        "into given memory; a file can have no others.",
+        *_listed(variants.missing),
+    ]
+    fused: set[str] = set()
+    if not config.do_quant_fusion_and_const_prop:
+        fused = _fused(programs[name], missing)
+    if fused:
+        lines.append(
+            f"What to do: fuse {', '.join(sorted(fused))} and what reads it into quantized operators, "
+            "with emit(ExecutorchBackendConfig(do_quant_fusion_and_const_prop=True))."
+        )
+    if missing - fused:
+        lines.append(
+            f"What to do: let a partitioner take {', '.join(sorted(missing - fused))} (`plan` tells why one left it), "
+            "or write these lines of the model with other operators. An operator of your own needs an overload that "
+            "takes `out` by keyword, and a kernel for it in the runtime."
+        )
+    return InputError("\n".join(lines))
+
+
+def _fused(program: ExportedProgram, operators: set[str]) -> set[str]:
+    """Return which operators fusion would remove from a program; none when it cannot take the program."""
+    try:
+        return _upstream.fused(isolate(graphs.copy_program(program)), operators)
+    except Exception as error:
+        let_through(error)
+        return set()

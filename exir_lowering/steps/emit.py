@@ -1,0 +1,272 @@
+"""Step emit: from lowered programs to one `.pte` file and its data files."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from executorch.exir import ExecutorchBackendConfig, ExecutorchProgramManager
+from torch.export import ExportedProgram
+
+from exir_lowering import _upstream, graphs
+from exir_lowering._upstream import EmittedCall, ambient, locks
+from exir_lowering.errors import InputError
+from exir_lowering.errors.interrupts import let_through
+from exir_lowering.graphs import debug_handles
+from exir_lowering.graphs.isolation import isolate
+from exir_lowering.plans.report import Report
+from exir_lowering.pte import saving
+from exir_lowering.pte.debug_info import SUFFIX, VERSION, DebugInfo, MethodDebug
+from exir_lowering.steps import edge_errors, originals, placement, sealing, shared_state
+from exir_lowering.steps.debug_recording import record
+from exir_lowering.steps.placement import StoredData
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Artifact:
+    """A file that ExecuTorch's runtime loads.
+
+    Attributes:
+        manager: ExecuTorch's manager of the emitted program.
+        report: The report of the lowering.
+        stored: What takes how many bytes in the file and its data files, the largest first.
+        methods: What the debug handles of each method stand for.
+        etrecord: ExecuTorch's `ETRecord` for its Inspector; None unless `emit` was asked for it.
+    """
+
+    manager: ExecutorchProgramManager
+    report: Report
+    stored: tuple[StoredData, ...]
+    methods: Mapping[str, MethodDebug] = field(default_factory=dict)
+    etrecord: Any = None
+
+    @property
+    def buffer(self) -> bytes:
+        """The `.pte` file in memory, made anew at each use; `save` does without."""
+        return bytes(_upstream.pte_contents(self.manager))
+
+    @property
+    def data_files(self) -> dict[str, bytes]:
+        """The `.ptd` data files by name, made anew at each use; empty when all data is in the `.pte` file."""
+        return {
+            sealing.data_name(name): bytes(cord) for name, cord in _upstream.data_file_contents(self.manager).items()
+        }
+
+    @property
+    def debug_info(self) -> DebugInfo:
+        """What the debug handles in the file stand for; made anew at each use, with the hash of the file."""
+        digest = _Digest()
+        self.manager.write_to_file(digest)
+        return DebugInfo(VERSION, digest.sha256.hexdigest(), self.methods)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the `.pte` file, and beside it its data files and debug information, piece by piece.
+
+        The debug information of `model.pte` is `model.debug.json`; the record for ExecuTorch's Inspector, if there is
+        one, `model.etrecord`.
+
+        All files are complete before the first one is moved to its place, and the `.pte` file is the last. Whenever it
+        ends, what is there is the old program or the new one, or an old program beside a new data file of the same
+        name, which `load` refuses.
+
+        Args:
+            path: Where the `.pte` file goes. A file that is there is replaced once the new one is complete.
+
+        Returns:
+            The path.
+
+        Raises:
+            InputError: The path does not end in `.pte`, or cannot be written.
+        """
+        target = pte_path(path)
+        data = _upstream.data_file_contents(self.manager)
+        files = {target.parent / sealing.data_name(name): cord.write_to_file for name, cord in data.items()}
+        files[target] = self.manager.write_to_file
+        if self.etrecord is not None:
+            files[target.with_suffix(".etrecord")] = partial(_write_record, self.etrecord)
+        try:
+            if self.methods:
+                debug = self.debug_info.to_json().encode()
+                files[target.with_suffix(SUFFIX)] = lambda file: file.write(debug)
+            saving.replace_files(files, target)
+        except OSError as error:
+            let_through(error)
+            raise InputError(f"Cannot save to {str(target)!r}: {error}") from error
+        return target
+
+    def __repr__(self) -> str:
+        return f"Artifact({', '.join(sorted(self.manager.methods))})"
+
+
+def emit(
+    programs: Mapping[str, ExportedProgram],
+    config: ExecutorchBackendConfig | None,
+    *,
+    constant_methods: Mapping[str, Any] | None,
+    external_weights: placement.Policy | None,
+    keep_originals: bool,
+    report: Report,
+    recorded: Mapping[str, ExportedProgram] | None = None,
+) -> Artifact:
+    """Emit lowered programs; see `LoweredMethods.emit`. The Edge programs in `recorded` go to an ETRecord."""
+    # Without gradients: ExecuTorch executes the writes into buffers, which autograd refuses for values that need one.
+    with locks.conversion(), ambient.converting(programs.values(), gradients=False):
+        artifact = _emit(programs, config, constant_methods, external_weights, keep_originals, report, recorded)
+    sealing.seal(artifact.manager)  # it reads all that was emitted, while other threads convert
+    return artifact
+
+
+def _emit(
+    programs: Mapping[str, ExportedProgram],
+    config: ExecutorchBackendConfig | None,
+    constant_methods: Mapping[str, Any] | None,
+    external_weights: placement.Policy | None,
+    keep_originals: bool,
+    report: Report,
+    recorded: Mapping[str, ExportedProgram] | None,
+) -> Artifact:
+    if config is not None and not isinstance(config, ExecutorchBackendConfig):
+        raise InputError(f"config: got {type(config).__name__}, expected ExecuTorch's ExecutorchBackendConfig.")
+    if constant_methods is not None and (
+        not isinstance(constant_methods, Mapping) or not all(isinstance(name, str) for name in constant_methods)
+    ):
+        raise InputError(
+            f"constant_methods: got {type(constant_methods).__name__} {constant_methods!r}, expected a mapping from "
+            "method names to values."
+        )
+    both = sorted(set(programs) & set(constant_methods or ()))
+    if both:
+        raise InputError(f"constant_methods: {both} are methods of the program too; choose other names.")
+    config = config or ExecutorchBackendConfig()
+    shared_state.check(programs, config.memory_planning_pass)
+    # ExecuTorch rewrites the graphs that it emits.
+    copies = {name: isolate(graphs.copy_program(program)) for name, program in programs.items()}
+    for copied in copies.values():
+        _keep_initial_values(copied)
+    if keep_originals:
+        originals.attach(copies)
+    _import_kernels(copies)
+    if external_weights is not None:
+        placement.place(copies, config, external_weights)
+    variants = edge_errors.OutVariants(config.to_out_var_pass)
+    try:
+        edge = _upstream.EdgeProgramManager(copies, dict(constant_methods or {}), _upstream.without_validity_checks())
+        with sealing.reserving(edge), _upstream.emitting() as emitted:
+            manager = edge.to_executorch(replace(config, to_out_var_pass=variants))
+    except Exception as error:
+        let_through(error)
+        raise edge_errors.emission(programs, error, config, variants) from error
+    finally:
+        _upstream.forget_delegates([*programs.values(), *copies.values()])
+    if keep_originals:
+        originals.check_numbers(programs, manager)
+    etrecord = None
+    if recorded is not None:
+        _complete(manager, emitted)
+        etrecord = _etrecord(recorded, manager)
+    stored = placement.stored(copies, config, manager)
+    return Artifact(manager, report, stored, record(programs, emitted), etrecord)
+
+
+def _keep_initial_values(program: ExportedProgram) -> None:
+    """Mark buffers whose state does not start at 0: ExecuTorch leaves initial values out unless it is told."""
+    signature = program.graph_signature
+    written = set(signature.buffers_to_mutate.values())
+    buffers = signature.inputs_to_buffers  # torch makes this table anew at each use
+    for node in program.graph.nodes:
+        buffer = buffers.get(node.name) if node.op == "placeholder" else None
+        value = program.state_dict.get(buffer, program.constants.get(buffer)) if buffer in written else None
+        if isinstance(value, torch.Tensor) and bool(value.count_nonzero()):
+            node.meta["et_init_buffer"] = True
+
+
+def _import_kernels(programs: Mapping[str, ExportedProgram]) -> None:
+    """Import the kernels of quantized operators on the host: ExecuTorch emits what writes into given memory only."""
+    for method, program in programs.items():
+        for path, module in graphs.walk(program.graph_module):
+            for node in filter(graphs.is_operator, module.graph.nodes):
+                if not graphs.operator_name(node).startswith("quantized_decomposed."):
+                    continue
+                try:
+                    _upstream.import_quantized_kernels()
+                except ImportError as error:
+                    raise InputError(
+                        f"Method {method!r} cannot be emitted: {graphs.qualified_name(path, node)} "
+                        f"({graphs.operator_name(node)}) stays on the host and needs the kernels of "
+                        f"executorch.kernels.quantized, which cannot be imported: {error}. Install executorch from "
+                        "its wheel for this platform, or delegate the operator."
+                    ) from error
+                return
+
+
+def _complete(manager: ExecutorchProgramManager, emitted: Mapping[str, Sequence[EmittedCall]]) -> None:
+    """Add the calls in nested graphs to ExecuTorch's tables, which have those of top graphs only."""
+    for name, calls in emitted.items():
+        for call in calls:
+            if call.module is None:
+                manager.debug_handle_map[name].setdefault(call.instruction, call.handle)
+            elif call.instruction not in manager.delegate_map[name]:
+                described = {
+                    "name": call.module.backend_id,
+                    "delegate_map": call.module.meta.get("debug_handle_map", {}),
+                }
+                manager.delegate_map[name][call.instruction] = described
+                nodes = call.module.original_module.graph.nodes
+                handles = [handle for handle in map(debug_handles.handle, nodes) if handle is not None]
+                manager.debug_handle_map[name][call.instruction] = handles
+
+
+def _etrecord(recorded: Mapping[str, ExportedProgram], manager: ExecutorchProgramManager) -> Any:
+    try:
+        return _upstream.edge_record(recorded, manager)
+    except Exception as error:
+        let_through(error)
+        raise InputError(f"etrecord: it cannot be made: {type(error).__name__}: {error}") from error
+
+
+class _Digest(io.BufferedIOBase):
+    """A file that keeps the hash of what is written, and nothing else."""
+
+    def __init__(self) -> None:
+        self.sha256 = hashlib.sha256()
+
+    def write(self, data: Any, /) -> int:
+        self.sha256.update(data)
+        return len(data)
+
+
+def pte_path(path: str | os.PathLike[str]) -> Path:
+    """Return where a `.pte` file goes.
+
+    Raises:
+        InputError: The path does not end in `.pte`.
+    """
+    try:
+        target = Path(path)
+    except TypeError as error:
+        raise InputError(f"Cannot save to {path!r}: expected a path that ends in .pte.") from error
+    if target.suffix != ".pte":
+        raise InputError(f"Cannot save to {str(target)!r}: expected a path that ends in .pte.")
+    return target
+
+
+def _write_record(record: Any, file: BinaryIO) -> None:
+    try:
+        with locks.conversion():
+            record.save(file)
+    except OSError:
+        raise
+    except Exception as error:
+        let_through(error)
+        reason = str(error).partition("\n")[0]
+        raise InputError(
+            f"The ETRecord cannot be saved: ExecuTorch cannot serialize the Edge programs: {type(error).__name__}: "
+            f"{reason}. Emit without etrecord=True; the debug information beside the .pte file needs no record."
+        ) from error

@@ -1,0 +1,74 @@
+"""The original graphs of partitions, kept in a file so that PyTorch can execute them where their backend is missing.
+
+They are payloads of the backend `reference`, as named data: graphs without pickle, weights by their content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from executorch.exir import ExecutorchProgramManager
+from torch.export import ExportedProgram
+
+from exir_lowering import _upstream, graphs
+from exir_lowering.errors import InputError, LoweringError
+from exir_lowering.model import BackendGroup, CallSite, Partition
+from exir_lowering.plugins import registry
+from exir_lowering.steps.preprocess import preprocess
+
+BACKEND = "reference"
+
+
+def key(method: str, number: int) -> str:
+    """Return the key of the named data that holds the original graph of a method's delegate, by its number."""
+    return f"exir_lowering.original/{method}/{number}"
+
+
+def attach(programs: Mapping[str, ExportedProgram]) -> None:
+    """Add to each delegate its original graph, but for those that are such graphs themselves.
+
+    Args:
+        programs: Copies of lowered programs; their delegates are replaced.
+
+    Raises:
+        InputError: A partition has an operator that cannot be kept.
+    """
+    sites = {
+        (method, number): (path, module, name)
+        for method, program in programs.items()
+        for number, (path, module, name) in enumerate(graphs.delegates(program.graph_module))
+        if getattr(module, name).backend_id != BACKEND
+    }
+    partitions = []
+    for (method, number), (path, module, name) in sites.items():
+        original = graphs.copy_program(getattr(module, name).original_module)
+        site = CallSite(method, path, name, (), ())
+        partitions.append(Partition(key(method, number), method, "", BACKEND, (), original, site))
+    if not partitions:
+        return
+    try:
+        kept = preprocess(BackendGroup(BACKEND, tuple(partitions)), registry.find_backend(BACKEND), check_weights=False)
+    except LoweringError as error:
+        raise InputError(f"keep_originals: a partition's graph cannot be kept in the file. {error}") from error
+    for (_, module, name), lowered in zip(sites.values(), kept, strict=True):
+        graph = _upstream.named_data({lowered.partition.id: lowered.result.processed_bytes}, 1)
+        weights = lowered.result.data_store_output
+        setattr(module, name, _upstream.add_named_data(getattr(module, name), weights, graph))
+
+
+def check_numbers(programs: Mapping[str, ExportedProgram], manager: ExecutorchProgramManager) -> None:
+    """Check that a file numbers its delegates as the originals are numbered.
+
+    Raises:
+        InputError: A pass of the emission removed or reordered delegate calls.
+    """
+    plans = {plan.name: plan for plan in manager.executorch_program.execution_plan}
+    for method, program in programs.items():
+        expected = [getattr(module, name).backend_id for _, module, name in graphs.delegates(program.graph_module)]
+        emitted = [delegate.id for delegate in plans[method].delegates]
+        if emitted != expected:
+            raise InputError(
+                f"keep_originals: method {method!r} was emitted with the delegates {emitted}, expected {expected}: a "
+                "pass of the config changed the calls, so that the kept graphs would be another one's. Leave "
+                "keep_originals or the pass away."
+            )

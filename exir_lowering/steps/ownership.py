@@ -1,0 +1,171 @@
+"""Who owns a constant: the host program, or the partitions that read it.
+
+A lifted input (parameter, buffer, lifted constant) that a partitioner tagged moves into every partition that reads it,
+without a copy, and stays on the host only when the host reads it too. State is different: there is one of it. A
+mutated buffer moves only when one partition reads it, writes it and still has a result to return; otherwise the
+mutation stays an output of the host program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec
+from torch.fx import Node
+
+from exir_lowering.errors import PartitionerContractError
+from exir_lowering.graphs import DELEGATION_TAG
+from exir_lowering.graphs.quotient import Piece
+
+_MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
+
+
+@dataclass(frozen=True, slots=True)
+class Ownership:
+    """What the partitions of one graph own.
+
+    Attributes:
+        inputs: For each piece, the lifted placeholders that it owns, in graph order, with their names in it.
+        mutations: For each piece, the values that it writes to buffers it owns, with the owner's output specs.
+    """
+
+    inputs: Mapping[Piece, Mapping[Node, str]]
+    mutations: Mapping[Piece, tuple[tuple[Node, OutputSpec], ...]]
+
+
+def mutated_targets(program: ExportedProgram) -> frozenset[str]:
+    """Return the names of the parameters and buffers that the program writes."""
+    specs = program.graph_signature.output_specs
+    return frozenset(spec.target for spec in specs if spec.kind in _MUTATIONS and spec.target is not None)
+
+
+def top_graph(program: ExportedProgram, piece_of: Mapping[Node, Piece], lifted: Mapping[Node, InputSpec]) -> Ownership:
+    """Decide for the top graph, where partitioners tag the constants that their partitions shall own.
+
+    Args:
+        program: The tagged program.
+        piece_of: The piece of each claimed node.
+        lifted: The lifted inputs, see `graphs.lifted_inputs`.
+
+    Raises:
+        PartitionerContractError: A constant marked `no_copy` is tagged and read outside of its tag.
+    """
+    mutated = mutated_targets(program)
+    inputs: dict[Piece, dict[Node, str]] = {}
+    state: dict[str, tuple[Node, Piece]] = {}
+    for node, spec in lifted.items():
+        if DELEGATION_TAG not in node.meta:
+            continue
+        _check_no_copy(node)
+        names = _names_in_pieces(node, piece_of)
+        (piece, *others) = names or (None,)
+        if spec.target not in mutated:
+            _own(inputs, node, names)
+        elif piece is not None and not others and spec.kind == InputKind.BUFFER:
+            state[str(spec.target)] = (node, piece)
+    mutations = _owned_mutations(program, piece_of, state)
+    for piece, written in mutations.items():
+        for _, output in written:
+            node = state[str(output.target)][0]
+            _own(inputs, node, {piece: node.name})
+    position = {node: i for i, node in enumerate(lifted)}
+    ordered = {
+        piece: dict(sorted(names.items(), key=lambda item: position[item[0]])) for piece, names in inputs.items()
+    }
+    return Ownership(ordered, mutations)
+
+
+def nested_graph(piece_of: Mapping[Node, Piece], lifted: Mapping[Node, InputSpec]) -> Ownership:
+    """Decide for a graph that a higher-order operator calls: a partition owns each constant that it reads.
+
+    Partitioners cannot tag these: in a branch a weight is a placeholder like any other.
+
+    Args:
+        piece_of: The piece of each claimed node.
+        lifted: The branch's placeholders that stand for a constant which the program does not mutate.
+    """
+    inputs: dict[Piece, dict[Node, str]] = {}
+    for node in lifted:
+        _own(inputs, node, _names_in_pieces(node, piece_of))
+    return Ownership(inputs, {})
+
+
+def _own(
+    inputs: dict[Piece, dict[Node, str]], node: Node, names: Mapping[Piece, str] | Mapping[Piece | None, str]
+) -> None:
+    for piece, name in names.items():
+        if piece is not None:
+            inputs.setdefault(piece, {})[node] = name
+
+
+def _names_in_pieces(constant: Node, piece_of: Mapping[Node, Piece]) -> dict[Piece | None, str]:
+    """Return the pieces that read a constant (None: the host), each with the constant's name in it.
+
+    ExecuTorch copies a constant that is read outside of its tag once for each reader, and numbers the copies. A piece
+    has one placeholder here; it has the name of the first copy that the piece would get, as payloads may carry it.
+    """
+    first: dict[Piece | None, int] = {}
+    for i, user in enumerate(constant.users):
+        first.setdefault(piece_of.get(user), i)
+    if len(first) == 1:
+        return dict.fromkeys(first, constant.name)
+    return {piece: f"{constant.name}_copy_{i - 1}" if i else constant.name for piece, i in first.items()}
+
+
+def _owned_mutations(
+    program: ExportedProgram, piece_of: Mapping[Node, Piece], state: Mapping[str, tuple[Node, Piece]]
+) -> dict[Piece, tuple[tuple[Node, OutputSpec], ...]]:
+    """Return the mutations that pieces take over, of those whose buffer only one piece reads."""
+    taken: dict[Piece, dict[Node, OutputSpec]] = {}
+    returned: set[Piece | None] = set()
+    values = program.graph.output_node().args[0]
+    for value, spec in zip(values, program.graph_signature.output_specs, strict=True):
+        piece = piece_of.get(value) if isinstance(value, Node) else None
+        mutates = spec.kind is OutputKind.BUFFER_MUTATION and spec.target in state
+        # A signature names a mutation by its value, so one value can be written to one owned buffer.
+        if mutates and piece == state[spec.target][1] and value not in taken.setdefault(piece, {}):
+            taken[piece][value] = spec
+        else:
+            returned.add(piece)
+    # A call without any other result would be removed as dead code, and its state with it.
+    read = {
+        piece
+        for node, piece in piece_of.items()
+        for user in node.users
+        if user.op != "output" and piece_of.get(user) != piece
+    }
+    return {piece: tuple(w.items()) for piece, w in taken.items() if w and piece in (read | returned)}
+
+
+def _check_no_copy(node: Node) -> None:
+    tag = node.meta[DELEGATION_TAG]
+    if not node.meta.get("no_copy", False):
+        return
+    for user in node.users:
+        user_tag = user.meta.get(DELEGATION_TAG)
+        if user_tag != tag:
+            raise PartitionerContractError(
+                f"Constant {node.name} is marked no_copy and tagged {tag!r}, but {user.name} reads it too, which is "
+                f"tagged {user_tag!r}. Expected every reader of a no_copy constant in one partition: tag the reader "
+                f"the same, or remove no_copy to let both own it (no memory is copied for that).",
+                violation="no_copy",
+                details={"node": node.name, "tag": tag, "user": user.name, "user_tag": user_tag},
+            )
+
+
+def own_state(programs: Iterable[ExportedProgram]) -> None:
+    """Give programs state of their own, as it is now: the model may run on, and they may run, without a trace.
+
+    Args:
+        programs: Private copies; their tables are changed. Those that share a buffer share it afterwards.
+    """
+    copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    for program in programs:
+        for name in set(program.graph_signature.buffers_to_mutate.values()):
+            for table in (program.state_dict, program.constants):
+                tensor = table.get(name)
+                if isinstance(tensor, torch.Tensor):
+                    table[name] = copies.setdefault(id(tensor), (tensor, tensor.detach().clone()))[1]

@@ -1,0 +1,282 @@
+"""Step preprocess: hand each backend everything it has to lower in one call, and check what it gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from executorch.exir.backend.backend_details import PreprocessResult
+from executorch.exir.backend.compile_spec_schema import CompileSpec
+from torch.export import ExportedProgram
+
+from exir_lowering import graphs
+from exir_lowering._upstream import ambient, locks
+from exir_lowering.errors import BackendContractError, BackendFailure, LoweringError, named_handle
+from exir_lowering.errors.interrupts import let_through
+from exir_lowering.graphs import debug_handles, sources
+from exir_lowering.graphs.isolation import isolate
+from exir_lowering.graphs.weights import WeightStore
+from exir_lowering.model import BackendGroup, LoweredPartition, Partition
+from exir_lowering.plugins.backend import Backend, BackendContext, ExecutorchBackend, context_argument
+from exir_lowering.steps import checks
+
+_LISTED = 6
+"""How many nodes a message names before it says how many more there are."""
+
+
+def preprocess(
+    group: BackendGroup,
+    backend: Backend,
+    *,
+    check_weights: bool = True,
+    on_partition: Callable[[Partition], None] = lambda partition: None,
+) -> list[LoweredPartition]:
+    """Lower a group.
+
+    Args:
+        group: All partitions of all methods that go to the backend.
+        backend: The backend. It gets copies of the graphs and the user's own tensors.
+        check_weights: Whether to compare the weights' checksums before and after.
+        on_partition: Called with each partition that is done, as far as the backend shows it.
+
+    Returns:
+        The partitions with their payloads, in the group's order.
+
+    Raises:
+        BackendFailure: The backend raised.
+        BackendContractError: The results are not what was asked for, or a weight changed.
+    """
+    programs = [partition.program for partition in group.partitions]
+    if backend.parallel == "none":
+        with locks.conversion(), ambient.converting(programs, gradients=True):
+            return _preprocess(group, backend, check_weights, on_partition)
+    with ambient.settings(programs, gradients=True):
+        return _preprocess(group, backend, check_weights, on_partition)
+
+
+def _preprocess(
+    group: BackendGroup, backend: Backend, check_weights: bool, on_partition: Callable[[Partition], None]
+) -> list[LoweredPartition]:
+    weights = _weights(group) if check_weights else {}
+    before = checks.weight_digests(weights)
+    context = BackendContext(WeightStore(_tensors(group)))
+    try:
+        if backend.one_by_one:
+            lowered = _one_by_one(group, backend, context, on_partition)
+        else:
+            lowered = _all_at_once(group, backend, context, on_partition)
+    except LoweringError as error:
+        _check_unwritten(group, before, weights, error)
+        raise
+    _check_unwritten(group, before, weights, None)
+    _check_stored(group.backend_id, context.weights, lowered)
+    return lowered
+
+
+def _check_unwritten(
+    group: BackendGroup, before: Mapping[str, Any], weights: Mapping[str, Any], failure: LoweringError | None
+) -> None:
+    changed = checks.changed(before, checks.weight_digests(weights))
+    if changed:
+        raise BackendContractError(
+            f"Backend {group.backend_id!r} wrote into {_some(list(changed))} during preprocess: those tensors "
+            f"belong to the model and have changed. Restore them before lowering again; a backend works on a copy."
+            + (f"\nThen it failed: {failure}" if failure is not None else "")
+        ) from failure
+
+
+def _one_by_one(
+    group: BackendGroup, backend: Backend, context: BackendContext, on_partition: Callable[[Partition], None]
+) -> list[LoweredPartition]:
+    lowered = []
+    also = context_argument(backend.preprocess, context)
+    for partition in group.partitions:
+        program, specs = _lend(group.backend_id, backend, partition)
+        try:
+            result = backend.preprocess(program, specs, **also)
+        except Exception as error:
+            let_through(error)
+            raise _failure(group.backend_id, backend, [partition], error) from error
+        _check_result(group.backend_id, backend, partition, result)
+        lowered.append(LoweredPartition(partition, result))
+        on_partition(partition)
+    return lowered
+
+
+def _all_at_once(
+    group: BackendGroup, backend: Backend, context: BackendContext, on_partition: Callable[[Partition], None]
+) -> list[LoweredPartition]:
+    lent = {partition.id: _lend(group.backend_id, backend, partition) for partition in group.partitions}
+    by_method: dict[str, list[Partition]] = {}
+    for partition in group.partitions:
+        by_method.setdefault(partition.method, []).append(partition)
+    programs = {method: [lent[partition.id][0] for partition in found] for method, found in by_method.items()}
+    specs = {method: [lent[partition.id][1] for partition in found] for method, found in by_method.items()}
+    try:
+        results = backend.preprocess_all(programs, specs, **context_argument(backend.preprocess_all, context))
+    except Exception as error:
+        let_through(error)
+        raise _failure(group.backend_id, backend, group.partitions, error) from error
+    _check_results(group.backend_id, backend, by_method, results)
+    found = {
+        partition.id: result
+        for method, partitions in by_method.items()
+        for partition, result in zip(partitions, results[method], strict=True)
+    }
+    for partition in group.partitions:
+        on_partition(partition)
+    return [LoweredPartition(partition, found[partition.id]) for partition in group.partitions]
+
+
+def _check_stored(backend_id: str, store: WeightStore, lowered: list[LoweredPartition]) -> None:
+    """Check that the weights to which payloads refer come with a result: nobody else could tell who left them out."""
+    returned: set[str] = set()
+    for partition in lowered:
+        data = partition.result.data_store_output
+        for table in (data.pte_data, *data.external_data.values()) if data is not None else ():
+            returned.update(table)
+    forgotten = sorted(store.referred - returned)
+    for partition in lowered if forgotten else ():
+        payload = partition.result.processed_bytes
+        keys = [key for key in forgotten if key.encode() in payload or bytes.fromhex(key) in payload]
+        if keys:
+            raise BackendContractError(
+                f"Backend {backend_id!r} refers in its payload of partition {partition.partition.id} to named data "
+                f"that it did not return: {_some(keys)}. Return it with the payload: PreprocessResult(..., "
+                "data_store_output=context.weights.named_data(refs)), with every reference that the payload has."
+            )
+
+
+def _tensors(group: BackendGroup) -> Iterator[torch.Tensor]:
+    """Yield the tensors that partitions read, those that their nested graphs hold included."""
+    for partition in group.partitions:
+        yield from partition.program.state_dict.values()
+        yield from (value for value in partition.program.constants.values() if isinstance(value, torch.Tensor))
+        for _, module in graphs.walk(partition.program.graph_module):
+            for node in module.graph.nodes:
+                value = graphs.attribute(module, str(node.target)) if node.op == "get_attr" else None
+                if isinstance(value, torch.Tensor):
+                    yield value
+
+
+def _lend(backend_id: str, backend: Backend, partition: Partition) -> tuple[ExportedProgram, list[CompileSpec]]:
+    """Make what the backend gets of a partition: a graph of its own and the model's tensors, or the copy it makes."""
+    specs = list(partition.compile_specs)
+    try:
+        with locks.conversion():
+            own = backend.lend(partition.program, specs)
+            copied = isolate(graphs.copy_program(partition.program), unbacked=True) if own is None else own
+    except Exception as error:
+        let_through(error)
+        raise _failure(backend_id, backend, [partition], error) from error
+    if own is not None and not isinstance(own, ExportedProgram):
+        raise BackendContractError(
+            f"Backend {backend_id!r} made a {type(own).__name__} as its copy of partition {partition.id}, expected an "
+            f"ExportedProgram."
+        )
+    return copied, specs
+
+
+def _weights(group: BackendGroup) -> dict[str, Any]:
+    weights: dict[str, Any] = {}
+    for partition in group.partitions:
+        for table in (partition.program.state_dict, partition.program.constants):
+            weights.update({f"{partition.method}:{name}": tensor for name, tensor in table.items()})
+    return weights
+
+
+def _check_results(backend_id: str, backend: Backend, asked: Mapping[str, list[Partition]], results: Any) -> None:
+    who = f"Backend {backend_id!r}: preprocess_all"
+    if not isinstance(results, Mapping):
+        raise BackendContractError(
+            f"{who} returned {type(results).__name__}, expected a dict of a list of PreprocessResult per method."
+        )
+    missing, strange = sorted(set(asked) - set(results)), sorted(map(str, set(results) - set(asked)))
+    if missing or strange:
+        raise BackendContractError(
+            f"{who} returned results for methods {sorted(map(str, results))}, expected {sorted(asked)}"
+            + (f"; missing: {missing}" if missing else "")
+            + (f"; never asked for: {strange}" if strange else "")
+            + "."
+        )
+    for method, partitions in asked.items():
+        given = results[method]
+        if not isinstance(given, (list, tuple)) or len(given) != len(partitions):
+            count = len(given) if isinstance(given, (list, tuple)) else type(given).__name__
+            raise BackendContractError(
+                f"{who} returned {count} results for method {method!r}, expected {len(partitions)}, one for each of "
+                f"{_some([p.id for p in partitions])}."
+            )
+        for partition, result in zip(partitions, given, strict=True):
+            _check_result(backend_id, backend, partition, result)
+
+
+def _check_result(backend_id: str, backend: Backend, partition: Partition, result: Any) -> None:
+    if not isinstance(result, PreprocessResult):
+        raise BackendContractError(
+            f"Backend {backend_id!r} returned {type(result).__name__} for partition {partition.id}, expected a "
+            f"PreprocessResult."
+        )
+    if not isinstance(result.processed_bytes, bytes):
+        raise BackendContractError(
+            f"Backend {backend_id!r} returned processed_bytes of type {type(result.processed_bytes).__name__} for "
+            f"partition {partition.id}, expected bytes."
+        )
+
+    # ExecuTorch takes any map of its own classes, and its backends give handles of programs that they made themselves.
+    if result.debug_handle_map is not None and not isinstance(backend, ExecutorchBackend):
+        _check_handles(backend_id, partition, result.debug_handle_map)
+
+
+def _check_handles(backend_id: str, partition: Partition, handle_map: Any) -> None:
+    """Check that what a backend says of its instructions is about operators of the partition."""
+    who = f"Backend {backend_id!r} returned, for partition {partition.id}, a debug_handle_map"
+    if not isinstance(handle_map, Mapping):
+        raise BackendContractError(
+            f"{who} of type {type(handle_map).__name__}, expected a dict from instructions to debug handles."
+        )
+    found = debug_handles.unknown(handle_map, partition.program.graph_module)
+    if found is not None:
+        identifier, handle = found
+        known = debug_handles.all_of(partition.program.graph_module)
+        raise BackendContractError(
+            f"{who} in which {identifier!r} names the debug handle {handle!r}, expected some of "
+            f"{_some(list(map(str, known)))}: node.meta['debug_handle'] of its operators. A profile would show another "
+            "operator's time there."
+        )
+
+
+def _failure(backend_id: str, backend: Backend, partitions: Any, error: Exception) -> LoweringError:
+    """Describe a failure: the backend, the line in it, where it was, and the lines of the model that it was given."""
+    lines = [f"Backend {backend_id!r} failed: {type(error).__name__}: {error}"]
+    raised = sources.raised_at(error, getattr(backend, "details", type(backend)))
+    if raised is not None and not isinstance(error, LoweringError):  # which says what there is to say
+        lines.append(f"  raised at {raised}")
+    for partition in partitions:
+        nodes = [node for node in partition.program.graph.nodes if node.op == "call_function"]
+        lines.append(f"  partition {partition.id} of method {partition.method!r}: {_some([n.name for n in nodes])}")
+        lines += sources.listed(list(dict.fromkeys(filter(None, map(graphs.source_line, nodes)))))
+    handle = named_handle(error)
+    if handle is not None and "Source code:" not in lines[0]:
+        lines[0] += _at_handle(partitions, handle)
+    return BackendFailure("\n".join(lines), debug_handle=handle)
+
+
+def _at_handle(partitions: Any, handle: int) -> str:
+    """Return the lines of the model that a debug handle stands for, if all of them are of one method."""
+    methods = {partition.method for partition in partitions}
+    nodes = (
+        node
+        for partition in partitions
+        for _, module in graphs.walk(partition.program.graph_module)
+        for node in module.graph.nodes
+        if len(methods) == 1 and debug_handles.handle(node) == handle
+    )
+    found = sources.told(list(dict.fromkeys(filter(None, map(graphs.source_line, nodes)))))
+    return f" {found}" if found else ""
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more

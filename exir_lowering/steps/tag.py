@@ -1,0 +1,120 @@
+"""Step tag: let a partitioner claim nodes of a private copy of the method, and check that it only tagged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from executorch.exir.backend.partitioner import DelegationSpec, Partitioner
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+
+from exir_lowering import _upstream, graphs
+from exir_lowering.errors import PartitionerContractError
+from exir_lowering.graphs import DELEGATION_TAG, LIFTED_ORDER
+from exir_lowering.model import TaggedMethod
+from exir_lowering.plugins import asking, refusals
+from exir_lowering.steps import checks
+
+FakeState = dict[str, Any]
+
+
+def fake_state(program: ExportedProgram) -> FakeState:
+    """Return fake tensors for a program's parameters and buffers: partitioners look at shapes, not at values.
+
+    A program without any fake tensor lends its own (nothing is copied).
+    """
+    mode = _upstream.fake_mode_of(program.graph_module)
+    if mode is None:
+        return dict(program.state_dict)
+    return {name: mode.from_tensor(tensor, static_shapes=True) for name, tensor in program.state_dict.items()}
+
+
+def tag(method: str, program: ExportedProgram, partitioner: Partitioner, state: FakeState) -> TaggedMethod:
+    """Run one partitioner on one method.
+
+    Args:
+        method: The method's name.
+        program: The method in Edge dialect. It is not changed.
+        partitioner: The partitioner; it sees the graph, fake parameters and buffers, and the real constants.
+        state: The fake parameters and buffers, see `fake_state`.
+
+    Returns:
+        A copy of the program with tags.
+
+    Raises:
+        PartitionerContractError: The partitioner raised, returned something else, changed the graph, tagged an input
+            or the output, or used a tag without saying where it goes.
+    """
+    who = f"Partitioner {type(partitioner).__name__} on method {method!r}"
+    view = graphs.copy_program(program)
+    view.state_dict.clear()
+    view.state_dict.update({name: state[name] for name in program.state_dict})
+    graphs.strip_tags(view.graph_module)
+    _upstream.fix_signature(view)  # partitioners only tag
+    answer = asking.ask(who, partitioner, view)
+    _check_graph(who, partitioner, program, answer.tagged)
+    _check_tags(who, answer.tagged, answer.destinations)
+    rejections = refusals.rejections(answer.tagged, partitioner, answer.given, answer.heard)
+    return TaggedMethod(
+        name=method,
+        program=graphs.copy_program(program, answer.tagged.graph_module),
+        destinations=answer.destinations,
+        rejections=tuple(replace(rejection, method=method) for rejection in rejections),
+        adjustments=tuple(replace(adjustment, method=method) for adjustment in answer.adjustments),
+    )
+
+
+def _check_graph(who: str, partitioner: Partitioner, program: ExportedProgram, tagged: ExportedProgram) -> None:
+    before, after = checks.fingerprint(program.graph_module), checks.fingerprint(tagged.graph_module)
+    if before == after:
+        return
+    first = next((b or a for b, a in zip(before, after, strict=False) if b != a), (before + after)[-1])
+    raise PartitionerContractError(
+        f"{who} changed the graph, first at node {first[0]} ({len(before)} nodes before, {len(after)} after). A "
+        f"partitioner may only set node.meta[{DELEGATION_TAG!r}]; run passes that rewrite the graph before lowering.",
+        violation="graph_modified",
+        details={"partitioner": partitioner, "node": first[0]},
+    )
+
+
+def _check_tags(who: str, tagged: ExportedProgram, destinations: Mapping[str, DelegationSpec]) -> None:
+    specs = dict(
+        zip(
+            (node for node in tagged.graph.nodes if node.op == "placeholder"),
+            tagged.graph_signature.input_specs,
+            strict=True,
+        )
+    )
+    for path, node in graphs.staying_nodes(tagged.graph_module):
+        name = node.meta.get(DELEGATION_TAG)
+        if name is None:
+            continue
+        if node.op == "output":
+            raise PartitionerContractError(
+                f"{who} tagged the output node {node.name} with {name!r}. Tag the operators, not what they return.",
+                violation="output_tagged",
+                details={"node": node.name, "tag": name},
+            )
+        if node in specs and specs[node].kind not in LIFTED_ORDER:
+            raise PartitionerContractError(
+                f"{who} tagged {node.name} with {name!r}, an input of the model ({_kind(specs[node])}). Expected "
+                f"tags on operators, parameters, buffers and lifted constants only.",
+                violation="input_tagged",
+                details={"node": node.name, "tag": name},
+            )
+        if not isinstance(name, str) or name not in destinations:
+            raise PartitionerContractError(
+                f"{who} tagged {'.'.join((*path, node.name))} with {name!r}, but partition_tags has no destination "
+                f"for it (it has: {', '.join(map(repr, destinations)) or 'none'}). Add it with a DelegationSpec.",
+                violation="tag_without_destination",
+                details={"node": node.name, "tag": name},
+            )
+
+
+def _kind(spec: Any) -> str:
+    return "a user input" if spec.kind is InputKind.USER_INPUT else spec.kind.name.lower().replace("_", " ")
+
+
+__all__ = ["FakeState", "fake_state", "tag"]

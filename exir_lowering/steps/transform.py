@@ -1,0 +1,88 @@
+"""The caller's passes over Edge programs, as ExecuTorch's `to_edge_transform_and_lower` runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from executorch.exir import EdgeCompileConfig
+from torch.export import ExportedProgram
+from torch.fx.passes.infra.pass_manager import PassManager as FxPassManager
+
+from exir_lowering import _upstream
+from exir_lowering.errors import InputError
+from exir_lowering.errors.interrupts import let_through
+from exir_lowering.steps import edge_errors
+from exir_lowering.steps.arguments import Passes, is_edge
+
+_EXPECTED = (
+    "A pass takes the graph module and returns a PassResult, a GraphModule, or None when it changed the one it was "
+    "given; or it is an ExportedProgramPassBase."
+)
+
+
+def transformed(
+    name: str, program: ExportedProgram, passes: Passes, config: EdgeCompileConfig | None, asked: EdgeCompileConfig
+) -> ExportedProgram:
+    """Run passes over a program and check what they made.
+
+    Args:
+        name: The method.
+        program: The program in Edge dialect. The passes may change it; its tensors are the model's.
+        passes: The passes, or a manager of passes.
+        config: What the result has to be valid for, with what partitioners keep whole; None for a program that was in
+            Edge dialect before, whose own verifier decides.
+        asked: The caller's configuration.
+
+    Returns:
+        The program that the passes made.
+
+    Raises:
+        InputError: A pass raised, returned something else, wrote into a tensor of the model, or made a program that is
+            not valid.
+    """
+    tensors = _tensors(program)
+    who = f"Method {name!r}: transform_passes ({', '.join(_names(passes))})"
+    try:
+        result = _upstream.transform(program, passes)
+    except Exception as error:
+        let_through(error)
+        raise InputError(f"{who} failed: {_told(error)} {_EXPECTED}") from error
+    if not isinstance(result, ExportedProgram) or not is_edge(result):
+        made = f"a program in {result.dialect} dialect" if isinstance(result, ExportedProgram) else repr(result)
+        raise InputError(f"{who} made {made}, expected a program in Edge dialect. {_EXPECTED}")
+    written = [label for label, (tensor, version) in tensors.items() if _upstream.version(tensor) != version]
+    if written:
+        raise InputError(
+            f"{who} wrote into {written}, tensors of the model. Put new tensors into the program's state_dict or "
+            "constants instead."
+        )
+    invalid = None
+    if config is not None and _upstream.checks_validity(asked):
+        invalid = edge_errors.invalid(name, result, config, asked)
+    if invalid is not None:
+        raise InputError(f"After transform_passes ({', '.join(_names(passes))}): {invalid}")
+    return result
+
+
+def _tensors(program: ExportedProgram) -> dict[str, tuple[torch.Tensor, int]]:
+    """Return the tensors of a program by name, each with how often it has been written to."""
+    named = {**program.state_dict, **program.constants}.items()
+    return {name: (value, _upstream.version(value)) for name, value in named if isinstance(value, torch.Tensor)}
+
+
+def _names(passes: Passes) -> list[str]:
+    """Return the names of passes, as ExecuTorch tells them."""
+    listed: Sequence[Any] = passes.passes if isinstance(passes, FxPassManager) else passes
+    return [getattr(one, "__name__", type(one).__name__) for one in listed]
+
+
+def _told(error: BaseException) -> str:
+    """Return an error with its causes: ExecuTorch's own names the pass, its cause says what was wrong."""
+    told = [f"{type(error).__name__}: {error}"]
+    cause = error.__cause__
+    while cause is not None and len(told) < 4:
+        told.append(f"{type(cause).__name__}: {cause}")
+        cause = cause.__cause__
+    return f"{'; '.join(line.rstrip('.') for line in told)}."

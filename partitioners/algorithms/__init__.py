@@ -1,0 +1,1 @@
+"""How claimed nodes become partitions."""

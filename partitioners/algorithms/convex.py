@@ -1,0 +1,435 @@
+"""Propose partitions: the fewest convex ones for one backend, in time linear in nodes and edges.
+
+A partition is convex when no path leaves it and comes back; what is proposed here can be contracted together, and the
+graph stays acyclic. What belongs together by its nature is one vertex: a node and the getitems that pick its results,
+and the groups that the caller gives. `schedule` then assigns the vertices.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import networkx as nx
+from torch.fx import GraphModule, Node
+
+from exir_lowering import InputError, graphs
+from exir_lowering.graphs import collector, measures, quotient
+from exir_lowering.graphs.schedule import Dag, schedule
+from exir_lowering.partitioners.supports.support import Scope, SupportLike, as_support, asked
+
+_NOT_COMPUTING = ("placeholder", "get_attr", "output")
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A convex set of nodes for one backend.
+
+    Attributes:
+        backend: The key of the support that took the nodes, "" when there was one support without a key.
+        nodes: The nodes in graph order, getitems of their results included, constants not.
+    """
+
+    backend: str
+    nodes: tuple[Node, ...]
+
+
+def propose_partitions(
+    graph_module: GraphModule | Scope,
+    support: SupportLike | Mapping[str, SupportLike],
+    *,
+    groups: Iterable[Iterable[Node]] = (),
+    keep_apart: bool = False,
+) -> list[Proposal]:
+    """Propose convex partitions of one graph; contracting all of them leaves it acyclic.
+
+    For one backend there is no acyclic contraction with fewer partitions (as long as `keep_apart` is off); for several
+    it is an approximation. Each partition has at least one computing operator; getitem follows its producer, and
+    get_attr and constants are left to their users. Linear in nodes and edges, deterministic.
+
+    Args:
+        graph_module: The graph, or a `Scope` with what is known of its constants. Graphs nested in it are not looked
+            at; `graphs.walk` yields them.
+        support: What is supported: a `Support`, a torch.fx `OperatorSupportBase`, a function from a node to a bool,
+            or a mapping from backends to these, where the first one that takes a node gets it.
+        groups: Nodes that must stay together, a getitem standing for its producer. A group goes to the first backend
+            that takes all of it; when none does, none of it is proposed. Groups of a support are that backend's only.
+        keep_apart: Whether parts of a partition that share no edge become partitions of their own.
+
+    Returns:
+        The partitions in topological order.
+
+    Raises:
+        InputError: A group cannot be convex (the path is shown), or has nodes that are not of the graph.
+        PartitionerContractError: A support raised.
+    """
+    scope = graph_module if isinstance(graph_module, Scope) else Scope(graph_module)
+    supports = support if isinstance(support, Mapping) else {"": support}
+    bound = [(name, as_support(candidate)) for name, candidate in supports.items()]
+    nodes = computing(scope.graph_module)
+    known = frozenset(nodes)
+    together = [operators_of(number, group, known) for number, group in enumerate(groups)]
+    label_of: dict[Node, str] = {}
+    accepted: list[list[Node]] = []
+    for name, candidate in bound:
+        check = asked(candidate, scope)
+        able = {n for n in nodes if n not in label_of and not _follows(n) and _is_free(n) and check(n) is None}
+        own = [*together, *(operators_of(i, group, known) for i, group in enumerate(candidate.groups(scope)))]
+        whole = _whole_groups(own, able)
+        accepted += whole
+        label_of.update((node, name) for node in nodes if node in able)
+    return contract(nodes, label_of, groups=accepted, keep_apart=keep_apart)
+
+
+def _is_free(node: Node) -> bool:
+    return not graphs.is_delegate_call(node)
+
+
+def _whole_groups(groups: Sequence[Sequence[Node]], able: set[Node]) -> list[list[Node]]:
+    """Return the groups that one backend can take whole; the nodes of others are taken out of what it can take."""
+    groups_of: dict[Node, list[int]] = {}
+    for number, group in enumerate(groups):
+        for node in group:
+            groups_of.setdefault(node, []).append(number)
+    broken = {number for number, group in enumerate(groups) if not able.issuperset(group)}
+    pending = list(broken)
+    while pending:  # what a broken group takes out may break others that share a node with it
+        for node in groups[pending.pop()]:
+            able.discard(node)
+            more = [number for number in groups_of[node] if number not in broken]
+            broken.update(more)
+            pending += more
+    return [list(group) for number, group in enumerate(groups) if number not in broken]
+
+
+def computing(graph_module: GraphModule) -> list[Node]:
+    """Return the nodes of a graph that can be in a partition: all but inputs, constants and the output."""
+    return [node for node in graph_module.graph.nodes if node.op not in _NOT_COMPUTING]
+
+
+def contract(
+    nodes: Sequence[Node],
+    label_of: Mapping[Node, str],
+    *,
+    groups: Iterable[Iterable[Node]] = (),
+    keep_apart: bool = False,
+) -> list[Proposal]:
+    """Propose partitions of nodes whose backends are known; otherwise like `propose_partitions`.
+
+    Args:
+        nodes: The computing nodes of one graph, in graph order.
+        label_of: The backend of each supported node; getitems need none.
+        groups: Nodes that must stay together.
+        keep_apart: Whether parts that share no edge are kept apart.
+    """
+    with collector.paused():
+        units = _contracted(nodes, label_of, groups)
+        epochs = schedule(units.dag)
+        if keep_apart:
+            epochs = _apart(units.dag, epochs)
+    members: dict[int, list[Node]] = {}
+    for unit, epoch in enumerate(epochs):
+        if epoch:
+            members.setdefault(epoch, []).extend(units.members[unit])
+    place = {node: i for i, node in enumerate(nodes)}
+    labels = {epoch: units.dag.labels[unit] for unit, epoch in enumerate(epochs) if epoch}
+    return [
+        Proposal(labels[epoch] or "", tuple(sorted(members[epoch], key=place.__getitem__))) for epoch in sorted(members)
+    ]
+
+
+def operators_of(number: int, group: Iterable[Any], known: Container[Node]) -> list[Node]:
+    """Return the operators of a group, each once: a getitem stands for its producer, and constants are left out.
+
+    Args:
+        number: The group's number, for errors.
+        group: Its nodes.
+        known: The computing nodes of the graph.
+
+    Raises:
+        InputError: It has something else than nodes of the graph.
+    """
+    found: dict[Node, None] = {}
+    for node in group:
+        if not isinstance(node, Node) or (node not in known and node.op not in _NOT_COMPUTING):
+            raise InputError(f"Group {number} holds {node!r}, which is no node of the graph. Give nodes of this graph.")
+        while _follows(node):
+            node = node.args[0]
+        if node in known:
+            found[node] = None
+    return list(found)
+
+
+# -- what is one vertex ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Units:
+    """The vertices: the nodes of each, and the graph that they make."""
+
+    members: list[list[Node]]
+    dag: Dag
+
+
+def _follows(node: Node) -> bool:
+    """Tell whether a node goes where its producer goes."""
+    producer = node.args[0] if graphs.is_getitem(node) else None
+    return isinstance(producer, Node) and producer.op not in _NOT_COMPUTING
+
+
+def _contracted(nodes: Sequence[Node], label_of: Mapping[Node, str], groups: Iterable[Iterable[Node]]) -> _Units:
+    place = {node: i for i, node in enumerate(nodes)}
+    together, grouped = _Sets(len(nodes)), _Sets(len(nodes))
+    for i, node in enumerate(nodes):
+        if _follows(node):
+            together.join(place[node.args[0]], i)  # type: ignore[index]
+    found = False
+    for number, group in enumerate(groups):
+        members = [place[node] for node in operators_of(number, group, place)]
+        for other in members[1:]:
+            grouped.join(members[0], other)
+            found = True
+    if found:
+        label_of = _join_groups(nodes, label_of, grouped, together)
+        _close(nodes, place, label_of, together)
+    return _number(nodes, place, label_of, together)
+
+
+def _join_groups(
+    nodes: Sequence[Node], label_of: Mapping[Node, str], grouped: _Sets, together: _Sets
+) -> Mapping[Node, str]:
+    """Join the nodes of each group that one backend takes whole; leave the nodes of the others to the host."""
+    members: dict[int, list[int]] = {}
+    for i in range(len(nodes)):
+        members.setdefault(grouped.find(i), []).append(i)
+    left = dict(label_of)
+    for group in members.values():
+        labels = {label_of.get(nodes[i]) for i in group if not _follows(nodes[i])}
+        if len(labels) == 1 and None not in labels:
+            for other in group[1:]:
+                together.join(group[0], other)
+        elif len(group) > 1:
+            for i in group:
+                left.pop(nodes[i], None)
+    return left
+
+
+class _Sets:
+    """Disjoint sets of small numbers, each named by its least one."""
+
+    def __init__(self, count: int) -> None:
+        self.parent = list(range(count))
+
+    def find(self, item: int) -> int:
+        root = item
+        while self.parent[root] != root:
+            root = self.parent[root]
+        while self.parent[item] != root:
+            self.parent[item], item = root, self.parent[item]
+        return root
+
+    def join(self, one: int, other: int) -> None:
+        one, other = self.find(one), self.find(other)
+        if one != other:
+            self.parent[max(one, other)] = min(one, other)
+
+
+def _edges(nodes: Sequence[Node], place: Mapping[Node, int], together: _Sets) -> dict[int, dict[int, None]]:
+    """Return the successors of each vertex, by the number of its first node."""
+    successors: dict[int, dict[int, None]] = {}
+    for i, node in enumerate(nodes):
+        root = together.find(i)
+        following = successors.setdefault(root, {})
+        for user in node.users:
+            if user in place:
+                other = together.find(place[user])
+                if other != root:
+                    following[other] = None
+    return successors
+
+
+def _close(nodes: Sequence[Node], place: Mapping[Node, int], label_of: Mapping[Node, str], together: _Sets) -> None:
+    """Join what lies on a cycle of groups when one backend takes all of it; refuse it otherwise."""
+    graph = nx.DiGraph()
+    for root, following in _edges(nodes, place, together).items():
+        graph.add_edges_from((root, other) for other in following)
+    for component in nx.strongly_connected_components(graph):
+        if len(component) == 1:
+            continue
+        inside = [node for i, node in enumerate(nodes) if together.find(i) in component and not _follows(node)]
+        labels = {label_of.get(node) for node in inside}
+        if len(labels) > 1 or None in labels:
+            raise _not_convex(nodes, label_of, together, component, place)
+        first, *others = sorted(component)
+        for other in others:
+            together.join(first, other)
+
+
+def _not_convex(
+    nodes: Sequence[Node],
+    label_of: Mapping[Node, str],
+    together: _Sets,
+    component: set[int],
+    place: Mapping[Node, int],
+) -> InputError:
+    tag_of = {node: f"group at {nodes[together.find(i)].name}" for i, node in enumerate(nodes)}
+    sizes: dict[str, int] = {}
+    for tag in tag_of.values():
+        sizes[tag] = sizes.get(tag, 0) + 1
+    tag_of = {n: tag for n, tag in tag_of.items() if sizes[tag] > 1 and together.find(place[n]) in component}
+    _, cycles = quotient.order(nodes, tag_of, explain=True)
+    between = [node.name for node in nodes if together.find(place[node]) in component and node not in label_of]
+    why = f" Node {between[0]} on it is not supported." if between else " The nodes on it go to different backends."
+    return InputError(
+        f"A group of nodes that must stay together is not convex: the path {cycles[0]} leaves the {cycles[0].tag} and "
+        f"comes back.{why} Leave one of the group's nodes out, or support the nodes on the path too."
+    )
+
+
+def _number(nodes: Sequence[Node], place: Mapping[Node, int], label_of: Mapping[Node, str], together: _Sets) -> _Units:
+    """Number the vertices in topological order, keeping the graph's order where that is one."""
+    successors = _edges(nodes, place, together)
+    members: dict[int, list[Node]] = {root: [] for root in successors}
+    for i, node in enumerate(nodes):
+        members[together.find(i)].append(node)
+    waiting = dict.fromkeys(successors, 0)
+    for following in successors.values():
+        for other in following:
+            waiting[other] += 1
+    ready = [root for root, count in waiting.items() if count == 0]
+    heapq.heapify(ready)
+    order: list[int] = []
+    while ready:
+        root = heapq.heappop(ready)
+        order.append(root)
+        for other in successors[root]:
+            waiting[other] -= 1
+            if waiting[other] == 0:
+                heapq.heappush(ready, other)
+    number = {root: i for i, root in enumerate(order)}
+    after = [[number[other] for other in successors[root]] for root in order]
+    before: list[list[int]] = [[] for _ in order]
+    for i, numbers in enumerate(after):
+        for other in numbers:
+            before[other].append(i)
+    units = [members[root] for root in order]
+    return _Units(units, Dag(before, after, [_label(unit, label_of) for unit in units], _size(units), _leaves(units)))
+
+
+def _label(unit: Sequence[Node], label_of: Mapping[Node, str]) -> str | None:
+    found = {label_of.get(node) for node in unit if not _follows(node)}
+    return found.pop() if len(found) == 1 else None
+
+
+def _size(units: Sequence[Sequence[Node]]) -> Callable[[int], int]:
+    @cache
+    def size(unit: int) -> int:
+        inside = set(units[unit])
+        return sum(measures.value_bytes(node) for node in units[unit] if not inside.issuperset(node.users)) or 1
+
+    return size
+
+
+def _leaves(units: Sequence[Sequence[Node]]) -> Callable[[int], bool]:
+    return lambda unit: any(user.op == "output" for node in units[unit] for user in node.users)
+
+
+# -- parts that share no edge ------------------------------------------------------------------------------------------
+
+
+def _components(graph: Dag, epochs: Sequence[int]) -> list[int]:
+    """Split each partition into its weakly connected parts, numbered by their first vertex, from 1; 0 is the host."""
+    parts = _Sets(len(epochs))
+    for vertex, epoch in enumerate(epochs):
+        if epoch:
+            for after in graph.successors[vertex]:
+                if epochs[after] == epoch:
+                    parts.join(vertex, after)
+    return [parts.find(vertex) + 1 if epoch else 0 for vertex, epoch in enumerate(epochs)]
+
+
+def _apart(graph: Dag, epochs: Sequence[int]) -> list[int]:
+    """Number the parts that share an edge, from 1 in topological order; 0 is the host.
+
+    Joined are the connected parts of the schedule, and, on their own, the single vertices from the last one on, each
+    with its users, as torch.fx's partitioner goes; the fewer parts win.
+    """
+    tried = []
+    for parts in (_components(graph, epochs), [i + 1 if epoch else 0 for i, epoch in enumerate(epochs)]):
+        quotient_graph = _Quotient(graph, parts)
+        for vertex in range(len(parts) - 1, -1, -1):
+            for after in graph.successors[vertex]:
+                if parts[vertex] and graph.labels[vertex] == graph.labels[after]:
+                    quotient_graph.join(vertex, after)
+        tried.append(quotient_graph.numbers(parts))
+    return min(tried, key=lambda numbers: len(set(numbers)))
+
+
+class _Quotient:
+    """The contracted graph while parts are joined: vertices by root, their neighbours, their place in an order.
+
+    The order is kept as in Pearce and Kelly, A Dynamic Topological Sort Algorithm for Directed Acyclic Graphs (JEA 11,
+    2007): only what lies between two parts in it is looked at and moved when they are joined.
+    """
+
+    def __init__(self, graph: Dag, parts: Sequence[int]) -> None:
+        self.sets = _Sets(len(parts))
+        for vertex, part in enumerate(parts):
+            if part:
+                self.sets.join(part - 1, vertex)
+        self.successors: dict[int, set[int]] = {self.sets.find(vertex): set() for vertex in range(len(parts))}
+        for vertex, following in enumerate(graph.successors):
+            root = self.sets.find(vertex)
+            self.successors[root].update(o for o in map(self.sets.find, following) if o != root)
+        contracted = nx.DiGraph()
+        contracted.add_nodes_from(self.successors)
+        contracted.add_edges_from((a, b) for a, following in self.successors.items() for b in following)
+        self.order: list[int | None] = list(nx.lexicographical_topological_sort(contracted))
+        self.place = {root: i for i, root in enumerate(self.order) if root is not None}
+
+    def join(self, one: int, other: int) -> None:
+        """Join the parts of two vertices, one before the other, unless that closes a cycle."""
+        a, b = self.sets.find(one), self.sets.find(other)
+        if a == b:
+            return
+        start, end = self.place[a], self.place[b]
+        after = self._reached(a, b, end)
+        if after is None:
+            return
+        between = [root for root in self.order[start + 1 : end] if root is not None]
+        moved = [root for root in between if root not in after]
+        self.sets.join(a, b)
+        root = self.sets.find(a)
+        following = {o for o in map(self.sets.find, self.successors.pop(a) | self.successors.pop(b)) if o != root}
+        self.successors[root] = following
+        row = [*moved, root, *(vertex for vertex in between if vertex in after)]
+        self.order[start : end + 1] = [*row, *([None] * (end + 1 - start - len(row)))]
+        del self.place[a if root == b else b]
+        for i, vertex in enumerate(row):
+            self.place[vertex] = start + i
+
+    def _reached(self, a: int, b: int, end: int) -> set[int] | None:
+        """Return what is reached from a before b's place, None when b is reached on the way."""
+        reached: set[int] = set()
+        stack = [o for o in map(self.sets.find, self.successors[a]) if o not in (a, b)]
+        while stack:
+            vertex = stack.pop()
+            if vertex == b:
+                return None
+            if vertex in reached or self.place[vertex] > end:
+                continue
+            reached.add(vertex)
+            stack += [o for o in map(self.sets.find, self.successors[vertex]) if o not in reached]
+        return reached
+
+    def numbers(self, parts: Sequence[int]) -> list[int]:
+        """Return for each vertex of a part the part's number in topological order, from 1; 0 for the host."""
+        roots = {self.sets.find(vertex) for vertex, part in enumerate(parts) if part}
+        rank = {root: i for i, root in enumerate((r for r in self.order if r in roots), 1)}
+        return [rank[self.sets.find(vertex)] if part else 0 for vertex, part in enumerate(parts)]
+
+
+__all__ = ["Proposal", "computing", "contract", "operators_of", "propose_partitions"]

@@ -1,0 +1,186 @@
+"""Run a partitioner inside of another one: on the same program, with some operators out of its sight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import torch
+from executorch.backends.xnnpack.utils.quant_utils import IS_IMPLICIT_Q_DQ_TAG
+from executorch.exir.backend.partitioner import DelegationSpec
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+
+from exir_lowering import Adjustment, Partitioner, PartitionerContractError, Rejection, graphs
+from exir_lowering.plugins import asking, refusals
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a partitioner did to a program, taken off it again.
+
+    Attributes:
+        tags: The tag of each node of the program that it claimed, constants included.
+        destinations: For each tag where it goes.
+        rejections: For each operator that it left, and that it could see, why.
+        adjustments: What it says of partitions that it dropped or cut.
+    """
+
+    tags: Mapping[Node, str]
+    destinations: Mapping[str, DelegationSpec]
+    rejections: tuple[Rejection, ...]
+    adjustments: tuple[Adjustment, ...]
+
+
+def run(partitioner: Partitioner, program: ExportedProgram, out_of_sight: Iterable[Node] = ()) -> Run:
+    """Run a partitioner and take its tags off the program.
+
+    Args:
+        partitioner: The partitioner.
+        program: The program, without tags; it has none afterwards.
+        out_of_sight: Operators that it must not take: it sees an operator there that nobody supports. A call of a graph
+            with such an operator is not taken either.
+
+    Raises:
+        InputError: The partitioner refuses what its user gave it.
+        PartitionerContractError: It raised, or broke its promise.
+    """
+    who = f"Partitioner {type(partitioner).__name__}"
+    names = {
+        node: (path, node.name) for path, module in graphs.walk(program.graph_module) for node in module.graph.nodes
+    }
+    unseen = set(out_of_sight)
+    calls = _calls_of(program.graph_module, unseen)
+    with _hidden([*unseen, *calls]):
+        answer = asking.ask(who, partitioner, program)
+    hidden = {graphs.qualified_name(names[node][0], node) for node in (*unseen, *calls)}
+    rejections = refusals.rejections(answer.tagged, partitioner, answer.given, answer.heard, besides=hidden)
+    tags = _taken_off(who, answer)
+    if answer.tagged is not program:  # it tagged a copy
+        _taken_off(who, replace(answer, tagged=program))
+    kept = {node: tags[key] for node, key in names.items() if key in tags and node not in unseen and node not in calls}
+    if unseen:
+        _clear_marks(names, kept)
+    return Run(
+        kept,
+        answer.destinations,
+        (*rejections, *_left(names, calls)),
+        answer.adjustments,
+    )
+
+
+def _calls_of(module: GraphModule, unseen: Collection[Node]) -> dict[Node, str]:
+    """Return the calls of graphs that hold one of some nodes, with that node's name."""
+    found: dict[Node, str] = {}
+    for node in module.graph.nodes:
+        for nested in graphs.nested_graphs(module, node) if unseen else ():
+            inner = _calls_of(nested.module, unseen)
+            found.update(inner)
+            held = next((n for n in nested.module.graph.nodes if n in unseen or n in inner), None)
+            if held is not None and node not in unseen:
+                found.setdefault(node, f"{nested.name}.{held.name}")
+    return found
+
+
+def _clear_marks(nodes: Iterable[Node], claimed: Collection[Node]) -> None:
+    """Clear the marks by which XNNPACK knows a quantize or dequantize as a part of an operator that is not claimed.
+
+    Its checks mark the neighbours of an operator before they refuse the operator. A node that is claimed by itself and
+    marked all the same is compiled to nothing, and the numbers are wrong.
+    """
+    valid: set[Node] = set()
+    for node in reversed(list(nodes)):
+        if IS_IMPLICIT_Q_DQ_TAG not in node.meta:
+            continue
+        read_by = any(user in claimed and IS_IMPLICIT_Q_DQ_TAG not in user.meta for user in node.users)
+        made_by = any(source in claimed and not _quantizes(source) for source in node.all_input_nodes)
+        if read_by or any(user in valid for user in node.users) or (made_by and "dequantize" not in node.name):
+            valid.add(node)
+        else:
+            del node.meta[IS_IMPLICIT_Q_DQ_TAG]
+
+
+def _quantizes(node: Node) -> bool:
+    return node.op != "call_function" or graphs.operator_name(node).startswith("quantized_decomposed.")
+
+
+def _left(names: Mapping[Node, tuple[tuple[str, ...], str]], calls: Mapping[Node, str]) -> Iterator[Rejection]:
+    for node, held in calls.items():
+        reason = f"where {held} goes, in a graph that it calls, was decided before"
+        yield Rejection(
+            "", graphs.qualified_name(names[node][0], node), graphs.operator_name(node), reason, "nested_run", "nested"
+        )
+
+
+def _taken_off(who: str, answer: asking.Answer) -> dict[tuple[tuple[str, ...], str], str]:
+    """Take the tags off a program, and return them by path and name."""
+    tags = {}
+    for path, module in graphs.walk(answer.tagged.graph_module):
+        for node in module.graph.nodes:
+            tag = node.meta.pop(graphs.DELEGATION_TAG, None)
+            if tag is None:
+                continue
+            tags[path, node.name] = tag
+            if tag not in answer.destinations:
+                raise PartitionerContractError(
+                    f"{who} tagged {graphs.qualified_name(path, node)} with {tag!r}, but partition_tags has no "
+                    f"destination for it (it has: {', '.join(map(repr, answer.destinations)) or 'none'}). Add it with "
+                    "a DelegationSpec.",
+                    violation="tag_without_destination",
+                )
+    return tags
+
+
+def preserved(
+    partitioners: Iterable[Partitioner], ep: ExportedProgram, visible: Callable[[int, Node], bool]
+) -> tuple[list[Any], Callable[[Node], bool] | None]:
+    """Ask partitioners what not to decompose.
+
+    Args:
+        partitioners: The partitioners.
+        ep: The program.
+        visible: Whether the partitioner of that number may take a node.
+
+    Returns:
+        As ExecuTorch's `Partitioner.ops_to_not_decompose`, for all of them together.
+    """
+    asked = [partitioner.ops_to_not_decompose(ep) for partitioner in partitioners]
+    operators = list(dict.fromkeys(operator for wanted, _ in asked for operator in wanted))
+
+    def kept(node: Node) -> bool:
+        return any(
+            node.target in wanted and visible(i, node) and (supported is None or supported(node))
+            for i, (wanted, supported) in enumerate(asked)
+        )
+
+    return operators, kept if operators else None
+
+
+@contextmanager
+def _hidden(nodes: Iterable[Node]) -> Iterator[None]:
+    """Put an operator that nobody supports in the place of nodes while the context lasts."""
+    targets = {node: node.target for node in nodes}
+    for node in targets:
+        node.target = _nobodys()
+    try:
+        yield
+    finally:
+        for node, target in targets.items():
+            node.target = target
+
+
+@cache
+def _nobodys() -> Any:
+    """Return an operator of our own, with a name and a schema as partitioners expect of operators."""
+    library = torch.library.Library("exir_lowering", "FRAGMENT")  # type: ignore[no-untyped-call]
+    library.define("out_of_sight(Tensor x) -> Tensor")  # type: ignore[no-untyped-call]
+    _KEPT.append(library)  # the operator goes with the library
+    return torch.ops.exir_lowering.out_of_sight.default
+
+
+_KEPT: list[torch.library.Library] = []
+
+__all__ = ["Run", "preserved", "run"]

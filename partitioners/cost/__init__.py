@@ -1,0 +1,1 @@
+"""What operators cost on each backend, and the choice that is made of it."""

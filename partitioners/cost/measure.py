@@ -1,0 +1,409 @@
+"""Measure what operators cost: each on its own in ExecuTorch's runtime, with portable kernels and with a backend."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from executorch.exir.backend.utils import tag_constant_data
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx import Node
+
+from exir_lowering import (
+    Backend,
+    CompileSpec,
+    DelegationSpec,
+    InputError,
+    LoadedProgram,
+    Partitioner,
+    PartitionResult,
+    PreprocessResult,
+    graphs,
+    load,
+    lower,
+)
+from exir_lowering.graphs import measures
+from exir_lowering.partitioners.algorithms.convex import computing
+from exir_lowering.partitioners.by_cost import units_together
+from exir_lowering.partitioners.cost.tables import HOST, CostTable, signature
+from exir_lowering.partitioners.supports.support import scopes
+from exir_lowering.plugins import conversion_lock
+
+_BLOCK = 1 << 14
+"""Elements of a tensor of 64 KB, which allocators do not map anew each time."""
+
+
+def measure_costs(
+    program: ExportedProgram, partitioner: Partitioner, *, repeat: int = 30, warmup: int = 3
+) -> CostTable:
+    """Measure the operators of a program on this machine.
+
+    Each operator, with the sizes that it has, becomes a program of its own, as does each group of operators that the
+    partitioner wants together; they run with portable kernels and, where the partitioner takes them, with its backend.
+    All of them run in turn, `repeat` times; the shortest time counts. What a program without operators takes, with as
+    many inputs, outputs and bytes, comes off. `per_call` is what a backend needs at least, and comes off what its
+    operators need; `per_byte` is the time to copy a byte of 4 MB.
+
+    Backends fuse operators, which times of single ones do not show: so the partitions that the partitioner makes run
+    too, and where they take less than their operators do, the backend's costs are scaled by that.
+
+    The entries are signatures. A group's time in the backend is told as that of its operator with the most arithmetic,
+    and the others as 0. An operator that the host has no kernel for has no entry there. Inputs are random; integers
+    are 0.
+
+    Args:
+        program: The program, from torch.export or in Edge dialect, of static shapes. It is not changed.
+        partitioner: What it would be delegated with. Its backends have to be in ExecuTorch's runtime.
+        repeat: How often each program runs.
+        warmup: How often each runs before that.
+
+    Returns:
+        The table, in seconds.
+
+    Raises:
+        InputError: A count is not positive, or an operator has a dynamic shape.
+        BackendUnavailableError: The runtime does not have a backend.
+    """
+    for name, count, least in (("repeat", repeat, 1), ("warmup", warmup, 0)):
+        if not isinstance(count, int) or count < least:
+            raise InputError(f"measure_costs: got {name}={count!r}, expected a whole number of at least {least}.")
+    pieces = _pieces(program, partitioner)
+    whole = _partitions(program, partitioner)
+    alone = {key: piece.program for key, piece in pieces.items() if len(piece.operators) == 1}
+    taken = {key: piece.program for key, piece in (*pieces.items(), *whole.items())}
+    runs = [_Run(name, HOST, _load({name: probe}, None)[name][0], probe) for name, probe in _probes().items()]
+    runs += [_Run(key, HOST, method, alone[key]) for key, (method, _) in _load(alone, None).items()]
+    for key, (method, backend) in _load(taken, partitioner).items():
+        if backend is not None:
+            runs.append(_Run(key, backend, method, taken[key]))
+    net = _net(_times(runs, repeat, warmup))
+    places, per_call = _places(net, pieces)
+    for place in per_call:
+        factor = _fused([(whole[run.key], s) for run, s in net if run.key in whole], places[place], per_call[place])
+        places[place] = {key: seconds * factor for key, seconds in places[place].items()}
+    return CostTable(places, _copy_seconds(repeat), per_call)
+
+
+# -- one program for each operator -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Operators as a program of their own.
+
+    Attributes:
+        program: The program, in Edge dialect.
+        operators: The signatures of its operators; of a group that with the most arithmetic first.
+    """
+
+    program: ExportedProgram
+    operators: tuple[str, ...]
+
+
+class _Keep(Backend):
+    """Keeps the first partition of each key, instead of lowering it."""
+
+    backend_id = "exir_lowering.measure"
+
+    def __init__(self) -> None:
+        self.kept: dict[str, ExportedProgram] = {}
+
+    def preprocess(self, program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
+        """Keep one partition."""
+        self.kept.setdefault(compile_specs[0].value.decode(), program)
+        return PreprocessResult(b"")
+
+
+class _Apart(Partitioner):  # type: ignore[misc]
+    """Makes each operator a partition, or each group of operators; what another partitioner wants whole stays so."""
+
+    def __init__(self, partitioner: Partitioner, *, together: bool) -> None:
+        super().__init__()
+        self.partitioner, self.together = partitioner, together
+        self.operators: dict[str, tuple[str, ...]] = {}
+        self.dynamic: list[Node] = []
+
+    def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[Any], Callable[[Node], bool] | None]:
+        """Keep what the other one keeps."""
+        kept: tuple[list[Any], Callable[[Node], bool] | None] = self.partitioner.ops_to_not_decompose(ep)
+        return kept
+
+    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        """Tag the operators; for those that are alike, the tags have the same key."""
+        tags: dict[str, DelegationSpec] = {}
+        for nodes in self._units(exported_program):
+            operators = sorted((n for n in nodes if graphs.is_operator(n)), key=measures.flops, reverse=True)
+            self.dynamic += [node for node in operators if not _is_static(node)]
+            signatures = tuple(map(signature, operators))
+            key = "; ".join(signatures)
+            self.operators[key] = signatures
+            tag = f"one_{len(tags)}"
+            tags[tag] = DelegationSpec(_Keep.backend_id, [CompileSpec("key", key.encode())])
+            for node in nodes:
+                node.meta[graphs.DELEGATION_TAG] = tag
+        tag_constant_data(exported_program)
+        return PartitionResult(exported_program, tags)
+
+    def _units(self, program: ExportedProgram) -> Iterator[list[Node]]:
+        grouped: set[Node] = set()
+        if self.together:
+            for unit in units_together(program, self.partitioner):
+                if sum(map(graphs.is_operator, unit)) > 1:
+                    grouped.update(unit)
+                    yield unit
+        for scope in scopes(program):
+            for node in computing(scope.graph_module):
+                calls = any(True for _ in graphs.nested_graphs(scope.graph_module, node))
+                if graphs.is_operator(node) and node not in grouped and not calls and _makes_tensors(node):
+                    yield [node, *(user for user in node.users if graphs.is_getitem(user))]
+
+
+def _makes_tensors(node: Node) -> bool:
+    return any(True for _ in measures.tensors(node.meta.get("val")))
+
+
+def _is_static(node: Node) -> bool:
+    values = (source.meta.get("val") for source in (*node.all_input_nodes, node))
+    sizes = (size for value in values for tensor in measures.tensors(value) for size in tensor.shape)
+    return all(isinstance(size, int) for size in sizes)
+
+
+class _AsIs(Partitioner):  # type: ignore[misc]
+    """Makes the partitions that another partitioner makes."""
+
+    def __init__(self, partitioner: Partitioner) -> None:
+        super().__init__()
+        self.partitioner = partitioner
+        self.operators: dict[str, tuple[str, ...]] = {}
+
+    def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[Any], Callable[[Node], bool] | None]:
+        """Keep what the other one keeps."""
+        kept: tuple[list[Any], Callable[[Node], bool] | None] = self.partitioner.ops_to_not_decompose(ep)
+        return kept
+
+    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        """Tag what the other one tags; each tag is a key."""
+        result = self.partitioner(exported_program)
+        for scope in scopes(result.tagged_exported_program):
+            for node in filter(graphs.is_operator, computing(scope.graph_module)):
+                tag = node.meta.get(graphs.DELEGATION_TAG)
+                if tag is not None:
+                    self.operators[tag] = (*self.operators.get(tag, ()), signature(node))
+        tags = {
+            tag: DelegationSpec(_Keep.backend_id, [CompileSpec("key", tag.encode())]) for tag in result.partition_tags
+        }
+        return PartitionResult(result.tagged_exported_program, tags)
+
+
+def _partitions(program: ExportedProgram, partitioner: Partitioner) -> dict[str, _Piece]:
+    """Return each partition that a partitioner makes as a program."""
+    as_is, keep = _AsIs(partitioner), _Keep()
+    lower(program, as_is, backends={_Keep.backend_id: keep})
+    return {key: _Piece(kept, as_is.operators[key]) for key, kept in keep.kept.items() if key in as_is.operators}
+
+
+def _pieces(program: ExportedProgram, partitioner: Partitioner) -> dict[str, _Piece]:
+    """Return each different operator and group as a program."""
+    found: dict[str, _Piece] = {}
+    for together in (False, True):
+        apart, keep = _Apart(partitioner, together=together), _Keep()
+        lower(program, apart, backends={_Keep.backend_id: keep})
+        if apart.dynamic:
+            raise InputError(
+                f"measure_costs: {signature(apart.dynamic[0])} has a size that is not known ahead of time. Export the "
+                f"model with fixed sizes to measure it."
+            )
+        for key, kept in keep.kept.items():
+            found.setdefault(key, _Piece(kept, apart.operators[key]))
+    return found
+
+
+class _First(torch.nn.Module):
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        return inputs[0]
+
+
+class _All(torch.nn.Module):
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return inputs
+
+
+def _probes() -> dict[str, ExportedProgram]:
+    """Return programs that tell what a run takes without operators."""
+    small, block = torch.zeros(1), torch.zeros(_BLOCK)
+    with conversion_lock():
+        return {
+            "empty": torch.export.export(_First(), (small,)),
+            "inputs": torch.export.export(_First(), (small,) * 5),
+            "outputs": torch.export.export(_All(), (small,) * 5),
+            "block": torch.export.export(_First(), (block,)),
+        }
+
+
+# -- running them ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Run:
+    """A program that is run again and again.
+
+    Attributes:
+        key: Its key.
+        place: Where its operators are.
+        method: What runs it.
+        program: The program.
+        seconds: The shortest time so far.
+    """
+
+    key: str
+    place: str
+    method: Callable[..., Any]
+    program: ExportedProgram
+    seconds: float = float("inf")
+    inputs: list[Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.inputs = [_example(value) for value in _user_inputs(self.program)]
+
+    @property
+    def outputs(self) -> list[Node]:
+        """What it returns."""
+        (output,) = (node for node in self.program.graph.nodes if node.op == "output")
+        return list(output.all_input_nodes)
+
+    @property
+    def moved(self) -> int:
+        """Bytes that go in and out."""
+        values = [*_user_inputs(self.program), *(node.meta.get("val") for node in self.outputs)]
+        return sum(measures.tensor_bytes(tensor) for value in values for tensor in measures.tensors(value))
+
+
+def _user_inputs(program: ExportedProgram) -> list[Any]:
+    placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
+    specs = program.graph_signature.input_specs
+    return [
+        node.meta.get("val", getattr(spec.arg, "value", None))
+        for node, spec in zip(placeholders, specs, strict=True)
+        if spec.kind is InputKind.USER_INPUT
+    ]
+
+
+def _example(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+    return made.uniform_() if value.dtype.is_floating_point else made.zero_()
+
+
+_Loaded = dict[str, tuple[Callable[..., Any], "str | None"]]
+
+
+def _load(programs: Mapping[str, ExportedProgram], partitioner: Partitioner | None) -> _Loaded:
+    """Load programs in one file, each with the backend that has all of it; one that cannot be emitted is left out."""
+    if not programs:
+        return {}
+    names = {f"m{i}": key for i, key in enumerate(programs)}
+    try:
+        lowered = lower({name: programs[key] for name, key in names.items()}, partitioner)
+        file = load(lowered.emit().buffer)
+    except InputError:
+        if len(programs) == 1:
+            return {}
+        keys = list(programs)
+        halves = keys[: len(keys) // 2], keys[len(keys) // 2 :]
+        first, second = (_load({key: programs[key] for key in half}, partitioner) for half in halves)
+        return {**first, **second}
+    plans = {plan.name: plan for plan in lowered.report.methods}
+    loaded: _Loaded = {}
+    for name, key in names.items():
+        partitions = plans[name].partitions
+        whole = len(partitions) == 1 and not plans[name].host
+        loaded[key] = _method(file, name), partitions[0].backend_id if whole else None
+    return loaded
+
+
+def _method(file: LoadedProgram, name: str) -> Callable[..., Any]:
+    return lambda *inputs: file.run(name, *inputs)
+
+
+def _times(runs: Sequence[_Run], repeat: int, warmup: int) -> list[_Run]:
+    """Run everything in turn; return the runs that the runtime has kernels for."""
+    possible = []
+    for run in runs:
+        try:
+            run.method(*run.inputs)
+        except InputError:  # the runtime has no kernel, or refuses what is in the inputs
+            continue
+        possible.append(run)
+    for number in range(warmup + repeat):
+        for run in possible:
+            start = time.perf_counter()
+            run.method(*run.inputs)
+            passed = time.perf_counter() - start
+            if number >= warmup:
+                run.seconds = min(run.seconds, passed)
+    return possible
+
+
+# -- what it tells -----------------------------------------------------------------------------------------------------
+
+
+_Net = list[tuple[_Run, float]]
+
+
+def _net(runs: Sequence[_Run]) -> _Net:
+    """Take off what a run takes without operators: a fixed time, and some for each input, output and byte."""
+    probes = {run.key: run for run in runs}
+    empty, more = probes["empty"].seconds, len(probes["inputs"].inputs) - 1
+    each_input = max(0.0, probes["inputs"].seconds - empty) / more
+    each_output = max(0.0, probes["outputs"].seconds - probes["inputs"].seconds) / more
+    each_byte = max(0.0, probes["block"].seconds - empty) / probes["block"].moved
+    net = []
+    for run in runs:
+        taken = empty + each_input * (len(run.inputs) - 1) + each_output * (len(run.outputs) - 1)
+        net.append((run, max(0.0, run.seconds - taken - each_byte * run.moved)))
+    return net
+
+
+def _places(net: _Net, pieces: Mapping[str, _Piece]) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
+    """Return the costs of operators by place, and of a call by backend: the least of what was measured there."""
+    net = [(run, seconds) for run, seconds in net if run.key in pieces]
+    per_call: dict[str, float] = {}
+    for run, seconds in net:
+        if run.place != HOST:
+            per_call[run.place] = min(seconds, per_call.get(run.place, seconds))
+    places: dict[str, dict[str, float]] = {place: {} for place in (HOST, *sorted(per_call))}
+    for run, seconds in sorted(net, key=lambda pair: -len(pieces[pair[0].key].operators)):  # single ones count
+        first, *others = pieces[run.key].operators
+        places[run.place].update(dict.fromkeys(others, 0.0))
+        places[run.place][first] = seconds - per_call.get(run.place, 0.0)
+    return places, per_call
+
+
+def _fused(measured: Sequence[tuple[_Piece, float]], costs: Mapping[str, float], call: float) -> float:
+    """Return the share of its operators' costs that whole partitions need: backends fuse operators."""
+    together = alone = 0.0
+    for piece, seconds in measured:
+        if all(operator in costs for operator in piece.operators):
+            together += max(0.0, seconds - call)
+            alone += sum(costs[operator] for operator in piece.operators)
+    return min(1.0, together / alone) if alone else 1.0
+
+
+def _copy_seconds(repeat: int) -> float:
+    """Return what it takes to copy a byte of 4 MB."""
+    source = torch.zeros(1 << 20)
+    target = torch.empty_like(source)
+    shortest = float("inf")
+    for _ in range(repeat + 1):
+        start = time.perf_counter()
+        target.copy_(source)
+        shortest = min(shortest, time.perf_counter() - start)
+    return shortest / measures.tensor_bytes(source)
+
+
+__all__ = ["measure_costs"]

@@ -1,0 +1,292 @@
+"""What operators cost on the host and on backends: a table, measured or written by hand, or a simple model.
+
+Keys of a table are operator names such as "aten.add.Tensor", "aten.add" for every overload, or, for certain inputs, a
+signature as `signature` writes it: "aten.add.Tensor(float32[1, 8], float32[1, 8])".
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch.fx import Node
+
+from exir_lowering import InputError, graphs
+from exir_lowering.graphs import measures
+from exir_lowering.partitioners.supports.support import check_operator
+from exir_lowering.plugins import let_through
+
+HOST = "host"
+"""The place of what no backend takes, in tables and models."""
+
+_FORMAT, _VERSION = "exir-lowering costs", 1
+
+
+class CostModel(Protocol):
+    """What a `CostPartitioner` asks. Costs are finite and not negative, and all in one unit."""
+
+    @property
+    def unit(self) -> str:
+        """The unit of all costs, for messages."""
+
+    @property
+    def byte_cost(self) -> float:
+        """What it costs to bring one byte from one place to another."""
+
+    def node_cost(self, node: Node, place: str) -> float | None:
+        """Return what an operator costs at a place, "host" or a backend; None when it is not known or cannot be there.
+
+        Args:
+            node: The operator.
+            place: The place.
+        """
+
+    def call_cost(self, place: str) -> float:
+        """Return what each call of a partition of a backend costs, on top of its operators."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostTable:
+    """Costs by place and operator, as a `CostModel`. Looked up are the signature, the name, the name without overload.
+
+    Attributes:
+        places: For "host" and each backend the costs by key.
+        per_byte: What it costs to bring one byte from one place to another.
+        per_call: For backends what each call of a partition costs, 0 where it is missing.
+        unit: The unit of all costs.
+        default: For places what an operator costs that the table does not have there. A place that is missing here
+            cannot take such an operator; for the host it is an error.
+    """
+
+    places: Mapping[str, Mapping[str, float]]
+    per_byte: float
+    per_call: Mapping[str, float] = field(default_factory=dict)
+    unit: str = "seconds"
+    default: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check the costs and the operator names.
+
+        Raises:
+            InputError: A cost is no finite number of at least 0, an operator does not exist, or the host is missing.
+        """
+        _check_table(self)
+
+    @property
+    def byte_cost(self) -> float:
+        """What it costs to bring one byte from one place to another."""
+        return self.per_byte
+
+    def node_cost(self, node: Node, place: str) -> float | None:
+        """Return what the table says of an operator at a place, None when it says nothing."""
+        costs = self.places.get(place)
+        if costs is None:
+            return None
+        name = graphs.operator_name(node)
+        for key in (signature(node), name, name.rpartition(".")[0]):
+            if key in costs:
+                return costs[key]
+        return self.default.get(place)
+
+    def call_cost(self, place: str) -> float:
+        """Return what each call of a partition costs."""
+        return self.per_call.get(place, 0.0)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> CostTable:
+        """Read a table that `save` wrote.
+
+        Raises:
+            InputError: The file cannot be read, is of another version, or its content is not what it should be.
+        """
+        where = f"Cost table {os.fspath(path)!r}"
+        try:
+            content = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            let_through(error)
+            raise InputError(f"{where} cannot be read as JSON: {error}.") from error
+        found = (content.get("format"), content.get("version")) if isinstance(content, dict) else (None, None)
+        if found != (_FORMAT, _VERSION):
+            raise InputError(
+                f"{where} has the format {found[0]!r}, version {found[1]!r}; expected {_FORMAT!r}, version {_VERSION}. "
+                f"CostTable.save writes it; make the table again if it comes from another version."
+            )
+        names = {"places", "per_byte", "per_call", "unit", "default"}
+        given = set(content) - {"format", "version"}
+        if given - names or {"places", "per_byte"} - given:
+            raise InputError(
+                f"{where} has the entries {', '.join(sorted(given))}; expected places and per_byte, and no others than "
+                f"{', '.join(sorted(names))}."
+            )
+        try:
+            return cls(**{name: content[name] for name in sorted(given)})
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from error
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the table as JSON, equal tables as equal bytes.
+
+        Returns:
+            The path.
+
+        Raises:
+            InputError: The file cannot be written.
+        """
+        content = {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "unit": self.unit,
+            "per_byte": self.per_byte,
+            "per_call": dict(self.per_call),
+            "default": dict(self.default),
+            "places": {place: dict(costs) for place, costs in self.places.items()},
+        }
+        try:
+            Path(path).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        except OSError as error:
+            let_through(error)
+            raise InputError(f"Cost table {os.fspath(path)!r} cannot be written: {error}.") from error
+        return Path(path)
+
+
+@dataclass(frozen=True, slots=True)
+class RooflineModel:
+    """Costs from shapes alone, as a `CostModel`: what takes longer, an operator's arithmetic or its memory traffic.
+
+    Attributes:
+        flops_per_second: For "host" and each backend.
+        bytes_per_second: For "host" and each backend: of what an operator reads, weights included, and writes.
+        per_byte: Seconds to bring one byte from one place to another.
+        per_call: For backends the seconds of each call of a partition, 0 where it is missing.
+    """
+
+    flops_per_second: Mapping[str, float]
+    bytes_per_second: Mapping[str, float]
+    per_byte: float
+    per_call: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check the speeds.
+
+        Raises:
+            InputError: A speed is no finite number above 0, a place has one speed only, or the host is missing.
+        """
+        for name, speeds in (("flops_per_second", self.flops_per_second), ("bytes_per_second", self.bytes_per_second)):
+            _check_mapping(name, speeds)
+            for place, speed in speeds.items():
+                _check_cost(f"{name}[{place!r}]", speed, above_zero=True)
+        if self.flops_per_second.keys() != self.bytes_per_second.keys() or HOST not in self.flops_per_second:
+            raise InputError(
+                f"RooflineModel: flops_per_second has the places {_list(self.flops_per_second)}, bytes_per_second "
+                f"{_list(self.bytes_per_second)}; expected the same ones, {HOST!r} among them."
+            )
+        _check_rest(self.per_byte, self.per_call, self.flops_per_second)
+
+    @property
+    def unit(self) -> str:
+        """The unit of all costs."""
+        return "seconds"
+
+    @property
+    def byte_cost(self) -> float:
+        """What it costs to bring one byte from one place to another."""
+        return self.per_byte
+
+    def node_cost(self, node: Node, place: str) -> float | None:
+        """Return what an operator takes at a place, None for a place that the model does not have."""
+        if place not in self.flops_per_second:
+            return None
+        touched = measures.value_bytes(node) + sum(measures.value_bytes(source) for source in node.all_input_nodes)
+        return max(measures.flops(node) / self.flops_per_second[place], touched / self.bytes_per_second[place])
+
+    def call_cost(self, place: str) -> float:
+        """Return what each call of a partition takes."""
+        return self.per_call.get(place, 0.0)
+
+
+def signature(node: Node) -> str:
+    """Return an operator with what it is applied to, such as "aten.add.Tensor(float32[1, 8], float32[1, 8])".
+
+    A tensor is written as its dtype and sizes, a size that is not known ahead of time as "?"; other arguments as they
+    are.
+    """
+    arguments = [_written(argument) for argument in node.args]
+    arguments += [f"{name}={_written(node.kwargs[name])}" for name in sorted(node.kwargs)]
+    return f"{graphs.operator_name(node)}({', '.join(arguments)})"
+
+
+def _written(argument: Any) -> str:
+    if isinstance(argument, Node):
+        return _written_value(argument.meta.get("val"))
+    if isinstance(argument, (list, tuple)):
+        return f"[{', '.join(map(_written, argument))}]"
+    return str(argument)
+
+
+def _written_value(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        sizes = (str(size) if isinstance(size, int) else "?" for size in value.shape)
+        return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(sizes)}]"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_written_value, value))}]"
+    return "?" if value is None or isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) else str(value)
+
+
+# -- checks ------------------------------------------------------------------------------------------------------------
+
+
+def _check_table(table: CostTable) -> None:
+    _check_mapping("places", table.places)
+    if HOST not in table.places:
+        raise InputError(
+            f"A cost table has the places {_list(table.places)}, {HOST!r} is missing: everything can stay there, so "
+            f"what it costs there has to be known."
+        )
+    for place, costs in table.places.items():
+        _check_mapping(f"places[{place!r}]", costs)
+        for key, value in costs.items():
+            _check_cost(f"places[{place!r}][{key!r}]", value)
+    for name in {str(key).partition("(")[0]: None for costs in table.places.values() for key in costs}:
+        check_operator(name)
+    _check_mapping("default", table.default, table.places)
+    for place, value in table.default.items():
+        _check_cost(f"default[{place!r}]", value)
+    if not isinstance(table.unit, str):
+        raise InputError(f"A cost table's unit is {table.unit!r}, expected a word such as 'seconds'.")
+    _check_rest(table.per_byte, table.per_call, table.places)
+
+
+def _check_rest(per_byte: Any, per_call: Any, places: Mapping[str, Any]) -> None:
+    _check_cost("per_byte", per_byte)
+    _check_mapping("per_call", per_call, [place for place in places if place != HOST])
+    for place, value in per_call.items():
+        _check_cost(f"per_call[{place!r}]", value)
+
+
+def _check_mapping(name: str, given: Any, known: Any = None) -> None:
+    if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
+        raise InputError(f"Costs: {name} is {given!r}, expected a mapping from names.")
+    unknown = [key for key in given if known is not None and key not in known]
+    if unknown:
+        raise InputError(f"Costs: {name} names {_list(unknown)}, expected some of {_list(known)}.")
+
+
+def _check_cost(name: str, value: Any, *, above_zero: bool = False) -> None:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not 0 <= value <= sys.float_info.max or (above_zero and value == 0):
+        raise InputError(
+            f"Costs: {name} is {value!r}, expected a finite number {'above' if above_zero else 'of at least'} 0."
+        )
+
+
+def _list(names: Any) -> str:
+    return ", ".join(map(repr, names)) or "none"
+
+
+__all__ = ["HOST", "CostModel", "CostTable", "RooflineModel", "signature"]

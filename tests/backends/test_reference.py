@@ -1,0 +1,677 @@
+"""The reference backend: its delegate against eager on real models, and on everything that a program can have."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import random
+import struct
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from delegate_support import named_data, runner
+from folders import IMPORTED, TESTS
+from lowering_support import TagPartitioner, delegates, edge_program
+from models import build
+from random_programs import RandomProgram, random_programs
+from test_quantized import INPUTS as QUANTIZED_INPUTS, quantized
+from torch.export import Dim, export
+
+import exir_lowering
+from exir_lowering import BackendFailure, DelegateContext, InputError, LoweredMethods, graphs
+from exir_lowering.backends.reference import ReferenceDelegate, blob, operators
+from exir_lowering.backends.reference.support import refusal
+
+EXAMPLES = int(os.environ.get("EXIR_LOWERING_EXAMPLES", "12"))
+
+
+def lowered(module: torch.nn.Module, inputs: tuple[Any, ...], **options: Any) -> LoweredMethods:
+    """Lower a module to the reference backend; all of it goes there."""
+    found = exir_lowering.lower(export(module.eval(), inputs, **options), "reference")
+    (method,) = found.report.methods
+    assert not method.host, [(node.operator, node.reason) for node in method.host]
+    return found
+
+
+def check(module: torch.nn.Module, *inputs: Any, found: LoweredMethods | None = None, **options: Any) -> None:
+    """Compare with eager."""
+    run = runner(found or lowered(module, inputs, **options), reference=ReferenceDelegate())
+    compare(run(*inputs), module(*inputs))
+
+
+def compare(got: list[Any], expected: Any) -> None:
+    flat = [expected] if isinstance(expected, torch.Tensor) else list(expected)
+    assert len(got) == len(flat)
+    for mine, other in zip(got, flat, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+def payload(found: LoweredMethods) -> bytes:
+    (delegate,) = delegates(found["forward"])
+    return bytes(delegate.processed_bytes)
+
+
+def compiled(module: Any) -> tuple[Any, ReferenceDelegate]:
+    """Compile what a lowered module holds."""
+    store = module.named_data_store_output
+    data = {key: bytes(store.buffers[entry.buffer_index]) for key, entry in store.pte_data.items()}
+    delegate = ReferenceDelegate()
+    return delegate.compile(module.processed_bytes, [], DelegateContext("forward", data.get)), delegate
+
+
+def data_size(found: LoweredMethods) -> int:
+    return sum(map(len, named_data(found).values()))
+
+
+# -- real models ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", ["bert", "llama", "mobilenet_v2"])
+def test_real_models(case: str) -> None:
+    module, inputs = build(case)
+    found = lowered(module, inputs)
+    with torch.no_grad():
+        expected = module(*inputs)
+    (got,) = runner(found, reference=ReferenceDelegate())(*inputs)
+    scale = expected.abs().max()  # mobilenet with random weights answers with tiny numbers
+    torch.testing.assert_close(got / scale, expected / scale, rtol=1e-5, atol=1e-5)
+    weights = {p.data_ptr(): p.numel() * p.element_size() for p in module.parameters()}
+    assert data_size(found) <= 1.05 * sum(weights.values())
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.filterwarnings("ignore")
+def test_int8_programs(dynamic: bool) -> None:
+    program = quantized(dynamic)
+    found = exir_lowering.lower(program, "reference")
+    assert not found.report.methods[0].host
+    (got,) = runner(found, reference=ReferenceDelegate())(*QUANTIZED_INPUTS)
+    torch.testing.assert_close(got, program.module()(*QUANTIZED_INPUTS), rtol=1e-5, atol=1e-5)
+    operators_called = {i.operator for g in blob.parse(payload(found)).graphs for i in g.code}
+    assert any(name.startswith("quantized_decomposed.") for name in operators_called)
+
+
+# -- shapes, types, results -------------------------------------------------------------------------------------------
+
+
+def test_dynamic_shapes() -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(4, 6)
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> Any:
+            both = torch.cat([self.linear(x), self.linear(y)]).reshape(-1, 2, 3)
+            return both.permute(1, 0, 2).reshape(2, -1) * (x.shape[0] // 2 + y.shape[0]), x.new_zeros(y.shape[0] * 2)
+
+    a, b = Dim("a", min=2, max=64), Dim("b", min=2, max=64)
+    model, example = Model().eval(), (torch.randn(4, 4), torch.randn(6, 4))
+    found = lowered(model, example, dynamic_shapes={"x": {0: a}, "y": {0: b}})
+    run = runner(found, reference=ReferenceDelegate())
+    for first, second in ((4, 6), (2, 2), (64, 3), (7, 64)):
+        inputs = (torch.randn(first, 4), torch.randn(second, 4))
+        with torch.no_grad():
+            compare(run(*inputs), model(*inputs))
+
+
+def test_memory_formats_and_types() -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            y = self.conv(x.to(memory_format=torch.channels_last))
+            z = y.contiguous().double() + torch.zeros(1, dtype=torch.float64)
+            full = torch.full((2, 2), float("-inf")) + torch.full((2, 2), float("nan"))
+            return z, y.half().clone(memory_format=torch.channels_last), full, torch.ones_like(y, dtype=torch.int32)
+
+    with torch.no_grad():
+        model, x = Model().eval(), torch.randn(1, 3, 5, 5)
+        found = lowered(model, (x,))
+        check(model, x, found=found)
+        run = runner(found, reference=ReferenceDelegate())
+        assert run(x)[1].is_contiguous(memory_format=torch.channels_last)
+
+
+def test_outputs_and_inputs_of_every_kind() -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("empty", torch.zeros(0, 3))
+            self.register_buffer("flag", torch.tensor(True))
+
+        def forward(self, x: torch.Tensor, scalar: torch.Tensor) -> Any:
+            values, indices = torch.topk(x, 2)
+            parts = torch.split(x, [1, 3], dim=1)
+            picked = x[:, torch.tensor([2, 0])] + torch.ops.aten.index.Tensor(x, [None, indices[0]])
+            empty = torch.cat([self.empty, self.empty]) * 2
+            return values, indices, parts[1] + parts[0], picked, empty, scalar * 2, self.flag & (scalar > 0), x.sum()
+
+    check(Model(), torch.randn(2, 4), torch.tensor(1.5))
+
+
+def test_no_inputs() -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.randn(3))
+
+        def forward(self) -> Any:
+            return self.weight + self.weight, torch.arange(5)
+
+    with torch.no_grad():
+        check(Model())
+
+
+def test_several_calls_leave_weights_alone() -> None:
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.randn(3))
+
+        def forward(self, x: torch.Tensor) -> Any:
+            return torch.relu(x) + self.weight, self.weight
+
+    model = Model().eval()
+    found = exir_lowering.lower_whole_program(edge_program(model, (torch.ones(3),)), "reference")
+    handle, delegate = compiled(found)
+    for _ in range(3):
+        x = torch.randn(3)
+        compare(list(delegate.execute(handle, [x])), model(x))
+
+
+# -- control flow and state -------------------------------------------------------------------------------------------
+
+
+class Flow(torch.nn.Module):
+    """A branch in a loop over rows, a scan and a while loop, all over weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(4, 4) * 0.3)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        from functorch.experimental.control_flow import map as torch_map
+
+        def body(row: torch.Tensor) -> torch.Tensor:
+            return torch.cond(row.sum() > 0, lambda v: v @ self.weight, lambda v: v * 2 - 1, (row,))
+
+        def more(i: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+            return i < 3
+
+        def step(i: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return i + 1, torch.sigmoid(v @ self.weight)
+
+        y = torch_map(body, x)
+        return torch.while_loop(more, step, (torch.zeros((), dtype=torch.int64), y * 1.0))[1], y
+
+
+def test_control_flow() -> None:
+    with torch.no_grad():
+        module, inputs = Flow().eval(), (torch.randn(5, 4),)
+        program = export(module, inputs)
+        found = exir_lowering.lower(program, "reference")
+        assert not found.report.methods[0].host and len(delegates(found["forward"])) == 1
+        assert len(blob.parse(payload(found)).graphs) == 6  # the program, map, its two branches, the loop's two
+        run = runner(found, reference=ReferenceDelegate())
+        for _ in range(3):
+            x = torch.randn(5, 4)
+            for mine, other in zip(run(x), module(x), strict=True):
+                torch.testing.assert_close(mine, other)
+
+
+def test_loops_over_no_rows() -> None:
+    empty = torch.zeros(0, 3)
+    (rows,) = operators.map_rows(lambda row: [row.sum().long()], [empty])
+    assert rows.shape == (0,) and rows.dtype == torch.int64
+    carry, rows = operators.scan(lambda c, row: [c + row, row * 2], [torch.ones(3)], [empty])
+    assert torch.equal(carry, torch.ones(3)) and rows.shape == (0, 3)
+
+
+class Cache(torch.nn.Module):
+    """State that is returned before and after it is written, and whose initial values are not all zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("first", torch.arange(4.0))
+        self.register_buffer("second", torch.zeros(4))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        before = self.first.clone()
+        self.first.add_(x)
+        self.second[1:3].copy_(before[:2])
+        self.count.add_(1)
+        return before + 0, self.second * self.count, self.first * 2
+
+
+def test_state_lives_in_the_handle() -> None:
+    eager = Cache().eval()
+    found = lowered(Cache(), (torch.ones(4),))
+    assert not found["forward"].graph_signature.buffers_to_mutate
+    delegate = ReferenceDelegate()
+    first, second = runner(found, reference=delegate), runner(found, reference=delegate)
+    for _ in range(3):
+        x = torch.randn(4)
+        compare(first(x), [value.clone() for value in eager(x)])
+    compare(second(torch.ones(4)), Cache()(torch.ones(4)))  # from the beginning
+
+
+class Swap(torch.nn.Module):
+    """State that is swapped and returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("first", torch.arange(4.0))
+        self.register_buffer("second", torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        old = self.first.clone()
+        self.first.copy_(self.second)
+        self.second.copy_(old)
+        return self.first, x * 2 + old, None, 7
+
+
+def test_a_whole_program_that_swaps_its_state() -> None:
+    eager = Swap().eval()
+    found = exir_lowering.lower_whole_program(edge_program(Swap(), (torch.ones(4),)), "reference")
+    handle, delegate = compiled(found)
+    for _ in range(3):
+        x = torch.randn(4)
+        got, expected = list(delegate.execute(handle, [x])), eager(x)
+        assert got[2:] == [None, 7] and len(got) == 4
+        compare(got[:2], expected[:2])
+
+
+def test_a_whole_program_that_writes_its_input_is_refused() -> None:
+    class Write(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x.add_(1)
+            return x * 2
+
+    with pytest.raises(BackendFailure, match="a delegate's inputs are the runtime's own memory"):
+        exir_lowering.lower_whole_program(edge_program(Write(), (torch.ones(4),)), "reference")
+
+
+class Decoder(torch.nn.Module):
+    """A layer of attention over a cache, and the greedy next token."""
+
+    def __init__(self, length: int = 48, width: int = 16) -> None:
+        super().__init__()
+        self.embed, self.place = torch.nn.Embedding(50, width), torch.nn.Embedding(length, width)
+        self.query, self.key, self.value = (torch.nn.Linear(width, width) for _ in range(3))
+        self.head = torch.nn.Linear(width, 50)
+        self.register_buffer("keys", torch.zeros(length, width))
+        self.register_buffer("values", torch.zeros(length, width))
+
+    def forward(self, tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens) + self.place(places)
+        self.keys.index_copy_(0, places, self.key(x))
+        self.values.index_copy_(0, places, self.value(x))
+        seen = torch.arange(self.keys.shape[0]) <= places[:, None]
+        scores = (self.query(x) @ self.keys.t()).masked_fill(~seen, float("-inf"))
+        return self.head(x + torch.softmax(scores, -1) @ self.values)[-1:].argmax(-1)
+
+
+def test_a_cache_over_32_steps() -> None:
+    torch.manual_seed(1)
+    model, length = Decoder().eval(), Dim("length", min=2, max=40)
+    prompt = torch.randint(0, 50, (5,))
+    with torch.no_grad():
+        shapes = {"tokens": {0: length}, "places": {0: length}}
+        programs = {
+            "prefill": export(model, (prompt, torch.arange(5)), dynamic_shapes=shapes),
+            "decode": export(model, (prompt[:1], torch.tensor([5]))),
+        }
+        found = exir_lowering.lower(programs, "reference")
+        assert all(not method.host and len(method.partitions) == 1 for method in found.report.methods)
+        delegate = ReferenceDelegate()
+        prefill, decode = (runner(found, method, reference=delegate) for method in programs)
+        eager, mine = list(prompt), list(prompt)
+        eager += model(prompt, torch.arange(5))
+        mine += prefill(prompt, torch.arange(5))[0]
+        for place in range(5):  # each method has a state of its own: this one gets the prompt token by token
+            (last,) = decode(prompt[place : place + 1], torch.tensor([place]))
+        assert torch.equal(last[0], mine[-1])
+        for place in range(5, 37):
+            eager += model(eager[-1][None], torch.tensor([place]))
+            mine += decode(mine[-1][None], torch.tensor([place]))[0]
+    assert [int(t) for t in mine] == [int(t) for t in eager] and len(set(map(int, mine))) > 4
+
+
+# -- weights ----------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class TwoMethods:
+    module: torch.nn.Module
+    tokens: torch.Tensor
+    one: LoweredMethods
+    both: LoweredMethods
+
+
+@pytest.fixture(scope="module")
+def llama() -> TwoMethods:
+    module, (tokens,) = build("llama")
+    programs = {"prefill": export(module, (tokens,)), "decode": export(module, (tokens[:, :1],))}
+    one = exir_lowering.lower({"prefill": programs["prefill"]}, "reference")
+    return TwoMethods(module, tokens, one, exir_lowering.lower(programs, "reference"))
+
+
+def test_methods_that_share_weights_cost_one(llama: TwoMethods) -> None:
+    module, tokens, one, both = llama.module, llama.tokens, data_size(llama.one), llama.both
+    assert data_size(both) <= 1.05 * one
+    assert (
+        len(both.emit().buffer)
+        <= 1.05 * one + sum(len(d.processed_bytes) for program in both.values() for d in delegates(program)) + 20_000
+    )
+    delegate = ReferenceDelegate()
+    with torch.no_grad():
+        for method, inputs in (("prefill", tokens), ("decode", tokens[:, 2:3])):
+            (got,) = runner(both, method, reference=delegate)(inputs)
+            torch.testing.assert_close(got, module(inputs), rtol=1e-5, atol=1e-5)
+
+
+class Tied(torch.nn.Module):
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()
+        self.whole, self.copied = torch.nn.Parameter(weight), torch.nn.Parameter(weight.clone())
+        self.register_buffer("turned", self.whole.detach().t())
+        self.register_buffer("part", self.whole.detach()[10:20])
+        self.register_buffer("column", torch.randn(64, 64)[:, 3])
+        self.register_buffer("wide", torch.randn(64, 1).expand(64, 64))
+        self.register_buffer("zeros", torch.zeros(100, 64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = (x @ self.whole) @ self.turned + self.column + x @ self.copied + self.wide[:2]
+        return y @ self.part.t(), x @ self.zeros.t()
+
+
+def test_weights_are_stored_once_by_memory_and_by_content() -> None:
+    model, x = Tied(torch.randn(64, 64)), torch.randn(2, 64)
+    found = lowered(model, (x,))
+    with torch.no_grad():
+        check(model, x, found=found)
+    # Conversion to Edge dialect lays out "turned", "column" and "wide" anew; the rest is one matrix, and zeros.
+    assert sorted(map(len, named_data(found).values())) == [64 * 4, *[64 * 64 * 4] * 3]
+    run = runner(found, reference=ReferenceDelegate())
+    run(x)
+    (handle,) = run.handles.values()
+    assert sorted(t.storage_offset() for t in handle.tensors) == [0] * len(handle.tensors)
+
+
+def test_partitions_that_share_weights_share_memory_at_run_time(llama: TwoMethods) -> None:
+    delegate = ReferenceDelegate()
+    runs = [runner(llama.both, method, reference=delegate) for method in llama.both]
+    for run, tokens in zip(runs, (llama.tokens, llama.tokens[:, :1]), strict=True):
+        run(tokens)
+    first, second = (
+        {t.data_ptr() for handle in run.handles.values() for t in handle.tensors if t.numel() > 64} for run in runs
+    )
+    assert first == second and len(first) > 8
+
+
+# -- the file ---------------------------------------------------------------------------------------------------------
+
+
+def test_damaged_payloads() -> None:
+    good = payload(lowered(Cache(), (torch.ones(4),)))
+    rng = random.Random(0)
+    for length in range(len(good)):
+        with pytest.raises(InputError, match=r"truncated|at least"):
+            blob.parse(good[:length])
+    for position in [*range(24), *rng.sample(range(24, len(good)), 100)]:
+        changed = bytearray(good)
+        changed[position] ^= 1 << rng.randrange(8)
+        with pytest.raises(InputError):
+            blob.parse(bytes(changed))
+    with pytest.raises(InputError, match="followed by something else"):
+        blob.parse(good + b"\0")
+    with pytest.raises(InputError, match=r"has format version 2, this delegate reads version 1"):
+        blob.parse(good[:8] + struct.pack("<I", 2) + good[12:])
+    with pytest.raises(InputError, match="no payload of backend 'reference': it starts with"):
+        blob.parse(b"\x80\x04garbage, for instance a pickle")
+    assert blob.dump(blob.parse(good)) == good
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda tree: tree.pop("operators"), "cannot be read: KeyError"),
+        (lambda tree: tree["graphs"][0][2][0].__setitem__(0, 99), "cannot be read: IndexError"),
+        (lambda tree: tree["tensors"].append(["", 0, "Tensor", [], []]), "weight is damaged"),
+        (lambda tree: tree["operators"].__setitem__(0, "aten.nonsense.default"), "aten.nonsense.default is not regis"),
+        (lambda tree: tree["operators"].__setitem__(0, "aten.add.__class__"), "aten.add.__class__ is not regis"),
+        (lambda tree: tree["operators"].__setitem__(0, "nonsense"), "nonsense is not registered"),
+        (lambda tree: tree["states"].append(55), r"inconsistent: state is \[.*55\], expected numbers below"),
+        (lambda tree: tree["tensors"][0].__setitem__(1, -4), "weight is damaged"),
+        (lambda tree: tree["tensors"][0].__setitem__(3, [-4]), "weight is damaged"),
+    ],
+)
+def test_payloads_that_somebody_else_wrote(change: Any, said: str) -> None:
+    good = payload(lowered(Cache(), (torch.ones(4),)))
+    tree = json.loads(good[24:])
+    change(tree)
+    body = json.dumps(tree).encode()
+    changed = good[:12] + struct.pack("<IQ", zlib.crc32(body), len(body)) + body
+    with pytest.raises(InputError, match=said):
+        ReferenceDelegate().compile(changed, [], DelegateContext("forward", lambda key: bytes(32)))
+
+
+def test_missing_and_short_named_data() -> None:
+    good = payload(lowered(Cache(), (torch.ones(4),)))
+    with pytest.raises(InputError, match="has no named data"):
+        ReferenceDelegate().compile(good, [], DelegateContext("forward", lambda key: None))
+    with pytest.raises(InputError, match="has 3 bytes, expected at least"):
+        ReferenceDelegate().compile(good, [], DelegateContext("forward", lambda key: bytes(3)))
+
+
+def test_failures_at_run_time_name_the_operator() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return torch.cond(x.sum() > 0, lambda a, b: torch.sin(a @ b), lambda a, b: a - b, (x, y))
+
+    found = lowered(Model(), (torch.ones(2, 2), torch.ones(2, 2)))
+    delegate = ReferenceDelegate()
+    handle = delegate.compile(payload(found), [], DelegateContext("forward", {}.get))
+    with pytest.raises(InputError, match="takes 2 inputs, got 3"):
+        delegate.execute(handle, [torch.ones(2, 2)] * 3)
+    said = r"aten\.mm\.default\(float32\[2, 2\], float32\[3, 3\]\), debug handle \d+, failed: RuntimeError: mat1"
+    with pytest.raises(BackendFailure, match=said) as caught:
+        delegate.execute(handle, [torch.ones(2, 2), torch.ones(3, 3)])
+    (module,) = (lowered.original_module.graph_module for lowered in delegates(found["forward"]))
+    nodes = [node for _, nested in graphs.walk(module) for node in nested.graph.nodes]
+    named = {node.name for node in nodes if node.meta.get("debug_handle") == caught.value.debug_handle}
+    assert named == {"aten_mm_default"}
+    assert len(delegate.execute(handle, [torch.ones(2, 2)] * 2)) == 1
+
+
+def test_every_instruction_has_a_debug_handle() -> None:
+    found = lowered(Cache(), (torch.ones(4),))
+    (delegate,) = delegates(found["forward"])
+    nodes = [node for node in delegate.original_module.graph.nodes if node.op == "call_function"]
+    code = blob.parse(payload(found)).graphs[0].code
+    assert [i.handle for i in code] == [node.meta["debug_handle"] for node in nodes]
+    assert delegate.meta["debug_handle_map"] == {f"{i.operator} #{n}": (i.handle,) for n, i in enumerate(code)}
+
+
+# -- what is not supported --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def library() -> Any:
+    library = torch.library.Library("exir_lowering_tests", "FRAGMENT")
+    library.define("write(Tensor(a!) x) -> Tensor")
+    library.impl("write", lambda x: x.mul_(1).clone(), "CPU")
+    library.impl("write", lambda x: torch.empty_like(x), "Meta")
+    yield library
+
+
+def test_the_partitioner_says_why_not(library: Any) -> None:
+    program = torch.fx.symbolic_trace(lambda x: torch.ops.exir_lowering_tests.write(x))
+    (node,) = [n for n in program.graph.nodes if n.op == "call_function"]
+    node.target = torch.ops.exir_lowering_tests.write.default
+    assert refusal(program, node) == (
+        "op",
+        "exir_lowering_tests.write.default writes into its arguments; the delegate executes functional operators",
+    )
+    node.target, node.args = torch.ops.aten.add.Tensor, (node.args[0], torch.Generator())
+    assert "an argument of type Generator" in str(refusal(program, node))
+    node.target, node.args = os.path.join, (node.args[0],)
+    assert refusal(program, node) == ("op", "Python function join is none of those that the delegate knows")
+    node.target, node.args = torch.ops.aten.ones.default, ([2],)
+    node.kwargs = {"device": torch.device("cuda")}
+    assert "makes a tensor on device cuda" in str(refusal(program, node))
+
+
+def test_the_backend_names_the_source_line_of_what_it_cannot() -> None:
+    class Host(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.sin(x) * 2
+
+    program = edge_program(Host(), (torch.ones(2),))
+    (node,) = [n for n in program.graph.nodes if "sin" in n.name]
+    node.meta["val"] = node.meta["val"].to_sparse()
+    with pytest.raises(BackendFailure, match=r"aten.sin.default is not supported by backend 'reference': aten_sin.* "):
+        exir_lowering.lower(program, TagPartitioner(backend="reference"))
+
+
+# -- many programs ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("split", [False, True], ids=["whole", "split"])
+def test_random_programs(split: bool) -> None:
+    for number, program in enumerate(random_programs(9000, EXAMPLES)):
+        rng = random.Random(number)
+        tag = TagPartitioner(
+            lambda node, r=rng: r.choice(("a", "b", None)), backend="reference", nested=number % 2 == 0
+        )
+        found = exir_lowering.lower(program.methods, tag if split else "reference")
+        _check_program(program, found)
+
+
+def _check_program(program: RandomProgram, found: LoweredMethods) -> None:
+    delegate = ReferenceDelegate()
+    for method, calls in program.inputs.items():
+        run = runner(found, method, reference=delegate)
+        for call, expected in zip(calls, program.expected[method], strict=True):
+            inputs = [value.clone() if isinstance(value, torch.Tensor) else value for value in call]
+            got = [*run(*inputs), *inputs]
+            assert len(got) == len(expected)
+            for mine, other in zip(got, expected, strict=True):
+                if isinstance(other, torch.Tensor):
+                    torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-5)
+                else:
+                    assert mine == other
+
+
+# -- whole processes --------------------------------------------------------------------------------------------------
+
+BYTES = """
+import hashlib
+import torch
+from delegate_support import named_data
+from folders import IMPORTED, TESTS
+from lowering_support import delegates
+from random_programs import random_program
+import exir_lowering
+from test_reference import Tied
+
+torch.manual_seed(0)
+digest = hashlib.sha256()
+programs = [random_program(seed).methods for seed in (7, 9001)]
+programs.append({"forward": torch.export.export(Tied(torch.randn(64, 64)).eval(), (torch.randn(2, 64),))})
+for methods in programs:
+    found = exir_lowering.lower(methods, "reference")
+    for method, program in found.items():
+        for delegate in delegates(program):
+            digest.update(method.encode() + delegate.processed_bytes)
+    digest.update(repr(list(named_data(found).items())).encode())
+    digest.update(found.emit().buffer)
+print(digest.hexdigest())
+"""
+
+RUN_TIME = """
+import sys
+from pathlib import Path
+import torch
+from exir_lowering.backends.reference import ReferenceDelegate
+from exir_lowering.backends.compiler_demo import CompilerDemoDelegate
+from exir_lowering import DelegateContext
+
+folder = Path(sys.argv[1])
+delegate = ReferenceDelegate()
+context = DelegateContext("forward", lambda key: (folder / key).read_bytes())
+handle = delegate.compile((folder / "payload").read_bytes(), [], context)
+(got,) = delegate.execute(handle, [torch.load(folder / "input.pt")])
+torch.testing.assert_close(got, torch.load(folder / "expected.pt"), rtol=1e-5, atol=1e-5)
+own = sorted(name for name in sys.modules if name.startswith("exir_lowering."))
+print(own)
+print(sorted(name for name in sys.modules if name.split(".")[0] in ("executorch", "torchao")))
+"""
+
+
+def _python(script: str, *arguments: str, seed: str = "0") -> str:
+    path = os.pathsep.join(
+        [IMPORTED, str(Path(__file__).parent), str(TESTS / "steps"), os.environ.get("PYTHONPATH", "")]
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script, *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": seed},
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_the_same_programs_give_the_same_bytes() -> None:
+    assert len({_python(BYTES, seed=seed) for seed in ("0", "1234")}) == 1
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_run_time_side_imports_no_compiler(tmp_path: Path) -> None:
+    program = quantized(False)
+    found = exir_lowering.lower(program, "reference")
+    (tmp_path / "payload").write_bytes(payload(found))
+    for key, data in named_data(found).items():
+        (tmp_path / key).write_bytes(data)
+    torch.save(QUANTIZED_INPUTS[0], tmp_path / "input.pt")
+    torch.save(program.module()(*QUANTIZED_INPUTS).detach(), tmp_path / "expected.pt")
+    own, others = _python(RUN_TIME, str(tmp_path)).splitlines()[-2:]
+    assert eval(own) == [
+        "exir_lowering._upstream.runtime",
+        "exir_lowering.backends",
+        "exir_lowering.backends.compiler_demo",
+        "exir_lowering.backends.compiler_demo.delegate",
+        "exir_lowering.backends.compiler_demo.instructions",
+        "exir_lowering.backends.reference",
+        "exir_lowering.backends.reference.blob",
+        "exir_lowering.backends.reference.delegate",
+        "exir_lowering.backends.reference.operators",
+        "exir_lowering.backends.reference.soundness",
+        "exir_lowering.graphs.operators.budget",
+        "exir_lowering.graphs.operators.calls",
+        "exir_lowering.plugins.delegate",
+        "exir_lowering.errors",
+        "exir_lowering.errors.interrupts",
+        "exir_lowering.graphs.operators.checks",
+        "exir_lowering.graphs.operators.pure",
+        "exir_lowering.graphs.weights",
+    ]
+    assert eval(others) == []
+
+
+def test_plugins_are_found() -> None:
+    from exir_lowering.plugins import registry
+
+    assert type(registry.find_backend("reference")).__name__ == "ReferenceBackend"
+    assert type(registry.find_partitioner("reference")).__name__ == "SupportPartitioner"

@@ -1,0 +1,704 @@
+"""The command line: what it prints, its exit codes, and that a mistake is one paragraph."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import resource
+import signal
+import stat
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from torch.export import Dim, ExportedProgram, export
+
+import exir_lowering
+from exir_lowering import InvariantError, cli, lower
+from exir_lowering.errors import BackendFailure
+from exir_lowering.partitioners import SupportPartitioner, everything
+from exir_lowering.plugins.registry import PluginInfo
+
+Main = Callable[..., tuple[int, str, str]]
+RUN = "import sys\nfrom exir_lowering.cli import main\nsys.exit(main())"
+SLOW = """
+import time
+from exir_lowering import cli
+
+def work(_):
+    print("ready", flush=True)
+    time.sleep(60)
+
+cli._method_files = work
+"""
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = torch.nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) + 1
+
+
+class Mixed(torch.nn.Module):
+    def forward(self, x: torch.Tensor, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return x * n, x.to(torch.int64) > 0
+
+
+def program(rows: int = 2, *, dynamic: bool = False) -> ExportedProgram:
+    shapes = ({0: Dim("rows", min=1, max=16)},) if dynamic else None
+    return export(Net().eval(), (torch.randn(rows, 8),), dynamic_shapes=shapes)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    torch.export.save(program(), folder / "net.pt2")
+    torch.export.save(program(3), folder / "three.pt2")
+    torch.export.save(program(dynamic=True), folder / "dynamic.pt2")
+    torch.export.save(export(Mixed(), (torch.randn(3), 2)), folder / "mixed.pt2")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pte(models: Path) -> Path:
+    """Two methods, "small" and "large", the second with a dynamic shape."""
+    target = models / "two.pte"
+    small, large = f"small={models / 'net.pt2'}", f"large={models / 'dynamic.pt2'}"
+    assert cli.main(["lower", small, large, "-p", "xnnpack", "-o", str(target)]) == 0
+    return target
+
+
+@pytest.fixture
+def main(capsys: pytest.CaptureFixture[str]) -> Main:
+    def run(*argv: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = cli.main([str(a) for a in argv])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+def command(*argv: object, code: str = RUN, **options: object) -> subprocess.CompletedProcess[str]:
+    options = {"capture_output": True, "text": True, "timeout": 120, **options}
+    line = [sys.executable, "-c", code, *map(str, argv)]
+    return subprocess.run(line, **options)  # type: ignore[call-overload,no-any-return]
+
+
+def refused(result: tuple[int, str, str], *parts: str, code: int = 2) -> str:
+    """Check that a command was refused with one paragraph that has all parts."""
+    got, out, err = result
+    assert (got, out) == (code, "")
+    assert "Traceback" not in err
+    assert err.startswith("exir-lower ") and err.count("\n") == 1, err
+    for part in parts:
+        assert part in err
+    return err
+
+
+# ---- help and usage
+
+
+def test_help_and_usage_come_without_torch(tmp_path: Path) -> None:
+    run = "import sys\nfrom exir_lowering.cli import main\ncode = main()"
+    check = "\nassert not {'torch', 'executorch'} & set(sys.modules), 'imported'\nsys.exit(code)"
+    for argv, code, part in (
+        (["--help"], 0, "examples:"),
+        (["lower", "--help"], 0, "--partitioner"),
+        (["--version"], 0, metadata.version("exir-lowering")),
+        (["lower", tmp_path / "none.pt2", "-o", "x.pte"], 2, "There is no file"),
+        (["run", tmp_path / "none.pte"], 2, "There is no file"),
+        ([], 2, "COMMAND"),
+    ):
+        done = command(*argv, code=run + check)
+        assert done.returncode == code, done.stderr
+        assert part in done.stdout + done.stderr
+
+
+def test_version_names_what_it_stands_on(main: Main) -> None:
+    code, out, _ = main("--version")
+    assert code == 0
+    for name in ("exir-lowering", "torch", "executorch"):
+        assert metadata.version(name) in out
+
+
+@pytest.mark.parametrize("name", ["lower", "plan", "run", "plugins", "demo"])
+def test_each_command_explains_itself(main: Main, name: str) -> None:
+    code, out, _ = main(name, "--help")
+    assert code == 0 and f"usage: exir-lower {name}" in out
+    assert name == "plugins" or "examples:" in out
+
+
+@pytest.mark.parametrize("argv", [[], ["lower"], ["lower", "x.pt2"], ["nonsense"], ["run", "x.pte", "--seed", "x"]])
+def test_wrong_usage_is_a_mistake(main: Main, argv: list[str]) -> None:
+    code, out, err = main(*argv)
+    assert (code, out) == (2, "") and "usage: exir-lower" in err
+
+
+# ---- lower
+
+
+def test_lower_writes_a_file_and_prints_the_table(main: Main, models: Path, tmp_path: Path) -> None:
+    target = tmp_path / "net.pte"
+    code, out, err = main("lower", models / "net.pt2", "--partitioner", "xnnpack", "-o", target)
+    assert (code, err) == (0, "")
+    assert "Delegation" in out and "forward" in out and "XnnpackBackend" in out
+    assert str(target) in out and f"{target.stat().st_size:,} bytes" in out
+    assert target.read_bytes()[4:6] == b"ET"
+
+
+def test_lower_prints_json_and_nothing_else_on_stdout(main: Main, models: Path, tmp_path: Path) -> None:
+    target = tmp_path / "net.pte"
+    code, out, err = main("lower", models / "net.pt2", "-p", "xnnpack", "-o", target, "--json")
+    assert code == 0 and str(target) in err
+    (method,) = json.loads(out)["methods"]
+    assert method["name"] == "forward" and method["partitions"][0]["backend_id"] == "XnnpackBackend"
+
+
+def test_lower_without_a_partitioner_keeps_all_on_the_host(main: Main, models: Path, tmp_path: Path) -> None:
+    code, out, _ = main("lower", f"step={models / 'net.pt2'}", "-o", tmp_path / "net.pte")
+    assert code == 0 and "step" in out and "none" in out and "0.0%" in out
+
+
+def test_lower_tells_that_operators_stay_on_the_host(main: Main, models: Path, tmp_path: Path) -> None:
+    code, out, _ = main("lower", models / "mixed.pt2", "-p", "xnnpack", "-o", tmp_path / "mixed.pte")
+    assert code == 0 and "operators stay on the host; `exir-lower plan`" in out
+
+
+def test_lower_keeps_the_file_that_was_there_when_it_fails(main: Main, models: Path, tmp_path: Path) -> None:
+    target = tmp_path / "net.pte"
+    target.write_bytes(b"kept")
+    refused(main("lower", models / "net.pt2", "-p", "nobody", "-o", target), "'nobody'", "xnnpack")
+    assert target.read_bytes() == b"kept" and list(tmp_path.iterdir()) == [target]
+
+
+def test_a_file_with_an_equals_sign_in_its_name(main: Main, models: Path, tmp_path: Path) -> None:
+    odd = tmp_path / "a=b.pt2"
+    odd.write_bytes((models / "net.pt2").read_bytes())
+    code, out, _ = main("lower", odd, "-o", tmp_path / "x.pte")
+    assert code == 0 and "forward" in out
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "part"),
+    [
+        ("garbage.pt2", b"no zip file" * 9, "damaged, cut short, or something else"),
+        ("empty.pt2", b"", "it is empty"),
+        ("half.pt2", None, "damaged, cut short"),
+        ("lowered.pt2", b"\0\0\0\0ET12", "it is a .pte file"),
+    ],
+)
+def test_a_file_that_is_no_program(
+    main: Main, models: Path, tmp_path: Path, name: str, content: bytes | None, part: str
+) -> None:
+    path, whole = tmp_path / name, (models / "net.pt2").read_bytes()
+    path.write_bytes(whole[: len(whole) // 2] if content is None else content)
+    refused(main("lower", path, "-o", tmp_path / "x.pte"), repr(str(path)), part, "torch.export.save")
+    assert not (tmp_path / "x.pte").exists()
+
+
+def test_a_file_of_weights_is_named_as_that(main: Main, tmp_path: Path) -> None:
+    torch.save(Net().state_dict(), tmp_path / "weights.pt")
+    refused(
+        main("lower", tmp_path / "weights.pt", "-o", tmp_path / "x.pte"),
+        "a file of torch.save",
+        "no exported graph",
+    )
+
+
+def test_a_damaged_archive(main: Main, models: Path, tmp_path: Path) -> None:
+    content = bytearray((models / "net.pt2").read_bytes())
+    content[len(content) // 3 : len(content) // 3 + 200] = bytes(200)
+    (tmp_path / "damaged.pt2").write_bytes(content)
+    refused(main("lower", tmp_path / "damaged.pt2", "-o", tmp_path / "x.pte"), "damaged.pt2")
+
+
+def test_paths_and_names_that_are_wrong(main: Main, models: Path, tmp_path: Path) -> None:
+    net, out = models / "net.pt2", tmp_path / "x.pte"
+    refused(main("lower", tmp_path / "no" / "a.pt2", "-o", out), "There is no file", "no directory")
+    refused(main("lower", tmp_path, "-o", out), "is a directory, expected a file")
+    refused(main("lower", net, "-o", tmp_path / "no" / "x.pte"), "no directory", "Make it first")
+    refused(main("lower", net, "-o", tmp_path / "x.bin"), "ends in .pte")
+    (tmp_path / "d.pte").mkdir()
+    refused(main("lower", net, "-o", tmp_path / "d.pte"), "it is a directory")
+    refused(main("lower", net, models / "three.pt2", "-o", out), "expected METHOD=FILE", f"net={net}")
+    refused(main("lower", f"a={net}", f"a={net}", "-o", out), "'a' is given twice")
+    assert not out.exists()
+
+
+def test_debug_shows_the_traceback(main: Main, models: Path, tmp_path: Path) -> None:
+    for argv in (["--debug", "lower"], ["lower", "--debug"]):
+        code, _, err = main(*argv, models / "net.pt2", "-o", tmp_path / "no" / "x.pte")
+        assert code == 2 and "Traceback" in err and err.splitlines()[-1].startswith("exir-lower lower: ")
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "part"),
+    [
+        (BackendFailure("Backend 'b' raised."), 2, "Backend 'b' raised."),
+        (InvariantError("Please report this."), 1, "Please report this."),
+        (ZeroDivisionError("by zero"), 1, "unexpected ZeroDivisionError: by zero"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_the_exit_code_tells_whose_mistake_it_is(
+    main: Main,
+    models: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    code: int,
+    part: str,
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("exir_lowering.pipeline.lower", fail)
+    got, out, err = main("lower", models / "net.pt2", "-o", tmp_path / "x.pte")
+    assert (got, out) == (code, "") and part in err and "Traceback" not in err
+    assert bool(err) == bool(part)
+
+
+def test_the_noise_below_is_not_shown(models: Path, tmp_path: Path) -> None:
+    done = command("lower", models / "net.pt2", "-p", "xnnpack", "-o", tmp_path / "x.pte")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_only_known_lines_are_held_back() -> None:
+    shown = io.StringIO()
+    stream = cli._WithoutKnownLines(shown)
+    pieces = (
+        "[",
+        "cpuinfo_utils.cpp",
+        ":",
+        "71",
+        "] ",
+        "Reading\n",
+        "[",
+        "method.cpp",
+        ":1] bad\n[cpuinfo_utils.cpp:1]\n",
+    )
+    for piece in pieces:
+        stream.write(piece)
+    assert shown.getvalue() == "[method.cpp:1] bad\n"
+    stream.write("at once")
+    assert shown.getvalue().endswith("at once")
+
+
+def test_filters_are_gone_after_a_command(main: Main) -> None:
+    before = warnings.filters[:]
+    main("plugins")
+    assert warnings.filters == before
+    assert not any(logging.getLogger(name).filters for name in cli._KNOWN_LOGS)
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["plugins"]])
+def test_a_closed_pipe_is_no_traceback(argv: list[str]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = command(*argv, capture_output=False, stdout=writing, stderr=subprocess.PIPE)
+    finally:
+        os.close(writing)
+    # argparse itself ignores that its help cannot be written.
+    assert done.returncode == 141 or argv == ["--help"]
+    assert done.stderr == ""
+
+
+def test_interrupting_is_quiet() -> None:
+    started = subprocess.Popen(
+        [sys.executable, "-c", SLOW + RUN, "lower", "x.pt2", "-o", "x.pte"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert started.stdout is not None and started.stdout.readline() == "ready\n"
+    started.send_signal(signal.SIGINT)
+    _, err = started.communicate(timeout=60)
+    assert (started.returncode, err) == (130, "")
+
+
+# ---- plan
+
+
+def test_plan_prints_the_partitions_and_the_reasons(main: Main, models: Path) -> None:
+    code, out, err = main("plan", models / "mixed.pt2", "-p", "xnnpack")
+    assert (code, err) == (0, "")
+    for part in (
+        "Lowering plan",
+        "XnnpackBackend",
+        "XnnpackPartitioner has no configuration for",
+        'test_cli.py", line',
+    ):
+        assert part in out, out
+
+
+def test_plan_prints_json_and_nothing_else_on_stdout(main: Main, models: Path) -> None:
+    code, out, err = main("plan", f"a={models / 'net.pt2'}", f"b={models / 'mixed.pt2'}", "-p", "xnnpack", "--json")
+    data = json.loads(out)
+    assert (code, err) == (0, "")
+    assert [method["name"] for method in data["methods"]] == ["a", "b"]
+    assert data["methods"][0]["coverage"]["weights"] > 0.9
+    assert all(node["reasons"] for node in data["methods"][1]["host"])
+
+
+def test_plan_says_what_lower_does(main: Main, models: Path, tmp_path: Path) -> None:
+    planned = json.loads(main("plan", models / "mixed.pt2", "-p", "xnnpack", "--json")[1])
+    target = tmp_path / "m.pte"
+    lowered = json.loads(main("lower", models / "mixed.pt2", "-p", "xnnpack", "-o", target, "--json")[1])
+    assert lowered["methods"] == planned["methods"]
+    assert set(lowered) == {"version", "methods", "payload_bytes", "seconds"}
+
+
+def test_plan_writes_pictures(main: Main, models: Path, tmp_path: Path) -> None:
+    page, dot = tmp_path / "plan.html", tmp_path / "plan.dot"
+    code, out, _ = main("plan", models / "mixed.pt2", "-p", "xnnpack", "--html", page, "--dot", dot)
+    assert code == 0 and f"Wrote {page}" in out and f"Wrote {dot}" in out
+    assert page.read_text().startswith("<!") and dot.read_text().startswith("digraph")
+
+
+def test_plan_requires_a_coverage(main: Main, models: Path, tmp_path: Path) -> None:
+    page = tmp_path / "plan.html"
+    code, out, err = main("plan", models / "mixed.pt2", "-p", "xnnpack", "--require-full", "--html", page)
+    assert code == 2 and "Lowering plan" in out and page.exists()
+    assert "operators are delegated" in err and "required: 100.0%" in err and "Traceback" not in err
+    assert main("plan", models / "net.pt2", "-p", "xnnpack", "--require-coverage", "0.6")[0] == 0
+    refused(main("plan", models / "net.pt2", "-p", "xnnpack", "--require-coverage", "7"), "share between 0 and 1")
+
+
+def test_plans_that_are_wrong(main: Main, models: Path, tmp_path: Path) -> None:
+    refused(main("plan", models / "net.pt2", "-p", "xnnpak"), "'xnnpak'", "'xnnpack'")
+    refused(main("plan", models / "no.pt2"), "There is no file")
+    refused(main("plan", models / "net.pt2", "--html", tmp_path / "x.htm"), "ends in .html")
+    refused(main("plan", models / "net.pt2", "--dot", tmp_path / "no" / "x.dot"), "there is no directory")
+
+
+# ---- run
+
+
+def test_run_prints_and_saves_outputs_equal_to_eager(main: Main, pte: Path, tmp_path: Path) -> None:
+    x = torch.randn(2, 8)
+    torch.save(x, tmp_path / "x.pt")
+    argv = ("--method", "small", "--input", tmp_path / "x.pt", "--save", tmp_path / "y.pt")
+    code, out, err = main("run", pte, *argv)
+    assert (code, err) == (0, "")
+    (y,) = torch.load(tmp_path / "y.pt")
+    expected = Net()(x)
+    assert torch.allclose(y, expected, atol=1e-5)
+    assert "float32" in out and "2x4" in out and str(tmp_path / "y.pt") in out
+    shown = [float(cell) for cell in next(line for line in out.splitlines() if "2x4" in line).split()[-3:]]
+    assert shown == pytest.approx([v.item() for v in (expected.min(), expected.mean(), expected.max())], abs=1e-4)
+
+
+@pytest.mark.parametrize(("given", "shape"), [("randn:5x8", "5x4"), ("ones:float32:1x8", "1x4"), ("x.npy", "3x4")])
+def test_run_takes_inputs_in_many_forms(
+    main: Main, pte: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, shape: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    numpy.save("x.npy", numpy.ones((3, 8), numpy.float32))
+    code, out, _ = main("run", pte, "--method", "large", "--input", given)
+    assert code == 0 and shape in out
+
+
+def test_run_by_the_interpreter_says_so(main: Main, pte: Path, tmp_path: Path) -> None:
+    outputs = []
+    for engine in ("runtime", "interpreter"):
+        argv = ("--method", "small", "--input", "ones:2x8", "--engine", engine, "--save", tmp_path / "y.pt")
+        code, out, err = main("run", pte, *argv)
+        assert (code, err) == (0, "")
+        assert ("is not ExecuTorch's runtime" in out) == (engine == "interpreter")
+        outputs += torch.load(tmp_path / "y.pt")
+    assert torch.allclose(*outputs, atol=1e-5)
+    code, _, err = main("run", pte, "--engine", "other")
+    assert code == 2 and "'runtime', 'interpreter'" in err
+
+
+def test_run_takes_numbers_and_shows_every_output(main: Main, models: Path, tmp_path: Path) -> None:
+    assert main("lower", models / "mixed.pt2", "-o", tmp_path / "m.pte")[0] == 0
+    torch.save([torch.tensor([1.0, -2.0, 3.0]), 2], tmp_path / "both.pt")
+    for inputs in (["[1.0,-2.0,3.0]", "2"], [tmp_path / "both.pt"]):
+        code, out, err = main("run", tmp_path / "m.pte", "--input", *inputs)
+        assert code == 0, err
+        assert "float32" in out and "bool" in out and "-4" in out
+
+
+class Scaled(torch.nn.Module):
+    def forward(self, x: torch.Tensor, times: torch.Tensor, on: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
+        return torch.where(on, x * times, x) + step
+
+
+def test_run_makes_tensors_without_dimensions_of_numbers(main: Main, tmp_path: Path) -> None:
+    given = (torch.ones(2), torch.tensor(2.5), torch.tensor(True), torch.tensor(4))
+    exir_lowering.lower(export(Scaled(), given), []).emit().save(tmp_path / "s.pte")
+    argv = ("run", tmp_path / "s.pte", "--save", tmp_path / "y.pt", "--input", "ones:2")
+    assert main(*argv, "3", "True", "4")[0] == 0
+    assert torch.load(tmp_path / "y.pt")[0].tolist() == [7.0, 7.0]
+    for wrong in (("3", "1", "4"), ("3", "True", "4.5"), ("True", "True", "4")):
+        code, _, err = main(*argv, *wrong)
+        assert code == 2 and "expected a tensor of" in err
+
+
+def test_random_inputs_are_the_same_each_time(main: Main, pte: Path) -> None:
+    argv = ("run", pte, "--method", "small", "--input", "randn:2x8")
+    assert main(*argv) == main(*argv)
+    assert main(*argv) != main(*argv, "--seed", "1")
+
+
+@pytest.mark.parametrize(
+    ("given", "part"),
+    [
+        ("nonsense", "FILL:SHAPE"),
+        ("randn:", "FILL:SHAPE"),
+        ("none.pt", "There is no file 'none.pt'"),
+        ("weights.pt", "holds a dict, expected a tensor"),
+        ("code.pt", "not a file of torch.save with tensors or numbers only"),
+        ("text.npy", "not a .npy file"),
+        ("randn:float99:2x8", "no dtype 'float99'"),
+        ("randn:int64:2x8", "torch.randn cannot make it"),
+        ("[[1,2],[3]]", "rows of one length"),
+        ("'text'", "FILL:SHAPE"),
+    ],
+)
+def test_inputs_that_are_wrong(
+    main: Main, pte: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, part: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"w": torch.ones(1)}, "weights.pt")
+    torch.save(Path, "code.pt")
+    Path("text.npy").write_text("text")
+    refused(main("run", pte, "--method", "small", f"--input={given}"), part)
+
+
+def test_runs_that_are_wrong(main: Main, pte: Path, tmp_path: Path) -> None:
+    refused(main("run", pte), "there is no method 'forward', so --method NAME is needed", "'small'", "'large'")
+    refused(main("run", pte, "--method", "smal"), "there is no method 'smal'", "'small'")
+    refused(main("run", tmp_path / "no.pte"), "There is no file")
+    refused(main("run", pte, "--save", tmp_path / "no" / "y.pt"), "no directory")
+    refused(main("run", pte, "--data", tmp_path / "no.ptd"), "There is no file")
+    refused(main("run", pte, "--method", "small"))
+    refused(main("run", pte, "--method", "small", "--input", "randn:3x8"))
+    half = tmp_path / "half.pte"
+    half.write_bytes(pte.read_bytes()[:100])
+    refused(main("run", half, "--input", "randn:2x8"), "half.pte", "damaged")
+
+
+def test_the_only_method_needs_no_name(main: Main, models: Path, tmp_path: Path) -> None:
+    main("lower", f"step={models / 'net.pt2'}", "-o", tmp_path / "x.pte")
+    code, out, _ = main("run", tmp_path / "x.pte", "--input", "randn:2x8")
+    assert code == 0 and "outputs of step" in out
+
+
+@pytest.mark.filterwarnings("always::exir_lowering.errors.BackendUnavailableWarning")
+def test_run_falls_back_to_the_original_graphs(main: Main, tmp_path: Path) -> None:
+    lowered = lower(program(), SupportPartitioner({"echo": everything()}))
+    plain, kept = tmp_path / "plain.pte", tmp_path / "kept.pte"
+    lowered.emit().save(plain)
+    lowered.emit(keep_originals=True).save(kept)
+    again = ("--input", "ones:2x8", "--unavailable", "fallback")
+    err = refused(
+        main("run", kept, *again[:2]), "needs the backend 'echo'", "--unavailable fallback", "--keep-originals"
+    )
+    assert "unavailable=" not in err
+    code, out, err = main("run", kept, *again, "--save", tmp_path / "y.pt")
+    assert code == 0 and "outputs of forward" in out, err
+    assert "Note: " in err and "executed by PyTorch, from their original graphs" in err
+    (result,) = torch.load(tmp_path / "y.pt")
+    assert torch.allclose(result, Net()(torch.ones(2, 8)), atol=1e-6)
+    code, _, err = main("run", plain, *again)
+    assert (
+        code == 2
+        and "There is no original graph to fall back to: the file has them" in err
+        and "--keep-originals" in err
+    )
+
+
+def test_weights_beside_the_file(main: Main, models: Path, tmp_path: Path) -> None:
+    target = tmp_path / "x.pte"
+    for name in ("", ".ptd", "a/b"):
+        made = main("lower", models / "net.pt2", "-o", target, "--external-weights", name)
+        refused(made, f"--external-weights {name!r}: expected the name of a file")
+    refused(main("lower", tmp_path / "bad.pt2", "-o", target, "--external-weights", "a/b"))
+    code, out, _ = main(
+        "lower", models / "net.pt2", "-p", "xnnpack", "-o", target, "--external-weights", "w", "--sizes", "--json"
+    )
+    stored = json.loads(out)["stored"]
+    assert code == 0 and {row["file"] for row in stored} == {"", "w.ptd"}
+    assert {row["kind"] for row in stored} >= {"payload"} and sum(row["bytes"] for row in stored) > 8 * 4 * 4
+    refused(main("run", target, "--input", "ones:2x8"), "weights", "with --data", "Beside it are: w.ptd")
+    code, out, _ = main("run", target, "--input", "ones:2x8", "--data", tmp_path / "w.ptd")
+    assert code == 0 and "outputs of forward" in out
+
+
+# ---- plugins
+
+
+def test_plugins_lists_what_is_installed(main: Main) -> None:
+    code, out, err = main("plugins")
+    assert (code, err) == (0, "")
+    assert "backends, delegates and partitioners" in main("plugins", "--help")[1]
+    for part in ("xnnpack", "echo", "partitioner", "delegate", "backend", "exir-lowering"):
+        assert part in out
+    found = json.loads(main("plugins", "--json")[1])
+    assert {"group": "exir_lowering.partitioners", "id": "xnnpack", "error": ""}.items() <= {
+        k: v for plugin in found if plugin["id"] == "xnnpack" for k, v in plugin.items()
+    }.items()
+
+
+def test_plugins_shows_a_broken_one_with_its_error(main: Main, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = PluginInfo("exir_lowering.backends", "bad", "somebody 1.0 (bad:Bad)", "'bad': ImportError: no module [x]")
+
+    def installed() -> list[PluginInfo]:
+        print("a plug-in that prints")
+        return [broken]
+
+    monkeypatch.setattr("exir_lowering.plugins.registry.installed", installed)
+    code, out, _ = main("plugins")
+    assert code == 0 and "broken" in out and "Broken: 'bad': ImportError: no module [x]" in out
+    assert json.loads(main("plugins", "--json")[1])[0]["error"] == broken.error
+
+
+def test_a_narrow_terminal(main: Main, pte: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    for argv in (["plugins"], ["run", pte, "--method", "small", "--input", "randn:2x8"]):
+        _, out, _ = main(*argv)
+        assert all(len(line) <= 60 for line in out.splitlines() if not line.startswith(("ExecuTorch's", "Broken: ")))
+
+
+# ---- where nothing can be written
+
+FULL = Path("/dev/full")
+needs_full = pytest.mark.skipif(not FULL.exists(), reason="the system has no device that is always full")
+
+
+def on_a_full_disk(*argv: object, room: int = 100) -> tuple[int, str]:
+    """Run a command in a child whose files may have so many bytes; return its exit code and what it said."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 99
+        try:
+            os.close(reading)
+            sys.stdout = sys.stderr = os.fdopen(writing, "w")
+            resource.setrlimit(resource.RLIMIT_FSIZE, (room, resource.RLIM_INFINITY))
+            code = cli.main([str(argument) for argument in argv])
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
+    os.close(writing)
+    with os.fdopen(reading) as told:
+        text = told.read()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), text
+
+
+def test_plan_on_a_full_disk_keeps_the_page_that_was_there(models: Path, tmp_path: Path) -> None:
+    for name in ("plan.html", "plan.dot"):
+        (tmp_path / name).write_text("what was there")
+        code, told = on_a_full_disk("plan", models / "net.pt2", f"--{name[5:]}", tmp_path / name)
+        assert code == 2 and "Cannot write" in told and "File too large" in told
+        assert "defect" not in told and "Traceback" not in told
+        assert (tmp_path / name).read_text() == "what was there"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["plan.dot", "plan.html"]
+
+
+def test_lower_and_run_on_a_full_disk_keep_what_was_there(models: Path, pte: Path, tmp_path: Path) -> None:
+    old = {"old.pte": b"the old file", "old.pt": b"the old outputs"}
+    for name, content in old.items():
+        (tmp_path / name).write_bytes(content)
+    for argv in (
+        ("lower", models / "net.pt2", "-o", tmp_path / "old.pte"),
+        ("run", pte, "--method", "small", "--input", "ones:2x8", "--save", tmp_path / "old.pt"),
+    ):
+        code, told = on_a_full_disk(*argv)
+        assert code == 2 and "Cannot" in told and "File too large" in told, told
+        assert "defect" not in told and "Traceback" not in told
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == old
+
+
+def test_a_folder_that_takes_no_file(main: Main, models: Path, pte: Path, tmp_path: Path) -> None:
+    """Not even root can make a file in /proc; a file is no folder."""
+    (tmp_path / "file").write_text("")
+    for folder in (Path("/proc"), tmp_path / "file"):
+        if folder.exists():
+            refused(main("plan", models / "net.pt2", "--html", folder / "plan.html"), "Cannot write", str(folder))
+            refused(main("plan", models / "net.pt2", "--dot", folder / "plan.dot"), "Cannot write", str(folder))
+            argv = ("run", pte, "--method", "small", "--input", "ones:2x8", "--save", folder / "y.pt")
+            code, _, told = main(*argv)
+            assert code == 2 and "Cannot write" in told and "defect" not in told
+
+
+def test_what_is_no_file_is_written_and_not_replaced(main: Main, pte: Path, tmp_path: Path) -> None:
+    link, target = tmp_path / "link.pt", tmp_path / "target.pt"
+    target.write_bytes(b"old")
+    link.symlink_to(target)
+    argv = ("run", pte, "--method", "small", "--input", "ones:2x8", "--save")
+    assert main(*argv, link)[0] == 0
+    assert link.is_symlink() and len(torch.load(target)) == 1
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert main(*argv, pipe)[0] == 0
+        assert stat.S_ISFIFO(pipe.stat().st_mode)
+        assert len(torch.load(io.BytesIO(os.read(reading, 1 << 20)))) == 1
+    finally:
+        os.close(reading)
+
+
+@needs_full
+def test_a_full_standard_output_is_told(models: Path, pte: Path, tmp_path: Path) -> None:
+    out = tmp_path / "x.pte"
+    for argv in (
+        ("plan", models / "mixed.pt2", "-p", "xnnpack", "--json"),
+        ("plan", models / "mixed.pt2", "-p", "xnnpack"),
+        ("lower", models / "net.pt2", "-o", out, "--json"),
+        ("run", pte, "--method", "small", "--input", "ones:2x8"),
+        ("run", pte, "--method", "small", "--input", "ones:2x8", "--profile", "--json"),
+        ("plugins", "--json"),
+    ):
+        code, told = with_a_full_output(*argv)
+        assert code == 1, told
+        assert told.endswith("exir-lower: the output cannot be written: No space left on device.\n"), told
+        assert "defect" not in told and "Traceback" not in told and "Exception ignored" not in told
+    assert out.stat().st_size > 1000
+
+
+def with_a_full_output(*argv: object) -> tuple[int, str]:
+    """Run a command in a child whose standard output is full, to the end of the child; return its code and stderr."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 99
+        try:
+            os.close(reading)
+            os.dup2(writing, 2)
+            os.dup2(os.open(FULL, os.O_WRONLY), 1)
+            sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+            code = cli.main([str(argument) for argument in argv])
+            sys.stdout.flush()  # as Python does when it exits
+            sys.stderr.flush()
+        finally:
+            os._exit(code)
+    os.close(writing)
+    with os.fdopen(reading) as told:
+        text = told.read()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), text
+
+
+def test_too_little_memory_is_told(main: Main, monkeypatch: pytest.MonkeyPatch) -> None:
+    def listed() -> list[PluginInfo]:
+        raise MemoryError
+
+    monkeypatch.setattr("exir_lowering.plugins.registry.installed", listed)
+    refused(main("plugins"), "exir-lower plugins: there is not enough memory.", code=1)

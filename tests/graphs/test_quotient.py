@@ -1,0 +1,241 @@
+"""The quotient graph: tags contracted, ordered, and split where they would close a cycle."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterable, Mapping, Sequence
+
+import pytest
+from torch.fx import Graph, Node
+
+from exir_lowering.graphs import quotient
+from exir_lowering.graphs.quotient import Unit
+
+
+def chain(*tags: str | None) -> tuple[list[Node], dict[Node, str]]:
+    """Make a chain of nodes a, b, c, ..., each with its tag."""
+    return graph(
+        {"abcdefghijklmnopqrstuvwxyz"[i]: "abcdefghijklmnopqrstuvwxyz"[i - 1 : i] for i in range(len(tags))}, tags
+    )
+
+
+def graph(inputs: Mapping[str, str], tags: Sequence[str | None]) -> tuple[list[Node], dict[Node, str]]:
+    """Make one node for each name, which reads the named ones; the tags are in the same order."""
+    made = Graph()
+    nodes: dict[str, Node] = {}
+    for name, read in inputs.items():
+        nodes[name] = made.create_node("call_function", max, tuple(nodes[other] for other in read), name=name)
+    tag_of = {node: tag for node, tag in zip(nodes.values(), tags, strict=True) if tag is not None}
+    return list(nodes.values()), tag_of
+
+
+def ordered(nodes: Sequence[Node], tag_of: Mapping[Node, str]) -> list[str]:
+    """Order, check what must always hold, and describe the units: host nodes by name, pieces as tag.number:nodes."""
+    units, _ = quotient.order(nodes, tag_of)
+    require_valid(nodes, tag_of, units)
+    return [describe(unit) for unit in units]
+
+
+def describe(unit: Unit) -> str:
+    names = "".join(node.name for node in unit.nodes)
+    return names if unit.piece is None else f"{unit.piece[0]}.{unit.piece[1]}:{names}"
+
+
+def require_valid(nodes: Sequence[Node], tag_of: Mapping[Node, str], units: Sequence[Unit]) -> None:
+    assert [n for unit in units for n in sorted(unit.nodes, key=nodes.index)] == [n for u in units for n in u.nodes]
+    assert sorted(n.name for unit in units for n in unit.nodes) == sorted(n.name for n in nodes)
+    place = {node: i for i, unit in enumerate(units) for node in unit.nodes}
+    for node in nodes:
+        assert all(place[source] <= place[node] for source in node.all_input_nodes), "a unit comes before its input"
+    for unit in units:
+        assert {tag_of.get(node) for node in unit.nodes} == {unit.piece[0] if unit.piece else None}
+        assert unit.piece is not None or len(unit.nodes) == 1
+    numbers: dict[str, list[int]] = {}
+    for unit in units:
+        if unit.piece is not None:
+            numbers.setdefault(unit.piece[0], []).append(unit.piece[1])
+    for found in numbers.values():
+        assert sorted(found) == list(range(len(found))), "pieces are numbered from 0"
+
+
+def test_a_convex_tag_is_one_unit() -> None:
+    assert ordered(*chain(None, "t", "t", None)) == ["a", "t.0:bc", "d"]
+
+
+def test_without_tags_the_order_of_the_graph_stays() -> None:
+    nodes, tag_of = graph({"a": "", "b": "", "c": "b", "d": "a", "e": "cd"}, [None] * 5)
+    assert ordered(nodes, tag_of) == ["a", "b", "c", "d", "e"]
+    assert quotient.order(nodes, tag_of)[1] == []
+
+
+def test_no_nodes_give_no_units() -> None:
+    assert quotient.order([], {}) == ([], [])
+
+
+def test_a_diamond_with_both_sides_tagged_stays_whole() -> None:
+    assert ordered(*graph({"a": "", "b": "a", "c": "a", "d": "bc"}, ["t", "t", "t", "t"])) == ["t.0:abcd"]
+
+
+def test_a_diamond_with_one_side_on_the_host_is_split() -> None:
+    nodes, tag_of = graph({"a": "", "b": "a", "c": "a", "d": "bc"}, ["t", "t", None, "t"])
+    assert ordered(nodes, tag_of) == ["t.0:ab", "c", "t.1:d"]
+    (cycle,) = quotient.order(nodes, tag_of)[1]
+    assert (cycle.tag, cycle.path) == ("t", ("a", "c", "d"))
+    assert str(cycle) == "a -> c -> d"
+
+
+def test_unconnected_nodes_of_one_tag_are_one_unit() -> None:
+    assert ordered(*graph({"a": "", "b": "", "c": "a", "d": "b"}, ["t", "t", None, None])) == ["t.0:ab", "c", "d"]
+
+
+def test_a_unit_waits_for_its_last_input_and_others_overtake_it() -> None:
+    assert ordered(*graph({"a": "", "b": "", "c": "b", "d": "c"}, ["t", None, None, "t"])) == ["b", "c", "t.0:ad"]
+
+
+def test_two_tags_that_feed_each_other_are_split() -> None:
+    nodes, tag_of = graph({"a": "", "b": "", "c": "b", "d": "a"}, ["t", "u", "t", "u"])
+    found = ordered(nodes, tag_of)
+    assert len(found) == 3, "one of the two is split, not both"
+    assert {cycle.tag for cycle in quotient.order(nodes, tag_of)[1]} == {"t", "u"}
+
+
+def test_only_the_tags_on_a_cycle_are_split() -> None:
+    inputs = {"a": "", "b": "a", "c": "b", "d": "c", "e": "d", "f": "e"}
+    assert ordered(*graph(inputs, ["s", "s", "t", None, "t", "v"])) == ["s.0:ab", "t.0:c", "d", "t.1:e", "v.0:f"]
+
+
+@pytest.mark.parametrize("length", [2, 3, 4, 9, 26])
+def test_a_chain_that_alternates_between_two_tags_has_one_piece_for_each_node(length: int) -> None:
+    nodes, tag_of = chain(*("tu"[i % 2] for i in range(length)))
+    assert len(ordered(nodes, tag_of)) == length
+
+
+def test_a_tag_that_the_host_interrupts_twice_is_split_in_three() -> None:
+    assert ordered(*chain("t", None, "t", None, "t")) == ["t.0:a", "b", "t.1:c", "d", "t.2:e"]
+
+
+def test_a_cycle_of_three_tags_is_broken_once() -> None:
+    inputs = {"a": "", "b": "", "c": "", "x": "a", "y": "b", "z": "c"}
+    nodes, tag_of = graph(inputs, ["t", "u", "v", "u", "v", "t"])
+    assert len(ordered(nodes, tag_of)) == 4
+
+
+def test_the_pieces_of_a_tag_are_numbered_in_the_order_of_the_graph() -> None:
+    units, _ = quotient.order(*chain("t", "u", "t", "u", "t"))
+    pieces = [unit.piece for unit in units]
+    assert [piece for piece in pieces if piece and piece[0] == "t"] == [("t", 0), ("t", 1), ("t", 2)]
+
+
+def test_the_names_of_tags_do_not_decide_how_they_are_split() -> None:
+    for first, second in (("t", "u"), ("u", "t")):
+        nodes, tag_of = graph({"a": "", "b": "", "c": "b", "d": "a"}, [first, second, first, second])
+        shapes = [describe(unit).split(":")[-1] for unit in quotient.order(nodes, tag_of)[0]]
+        assert shapes == [
+            describe(u).split(":")[-1]
+            for u in quotient.order(*graph({"a": "", "b": "", "c": "b", "d": "a"}, ["x", "y", "x", "y"]))[0]
+        ]
+
+
+def test_a_long_alternation_is_split_in_the_time_of_a_few_sweeps() -> None:
+    """Thousands of pieces in one component: linear, or this test would take minutes."""
+    made = Graph()
+    nodes = [made.create_node("call_function", max, ())]
+    for _ in range(20_000):
+        nodes.append(made.create_node("call_function", max, (nodes[-1],)))
+    tag_of = {node: "tu"[i % 2] for i, node in enumerate(nodes)}
+    units, cycles = quotient.order(nodes, tag_of)
+    assert len(units) == len(nodes)
+    assert {cycle.tag for cycle in cycles} == {"t", "u"}
+
+
+# -- random graphs ----------------------------------------------------------------------------------------------------
+
+
+def random_graph(rng: random.Random, size: int, tags: int, density: float) -> tuple[list[Node], dict[Node, str]]:
+    made = Graph()
+    nodes: list[Node] = []
+    for i in range(size):
+        read = tuple(node for node in nodes[-6:] if rng.random() < density)
+        nodes.append(made.create_node("call_function", max, read, name=f"n{i}"))
+    numbers = [rng.randrange(tags + 1) for _ in nodes]
+    return nodes, {node: f"t{number}" for node, number in zip(nodes, numbers, strict=True) if number}
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_random_graphs_are_always_ordered(seed: int) -> None:
+    rng = random.Random(seed)
+    nodes, tag_of = random_graph(rng, rng.randint(1, 60), rng.randint(1, 6), rng.choice([0.1, 0.3, 0.6]))
+    units, cycles = quotient.order(nodes, tag_of)
+    require_valid(nodes, tag_of, units)
+    pieces: dict[str, int] = {}
+    for unit in units:
+        if unit.piece is not None:
+            pieces[unit.piece[0]] = pieces.get(unit.piece[0], 0) + 1
+    assert {tag for tag, count in pieces.items() if count > 1} <= {cycle.tag for cycle in cycles}
+    names = {node.name: node for node in nodes}
+    for cycle in cycles:
+        assert tag_of[names[cycle.path[0]]] == tag_of[names[cycle.path[-1]]] == cycle.tag
+    again, _ = quotient.order(nodes, tag_of)
+    assert again == units
+
+
+def test_the_number_of_pieces_is_close_to_the_least(capsys: pytest.CaptureFixture[str]) -> None:
+    """Print how far from the least number of pieces splitting is; finding the least one is NP-hard in general."""
+    least_total = found_total = optimal = graphs = 0
+    for seed in range(150):
+        rng = random.Random(seed)
+        nodes, tag_of = random_graph(rng, 8, rng.randint(1, 3), 0.35)
+        units, cycles = quotient.order(nodes, tag_of)
+        if not cycles:
+            continue
+        found = sum(unit.piece is not None for unit in units)
+        least = least_pieces(nodes, tag_of)
+        assert found >= least, "fewer pieces than the least number: the brute force or the check of cycles is wrong"
+        graphs, optimal = graphs + 1, optimal + (found == least)
+        least_total, found_total = least_total + least, found_total + found
+    assert graphs > 50
+    with capsys.disabled():
+        print(
+            f"\nsplitting: {found_total} pieces, {least_total} at least ({optimal} of {graphs} graphs with the least)"
+        )
+
+
+def least_pieces(nodes: Sequence[Node], tag_of: Mapping[Node, str]) -> int:
+    """Try every way to cut every tag into groups."""
+    by_tag: dict[str, list[Node]] = {}
+    for node in nodes:
+        if node in tag_of:
+            by_tag.setdefault(tag_of[node], []).append(node)
+    best = len(tag_of)
+    for choice in itertools.product(*(list(groupings(members)) for members in by_tag.values())):
+        groups = [group for grouping in choice for group in grouping]
+        if len(groups) < best and acyclic(nodes, groups):
+            best = len(groups)
+    return best
+
+
+def groupings(members: Sequence[Node]) -> Iterable[list[list[Node]]]:
+    """Yield every way to put things in groups."""
+    if not members:
+        yield []
+        return
+    first, *rest = members
+    for grouping in groupings(rest):
+        yield [[first], *grouping]
+        for i, group in enumerate(grouping):
+            yield [*grouping[:i], [first, *group], *grouping[i + 1 :]]
+
+
+def acyclic(nodes: Sequence[Node], groups: Sequence[Sequence[Node]]) -> bool:
+    unit_of: dict[Node, object] = {node: node for node in nodes}
+    unit_of.update({node: i for i, group in enumerate(groups) for node in group})
+    waiting = {unit: set() for unit in unit_of.values()}
+    for node in nodes:
+        waiting[unit_of[node]].update(unit_of[n] for n in node.all_input_nodes if unit_of[n] != unit_of[node])
+    while ready := [unit for unit, sources in waiting.items() if not sources]:
+        for unit in ready:
+            del waiting[unit]
+        for sources in waiting.values():
+            sources.difference_update(ready)
+    return not waiting

@@ -1,0 +1,89 @@
+"""The Python in the README and the docs runs, page by page; links lead somewhere; no command is stale."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
+
+
+def _pages_with_code() -> list[Path]:
+    return [page for page in PAGES if BLOCK.search(page.read_text())]
+
+
+TIMED = """
+import dataclasses
+
+
+class Clock:
+    \"\"\"Counts operators, so that an event lasts as many ticks as operators are computed in it.\"\"\"
+
+    active, ticks = True, 0
+
+    def __init__(self):
+        self.lasted = {}
+
+    def now(self):
+        return self.ticks
+
+    def record(self, identifier, start, end):
+        self.lasted[identifier] = end - start
+
+
+def timed(compute):
+    def run(*operands):
+        clock.ticks += 1
+        return compute(*operands)
+
+    return run
+
+
+class Timed(StepsDelegate):
+    def compile(self, processed, compile_specs, context):
+        return super().compile(processed, compile_specs, dataclasses.replace(context, recorder=clock))
+
+
+clock, kept = Clock(), dict(OPERATORS)
+OPERATORS.update({name: timed(compute) for name, compute in OPERATORS.items()})
+check(exir_lowering.load(exir_lowering.lower(program, "steps").emit().buffer, delegates=[Timed]), *inputs)
+assert sorted(clock.lasted.values()) == [1, 1], clock.lasted
+OPERATORS.update(kept)
+"""
+
+CLAIMS = {"print(profile.to_text())": TIMED, "class Tally": TIMED}
+"""What a page claims in words is checked behind the block that has this text."""
+
+
+@pytest.mark.parametrize("page", _pages_with_code(), ids=lambda page: page.stem)
+def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
+    blocks = BLOCK.findall(page.read_text())
+    code = "\n".join(block + "".join(CLAIMS[text] for text in CLAIMS if text in block) for block in blocks)
+    script = tmp_path / "page.py"
+    script.write_text(code)
+    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_example_of_the_readme_is_short() -> None:
+    first = BLOCK.search((ROOT / "README.md").read_text())
+    assert first is not None
+    assert len([line for line in first[1].splitlines() if line.strip()]) <= 15
+
+
+def test_commands_of_the_readme_exist() -> None:
+    from exir_lowering.cli import main
+
+    for command in set(re.findall(r"exir-lower ([a-z]+)", (ROOT / "README.md").read_text())):
+        assert main([command, "--help"]) == 0

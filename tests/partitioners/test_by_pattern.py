@@ -1,0 +1,819 @@
+"""Patterns: what matches and what must not, who wins an overlap, and what a partitioner makes of the matches."""
+
+from __future__ import annotations
+
+import gc
+import operator
+import random
+import re
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from executorch.exir.dialects._ops import ops as exir_ops
+from hypothesis import given, settings, strategies as st
+from lowering_support import delegates, edge_program
+from torch.export import ExportedProgram
+from torch.fx import Graph, GraphModule, Node
+
+import exir_lowering
+from exir_lowering import CompileSpec, ExplainedResult, InputError, PartitionerContractError, graphs
+from exir_lowering.graphs import quotient
+from exir_lowering.partitioners import (
+    ANY,
+    Constant,
+    Match,
+    Pattern,
+    PatternPartitioner,
+    PatternSupport,
+    one_of,
+)
+from exir_lowering.partitioners.algorithms.convex import computing, contract, propose_partitions
+from exir_lowering.partitioners.algorithms.limits import Limits
+from exir_lowering.partitioners.algorithms.matching import Candidate, find
+from exir_lowering.partitioners.supports.support import Scope, dtypes, ops, scopes
+
+aten = torch.ops.aten
+edge = exir_ops.edge.aten
+X = torch.linspace(-1, 1, 12).reshape(3, 4) + 0.25
+
+
+def swish(x: Any) -> Any:
+    return aten.mul.Tensor(x, aten.sigmoid.default(x))
+
+
+def sigmoid_tanh(x: Any) -> Any:
+    return aten.tanh.default(aten.sigmoid.default(x))
+
+
+def graph_of(build: Callable[..., Any], inputs: int = 1) -> GraphModule:
+    """Make a graph of Edge operators without exporting anything: the function calls `g` on nodes."""
+    graph = Graph()
+    nodes = [graph.placeholder(name) for name in "xyzuvw"[:inputs]]
+    graph.output(build(graph.call_function, *nodes))
+    return GraphModule({}, graph)
+
+
+def matches(module: GraphModule | ExportedProgram, *patterns: Pattern) -> list[list[str]]:
+    """Return the names of the nodes of each match in the top graph."""
+    scope = next(scopes(module)) if isinstance(module, ExportedProgram) else Scope(module)
+    return [[node.name for node in group] for group in PatternSupport(*patterns).groups(scope)]
+
+
+def reasons(module: GraphModule, *patterns: Pattern) -> dict[str, str]:
+    check = PatternSupport(*patterns).bind(Scope(module))
+    answers = {node.name: check(node) for node in computing(module)}
+    assert all(no is None or no.code == "pattern" for no in answers.values())
+    return {name: no.text for name, no in answers.items() if no is not None}
+
+
+# -- what matches ------------------------------------------------------------------------------------------------------
+
+
+def test_commuted_operands_match_and_other_operands_do_not() -> None:
+    def build(g: Any, x: Node, y: Node) -> Any:
+        right, left = g(edge.sigmoid.default, (x,)), g(edge.sigmoid.default, (x,))
+        other = g(edge.sigmoid.default, (x,))
+        return (
+            g(edge.mul.Tensor, (x, right)),
+            g(edge.mul.Tensor, (left, x)),
+            g(edge.mul.Tensor, (other, y)),
+        )
+
+    found = matches(graph_of(build, 2), Pattern(swish))
+    assert found == [["aten_sigmoid_default", "aten_mul_tensor"], ["aten_sigmoid_default_1", "aten_mul_tensor_1"]]
+
+
+def test_sub_does_not_commute_and_add_only_with_alpha_1() -> None:
+    def sub(x: Any) -> Any:
+        return aten.sub.Tensor(x, aten.relu.default(x))
+
+    def add(x: Any) -> Any:
+        return aten.add.Tensor(x, aten.relu.default(x), alpha=ANY)
+
+    def build(g: Any, x: Node) -> Any:
+        r = [g(edge.relu.default, (x,)) for _ in range(5)]
+        return (
+            g(edge.sub.Tensor, (r[0], x)),
+            g(edge.sub.Tensor, (x, r[1])),
+            g(edge.add.Tensor, (r[2], x)),
+            g(edge.add.Tensor, (r[3], x), {"alpha": 2}),
+            g(edge.add.Tensor, (x, r[4]), {"alpha": 2}),
+        )
+
+    found = matches(graph_of(build), Pattern(sub), Pattern(add))
+    assert [group[-1] for group in found] == ["aten_sub_tensor_1", "aten_add_tensor", "aten_add_tensor_2"]
+
+
+def test_nested_commuted_operands_are_found_by_backtracking() -> None:
+    def both(x: Any, y: Any) -> Any:
+        return aten.mul.Tensor(
+            aten.add.Tensor(aten.relu.default(x), aten.tanh.default(y)),
+            aten.add.Tensor(aten.relu.default(y), aten.tanh.default(x)),
+        )
+
+    def build(g: Any, x: Node, y: Node) -> Any:
+        relus, tanhs = [g(edge.relu.default, (n,)) for n in (x, y)], [g(edge.tanh.default, (n,)) for n in (x, y)]
+        first = g(edge.add.Tensor, (tanhs[0], relus[1]))
+        second = g(edge.add.Tensor, (tanhs[1], relus[0]))
+        return g(edge.mul.Tensor, (first, second))
+
+    assert [len(group) for group in matches(graph_of(build, 2), Pattern(both))] == [7]
+
+
+def test_defaults_that_one_side_leaves_out_are_equal_to_the_default() -> None:
+    def plain(x: Any, y: Any) -> Any:
+        return aten.add.Tensor(x, y)
+
+    def spelled(x: Any, y: Any) -> Any:
+        return aten.add.Tensor(x, y, alpha=1)
+
+    def build(g: Any, x: Node, y: Node) -> Any:
+        return (
+            g(edge.add.Tensor, (x, y), {"alpha": 1}),
+            g(edge.add.Tensor, (x, y)),
+            g(edge.add.Tensor, (x, y), {"alpha": 3}),
+            g(edge.add.Tensor, (), {"self": x, "other": y}),
+        )
+
+    expected = [["aten_add_tensor"], ["aten_add_tensor_1"], ["aten_add_tensor_3"]]
+    assert matches(graph_of(build, 2), Pattern(plain)) == expected
+    assert matches(graph_of(build, 2), Pattern(spelled)) == expected
+
+
+def test_a_parameter_that_is_used_twice_is_one_node() -> None:
+    def square(x: Any) -> Any:
+        return aten.mul.Tensor(x, x)
+
+    def build(g: Any, x: Node, y: Node) -> Any:
+        return g(edge.mul.Tensor, (x, y)), g(edge.mul.Tensor, (y, y))
+
+    assert matches(graph_of(build, 2), Pattern(square)) == [["aten_mul_tensor_1"]]
+
+
+def test_two_equal_operators_of_a_pattern_are_two_nodes() -> None:
+    def twice(x: Any) -> Any:
+        return aten.mul.Tensor(aten.sigmoid.default(x), aten.sigmoid.default(x))
+
+    def build(g: Any, x: Node) -> Any:
+        one, two, three = (g(edge.sigmoid.default, (x,)) for _ in range(3))
+        return g(edge.mul.Tensor, (one, one)), g(edge.mul.Tensor, (two, three))
+
+    assert [group[-1] for group in matches(graph_of(build), Pattern(twice))] == ["aten_mul_tensor_1"]
+
+
+def test_wildcards_match_nodes_numbers_lists_and_nothing() -> None:
+    def clamp(x: Any) -> Any:
+        return aten.clamp.default(x, ANY, ANY)
+
+    def mean(x: Any, axes: Any = ANY) -> Any:
+        return aten.mean.dim(x, axes, ANY)
+
+    def build(g: Any, x: Node) -> Any:
+        return (
+            g(edge.clamp.default, (x, 0)),
+            g(edge.clamp.default, (x,), {"max": 1.5}),
+            g(edge.mean.dim, (x, [0, 1], True)),
+            g(edge.mean.dim, (x, None)),
+        )
+
+    assert len(matches(graph_of(build), Pattern(clamp), Pattern(mean))) == 4
+
+
+def test_parameters_do_not_match_what_is_left_out() -> None:
+    def bounded(x: Any, low: Any) -> Any:
+        return aten.clamp.default(x, low)
+
+    def build(g: Any, x: Node) -> Any:
+        return g(edge.clamp.default, (x, 0)), g(edge.clamp.default, (x,)), g(edge.clamp.default, (x, 0, 1))
+
+    assert matches(graph_of(build), Pattern(bounded)) == [["aten_clamp_default"]]
+
+
+def test_one_of_matches_either_operator() -> None:
+    def activated(x: Any, y: Any) -> Any:
+        return one_of(aten.relu.default, aten.gelu.default)(aten.add.Tensor(x, y))
+
+    def build(g: Any, x: Node, y: Node) -> Any:
+        sums = [g(edge.add.Tensor, (x, y)) for _ in range(3)]
+        return (
+            g(edge.relu.default, (sums[0],)),
+            g(edge.tanh.default, (sums[1],)),
+            g(edge.gelu.default, (sums[2],), {"approximate": "none"}),
+        )
+
+    found = matches(graph_of(build, 2), Pattern(activated))
+    assert [group[-1] for group in found] == ["aten_relu_default", "aten_gelu_default"]
+
+
+def test_a_default_of_a_parameter_is_its_value() -> None:
+    def scaled(x: Any, alpha: int = 3) -> Any:
+        return aten.add.Tensor(x, x, alpha=alpha)
+
+    def build(g: Any, x: Node) -> Any:
+        return g(edge.add.Tensor, (x, x)), g(edge.add.Tensor, (x, x), {"alpha": 3})
+
+    assert matches(graph_of(build), Pattern(scaled)) == [["aten_add_tensor_1"]]
+
+
+def test_lists_match_item_by_item() -> None:
+    def joined(x: Any, y: Any) -> Any:
+        return aten.cat.default([aten.relu.default(x), y], 1)
+
+    def build(g: Any, x: Node, y: Node) -> Any:
+        relu = [g(edge.relu.default, (x,)) for _ in range(3)]
+        return (
+            g(edge.cat.default, ([relu[0], y], 1)),
+            g(edge.cat.default, ([y, relu[1]], 1)),
+            g(edge.cat.default, ([relu[2], y, y], 1)),
+        )
+
+    assert matches(graph_of(build, 2), Pattern(joined)) == [["aten_relu_default", "aten_cat_default"]]
+
+
+def test_several_results_with_getitem() -> None:
+    def normed(x: Any, weight: Any) -> Any:
+        return aten.relu.default(aten.native_layer_norm.default(x, ANY, weight, None, 1e-5)[0])
+
+    def build(g: Any, x: Node, y: Node) -> Any:
+        norms = [g(edge.native_layer_norm.default, (x, [4], y, None, eps)) for eps in (1e-5, 1e-5, 1e-3)]
+        items = [g(operator.getitem, (norm, i)) for norm, i in zip(norms, (0, 1, 0), strict=True)]
+        return tuple(g(edge.relu.default, (item,)) for item in items)
+
+    found = matches(graph_of(build, 2), Pattern(normed))
+    assert found == [["aten_native_layer_norm_default", "getitem", "aten_relu_default"]]
+
+
+def test_an_item_that_is_no_result_escapes() -> None:
+    def largest(x: Any) -> Any:
+        return aten.relu.default(aten.max.dim(x, 1)[0])
+
+    def pair(x: Any) -> Any:
+        return aten.max.dim(x, 1)
+
+    def build(g: Any, x: Node) -> Any:
+        top = g(edge.max.dim, (x, 1))
+        values, where = g(operator.getitem, (top, 0)), g(operator.getitem, (top, 1))
+        return g(edge.relu.default, (values,)), where
+
+    module = graph_of(build)
+    assert matches(module, Pattern(largest)) == []
+    assert "is used outside of it by getitem_1" in reasons(module, Pattern(largest))["aten_max_dim"]
+    assert matches(module, Pattern(pair)) == [["aten_max_dim", "getitem", "getitem_1"]]
+
+
+# -- what must not be delegated ----------------------------------------------------------------------------------------
+
+
+def test_escaping_values_refuse_the_match() -> None:
+    def build(g: Any, x: Node) -> Any:
+        inner = g(edge.sigmoid.default, (x,))
+        return g(edge.mul.Tensor, (x, inner)), g(edge.relu.default, (inner,))
+
+    module = graph_of(build)
+    assert matches(module, Pattern(swish)) == []
+    told = reasons(module, Pattern(swish))
+    assert (
+        "aten_sigmoid_default, which is not among its results, is used outside of it by aten_relu_default"
+        in (told["aten_mul_tensor"])
+    )
+    assert told["aten_relu_default"] == "it is in no match of swish"
+
+
+def test_a_value_that_is_a_result_may_be_used_outside() -> None:
+    def both(x: Any) -> Any:
+        inner = aten.sigmoid.default(x)
+        return inner, aten.mul.Tensor(x, inner)
+
+    def build(g: Any, x: Node) -> Any:
+        inner = g(edge.sigmoid.default, (x,))
+        return g(edge.mul.Tensor, (x, inner)), g(edge.relu.default, (inner,))
+
+    assert matches(graph_of(build), Pattern(both)) == [["aten_sigmoid_default", "aten_mul_tensor"]]
+
+
+def test_a_diamond_that_a_path_leaves_is_given_up_with_the_path() -> None:
+    def diamond(x: Any, y: Any) -> Any:
+        top = aten.sigmoid.default(x)
+        return top, aten.add.Tensor(top, y)
+
+    def build(g: Any, x: Node) -> Any:
+        top = g(edge.sigmoid.default, (x,))
+        side = g(edge.relu.default, (g(edge.neg.default, (top,)),))
+        return g(edge.add.Tensor, (top, side))
+
+    module = graph_of(build)
+    assert matches(module, Pattern(diamond)) == []
+    path = "aten_sigmoid_default -> aten_neg_default -> aten_relu_default -> aten_add_tensor leaves it and comes back"
+    assert path in reasons(module, Pattern(diamond))["aten_add_tensor"]
+    assert propose_partitions(module, PatternSupport(Pattern(diamond))) == []
+
+
+def test_an_input_must_not_be_inside_of_the_match() -> None:
+    def added(x: Any, y: Any) -> Any:
+        return aten.add.Tensor(aten.relu.default(x), y)
+
+    def build(g: Any, x: Node) -> Any:
+        inner = g(edge.relu.default, (x,))
+        return g(edge.add.Tensor, (inner, inner))
+
+    module = graph_of(build)
+    assert matches(module, Pattern(added)) == []
+    assert (
+        "its input y would be aten_relu_default, which is inside of it"
+        in reasons(module, Pattern(added))["aten_add_tensor"]
+    )
+
+
+def test_two_matches_that_feed_each_other_are_not_both_taken() -> None:
+    def crossed(x: Any, y: Any) -> Any:
+        return aten.sigmoid.default(aten.relu.default(x)), aten.tanh.default(aten.mul.Tensor(x, y))
+
+    def build(g: Any, x: Node, y: Node, z: Node) -> Any:
+        first = g(edge.sigmoid.default, (g(edge.relu.default, (x,)),))
+        second = g(edge.sigmoid.default, (g(edge.relu.default, (y,)),))
+        # Each match needs, for its second result, the first result of the other: alone both are convex.
+        one = g(edge.tanh.default, (g(edge.mul.Tensor, (x, g(edge.neg.default, (second,)))),))
+        two = g(edge.tanh.default, (g(edge.mul.Tensor, (y, g(edge.neg.default, (first,)))),))
+        return one, two
+
+    module = graph_of(build, 3)
+    found = matches(module, Pattern(crossed))
+    assert [len(group) for group in found] == [4]
+    lost = {name for name, why in reasons(module, Pattern(crossed)).items() if "feed each other both ways" in why}
+    assert len(lost) == 4
+    proposals = propose_partitions(module, PatternSupport(Pattern(crossed)) | ops("aten.neg.default"))
+    assert any(set(found[0]) <= {node.name for node in proposal.nodes} for proposal in proposals)
+
+
+# -- overlaps ----------------------------------------------------------------------------------------------------------
+
+
+def chain(*names: str) -> GraphModule:
+    def build(g: Any, x: Node) -> Any:
+        for name in names:
+            x = g(getattr(edge, name).default, (x,))
+        return x
+
+    return graph_of(build)
+
+
+def relu_tanh(x: Any) -> Any:
+    return aten.tanh.default(aten.relu.default(x))
+
+
+def tanh_neg(x: Any) -> Any:
+    return aten.neg.default(aten.tanh.default(x))
+
+
+def relu_tanh_neg(x: Any) -> Any:
+    return aten.neg.default(aten.tanh.default(aten.relu.default(x)))
+
+
+def test_overlaps_go_to_priority_then_size_then_graph_order() -> None:
+    module = chain("relu", "tanh", "neg")
+    first, second, whole = Pattern(relu_tanh), Pattern(tanh_neg), Pattern(relu_tanh_neg)
+    assert matches(module, second, first) == [["aten_relu_default", "aten_tanh_default"]]
+    assert matches(module, first, second, whole) == [["aten_relu_default", "aten_tanh_default", "aten_neg_default"]]
+    prior = Pattern(tanh_neg, priority=1)
+    assert matches(module, first, prior, whole) == [["aten_tanh_default", "aten_neg_default"]]
+    early = Pattern(relu_tanh, priority=1)
+    assert reasons(module, early, second) == {
+        "aten_neg_default": "pattern tanh_neg did not match: node aten_tanh_default is in a match of pattern relu_tanh"
+    }
+
+
+def test_equal_patterns_take_disjoint_nodes_of_a_chain() -> None:
+    def twice(x: Any) -> Any:
+        return aten.relu.default(aten.relu.default(x))
+
+    found = matches(chain(*["relu"] * 5), Pattern(twice))
+    assert found == [["aten_relu_default", "aten_relu_default_1"], ["aten_relu_default_2", "aten_relu_default_3"]]
+
+
+def comparisons(module: GraphModule, pattern: Pattern, expected: int) -> int:
+    matching = find(Scope(module), [Candidate(pattern.name, pattern.template, 0, lambda *_: True)])
+    assert len(matching.found) == expected
+    return matching.comparisons
+
+
+def test_a_long_chain_takes_comparisons_in_proportion() -> None:
+    def swishes(count: int) -> GraphModule:
+        def build(g: Any, x: Node) -> Any:
+            for _ in range(count):
+                x = g(edge.mul.Tensor, (g(edge.sigmoid.default, (x,)), x))
+            return x
+
+        return graph_of(build)
+
+    few, many = (comparisons(swishes(count), Pattern(swish), count) for count in (50, 500))
+    assert many <= 10 * few + 100
+
+
+def test_an_input_with_many_users_takes_comparisons_in_proportion() -> None:
+    def pair(x: Any, v: Any, w: Any) -> Any:
+        return aten.mm.default(x, v), aten.mm.default(x, w)
+
+    def products(count: int) -> GraphModule:
+        return graph_of(lambda g, x, y: tuple(g(edge.mm.default, (x, y)) for _ in range(count)), 2)
+
+    few, many = (comparisons(products(count), Pattern(pair), count // 2) for count in (100, 1000))
+    assert many <= 10 * few + 100
+
+
+def test_a_pattern_that_commutes_everywhere_is_bounded() -> None:
+    def tree(*leaves: Any) -> Any:
+        layer = [aten.relu.default(leaf) for leaf in leaves]
+        while len(layer) > 1:
+            layer = [aten.add.Tensor(a, b) for a, b in zip(layer[::2], layer[1::2], strict=True)]
+        return layer[0]
+
+    def pattern(a: Any, b: Any, c: Any, d: Any) -> Any:
+        return tree(a, b, c, d, d, c, b, a)
+
+    def build(g: Any, x: Node) -> Any:
+        layer = [g(edge.relu.default, (g(edge.neg.default, (x,)),)) for _ in range(512)]
+        while len(layer) > 1:
+            layer = [g(edge.add.Tensor, (a, b)) for a, b in zip(layer[::2], layer[1::2], strict=True)]
+        return layer[0]
+
+    assert comparisons(graph_of(build), Pattern(pattern), 0) < 511 * 3000
+
+
+# -- checks ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_check_sees_the_match_and_may_refuse_it() -> None:
+    seen: list[Match] = []
+
+    def first_only(match: Match) -> bool:
+        seen.append(match)
+        return len(seen) == 1
+
+    def build(g: Any, x: Node) -> Any:
+        x = g(edge.mul.Tensor, (x, g(edge.sigmoid.default, (x,))))
+        return g(edge.mul.Tensor, (x, g(edge.sigmoid.default, (x,))))
+
+    module = graph_of(build)
+    pattern = Pattern(swish, check=first_only)
+    support = PatternSupport(pattern)
+    check, groups = support.bind(Scope(module)), support.groups(Scope(module))
+    assert [[node.name for node in group] for group in groups] == [["aten_sigmoid_default", "aten_mul_tensor"]]
+    assert len(seen) == 2, "bind and groups match once"
+    nodes = {node.name: node for node in module.graph.nodes}
+    assert seen[0].pattern is pattern
+    assert seen[0].nodes == (nodes["aten_sigmoid_default"], nodes["aten_mul_tensor"])
+    assert seen[0].inputs == {"x": nodes["x"]} and seen[1].inputs == {"x": nodes["aten_mul_tensor"]}
+    assert seen[0].outputs == (nodes["aten_mul_tensor"],)
+    refusal = check(nodes["aten_mul_tensor_1"])
+    assert refusal is not None and "its check refused it" in refusal.text
+
+
+def test_a_check_that_raises_is_told_with_pattern_and_node() -> None:
+    def broken(match: Match) -> bool:
+        raise KeyError("weight")
+
+    pattern = Pattern(relu_tanh, name="activation", check=broken)
+    with pytest.raises(PartitionerContractError, match=r"pattern activation raised KeyError.*aten_tanh_default") as e:
+        propose_partitions(chain("relu", "tanh"), PatternSupport(pattern))
+    assert e.value.violation == "raised"
+
+
+def test_a_changed_graph_is_matched_again_and_a_dropped_one_is_freed() -> None:
+    support = PatternSupport(Pattern(relu_tanh))
+    module = chain("relu", "tanh", "relu")
+    assert len(support.groups(Scope(module))) == 1
+    last = next(node for node in module.graph.nodes if node.name == "aten_relu_default_1")
+    with module.graph.inserting_after(last):
+        last.replace_all_uses_with(added := module.graph.call_function(edge.tanh.default, (last,)))
+        added.args = (last,)
+    assert len(support.groups(Scope(module))) == 2
+    alive = weakref.ref(module)
+    del module, last, added
+    gc.collect()
+    assert alive() is None
+
+
+# -- patterns in any PyTorch -------------------------------------------------------------------------------------------
+
+
+class Layers(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = torch.nn.Linear(4, 6), torch.nn.Linear(6, 6)
+        self.norm = torch.nn.LayerNorm(6)
+
+    def forward(self, x: torch.Tensor, w: torch.Tensor) -> Any:
+        y = F.gelu(self.first(x))
+        y = F.linear(y, w, self.second.bias)  # a computed weight
+        y = self.norm(y) * 2.0
+        y = torch.sigmoid(y) * y
+        return y.reshape(-1).softmax(-1), y.expand(2, 3, 6) * 3.0, y.softmax(0)
+
+
+@pytest.fixture(scope="module")
+def layers() -> ExportedProgram:
+    return edge_program(Layers(), (X, torch.randn(6, 6)))
+
+
+def linear(x: Any, w: Constant, b: Constant) -> Any:
+    return F.linear(x, w, b)
+
+
+def any_linear(x: Any, w: Any, b: Any) -> Any:
+    return F.linear(x, w, b)
+
+
+def test_constant_parameters_do_not_match_computed_weights(layers: ExportedProgram) -> None:
+    example = (torch.randn(2, 5), torch.randn(7, 5), torch.randn(7))
+    assert matches(layers, Pattern(linear, example)) == [["aten_permute_copy_default", "aten_addmm_default"]]
+    assert len(matches(layers, Pattern(any_linear, example))) == 2
+
+    def product(x: Any, w: Any = Constant) -> Any:
+        return aten.addmm.default(ANY, x, aten.permute_copy.default(w, [1, 0]))
+
+    assert len(matches(layers, Pattern(product))) == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "expected"),
+    [
+        (lambda x: F.gelu(x), (2, 9), ["aten_gelu_default"]),
+        (lambda x: x * torch.sigmoid(x), (7,), ["aten_sigmoid_default", "aten_mul_tensor_1"]),
+        (lambda x: x.reshape(-1).softmax(-1), (5, 9), ["aten_view_copy_default", "aten__softmax_default"]),
+        (lambda x: x.softmax(0), (5, 9), ["aten__softmax_default_1"]),
+        (lambda x: x.softmax(1), (5, 9), None),
+        (lambda x: x.expand(4, 5, 9) * 3.0, (5, 9), ["aten_expand_copy_default", "aten_mul_tensor_2"]),
+        (lambda x: x.expand(4, 5, 9) * 2.0, (5, 9), None),
+        (lambda x: F.layer_norm(x, (9,)) * 2.0, (5, 9), None),
+        (lambda x: F.gelu(x, approximate="tanh"), (5, 9), None),
+    ],
+    ids=["gelu", "swish", "flat softmax", "dim", "other dim", "constant", "other constant", "no weight", "tanh"],
+)
+def test_any_torch_code_matches_after_decomposition(
+    layers: ExportedProgram, function: Any, shape: Sequence[int], expected: list[str] | None
+) -> None:
+    found = matches(layers, Pattern(function, (torch.randn(*shape),)))
+    assert found == ([expected] if expected else [])
+
+
+def test_layer_norm_with_getitem_matches_from_torch_code(layers: ExportedProgram) -> None:
+    def normed(x: Any, w: Any, b: Any) -> Any:
+        return F.layer_norm(x, x.shape[-1:], w, b)
+
+    found = matches(layers, Pattern(normed, (torch.randn(2, 3), torch.ones(3), torch.ones(3))))
+    assert found == [["aten_native_layer_norm_default", "getitem"]]
+
+
+# -- patterns that are none --------------------------------------------------------------------------------------------
+
+
+def two_pieces(x: Any, y: Any) -> Any:
+    return aten.relu.default(x), aten.tanh.default(y)
+
+
+BAD: dict[str, tuple[tuple[Any, ...], str]] = {
+    "no operator": ((lambda x: 3,), "calls no operator"),
+    "an input returned": ((lambda x: (aten.relu.default(x), x),), "returns x.*Return the results of operators only"),
+    "star arguments": ((lambda *x: aten.relu.default(x[0]),), r"parameter '\*x'.*a parameter of its own"),
+    "two pieces": ((two_pieces,), "not connected.*two patterns"),
+    "a Python operator": ((lambda x: x + 1,), "no operator overload.*give example_inputs"),
+    "a torch function": ((lambda x: torch.relu(x),), "no operator overload.*give example_inputs"),
+    "a method": ((lambda x: x.relu(),), "method relu.*give example_inputs"),
+    "an operator without overload": ((lambda x: aten.relu(x),), r"for example torch.ops.aten.relu.default"),
+    "an index": ((lambda x: aten.relu.default(x)[0],), "indexes a tensor.*give example_inputs"),
+    "an item of an input": ((lambda x: aten.relu.default(x[0]),), "Make the item the input"),
+    "an item of an item": ((lambda x: aten.max.dim(x, 1)[0][1],), "indexes a tensor"),
+    "a condition": ((lambda x: aten.relu.default(x) if x else x,), "TraceError.*give example_inputs"),
+    "a result that is lost": ((lambda x: (aten.relu.default(x), aten.tanh.default(x))[0],), "neither used nor"),
+    "a parameter that is not used": ((lambda x, y: aten.relu.default(x),), "parameter y is not used"),
+    "no signature": ((F.gelu, (X,)), "no signature.*Wrap it"),
+    "other examples": ((lambda x: x.relu(), (3,)), r"\['int'\]; expected a tensor for each of the parameters x"),
+    "too many examples": ((lambda x: x.relu(), (X, X)), "expected a tensor for each of the parameters x"),
+    "a tensor of its own": ((lambda x: x + torch.tensor([1.0, 2, 3, 4]), (X,)), "parameter, annotated Constant"),
+    "a write": ((lambda x: x.add_(1), (X,)), "writes to an input"),
+    "one_of with examples": ((lambda x: one_of(aten.relu.default)(x), (X,)), "without example_inputs"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_no_pattern_is_refused(name: str) -> None:
+    arguments, message = BAD[name]
+    with pytest.raises(InputError, match=re.compile(message, re.DOTALL)):
+        Pattern(*arguments)
+
+
+def test_supports_want_patterns() -> None:
+    with pytest.raises(InputError, match="Pattern was expected"):
+        PatternSupport(swish)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="at least one"):
+        PatternPartitioner("echo")
+    with pytest.raises(InputError, match="no operator overload"):
+        one_of(torch.relu)
+
+
+# -- random graphs -----------------------------------------------------------------------------------------------------
+
+
+def random_graph(seed: int, size: int) -> GraphModule:
+    rng = random.Random(seed)
+    graph = Graph()
+    pool = [graph.placeholder("x"), graph.placeholder("y")]
+    for _ in range(size):
+        name, count = rng.choice([("mul", 2), ("add", 2), ("sigmoid", 1), ("tanh", 1)])
+        overload = getattr(edge, name)
+        picked = tuple(rng.choice(pool[-6:]) for _ in range(count))
+        pool.append(graph.call_function(overload.Tensor if count == 2 else overload.default, picked))
+    graph.output(tuple(pool[-2:]))
+    return GraphModule({}, graph)
+
+
+def is_swish(node: Any) -> set[Node] | None:
+    """Tell by hand whether a node ends a match of `swish`."""
+    if graphs.operator_name(node) == "aten.mul.Tensor":
+        for inner, outer in (node.args, reversed(node.args)):
+            is_sigmoid = inner.op == "call_function" and graphs.operator_name(inner) == "aten.sigmoid.default"
+            if is_sigmoid and inner.args[0] is outer and list(inner.users) == [node]:
+                return {inner, node}
+    return None
+
+
+@settings(max_examples=200, deadline=None)
+@given(seed=st.integers(0, 10**6), size=st.integers(1, 40))
+def test_every_match_is_found_and_is_one(seed: int, size: int) -> None:
+    module = random_graph(seed, size)
+    expected = [match for node in module.graph.nodes if (match := is_swish(node))]  # these never overlap
+    assert list(map(set, PatternSupport(Pattern(swish)).groups(Scope(module)))) == expected
+
+
+def siblings(x: Any, y: Any) -> Any:
+    return aten.tanh.default(x), aten.mul.Tensor(x, y)
+
+
+def top_and_sum(x: Any, y: Any, z: Any) -> Any:
+    top = aten.add.Tensor(x, y)
+    return top, aten.mul.Tensor(top, z)
+
+
+RANDOM = [Pattern(siblings), Pattern(top_and_sum, priority=1), Pattern(sigmoid_tanh), Pattern(swish)]
+
+
+@settings(max_examples=300, deadline=None)
+@given(seed=st.integers(0, 10**6), size=st.integers(1, 60), everything=st.booleans())
+def test_matched_nodes_are_never_split(seed: int, size: int, everything: bool) -> None:
+    module = random_graph(seed, size)
+    support = PatternSupport(*RANDOM)
+    groups = support.groups(Scope(module))
+    assert len({node for group in groups for node in group}) == sum(map(len, groups))
+    nodes = computing(module)
+    _, cycles = quotient.order(nodes, {node: str(i) for i, group in enumerate(groups) for node in group})
+    assert cycles == [], "each match can be a partition of its own"
+    of = {node: i for i, group in enumerate(groups) for node in group}
+    assert all(of[node] <= of.get(user, len(groups)) for node in of for user in node.users), "in topological order"
+    taken = nodes if everything else [node for group in groups for node in group]
+    proposals = contract(nodes, dict.fromkeys(taken, ""), groups=groups)
+    for group in groups:
+        assert sum(not set(group).isdisjoint(proposal.nodes) for proposal in proposals) == 1
+    tags = {node: str(i) for i, proposal in enumerate(proposals) for node in proposal.nodes}
+    assert quotient.order(nodes, tags)[1] == []
+
+
+# -- the partitioner ---------------------------------------------------------------------------------------------------
+
+
+class InCond(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * torch.sigmoid(x) + 1.0
+        return torch.cond(y.sum() > 0, lambda v: F.silu(self.linear(v)) * 2.0, lambda v: v - 1.0, (y,))
+
+
+def torch_swish(x: Any) -> Any:
+    return x * torch.sigmoid(x)
+
+
+def doubled(x: Any) -> Any:
+    return x * 2.0
+
+
+def parts(program: ExportedProgram) -> list[list[str]]:
+    """Return the operators of each delegate."""
+    return [
+        [graphs.operator_name(node) for node in computing(delegate.original_module.graph_module)]
+        for delegate in delegates(program)
+    ]
+
+
+def test_lowered_matches_are_delegates_and_equal_to_eager() -> None:
+    model = InCond().eval()
+    patterns = [
+        Pattern(torch_swish, (X,)),
+        Pattern(linear, (X, torch.randn(4, 4), torch.randn(4))),
+        Pattern(doubled, (X,)),
+    ]
+    lowered = exir_lowering.lower(torch.export.export(model, (X,)), PatternPartitioner("echo", *patterns))
+    program = lowered["forward"]
+    swished = ["aten.sigmoid.default", "aten.mul.Tensor"]
+    weighed = ["aten.permute_copy.default", "aten.addmm.default"]
+    assert sorted(parts(program)) == sorted([swished, weighed, swished, ["aten.mul.Tensor"]])
+    for example in (X, -X - 3):
+        torch.testing.assert_close(program.module()(example), model(example))
+
+
+def test_every_operator_that_is_left_has_a_reason() -> None:
+    program = edge_program(InCond(), (X,))
+    result = PatternPartitioner("echo", Pattern(torch_swish, (X,)), compile_specs=[CompileSpec("a", b"b")])(program)
+    assert isinstance(result, ExplainedResult)
+    assert list(result.partition_tags) == ["echo_0", "echo_1"]
+    assert all(spec.backend_id == "echo" for spec in result.partition_tags.values())
+    assert [spec.compile_specs for spec in result.partition_tags.values()] == [[CompileSpec("a", b"b")]] * 2
+    left = {
+        ".".join((*path, node.name))
+        for path, module in graphs.walk(program.graph_module)
+        for node in computing(module)
+        if not graphs.is_getitem(node) and "delegation_tag" not in node.meta
+    }
+    assert {rejection.node for rejection in result.rejections} == left
+    assert {rejection.code for rejection in result.rejections} == {"pattern"}
+    assert any("." in name for name in left), "nested graphs too"
+
+
+def test_merge_joins_neighbours_and_the_default_does_not() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch_swish(torch_swish(torch_swish(x))).cos()
+
+    program = torch.export.export(Model(), (X,))
+    pattern = Pattern(torch_swish, (X,))
+    apart = exir_lowering.lower(program, PatternPartitioner("echo", pattern))["forward"]
+    joined = exir_lowering.lower(program, PatternPartitioner("echo", pattern, merge=True))["forward"]
+    assert [len(part) for part in parts(apart)] == [2, 2, 2]
+    assert [len(part) for part in parts(joined)] == [6]
+    torch.testing.assert_close(apart.module()(X), Model()(X))
+    torch.testing.assert_close(joined.module()(X), Model()(X))
+
+
+def test_limits_drop_matches_whole_and_say_so() -> None:
+    program = edge_program(InCond(), (X,))
+    pattern = Pattern(torch_swish, (X,))
+    result = PatternPartitioner("echo", pattern, Pattern(doubled, (X,)), limits=Limits(min_nodes=2))(program)
+    assert list(result.partition_tags) == ["echo_0", "echo_1"]
+    assert [adjustment.kind for adjustment in result.adjustments] == ["dropped"]
+    dropped = result.adjustments[0].nodes
+    assert dropped and all(name.startswith("submodule_0.") for name in dropped)
+    assert set(dropped) <= {rejection.node for rejection in result.rejections}
+
+
+def test_supports_compose_with_patterns(layers: ExportedProgram) -> None:
+    scope = next(scopes(layers))
+    pattern = PatternSupport(Pattern(torch_swish, (X,)))
+    proposals = propose_partitions(scope, ops("aten.gelu.default") & dtypes(torch.float32) | pattern)
+    assert [[node.name for node in proposal.nodes] for proposal in proposals] == [
+        ["aten_gelu_default"],
+        ["aten_sigmoid_default", "aten_mul_tensor_1"],
+    ]
+    assert propose_partitions(scope, pattern & ops("aten.mul.Tensor")) == []
+
+
+def test_a_pattern_that_matches_nothing_is_warned_of_with_close_names() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.view(-1).relu()
+
+    def viewed(x: Any) -> Any:
+        return aten.relu.default(aten.view.default(x, ANY))
+
+    def connected(x: Any) -> Any:
+        return aten.view_copy.default(aten.relu.default(x), ANY)
+
+    program = edge_program(Model(), (X,))
+    partitioner = PatternPartitioner(
+        "echo", Pattern(viewed), Pattern(connected), Pattern(lambda x: aten.relu.default(x))
+    )
+    with pytest.warns(UserWarning) as caught:
+        partitioner(program)
+    texts = [str(warning.message) for warning in caught if warning.category is UserWarning]
+    assert len(texts) == 2
+    assert "Pattern viewed (aten.view.default, aten.relu.default) matches nothing" in texts[0]
+    assert "aten.view.default does not occur in it; aten.view_copy.default does." in texts[0]
+    assert "relu.default does not occur" not in texts[0]
+    assert texts[1] == (
+        "Pattern connected (aten.relu.default, aten.view_copy.default) matches nothing in the program. Its operators "
+        "occur, but not connected, or not with the arguments, that it has."
+    )
+
+
+def test_no_warning_when_a_nested_graph_has_the_only_match() -> None:
+    program = edge_program(InCond(), (X,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        PatternPartitioner("echo", Pattern(doubled, (X,)))(program)

@@ -1,0 +1,136 @@
+"""The same programs give the same bytes, whatever the seed of Python's hashes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from folders import SUPPORT
+
+SEEDS = ("0", "1", "42", "1234", "4294967295")
+
+RUN = '''
+import hashlib
+import json
+
+import torch
+from executorch.exir import to_edge
+from lowering_support import TagPartitioner, by_operator, delegates
+
+import exir_lowering
+from exir_lowering.graphs import operator_name
+
+torch.manual_seed(0)
+
+
+class Mlp(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(8, 16), torch.nn.Linear(16, 8)
+
+    def forward(self, x):
+        return torch.tanh(self.down(torch.relu(self.up(x)))) + x
+
+
+class State(torch.nn.Module):
+    """Everything that has a name: constants of every kind, state, a branch, shared by many partitions."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(4))
+        self.register_buffer("seen", torch.zeros(4))
+        self.register_buffer("scale", torch.ones(4) * 3, persistent=False)
+        self.constant = torch.tensor([1.0, 2.0, 3.0, 4.0])
+
+    def forward(self, x):
+        y = torch.sin(x + self.weight) * self.scale + self.constant
+        self.seen.add_(y)
+        z = torch.cond(y.sum() > 0, lambda v: v * self.weight + 1, lambda v: v - self.scale, (y,))
+        a, b = torch.split(torch.cat([z, self.weight, self.constant]), 6)
+        return torch.cos(a) * b, self.seen * self.constant, z + self.scale
+
+
+def zigzag(node):
+    """Three tags that weave through each other, so that each has to be split."""
+    name = operator_name(node)
+    if not name.startswith("aten.") or name.startswith("aten.gt."):
+        return None
+    position = [n for n in node.graph.nodes if n.op == "call_function"].index(node)
+    return ("left", "right", "middle")[position % 3]
+
+
+def by_name(node):
+    return f"tag_{node.name}" if operator_name(node).startswith("aten.") else None
+
+
+mlp, state, x = Mlp().eval(), State().eval(), torch.randn(4)
+methods = {
+    "prefill": torch.export.export(mlp, (torch.randn(4, 8),)),
+    "decode": torch.export.export(mlp, (torch.randn(1, 8),)),
+}
+edge = {"first": to_edge(torch.export.export(state, (x,))).exported_program()}
+edge["second"] = edge["first"]
+tanh = TagPartitioner(by_operator("aten.tanh.default", "aten.relu.default"))
+backend = lambda tag: {"left": "echo", "right": "other"}.get(tag, "third")
+backends = {name: exir_lowering.backends.echo.EchoBackend for name in ("other", "third")}
+lowered = {
+    "two backends": exir_lowering.lower(methods, {"prefill": [tanh, "xnnpack"], "decode": ["xnnpack"]}),
+    "woven": exir_lowering.to_backend(edge, TagPartitioner(zigzag, backend), backends=backends),
+    "one each": exir_lowering.to_backend(edge, TagPartitioner(by_name, "other"), backends=backends),
+}
+found = {}
+for name, methods in lowered.items():
+    payloads = [d.processed_bytes for program in methods.values() for d in delegates(program)]
+    for i, payload in enumerate(payloads):
+        found[f"{name}, payload {i}"] = hashlib.sha256(payload).hexdigest()
+    artifact = methods.emit()
+    found[f"{name}, file"] = hashlib.sha256(artifact.buffer).hexdigest()
+    found[f"{name}, graphs"] = hashlib.sha256(str([str(p) for p in methods.values()]).encode()).hexdigest()
+    print(f"{name}: {len(payloads)} payloads")
+print(json.dumps({"hash": hash("exir"), "found": found}))
+'''
+"""Prints a digest of each payload, file and program, and a hash that shows that the seed took effect."""
+
+
+def _run(seed: str) -> dict[str, Any]:
+    environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(SUPPORT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", "import exir_lowering.backends.echo\n" + RUN]
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def runs() -> dict[str, dict[str, Any]]:
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        return dict(zip(SEEDS, pool.map(_run, SEEDS), strict=True))
+
+
+def test_the_seeds_differ(runs: dict[str, dict[str, Any]]) -> None:
+    assert len({run["hash"] for run in runs.values()}) == len(SEEDS)
+
+
+def test_enough_is_compared(runs: dict[str, dict[str, Any]]) -> None:
+    """Two methods and backends, tags that are split, and a delegate for each operator."""
+    names = list(runs[SEEDS[0]]["found"])
+    payloads = {
+        kind: sum(name.startswith(f"{kind}, payload") for name in names)
+        for kind in ("two backends", "woven", "one each")
+    }
+    assert payloads["two backends"] >= 4
+    assert payloads["woven"] > 2 * 3 * 2, "no tag was split"
+    assert payloads["one each"] > payloads["woven"]
+    assert len([name for name in names if name.endswith("file")]) == 3
+
+
+@pytest.mark.parametrize("seed", SEEDS[1:])
+def test_same_bytes_under_another_hash_seed(seed: str, runs: dict[str, dict[str, Any]]) -> None:
+    expected, got = runs[SEEDS[0]]["found"], runs[seed]["found"]
+    assert list(got) == list(expected)
+    different = [name for name in expected if got[name] != expected[name]]
+    assert not different

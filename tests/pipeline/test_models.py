@@ -1,0 +1,134 @@
+"""Real models: equal to eager in ExecuTorch's runtime, and every XNNPACK payload byte-identical to ExecuTorch's own."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import pytest
+import torch
+from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+from executorch.exir import to_edge_transform_and_lower
+from lowering_support import delegates
+from models import MODELS, build
+from random_dags import contracts
+from torch.export import ExportedProgram, export
+from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
+from torch.fx.passes.operator_support import create_op_support
+
+import exir_lowering
+from exir_lowering import LoweredMethods, LoweringOptions
+from exir_lowering.graphs import is_operator, operator_name
+from exir_lowering.partitioners import convex_proposals, propose_partitions
+from exir_lowering.steps.edge import to_edge
+from exir_lowering.steps.progress import Progress
+
+
+@dataclass(frozen=True)
+class Case:
+    module: torch.nn.Module
+    inputs: tuple[torch.Tensor, ...]
+    edge: ExportedProgram
+    ours: LoweredMethods
+    upstream: ExportedProgram
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def case(request: pytest.FixtureRequest) -> Case:
+    module, inputs = build(request.param)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = export(module, inputs)
+        # Converted once for all that follows; the engine's own conversion, so that the payloads compare it too.
+        chosen = {"forward": [XnnpackPartitioner()]}
+        edge = to_edge({"forward": program}, chosen, LoweringOptions(), Progress(False))["forward"]
+        ours = exir_lowering.lower(edge, XnnpackPartitioner())
+        upstream = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()]).exported_program()
+    return Case(module, inputs, edge, ours, upstream)
+
+
+def test_payloads_are_byte_identical_to_upstream(case: Case) -> None:
+    ours, theirs = delegates(case.ours["forward"]), delegates(case.upstream)
+    assert [d.processed_bytes for d in ours] == [d.processed_bytes for d in theirs]
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine.named_data_store_output == other.named_data_store_output
+        assert mine.compile_specs == other.compile_specs
+
+
+def test_the_host_keeps_what_upstream_keeps(case: Case) -> None:
+    def operators(program: ExportedProgram) -> list[str]:
+        return sorted(str(n.target) for n in program.graph.nodes if n.op == "call_function")
+
+    assert operators(case.ours["forward"]) == operators(case.upstream)
+    assert sorted(case.ours["forward"].state_dict) == sorted(case.upstream.state_dict)
+    assert sorted(case.ours["forward"].constants) == sorted(case.upstream.constants)
+
+
+def test_runtime_equals_eager(case: Case) -> None:
+    expected = case.module(*case.inputs)
+    program = exir_lowering.load(case.ours.emit().buffer)
+    (got,) = program.run("forward", *case.inputs)
+    torch.testing.assert_close(got, expected, atol=1e-3, rtol=1e-3)
+
+
+def test_lowered_program_is_valid_and_equals_eager(case: Case) -> None:
+    case.ours["forward"].validate()
+    for delegate in delegates(case.ours["forward"]):
+        delegate.original_module.validate()
+    got = case.ours["forward"].module()(*case.inputs)
+    torch.testing.assert_close(got, case.module(*case.inputs), atol=1e-3, rtol=1e-3)
+
+
+def test_every_host_operator_has_a_reason(case: Case) -> None:
+    (method,) = case.ours.report.methods
+    host = [n for n in case.ours["forward"].graph.nodes if n.op == "call_function"]
+    host = [n for n in host if "getitem" not in n.name and "executorch_call_delegate" not in n.name]
+    assert sorted(node.node for node in method.host) == sorted(n.name for n in host)
+    for node in method.host:
+        assert [r.by for r in node.reasons] and all(r.code in ("op", "check") for r in node.reasons), node
+        assert node.module and 'File "' in node.source and "does not say why" not in node.reason
+
+
+def test_plan_is_what_lower_does(case: Case) -> None:
+    """The same partitions with the same nodes, found again in the lowered program."""
+    (planned,) = exir_lowering.plan(case.edge, XnnpackPartitioner()).methods
+    (reported,) = case.ours.report.methods
+    assert planned == reported
+    lowered = delegates(case.ours["forward"])
+    assert len(lowered) == len(planned.partitions)
+    for partition, delegate in zip(planned.partitions, lowered, strict=True):
+        nodes = [n.name for n in delegate.original_module.graph.nodes if is_operator(n)]
+        assert sorted(nodes) == sorted(partition.nodes)
+
+
+def test_never_more_partitions_than_torch_fx(case: Case) -> None:
+    """For what XNNPACK takes of the model, and for a backend that takes nearly everything."""
+    (method,) = case.ours.report.methods
+    xnnpack = {node.operator for node in method.nodes if node.partition is not None}
+    most = {node.operator for node in method.nodes} - {"aten.expand_copy.default", "aten.embedding.default"}
+    for operators in (xnnpack, most):
+        support = create_op_support(lambda _, node, taken=operators: is_operator(node) and operator_name(node) in taken)
+        arguments = (case.edge.graph_module, support)
+        theirs = CapabilityBasedPartitioner(*arguments, allows_single_node_partition=True).propose_partitions()
+        ours = propose_partitions(*arguments)
+        assert len(ours) <= len(theirs)
+        assert contracts(case.edge.graph_module, [proposal.nodes for proposal in ours])
+
+
+def test_xnnpack_gains_from_the_proposals(case: Case) -> None:
+    with convex_proposals():
+        plan = exir_lowering.plan(case.edge, XnnpackPartitioner())
+    (method,), (before,) = plan.methods, case.ours.report.methods
+    assert len(method.partitions) <= len(before.partitions)
+    assert {n.name for n in method.nodes if n.partition} == {n.name for n in before.nodes if n.partition}
+    crossing = [sum(p.bytes_in + p.bytes_out for p in m.partitions) for m in (method, before)]
+    assert crossing[0] <= crossing[1]
+
+
+def test_what_the_proposals_make_runs() -> None:
+    """Llama, whose partitions differ from those of ExecuTorch's algorithm."""
+    module, inputs = build("llama")
+    with convex_proposals():
+        lowered = exir_lowering.lower(export(module, inputs), XnnpackPartitioner())
+    (got,) = exir_lowering.load(lowered.emit().buffer).run("forward", *inputs)
+    torch.testing.assert_close(got, module(*inputs), atol=1e-3, rtol=1e-3)

@@ -1,0 +1,148 @@
+"""Programs that once went wrong, each as small as it gets."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from executorch.exir.backend.backend_details import BackendDetails
+from lowering_support import TagPartitioner, by_operator, delegates, edge_program, placeholders
+from torch import nn
+from torch.export import ExportedProgram
+
+from exir_lowering import (
+    Backend,
+    BackendFailure,
+    CompileSpec,
+    InputError,
+    LoweringOptions,
+    PartitionerContractError,
+    PreprocessResult,
+    lower,
+    lower_whole_program,
+    to_backend,
+)
+from exir_lowering.graphs import quotient
+
+
+class CopyNames(nn.Module):
+    """The relu stays on the host, so `w` is copied for the adds, and ExecuTorch calls that copy `p_w_copy_0`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(3))
+        self.w_copy_0 = nn.Parameter(torch.randn(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x * self.w) + self.w + self.w_copy_0
+
+
+def test_a_parameter_may_have_the_name_of_another_ones_copy() -> None:
+    module, x = CopyNames(), torch.randn(3)
+    lowered = lower(edge_program(module, (x,)), TagPartitioner(by_operator("aten.add.Tensor")))["forward"]
+    (delegate,) = delegates(lowered)
+    signature = delegate.original_module.graph_signature
+    assert signature.inputs_to_parameters == {"p_w_copy_0": "w", "p_w_copy_1": "w_copy_0"}
+    assert placeholders(delegate.original_module.graph_module)[:2] == ["p_w_copy_0", "p_w_copy_1"]
+    torch.testing.assert_close(lowered.module()(x), module(x))
+
+
+class Unary(nn.Module):
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x)
+
+
+def branching(x: torch.Tensor) -> torch.Tensor:
+    return torch.cond(x.sum() > 0, lambda y: y.sin(), lambda y: y.cos(), (x,))
+
+
+def test_a_method_may_be_called_like_the_branch_of_another_one() -> None:
+    """Their partitions had the same ids, and the branch got the method's payload."""
+    x = torch.ones(3)
+    programs = {
+        "forward": edge_program(Unary(branching), (x,)),
+        "forward.submodule_0": edge_program(Unary(torch.tan), (x,)),
+    }
+    tags = by_operator("aten.sin.default", "aten.cos.default", "aten.tan.default")
+    lowered = to_backend(programs, TagPartitioner(tags))
+    for value in (x, -x):
+        torch.testing.assert_close(lowered["forward"].module()(value), branching(value))
+        torch.testing.assert_close(lowered["forward.submodule_0"].module()(value), torch.tan(value))
+    with pytest.raises(InputError, match="slash"):
+        to_backend({"a/b": programs["forward"]}, None)
+
+
+class Renames(Backend):
+    """Renames an input in the signature that it was given, which is its own to change."""
+
+    backend_id = "renames"
+
+    def preprocess(self, program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
+        program.graph_signature.replace_all_uses(program.graph_signature.input_specs[0].arg.name, "renamed")
+        return PreprocessResult(b"")
+
+
+def test_a_backend_may_change_the_signature_it_is_given() -> None:
+    program = edge_program(Unary(torch.tan), (torch.ones(3),))
+    lower_whole_program(program, "renames", backends={"renames": Renames})
+    lowered = to_backend(program, TagPartitioner(backend="renames"), backends={"renames": Renames})["forward"]
+    program.validate()
+    lowered.validate()
+    assert [spec.arg.name for spec in program.graph_signature.input_specs] == ["x"]
+    assert [d.original_module.graph_signature.input_specs[0].arg.name for d in delegates(lowered)] == ["x"]
+
+
+class CannotCopy(BackendDetails):
+    @classmethod
+    def copy_exported_program_for_preprocess(cls, edge_program: object, compile_specs: object) -> ExportedProgram:
+        raise RuntimeError("no room for a copy")
+
+    @staticmethod
+    def preprocess(edge_program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
+        return PreprocessResult(b"")
+
+
+def test_a_backend_that_cannot_make_its_copy_is_named() -> None:
+    program = edge_program(Unary(torch.tan), (torch.ones(3),))
+    with pytest.raises(BackendFailure, match=r"'CannotCopy' failed: RuntimeError: no room[\s\S]*forward/0:t"):
+        to_backend(program, TagPartitioner(backend="CannotCopy"))
+
+
+def test_a_whole_program_is_checked() -> None:
+    aten = torch.export.export(Unary(torch.tan), (torch.ones(3),))
+    edge = edge_program(Unary(torch.tan), (torch.ones(3),))
+    with pytest.raises(InputError, match="expected Edge dialect"):
+        lower_whole_program(aten, "echo")
+    with pytest.raises(InputError, match="backend id"):
+        lower_whole_program(edge, None)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="CompileSpec"):
+        lower_whole_program(edge, "echo", "abc")  # type: ignore[arg-type]
+
+
+def test_old_tags_do_not_stay_on_a_method_without_partitioner() -> None:
+    program = edge_program(Unary(torch.tan), (torch.ones(3),))
+    for node in program.graph.nodes:
+        node.meta["delegation_tag"] = "old"
+    lowered = to_backend(program, None)["forward"]
+    assert not [node for node in lowered.graph.nodes if "delegation_tag" in node.meta]
+
+
+def test_tags_on_many_cycles_take_time_that_grows_with_the_graph() -> None:
+    """The search for the cycle of each tag was quadratic, for a message that splitting does not need."""
+    searches = []
+    original = quotient.nx.single_source_shortest_path_length
+    program = edge_program(Unary(lambda x: (((x + 1).sin() + 1).sin() + 1).sin() + 1), (torch.ones(3),))
+    numbers = {node.name: i for i, node in enumerate(program.graph.nodes)}
+    partitioner = TagPartitioner(lambda node: f"t{numbers[node.name] % 3}")
+    try:
+        quotient.nx.single_source_shortest_path_length = lambda *a, **k: searches.append(a) or original(*a, **k)
+        to_backend(program, partitioner)
+        assert not searches
+        with pytest.raises(PartitionerContractError, match="leaves the tag and comes back"):
+            to_backend(program, partitioner, options=LoweringOptions(non_convex="raise"))
+        assert searches
+    finally:
+        quotient.nx.single_source_shortest_path_length = original

@@ -1,0 +1,241 @@
+"""Debug handles lead back to the model: every delegated operator has one, and failures tell its source line."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import models
+import pytest
+import torch
+from debug_models import Branches, Product, Quotient, Steps, line
+from lowering_support import TagPartitioner, delegates, edge_program
+from torch.export import ExportedProgram, export
+from torch.fx import Node
+
+import exir_lowering
+from exir_lowering import BackendFailure, InputError, LoweredMethods
+from exir_lowering.backends.compiler_demo import CompilerDemoDelegate
+from exir_lowering.graphs import debug_handles, is_operator, operator_name, walk
+from exir_lowering.pte.debug_info import DebugInfo
+
+TWO = (torch.ones(4), torch.full((4,), 2.0))
+
+
+def demo(node: Node) -> str | None:
+    """Give each operator that compiler_demo knows a tag of its own kind."""
+    return "demo" if operator_name(node) in ("aten.add.Tensor", "aten.sub.Tensor", "aten.mul.Tensor") else None
+
+
+def lowered(module: torch.nn.Module, inputs: tuple[Any, ...] = TWO) -> LoweredMethods:
+    return exir_lowering.lower(export(module.eval(), inputs), TagPartitioner(demo, "compiler_demo"))
+
+
+def operators(program: ExportedProgram) -> Iterator[Node]:
+    for delegate in delegates(program):
+        for _, module in walk(delegate.original_module.graph_module):
+            yield from filter(is_operator, module.graph.nodes)
+
+
+def check_complete(found: LoweredMethods, info: DebugInfo) -> None:
+    """Check that every delegated operator is in the map, with its own operator and its own line."""
+    for name, program in found.items():
+        method = info.methods[name]
+        assert len(method.delegates) == len(delegates(program))
+        for node in operators(program):
+            handle = node.meta["debug_handle"]
+            described = [d for d in method.nodes[handle] if d.name == node.name]
+            assert operator_name(node) in {d.operator for d in described}
+            assert any(handle in delegate.handles for delegate in method.delegates)
+
+
+@pytest.mark.parametrize("module", [Steps, Branches])
+def test_each_delegated_operator_is_described(module: type[torch.nn.Module]) -> None:
+    found = lowered(module())
+    artifact = found.emit()
+    check_complete(found, artifact.debug_info)
+    plan = artifact.manager.executorch_program.execution_plan[0]
+    method = artifact.debug_info.methods["forward"]
+    for index, delegate in enumerate(method.delegates):
+        assert plan.chains[0].instructions[delegate.instruction].instr_args.delegate_index == index
+    for instruction, handles in method.kernels.items():
+        called = plan.operators[plan.chains[0].instructions[instruction].instr_args.op_index].name
+        assert any(called.split("::")[1].lstrip("_") in node.operator for h in handles for node in method.nodes[h])
+
+
+def test_lines_and_modules() -> None:
+    method = lowered(Steps()).emit().debug_info.methods["forward"]
+    told = {node.operator: node for nodes in method.nodes.values() for node in nodes}
+    assert told["aten.add.Tensor"].source == line("second")
+    assert told["aten.sin.default"].source == line("host")
+    assert told["aten.sub.Tensor"].source == line("difference")
+    assert told["aten.sub.Tensor"].modules[-1] == "inner: debug_models.Inner"
+    assert [frame.function for frame in told["aten.sub.Tensor"].frames] == ["forward", "forward"]
+    assert method.lines(method.delegates[0].handles) == [line("first"), line("second")]
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_whole_models(name: str) -> None:
+    model, inputs = models.build(name)
+    program = export(model, inputs)
+    found = exir_lowering.lower(program, ["xnnpack", "reference"])
+    artifact = found.emit()
+    info = artifact.debug_info
+    check_complete(found, info)
+    assert {d.backend_id for d in info.methods["forward"].delegates} == {"XnnpackBackend", "reference"}
+    nodes = [node for nodes in info.methods["forward"].nodes.values() for node in nodes]
+    assert sum(bool(node.source) for node in nodes) > 0.9 * len(nodes)
+    assert DebugInfo.from_json(info.to_json()) == info
+    assert len(info.to_json()) < 250 * len(nodes)
+    assert exir_lowering.lower(program, ["xnnpack", "reference"]).emit().debug_info.to_json() == info.to_json()
+
+
+def test_quantized() -> None:
+    from test_quantized import partitioners, quantized
+
+    found = exir_lowering.lower(quantized(dynamic=False), partitioners(dynamic=False))
+    info = found.emit().debug_info
+    check_complete(found, info)
+    nodes = [node for nodes in info.methods["forward"].nodes.values() for node in nodes]
+    assert "aten.convolution.default" in {node.operator for node in nodes}
+
+
+def test_programs_without_handles_get_some_and_keep_none() -> None:
+    program = edge_program(Branches(), TWO)
+    for _, module in walk(program.graph_module):
+        for node in module.graph.nodes:
+            node.meta.pop("debug_handle", None)
+    before = [dict(node.meta) for _, module in walk(program.graph_module) for node in module.graph.nodes]
+    made = [exir_lowering.to_backend(program, TagPartitioner(demo, "compiler_demo")) for _ in range(2)]
+    check_complete(made[0], made[0].emit().debug_info)
+    assert made[0].emit().debug_info == made[1].emit().debug_info
+    after = [dict(node.meta) for _, module in walk(program.graph_module) for node in module.graph.nodes]
+    assert [meta.keys() for meta in after] == [meta.keys() for meta in before]
+
+
+def test_handles_are_executorchs_own() -> None:
+    """A program that has all handles keeps them; some that miss are those that ExecuTorch would share."""
+    program = edge_program(Steps(), TWO)
+    own = {node.name: node.meta["debug_handle"] for node in program.graph.nodes if node.op == "call_function"}
+    filled = debug_handles.handled_copy(program)
+    assert {node.name: node.meta["debug_handle"] for node in filled.graph.nodes if node.name in own} == own
+    found = exir_lowering.to_backend(program, TagPartitioner(demo, "compiler_demo"))
+    assert {node.meta["debug_handle"] for node in operators(found["forward"])} <= set(own.values())
+
+
+def test_ahead_of_time_the_line_is_told() -> None:
+    with pytest.raises(BackendFailure) as caught:
+        exir_lowering.lower(export(Quotient(), TWO), TagPartitioner(backend="compiler_demo"))
+    assert f"aten.div is not supported in this compiler. Source code: {line('quotient')}" in str(caught.value)
+
+
+class Fails(CompilerDemoDelegate):
+    """Raises at the second instruction, the way a delegate of another package would."""
+
+    def execute(self, handle: Any, inputs: list[Any]) -> Any:
+        error = RuntimeError("out of memory")
+        if handle.code.instructions[1:]:
+            error.debug_handle = handle.code.instructions[1].handle  # type: ignore[attr-defined]
+        raise error
+
+
+class NeverCompiles(CompilerDemoDelegate):
+    def compile(self, *args: Any) -> Any:
+        raise RuntimeError("no licence")
+
+
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return lowered(Steps()).emit().save(tmp_path_factory.mktemp("debug") / "steps.pte")
+
+
+@pytest.mark.parametrize("engine", ["runtime", "interpreter"])
+def test_a_failure_at_run_time_tells_the_line(steps: Path, engine: Any) -> None:
+    program = exir_lowering.load(steps, delegates={"compiler_demo": Fails}, engine=engine)
+    with pytest.raises(BackendFailure) as caught:
+        program.run("forward", *TWO)
+    assert str(caught.value).endswith(f". Source code: {line('second')}")
+    assert caught.value.debug_handle is not None
+    with pytest.raises(BackendFailure) as caught:
+        exir_lowering.load(steps, delegates={"compiler_demo": NeverCompiles}, engine=engine)
+    assert str(caught.value).endswith(f"no licence. Source code:\n    {line('first')}\n    {line('second')}")
+
+
+def test_a_failure_of_the_reference_delegate_tells_the_line(tmp_path: Path) -> None:
+    class Gather(torch.nn.Module):
+        def forward(self, x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+            y = x + 1
+            return torch.gather(y, 0, index)
+
+    inputs = (torch.ones(4), torch.zeros(2, dtype=torch.long))
+    artifact = exir_lowering.lower(export(Gather(), inputs), "reference").emit()
+    program = exir_lowering.load(artifact.save(tmp_path / "gather.pte"))
+    with pytest.raises(BackendFailure) as caught:
+        program.run("forward", inputs[0], torch.full((2,), 9))
+    number = Gather.forward.__code__.co_firstlineno + 2
+    assert f'Source code: File "{__file__}", line {number}, in forward: return torch.gather' in str(caught.value)
+
+
+def _message(program: exir_lowering.LoadedProgram) -> str:
+    with pytest.raises(BackendFailure) as caught:
+        program.run("forward", *TWO)
+    return str(caught.value)
+
+
+def test_stale_and_damaged_debug_information(steps: Path, tmp_path: Path) -> None:
+    debug = tmp_path / "model.debug.json"
+    model = tmp_path / "model.pte"
+    model.write_bytes(steps.read_bytes())
+    delegates = {"compiler_demo": Fails}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert "Source code" not in _message(exir_lowering.load(model, delegates=delegates))
+        assert "Source code" not in _message(exir_lowering.load(model.read_bytes(), delegates=delegates))
+        good = steps.with_suffix(".debug.json")
+        assert line("second") in _message(exir_lowering.load(model.read_bytes(), delegates=delegates, debug=good))
+    stale = lowered(Product()).emit().debug_info.to_json()
+    tree = json.loads(good.read_text())
+    damaged = json.dumps({**tree, "frames": [["x"]]})
+    for text, told in (
+        (stale, "it is of another .pte file"),
+        (good.read_text()[:200], "this is no debug information"),
+        (damaged, "it is damaged"),
+        (json.dumps({**tree, "version": 99}), "its version is 99"),
+    ):
+        debug.write_text(text)
+        program = exir_lowering.load(model, delegates=delegates)
+        with pytest.warns(UserWarning, match=told) as heard:
+            assert "Source code" not in _message(program)
+            assert "Source code" not in _message(program)
+        assert len([w for w in heard if told in str(w.message)]) == 1
+        with pytest.raises(InputError, match=told):
+            exir_lowering.load(model, delegates=delegates, debug=debug)
+    with pytest.raises(InputError, match="No such file"):
+        exir_lowering.load(model, delegates=delegates, debug=tmp_path / "none.debug.json")
+    with pytest.raises(InputError, match=r"debug: got a int"):
+        exir_lowering.load(model, delegates=delegates, debug=3)  # type: ignore[arg-type]
+
+
+def test_saving(tmp_path: Path) -> None:
+    artifact = lowered(Product()).emit()
+    artifact.save(tmp_path / "model.pte")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.debug.json", "model.pte"]
+    assert DebugInfo.from_json((tmp_path / "model.debug.json").read_bytes()) == artifact.debug_info
+
+
+def test_an_etrecord_that_executorch_cannot_save(tmp_path: Path) -> None:
+    """Upstream cannot serialize some programs with nested graphs: nothing is written then."""
+    artifact = lowered(Branches()).emit(etrecord=True)
+    with pytest.raises(InputError, match="ExecuTorch cannot serialize"):
+        artifact.save(tmp_path / "model.pte")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_cannot_be_replaced_leaves_no_debug_information(tmp_path: Path) -> None:
+    (tmp_path / "model.pte").mkdir()
+    with pytest.raises(InputError, match="Cannot save"):
+        lowered(Product()).emit().save(tmp_path / "model.pte")
+    assert [path.name for path in tmp_path.iterdir()] == ["model.pte"]

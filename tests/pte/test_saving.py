@@ -1,0 +1,225 @@
+"""`save` is killed at any moment: what is there then is one generation, or is refused."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import stat
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.export import export
+
+from exir_lowering import InputError, LoweredModule, load, lower
+from exir_lowering.pte import saving
+
+KILLS = 100
+X = torch.linspace(-1, 1, 8)
+
+
+class Net(nn.Module):
+    """A weight for the data file, and one for the program."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.weight, self.bias = nn.Parameter(torch.rand(8)), nn.Parameter(torch.rand(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x * self.weight + self.bias)
+
+
+def outside(name: str) -> Callable[[str, int], str | None]:
+    return lambda key, size: name if key == "weight" else None
+
+
+def lowered(seed: int) -> Any:
+    return lower(export(Net(seed).eval(), (X,)))
+
+
+@pytest.fixture(scope="module")
+def generations() -> Any:
+    """Two trainings of a model, with a data file of one name."""
+    return [lowered(seed).emit(external_weights=outside("weights")) for seed in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def renamed() -> Any:
+    """The same, each with a data file of its own name."""
+    return [lowered(seed).emit(external_weights=outside(f"weights{seed}")) for seed in (0, 1)]
+
+
+def state(folder: Path) -> str:
+    """Return what the files in a folder are: a generation by its number, or what `load` refuses."""
+    found = set()
+    for data in sorted(folder.glob("weights*.ptd")):
+        try:
+            (result,) = load(folder / "net.pte", data=data).run("forward", X)
+        except InputError as error:
+            assert "of another program" in str(error)
+            continue
+        with torch.no_grad():
+            (right,) = [seed for seed in (0, 1) if torch.allclose(result, Net(seed)(X))]
+        found.add(str(right))
+    return found.pop() if found else "refused"
+
+
+def killed(work: Callable[[], Any], arm: Callable[[], None]) -> bool:
+    """Call a function in a forked child that was armed to be killed; tell whether it was."""
+    child = os.fork()
+    if child == 0:
+        try:
+            arm()
+            work()
+        finally:
+            os._exit(0)
+    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+
+
+def at_line(number: int) -> Callable[[], None]:
+    """Kill the process before the given line that saving executes."""
+    files, left = ("saving.py", "emission.py", "module.py"), [number]
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        if not frame.f_code.co_filename.endswith(files):
+            return None
+        if event == "line":
+            left[0] -= 1
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return trace
+
+    return lambda: sys.settrace(trace)
+
+
+def after(seconds: float) -> Callable[[], None]:
+    """Kill the process after a time."""
+
+    def arm() -> None:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+
+    return arm
+
+
+def temporary(folder: Path) -> list[Path]:
+    return list(folder.glob(".*.tmp"))
+
+
+class TestKills:
+    def test_before_any_line(self, generations: Any, tmp_path: Path) -> None:
+        """Data files of one name: the old pair, a pair that is refused, the new pair."""
+        old, new = generations
+        seen = []
+        for number in range(1, 10_000, 2):
+            old.save(tmp_path / "net.pte")
+            assert not temporary(tmp_path)  # of the kill before
+            if not killed(lambda: new.save(tmp_path / "net.pte"), at_line(number)):
+                break
+            seen.append(state(tmp_path))
+        assert state(tmp_path) == "1" and number > 60, number
+        assert sorted(set(seen), key=seen.index) == ["0", "refused", "1"]
+        assert seen == sorted(seen, key=["0", "refused", "1"].index)
+
+    def test_the_old_pair_stays_whole_when_names_differ(self, renamed: Any, tmp_path: Path) -> None:
+        old, new = renamed
+        seen = []
+        for number in range(1, 10_000, 5):
+            for path in tmp_path.iterdir():
+                path.unlink()
+            old.save(tmp_path / "net.pte")
+            if not killed(lambda: new.save(tmp_path / "net.pte"), at_line(number)):
+                break
+            seen.append(state(tmp_path))
+        assert set(seen) == {"0", "1"} and seen == sorted(seen)
+
+    def test_at_random_moments(self, generations: Any, tmp_path: Path) -> None:
+        generator, seen = random.Random(0), Counter[str]()
+        for artifact in generations:
+            artifact.save(tmp_path / "net.pte")
+
+        def alternate() -> None:
+            while True:
+                for artifact in generations:
+                    artifact.save(tmp_path / "net.pte")
+
+        for _ in range(KILLS):
+            assert killed(alternate, after(generator.uniform(0.002, 0.04)))
+            seen[state(tmp_path)] += 1
+            assert len(temporary(tmp_path)) <= 3  # they do not pile up
+        assert seen["0"] and seen["1"] and sum(seen.values()) == KILLS, seen
+        generations[0].save(tmp_path / "net.pte")
+        assert state(tmp_path) == "0" and not temporary(tmp_path)
+
+    def test_a_lowered_module(self, tmp_path: Path) -> None:
+        modules = [lowered(seed).module(external_weights=outside("weights")) for seed in (0, 1)]
+        for seed, module in enumerate(modules):
+            module.seed = seed
+            module.bundled_inputs = [(X,)]
+            module.save(tmp_path / f"warm{seed}.pte")  # what is computed once is there
+        generator, seen = random.Random(1), []
+        for number in sorted(generator.sample(range(1, 250), 30)):
+            modules[0].save(tmp_path / "net.pte")
+            if not killed(lambda: modules[1].save(tmp_path / "net.pte"), at_line(number)):
+                break
+            seen.append(state(tmp_path))
+            if seen[-1] != "refused":
+                loaded = LoweredModule.load(tmp_path / "net.pte", data=tmp_path / "weights.ptd", verify="full")
+                assert str(loaded.seed) == seen[-1]
+        assert "0" in seen and seen == sorted(seen, key=["0", "refused", "1"].index)
+
+
+class TestFiles:
+    def test_a_failure_leaves_what_was_there(self, tmp_path: Path) -> None:
+        first, second = tmp_path / "first", tmp_path / "second"
+        first.write_bytes(b"old")
+
+        def fail(file: Any) -> None:
+            file.write(b"half")
+            raise OSError("full")
+
+        with pytest.raises(OSError, match="full"):
+            saving.replace_files({first: lambda file: file.write(b"new"), second: fail}, first)
+        assert first.read_bytes() == b"old" and [path.name for path in tmp_path.iterdir()] == ["first"]
+
+    def test_a_folder_in_the_place_of_one_leaves_all_as_they_were(self, generations: Any, tmp_path: Path) -> None:
+        (tmp_path / "net.pte").mkdir()
+        (tmp_path / "weights.ptd").write_bytes(b"old")
+        with pytest.raises(InputError, match="Is a directory"):
+            generations[0].save(tmp_path / "net.pte")
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["net.pte", "weights.ptd"]
+        assert (tmp_path / "weights.ptd").read_bytes() == b"old"
+
+    def test_the_mode_is_that_of_the_process(self, tmp_path: Path) -> None:
+        before = os.umask(0o027)
+        try:
+            saving.replace_file(tmp_path / "x", lambda file: file.write(b"x"))
+        finally:
+            os.umask(before)
+        assert stat.S_IMODE((tmp_path / "x").stat().st_mode) == 0o640
+
+    def test_a_file_that_somebody_writes_is_not_left_behind(self, tmp_path: Path) -> None:
+        place = tmp_path / "x"
+        with saving.Staging() as one:
+            written = one.add(place, lambda file: file.write(b"one"))
+            saving.replace_file(place, lambda file: file.write(b"two"))
+            assert written.read_bytes() == b"one"
+            one.publish(place)
+        assert place.read_bytes() == b"one" and not temporary(tmp_path)
+
+    def test_files_of_other_names_stay(self, tmp_path: Path) -> None:
+        for name in (".x.pte.12345678.tmp", ".x.1234567.tmp", ".x.1234567g.tmp", ".[x].12345678.tmp", "x.12345678.tmp"):
+            (tmp_path / name).write_bytes(b"mine")
+        left = tmp_path / ".x.12345678.tmp"
+        left.write_bytes(b"left behind")
+        saving.replace_file(tmp_path / "x", lambda file: file.write(b"x"))
+        assert not left.exists() and len(list(tmp_path.iterdir())) == 6
+        saving.replace_file(tmp_path / "[x]", lambda file: file.write(b"x"))
+        assert not (tmp_path / ".[x].12345678.tmp").exists()

@@ -1,0 +1,1052 @@
+"""Python delegates in ExecuTorch's own runtime: what they are given and return, and what can go wrong."""
+
+import contextlib
+import ctypes
+import gc
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import warnings
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+from executorch.exir import ExecutorchBackendConfig
+from executorch.exir.passes import MemoryPlanningPass
+from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
+from folders import IMPORTED
+from lowering_support import TagPartitioner, by_operator
+from scripted import ScriptBackend, ScriptDelegate, scripted
+from torch import nn
+from torch.export import Dim, export
+
+from exir_lowering import (
+    BackendContractError,
+    BackendFailure,
+    BackendUnavailableError,
+    CompileSpec,
+    Delegate,
+    InputError,
+    LoweringError,
+    PluginLoadError,
+    load,
+    lower,
+)
+from exir_lowering.graphs import operator_name
+from exir_lowering.partitioners import RuledPartitioner, SupportPartitioner, deny, everything
+from exir_lowering.runtime.native import shim, shim_cache
+
+ADD, MUL = "aten.add.Tensor", "aten.mul.Tensor"
+BATCH = Dim("batch", min=1, max=8)
+
+
+class AddSin(nn.Module):
+    def forward(self, x, y):
+        return torch.sin(x + y)
+
+
+class Both(nn.Module):
+    """Two outputs of one partition, of different shapes."""
+
+    def forward(self, x, y):
+        total = x + y
+        return total * y, total.sum(-1) * 2.0
+
+
+class Count(nn.Module):
+    """State on the host, read and written around a delegate."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("total", torch.zeros(3))
+
+    def forward(self, x):
+        self.total.copy_(self.total + x)
+        return self.total * 2
+
+
+class Weights(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 3))
+        self.register_buffer("shift", torch.randn(3))
+
+    def forward(self, x):
+        return torch.sin(torch.mm(x, self.weight) * 2.0 + self.shift)
+
+
+class Viewed(nn.Module):
+    """Views of a fixed shape go into delegates; in the file they look like outputs of these."""
+
+    def forward(self, x, y):
+        once = torch.sin(x).reshape(3, 2)
+        first = once * 2.0, once + y
+        again = torch.cos(first[0] + torch.sin(first[1])).reshape(2, 3)
+        return again * again + again, torch.sin(again)
+
+
+class Apart(nn.Module):
+    def forward(self, x, y):
+        return torch.sin(torch.sin(x + y) + y)
+
+
+def program_of(module, *inputs, batch=False):
+    shapes = tuple({0: BATCH} for _ in inputs) if batch else None
+    return export(module.eval(), inputs, dynamic_shapes=shapes)
+
+
+def sums(*names, **options):
+    return TagPartitioner(by_operator(*(names or (ADD,))), "script", **options)
+
+
+@pytest.fixture(scope="module")
+def adds():
+    """One addition in a delegate, a sine after it, of any batch up to 8."""
+    return scripted(program_of(AddSin(), torch.ones(2, 3), torch.ones(2, 3), batch=True), sums()).buffer
+
+
+@pytest.fixture
+def xy():
+    return torch.randn(2, 3), torch.randn(2, 3)
+
+
+def failing(error, where="execute"):
+    """Return a delegate that raises while it is switched on."""
+
+    class Failing(ScriptDelegate):
+        on = True
+
+        def compile(self, processed, compile_specs, context):
+            if self.on and where == "compile":
+                raise error
+            return super().compile(processed, compile_specs, context)
+
+        def execute(self, handle, inputs):
+            if self.on and where == "execute":
+                raise error
+            return super().execute(handle, inputs)
+
+    return Failing()
+
+
+def returning(change):
+    """Return a delegate whose outputs are changed."""
+
+    class Returning(ScriptDelegate):
+        def execute(self, handle, inputs):
+            return change(super().execute(handle, inputs))
+
+    return Returning()
+
+
+def message_of(call, error):
+    with pytest.raises(error) as caught:
+        call()
+    assert isinstance(caught.value, LoweringError)
+    return str(caught.value)
+
+
+class TestRun:
+    def test_values_and_the_life_of_a_handle(self, adds, xy):
+        delegate = ScriptDelegate()
+        program = load(adds, delegates=[delegate])
+        assert delegate.methods == ["forward"]  # compiled when loaded
+        torch.testing.assert_close(program.run("forward", *xy)[0], torch.sin(xy[0] + xy[1]))
+        assert (delegate.executed, delegate.destroyed) == (1, 0)
+        del program
+        gc.collect()
+        assert (delegate.methods, delegate.destroyed) == (["forward"], 1)
+
+    @pytest.mark.parametrize("form", ["object", "class", "mapping", "class in a mapping", "tuple"])
+    def test_forms_of_the_argument(self, adds, xy, form):
+        forms = {
+            "object": [ScriptDelegate()],
+            "class": [ScriptDelegate],
+            "mapping": {"script": ScriptDelegate(), "unused": ScriptDelegate},
+            "class in a mapping": {"script": ScriptDelegate},
+            "tuple": (ScriptDelegate,),
+        }
+        result = load(adds, delegates=forms[form]).run("forward", *xy)[0]
+        torch.testing.assert_close(result, torch.sin(xy[0] + xy[1]))
+
+    @pytest.mark.parametrize(
+        "dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int8, torch.uint8, torch.int64]
+    )
+    @pytest.mark.parametrize("shape", [(), (3,), (2, 1, 3)], ids=str)
+    def test_dtypes_and_shapes(self, dtype, shape):
+        class Add(nn.Module):
+            def forward(self, x, y):
+                return x + y
+
+        x, y = ((torch.rand(shape) * 9).to(dtype) for _ in range(2))
+        program = load(scripted(program_of(Add(), x, y), sums()).buffer, delegates=[ScriptDelegate])
+        (result,) = program.run("forward", x, y)
+        assert torch.equal(result, x + y)
+        assert result.dtype == dtype
+
+    def test_bool(self):
+        class Xor(nn.Module):
+            def forward(self, x, y):
+                return torch.logical_xor(x, y)
+
+        x, y = torch.tensor([True, False, True]), torch.tensor([True, True, False])
+        artifact = scripted(program_of(Xor(), x, y), sums("aten.logical_xor.default"))
+        assert torch.equal(load(artifact.buffer, delegates=[ScriptDelegate]).run("forward", x, y)[0], x ^ y)
+
+    def test_channels_last(self):
+        class Add(nn.Module):
+            def forward(self, x, y):
+                return x + y
+
+        given = [torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last) for _ in range(2)]
+        seen = []
+
+        class Seeing(ScriptDelegate):
+            def execute(self, handle, inputs):
+                seen.extend(tensor.stride() for tensor in inputs)
+                return [tensor.contiguous() for tensor in super().execute(handle, inputs)]
+
+        program = load(scripted(program_of(Add(), *given), sums()).buffer, delegates=[Seeing])
+        assert torch.equal(program.run("forward", *given)[0], given[0] + given[1])
+        assert seen == [given[0].stride(), given[1].stride()]
+
+    def test_changing_batch_and_two_outputs(self):
+        artifact = scripted(
+            program_of(Both(), torch.ones(2, 3), torch.ones(2, 3), batch=True),
+            sums(ADD, MUL, "aten.sum.dim_IntList"),
+        )
+        program = load(artifact.buffer, delegates=[ScriptDelegate])
+        for batch in (1, 8, 3, 5, 8, 2):
+            x, y = torch.randn(batch, 3), torch.randn(batch, 3)
+            for result, expected in zip(program.run("forward", x, y), Both()(x, y), strict=True):
+                torch.testing.assert_close(result, expected)
+
+    def test_empty_tensors(self):
+        rows = Dim("rows", min=0, max=4)
+        shapes = {"x": {0: rows}, "y": {0: rows}}
+        exported = export(AddSin(), (torch.ones(2, 3), torch.ones(2, 3)), dynamic_shapes=shapes)
+        program = load(scripted(exported, sums()).buffer, delegates=[ScriptDelegate])
+        assert program.run("forward", torch.ones(0, 3), torch.ones(0, 3))[0].shape == (0, 3)
+        assert program.run("forward", torch.ones(4, 3), torch.ones(4, 3))[0].shape == (4, 3)
+
+    @pytest.mark.parametrize("initial", [False, True])
+    @pytest.mark.parametrize("inputs", [True, False])
+    def test_state_on_the_host(self, initial, inputs):
+        """A buffer that the file gives no initial value looks like an output of a delegate."""
+
+        class Alone(Count):
+            def forward(self):
+                self.total.copy_(self.total + 1.0)
+                return torch.sin(self.total)
+
+        exported = program_of(Count(), torch.ones(3)) if inputs else program_of(Alone())
+        passes = [InitializedMutableBufferPass(["total"])] if initial else []
+        config = ExecutorchBackendConfig(passes=passes)
+        program = load(scripted(exported, sums(state=False), config=config).buffer, delegates=[ScriptDelegate])
+        for number in range(1, 4):
+            (result,) = program.run("forward", *([torch.ones(3)] if inputs else []))
+            expected = torch.full((3,), float(number))
+            torch.testing.assert_close(result, expected * 2 if inputs else torch.sin(expected))
+
+    def test_named_data_and_compile_specs(self):
+        model = Weights()
+        specs = [CompileSpec("mode", b"fast"), CompileSpec("empty", b"")]
+        partitioner = sums("aten.mm.default", MUL, ADD, compile_specs=specs)
+        x = torch.randn(2, 3)
+        seen = []
+
+        class Seeing(ScriptDelegate):
+            def compile(self, processed, compile_specs, context):
+                seen.extend([compile_specs, context.named_data("none of that name"), context])
+                return super().compile(processed, compile_specs, context)
+
+        program = load(scripted({"step": program_of(model, x)}, partitioner).buffer, delegates=[Seeing])
+        torch.testing.assert_close(program.run("step", x)[0], model(x))
+        assert [(spec.key, bytes(spec.value)) for spec in seen[0]] == [("mode", b"fast"), ("empty", b"")]
+        assert seen[1] is None
+        assert seen[2].method == "step"
+        with pytest.raises(RuntimeError, match="until compile returns"):
+            seen[2].named_data("script/weight")
+
+    def test_several_methods_and_delegates_in_each(self):
+        x, y = torch.randn(2, 3), torch.randn(2, 3)
+        names = iter(range(99))
+        apart = TagPartitioner(lambda node: f"t{next(names)}" if operator_name(node) == ADD else None, "script")
+        programs = {"one": program_of(AddSin(), x, y), "two": program_of(Apart(), x, y)}
+        delegate = ScriptDelegate()
+        program = load(scripted(programs, apart).buffer, delegates=[delegate])
+        assert sorted(delegate.methods) == ["one", "two", "two"]
+        for _ in range(2):
+            torch.testing.assert_close(program.run("two", x, y)[0], Apart()(x, y))
+            torch.testing.assert_close(program.run("one", x, y)[0], AddSin()(x, y))
+        del program
+        gc.collect()
+        assert delegate.destroyed == 3
+
+    @pytest.mark.parametrize("outputs", [True, False])
+    def test_memory_that_is_not_planned(self, outputs):
+        class Add(nn.Module):
+            def forward(self, x, y):
+                return x + y
+
+        planning = MemoryPlanningPass(alloc_graph_input=False, alloc_graph_output=outputs)
+        exported = program_of(Add(), torch.ones(2, 3), torch.ones(2, 3), batch=True)
+        artifact = scripted(exported, sums(), config=ExecutorchBackendConfig(memory_planning_pass=planning))
+        program = load(artifact.buffer, delegates=[ScriptDelegate])
+        for batch in (2, 8, 1):
+            x, y = torch.randn(batch, 3), torch.randn(batch, 3)
+            assert torch.equal(program.run("forward", x, y)[0], x + y)
+
+    def test_control_flow(self):
+        class Either(nn.Module):
+            def forward(self, x, y):
+                return torch.cond(x.sum() > 0, lambda x, y: torch.sin(x + y), lambda x, y: torch.cos(x + y), [x, y])
+
+        program = load(
+            scripted(program_of(Either(), torch.ones(3), torch.ones(3)), sums()).buffer, delegates=[ScriptDelegate]
+        )
+        for sign in (1.0, -1.0, 1.0):
+            x, y = torch.full((3,), sign), torch.randn(3)
+            torch.testing.assert_close(program.run("forward", x, y)[0], Either()(x, y))
+
+    @pytest.mark.parametrize("tag", [lambda node: "t", lambda node: node.name], ids=["merged", "apart"])
+    def test_views_of_a_fixed_shape(self, tag):
+        partitioner = TagPartitioner(
+            lambda node: tag(node) if operator_name(node) in (ADD, MUL) else None, "script", state=False
+        )
+        content = scripted(program_of(Viewed(), torch.ones(2, 3), torch.ones(3, 2)), partitioner).buffer
+        delegate = ScriptDelegate()
+        program = load(content, delegates=[delegate])
+        for _ in range(3):
+            x, y = torch.randn(2, 3), torch.randn(3, 2)
+            for result, expected in zip(program.run("forward", x, y), Viewed()(x, y), strict=True):
+                torch.testing.assert_close(result, expected)
+
+    def test_a_number_as_output(self):
+        class Rows(nn.Module):
+            def forward(self, x):
+                return x * 2.0, x.shape[0] * 3
+
+        class Numbers(Delegate):
+            delegate_id = "script"
+
+            def execute(self, handle, inputs):
+                return inputs[0] * 2.0, inputs[0].shape[0] * 3
+
+        content = scripted(program_of(Rows(), torch.ones(4, 3), batch=True), TagPartitioner(backend="script")).buffer
+        program = load(content, delegates=[Numbers])
+        for batch in (5, 2):
+            rows, number = program.run("forward", torch.ones(batch, 3))
+            assert rows.shape == (batch, 3)
+            assert number == batch * 3
+
+    def test_state_that_two_methods_share(self):
+        planning = MemoryPlanningPass(share_mutable_buffers=True)
+        config = ExecutorchBackendConfig(memory_planning_pass=planning, emit_mutable_buffer_names=True)
+        programs = {name: program_of(Count(), torch.ones(3)) for name in "ab"}
+        program = load(scripted(programs, sums(state=False), config=config).buffer, delegates=[ScriptDelegate])
+        results = [program.run(method, torch.ones(3))[0][0].item() for method in "abab"]
+        assert results == [2.0, 4.0, 6.0, 8.0]
+
+    def test_a_delegate_that_reads_what_another_method_writes(self):
+        class State(torch.nn.Module):
+            def __init__(self, writes):
+                super().__init__()
+                self.writes = writes
+                self.register_buffer("c", torch.zeros(3))
+
+            def forward(self, x):
+                return self.c.add_(x).clone() if self.writes else self.c * 2 + x
+
+        planning = MemoryPlanningPass(share_mutable_buffers=True)
+        config = ExecutorchBackendConfig(memory_planning_pass=planning, emit_mutable_buffer_names=True)
+        programs = {"write": program_of(State(True), torch.ones(3)), "read": program_of(State(False), torch.ones(3))}
+        with pytest.raises(InputError) as caught:
+            lower(programs, {"read": "reference"}).emit(config)
+        for part in ("'c'", "'read'", "'write'", "'reference'", "reads it", "deny(...)"):
+            assert part in str(caught.value)
+        # What it advises: the operator that reads the buffer stays on the host, the other one is delegated.
+        allowed = RuledPartitioner(SupportPartitioner({"reference": everything()}), deny(op="aten.mul.Tensor"))
+        program = load(lower(programs, {"read": allowed}).emit(config).buffer)
+        program.run("write", torch.ones(3))
+        assert torch.equal(program.run("read", torch.ones(3))[0], torch.full((3,), 3.0))
+
+    def test_outputs_that_are_inputs_or_need_gradients(self, adds, xy):
+        program = load(adds, delegates=[returning(lambda outputs: [outputs[0].clone().requires_grad_()])])
+        torch.testing.assert_close(program.run("forward", *xy)[0], torch.sin(xy[0] + xy[1]))
+
+        class First(ScriptDelegate):
+            def execute(self, handle, inputs):
+                return (inputs[0],)
+
+        torch.testing.assert_close(load(adds, delegates=[First]).run("forward", *xy)[0], torch.sin(xy[0]))
+
+
+class TestFailures:
+    @pytest.mark.parametrize("error", [ValueError("boo"), RuntimeError("0x1"), InputError("nested"), ArithmeticError()])
+    def test_execute(self, adds, xy, error):
+        delegate = failing(error)
+        program = load(adds, delegates=[delegate])
+        with pytest.raises(BackendFailure) as caught:
+            program.run("forward", *xy)
+        assert caught.value.__cause__ is error
+        for part in ("'forward'", "'script'", "Failing", "execute", type(error).__name__, "shape [2, 3]"):
+            assert part in str(caught.value)
+        delegate.on = False
+        torch.testing.assert_close(program.run("forward", *xy)[0], torch.sin(xy[0] + xy[1]))
+
+    def test_compile(self, adds, xy):
+        error = KeyError("boo")
+        with pytest.raises(BackendFailure, match="failed to compile a payload of") as caught:
+            load(adds, delegates=[failing(error, "compile")])
+        assert caught.value.__cause__ is error
+        torch.testing.assert_close(
+            load(adds, delegates=[ScriptDelegate]).run("forward", *xy)[0], torch.sin(xy[0] + xy[1])
+        )
+
+    def test_compile_of_the_second_destroys_the_first(self):
+        names = iter(range(99))
+        apart = TagPartitioner(lambda node: f"t{next(names)}" if operator_name(node) == ADD else None, "script")
+        content = scripted(program_of(Apart(), torch.ones(3), torch.ones(3)), apart).buffer
+
+        class Second(ScriptDelegate):
+            def compile(self, processed, compile_specs, context):
+                if self.methods:
+                    raise ValueError("second")
+                return super().compile(processed, compile_specs, context)
+
+        delegate = Second()
+        with pytest.raises(BackendFailure, match="second"):
+            load(content, delegates=[delegate])
+        gc.collect()
+        assert (len(delegate.methods), delegate.destroyed) == (1, 1)
+
+    @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit])
+    @pytest.mark.parametrize("where", ["compile", "execute"])
+    def test_interrupts_stay_what_they_are(self, adds, xy, kind, where):
+        delegate = failing(kind(3), where)
+        with pytest.raises(kind) as caught:
+            load(adds, delegates=[delegate]).run("forward", *xy)
+        assert caught.value.args == (3,)
+        delegate.on = False
+        torch.testing.assert_close(load(adds, delegates=[delegate]).run("forward", *xy)[0], torch.sin(xy[0] + xy[1]))
+
+    def test_destroy(self, adds, monkeypatch):
+        class Failing(ScriptDelegate):
+            def destroy(self, handle):
+                raise ValueError("boo")
+
+        seen = []
+        monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: seen.append(repr(unraisable.exc_value)))
+        monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: seen.append(repr(error)))
+        program = load(adds, delegates=[Failing])
+        del program
+        gc.collect()
+        assert seen == ["ValueError('boo')"]
+
+    @pytest.mark.parametrize(
+        ("change", "parts"),
+        [
+            (lambda outputs: [], ["returned 0 outputs, expected 1", "float32 of shape at most [8, 3]"]),
+            (lambda outputs: outputs * 2, ["returned 2 outputs, expected 1"]),
+            (lambda outputs: None, ["returned None, expected a list or tuple of 1"]),
+            (lambda outputs: outputs[0], ["returned a tensor", "expected a list or tuple"]),
+            (lambda outputs: iter(outputs), ["list_iterator", "expected a list or tuple"]),
+            (lambda outputs: [outputs[0].double()], ["output 0", "float64", ".to(torch.float32)"]),
+            (lambda outputs: [outputs[0][0]], ["output 0", "shape [3]", "has 1 dimensions, not 2"]),
+            (lambda outputs: [outputs[0].repeat(5, 1)], ["output 0", "dimension 0 is 10, at most 8"]),
+            (lambda outputs: [outputs[0].to("meta")], ["output 0", "on meta", "on the CPU"]),
+            (lambda outputs: [outputs[0].to_sparse()], ["output 0", "sparse", "dense"]),
+            (lambda outputs: [1.5], ["output 0", "the float 1.5", "Return a tensor"]),
+            (lambda outputs: [None], ["output 0", "is None"]),
+        ],
+    )
+    def test_wrong_outputs(self, adds, xy, change, parts):
+        delegate = returning(change)
+        program = load(adds, delegates=[delegate])
+        message = message_of(lambda: program.run("forward", *xy), BackendContractError)
+        for part in ("'forward'", "'script'", "Returning", *parts):
+            assert part in message
+        good = load(adds, delegates=[ScriptDelegate])
+        torch.testing.assert_close(good.run("forward", *xy)[0], torch.sin(xy[0] + xy[1]))
+
+    def test_a_wrong_static_shape(self):
+        content = scripted(program_of(AddSin(), torch.ones(4), torch.ones(4)), sums()).buffer
+        program = load(content, delegates=[returning(lambda outputs: [outputs[0][:2]])])
+        message = message_of(lambda: program.run("forward", torch.ones(4), torch.ones(4)), BackendContractError)
+        assert "expected a tensor of float32 of shape [4]" in message
+        assert "dimension 0 is 2, not 4" in message
+
+    def test_a_payload_of_another_kind(self, adds):
+        start = adds.index(b'{"inputs"')
+        damaged = adds[:start] + b"?" + adds[start + 1 :]
+        message = message_of(lambda: load(damaged, delegates=[ScriptDelegate], verify=False), BackendFailure)
+        assert "JSONDecodeError" in message
+        for length in range(0, len(adds), 101):
+            with pytest.raises(LoweringError):
+                load(adds[:length], delegates=[ScriptDelegate])
+
+    def test_damage_never_ends_the_process(self, tmp_path):
+        both = program_of(Both(), torch.ones(2, 3), torch.ones(2, 3), batch=True)
+        path = scripted(both, sums(ADD, "aten.sum.dim_IntList")).save(tmp_path / "model.pte")
+        done = run(DAMAGE, path)
+        assert done.returncode == 0, done.stderr[-3000:]
+        refused, total = map(int, done.stdout.split()[-1].split("/"))
+        assert total / 2 <= refused <= total
+
+
+DAMAGE = """
+import random, sys, torch
+from scripted import ScriptDelegate
+from exir_lowering import LoweringError, load
+content = open(sys.argv[1], "rb").read()
+chance = random.Random(0)
+refused = 0
+for _ in range(300):
+    damaged = bytearray(content)
+    for _ in range(chance.choice([1, 1, 2, 8])):
+        damaged[chance.randrange(int.from_bytes(content[16:24], "little"))] ^= chance.randrange(1, 256)
+    try:
+        program = load(bytes(damaged), delegates=[ScriptDelegate], verify=False)
+        for batch in (2, 5):
+            program.run("forward", torch.ones(batch, 3), torch.ones(batch, 3))
+    except LoweringError:
+        refused += 1
+print(f"{refused}/300")
+"""
+
+
+class TestLookUp:
+    def test_nobody_has_it(self, adds):
+        message = message_of(lambda: load(adds), BackendUnavailableError)
+        for part in ("'forward'", "'script'", "XnnpackBackend", "exir_lowering.delegates", "delegates={'script'"):
+            assert part in message
+        message = message_of(lambda: load(adds, delegates={"scrpt": ScriptDelegate}), BackendUnavailableError)
+        assert "Did you mean 'scrpt'?" in message
+
+    def test_one_that_was_given_before_is_not_used(self, adds):
+        load(adds, delegates=[ScriptDelegate])
+        with pytest.raises(BackendUnavailableError):
+            load(adds)
+
+    def test_not_available(self, adds):
+        class Away(ScriptDelegate):
+            def is_available(self):
+                return False
+
+            def compile(self, processed, compile_specs, context):
+                raise AssertionError("compile of a delegate that is not available")
+
+        message = message_of(lambda: load(adds, delegates=[Away]), BackendUnavailableError)
+        assert "'script'" in message
+        assert "Away says that it is not available" in message
+
+    def test_is_available_raises(self, adds):
+        class Away(ScriptDelegate):
+            def is_available(self):
+                raise OSError("no device")
+
+        assert "OSError: no device" in message_of(lambda: load(adds, delegates=[Away]), BackendFailure)
+
+    def test_a_built_in_id(self, adds):
+        message = message_of(lambda: load(adds, delegates={"XnnpackBackend": ScriptDelegate}), InputError)
+        assert "has 'XnnpackBackend' itself" in message
+
+    @pytest.mark.parametrize(
+        "delegates", [3, "script", [3], [Delegate], [ScriptDelegate, ScriptDelegate()], {3: ScriptDelegate}, [int]]
+    )
+    def test_wrong_arguments(self, adds, delegates):
+        assert "delegates" in message_of(lambda: load(adds, delegates=delegates), InputError)
+
+    @pytest.mark.parametrize("delegate", [3, int, Delegate, None])
+    def test_no_delegate(self, adds, delegate):
+        assert "'script'" in message_of(lambda: load(adds, delegates={"script": delegate}), PluginLoadError)
+
+    def test_a_no_op_compilation(self, adds, xy):
+        class Plain(Delegate):
+            delegate_id = "script"
+
+            def execute(self, handle, inputs):
+                assert handle.startswith(b'{"inputs"')
+                return [inputs[0] + inputs[1]]
+
+        program = load(adds, delegates=[Plain])
+        torch.testing.assert_close(program.run("forward", *xy)[0], torch.sin(xy[0] + xy[1]))
+
+    def test_another_delegate_of_the_same_id(self, adds, xy):
+        """Each program keeps the one that it was loaded with."""
+        first, second = ScriptDelegate(), returning(lambda outputs: [outputs[0] * 2])
+        programs = [load(adds, delegates=[delegate]) for delegate in (first, second)]
+        total = xy[0] + xy[1]
+        for _ in range(2):
+            torch.testing.assert_close(programs[0].run("forward", *xy)[0], torch.sin(total))
+            torch.testing.assert_close(programs[1].run("forward", *xy)[0], torch.sin(total * 2))
+        assert (first.executed, second.executed) == (2, 2)
+
+    def test_a_file_without_delegates_asks_for_no_compiler(self, tmp_path):
+        path = lower(program_of(AddSin(), torch.ones(3), torch.ones(3))).emit().save(tmp_path / "plain.pte")
+        code = (
+            "import sys, torch\nfrom exir_lowering import load\n"
+            "load(sys.argv[1]).run('forward', torch.ones(3), torch.ones(3))\n"
+            "print('platformdirs' in sys.modules)"
+        )
+        done = run(code, path, env={"CXX": "/nowhere/c++", "XDG_CACHE_HOME": str(tmp_path / "cache")})
+        assert (done.returncode, done.stdout.split()[-1:]) == (0, ["False"]), done.stderr[-2000:]
+        assert not (tmp_path / "cache").exists()
+
+
+class TestNested:
+    def test_programs_in_compile_and_execute(self, adds, xy):
+        class Outer(ScriptDelegate):
+            def compile(self, processed, compile_specs, context):
+                self.inner = load(adds, delegates=[ScriptDelegate])
+                return super().compile(processed, compile_specs, context)
+
+            def execute(self, handle, inputs):
+                (inner,) = self.inner.run("forward", *inputs)
+                fresh = load(adds, delegates=[ScriptDelegate]).run("forward", *inputs)[0]
+                assert torch.equal(inner, fresh)
+                (outer,) = super().execute(handle, inputs)
+                return [outer + inner]
+
+        program = load(adds, delegates=[Outer])
+        total = xy[0] + xy[1]
+        for _ in range(3):
+            torch.testing.assert_close(program.run("forward", *xy)[0], torch.sin(total + torch.sin(total)))
+
+    def test_a_failure_inside_that_is_caught(self, adds, xy):
+        class Outer(ScriptDelegate):
+            def execute(self, handle, inputs):
+                inner = load(adds, delegates=[failing(ValueError("inner"))])
+                with pytest.raises(BackendFailure, match="inner"):
+                    inner.run("forward", *inputs)
+                return super().execute(handle, inputs)
+
+        program = load(adds, delegates=[Outer])
+        torch.testing.assert_close(program.run("forward", *xy)[0], torch.sin(xy[0] + xy[1]))
+
+
+class TestResources:
+    def test_threads(self, adds):
+        program = load(adds, delegates=[ScriptDelegate])
+        wrong = []
+
+        def work(seed):
+            generator = torch.Generator().manual_seed(seed)
+            for call in range(100):
+                x, y = (torch.randn(1 + (call + seed) % 8, 3, generator=generator) for _ in range(2))
+                if not torch.allclose(program.run("forward", x, y)[0], torch.sin(x + y), atol=1e-5):
+                    wrong.append(seed)
+
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not wrong
+
+    @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the size of the process is read from /proc")
+    def test_ten_thousand_calls_leak_nothing(self):
+        exported = export(AddSin(), (torch.ones(2, 4096), torch.ones(2, 4096)), dynamic_shapes=({0: BATCH}, {0: BATCH}))
+        program = load(scripted(exported, sums()).buffer, delegates=[ScriptDelegate])
+        inputs = [(torch.ones(batch, 4096), torch.ones(batch, 4096)) for batch in (1, 8, 3)]
+
+        def calls(count):
+            for number in range(count):
+                program.run("forward", *inputs[number % 3])
+            gc.collect()
+            return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+        calls(500)
+        before = calls(500)
+        assert calls(10_000) - before < 4 << 20  # one input of each call would be 640 MB
+
+    def test_nothing_is_kept(self, adds, xy):
+        delegate = ScriptDelegate()
+        alive = weakref.ref(delegate)
+        program = load(adds, delegates=[delegate])
+        program.run("forward", *xy)
+        with contextlib.suppress(BackendFailure):
+            load(adds, delegates=[failing(ValueError("boo"))]).run("forward", *xy)
+        del program, delegate
+        gc.collect()
+        assert alive() is None
+
+    def test_too_many_ids(self, tmp_path):
+        done = run(TOO_MANY, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert "has room for 16 backends" in done.stdout
+        assert done.stdout.split()[-1] == "usable"
+
+    @pytest.mark.parametrize("ending", ["", "sys.exit(0)", "thread()", "raise_in_atexit()", "del program"])
+    def test_the_process_ends_with_programs_alive(self, adds, tmp_path, ending):
+        (tmp_path / "model.pte").write_bytes(adds)
+        done = run(EXIT.replace("ENDING", ending), cwd=tmp_path)
+        assert done.returncode == 0, (done.returncode, done.stderr[-3000:])
+        assert done.stdout.split()[-2:] == ["destroyed", "destroyed"]
+
+
+def run(code, *arguments, cwd=None, env=None):
+    paths = os.pathsep.join([IMPORTED, os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=300,
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": paths, **(env or {})},
+    )
+
+
+TOO_MANY = """
+import torch
+from torch import nn
+from torch.export import export
+from folders import IMPORTED
+from lowering_support import TagPartitioner
+from scripted import ScriptBackend, ScriptDelegate
+from exir_lowering import BackendUnavailableError, load, lower
+
+class Sums(nn.Module):
+    def forward(self, x):
+        for _ in range(14):
+            x = x + x
+        return x
+
+def file(ids):
+    names = iter(f"id{number}" for number in range(ids))
+    partitioner = TagPartitioner(lambda node: next(names, None), lambda tag: tag)
+    backends = {f"id{number}": ScriptBackend() for number in range(ids)}
+    return lower(export(Sums(), (torch.ones(3),)), partitioner, backends=backends).emit().buffer
+
+delegates = {f"id{number}": ScriptDelegate() for number in range(14)}
+program = load(file(3), delegates=delegates)
+try:
+    load(file(14), delegates=delegates)
+except BackendUnavailableError as error:
+    print(error)
+for ids in (3, 13):
+    assert torch.equal(load(file(ids), delegates=delegates).run("forward", torch.ones(3))[0], torch.full((3,), 2.0**14))
+assert torch.equal(program.run("forward", torch.ones(3))[0], torch.full((3,), 2.0**14))
+print("usable")
+"""
+
+EXIT = """
+import atexit, sys, threading, time, torch
+from scripted import ScriptDelegate
+from exir_lowering import load
+
+class Loud(ScriptDelegate):
+    def destroy(self, handle):
+        print("destroyed", flush=True)
+
+def thread():
+    # torch itself ends the process when a thread makes or lets go of a tensor of its own while Python exits.
+    x, kept = torch.ones(2, 3), []
+    def work():
+        while True:
+            kept.append(program.run("forward", x, x))
+    for _ in range(3):
+        threading.Thread(target=work, daemon=True).start()
+    time.sleep(0.2)
+
+def raise_in_atexit():
+    atexit.register(lambda: program.run("forward", torch.ones(2, 3), torch.ones(2, 3)))
+
+program = load("model.pte", delegates=[Loud])
+other = load("model.pte", delegates=[Loud])
+cycle = [program]
+cycle.append(cycle)
+program.run("forward", torch.ones(2, 3), torch.ones(2, 3))
+ENDING
+"""
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """An empty cache."""
+    for name in ("XDG_CACHE_HOME", "HOME", "LOCALAPPDATA"):
+        monkeypatch.setenv(name, str(tmp_path / "cache"))
+    monkeypatch.delenv("CXX", raising=False)
+    return tmp_path / "cache"
+
+
+def kept(cache):
+    return [path for path in cache.rglob("*") if path.is_file()]
+
+
+class TestShim:
+    def test_compiled_once(self, cache, monkeypatch):
+        shim.library()
+        (path,) = kept(cache)
+        assert re.fullmatch(r"shim-1\.5\.\d+-\w+-[0-9a-f]{16}\.so", path.name)
+        monkeypatch.setenv("CXX", "false")  # would fail
+        assert isinstance(shim.library(), ctypes.CDLL)
+
+    def test_a_damaged_one_in_the_cache(self, cache):
+        run("from exir_lowering.runtime.native import shim; shim.library()")
+        (path,) = kept(cache)
+        path.write_bytes(b"damaged")
+        shim.library()
+        assert path.stat().st_size > 1000
+
+    def test_two_processes_at_once(self, cache):
+        code = "from exir_lowering.runtime.native import shim; shim.library(); print('done')"
+        done = []
+        threads = [threading.Thread(target=lambda: done.append(run(code))) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [each.returncode for each in done] == [0, 0], done[0].stderr[-1000:]
+        assert len(kept(cache)) == 1
+
+    def test_a_cache_that_cannot_be_written(self, cache):
+        cache.write_text("a file where the folder should be")
+        assert isinstance(shim.library(), ctypes.CDLL)
+
+    def test_no_compiler(self, cache, monkeypatch):
+        monkeypatch.setenv("PATH", str(cache))
+        message = message_of(shim.library, BackendUnavailableError)
+        for part in ("c++, g++, clang++", "apt-get install g++", "CXX"):
+            assert part in message
+        assert not kept(cache)
+
+    def test_no_compiler_when_a_file_is_loaded(self, adds, cache, tmp_path):
+        (tmp_path / "model.pte").write_bytes(adds)
+        code = (
+            "from scripted import ScriptDelegate\nfrom exir_lowering import BackendUnavailableError, load\n"
+            "try:\n    load('model.pte', delegates=[ScriptDelegate])\n"
+            "except BackendUnavailableError as error:\n    print(error)"
+        )
+        done = run(code, cwd=tmp_path, env={"PATH": str(cache)})
+        assert "need a C++ compiler once" in done.stdout, done.stderr[-2000:]
+
+    def test_a_wrong_compiler(self, cache, monkeypatch):
+        monkeypatch.setenv("CXX", "/nowhere/c++ -O3")
+        assert "'/nowhere/c++ -O3', which is not there" in message_of(shim.library, BackendUnavailableError)
+
+    def test_a_failing_compiler(self, cache, tmp_path, monkeypatch):
+        compiler = tmp_path / "compiler"
+        compiler.write_text("#!/bin/sh\necho 'an error of mine' >&2\nexit 3\n")
+        compiler.chmod(0o755)
+        monkeypatch.setenv("CXX", str(compiler))
+        message = message_of(shim.library, BackendUnavailableError)
+        for part in ("exit code 3", "an error of mine", str(compiler), "-std=c++17"):
+            assert part in message
+        assert not kept(cache)
+
+    def test_a_damaged_source(self, cache, tmp_path, monkeypatch):
+        damaged = tmp_path / "shim.cpp"
+        damaged.write_bytes(shim.SOURCE.read_bytes()[:-200])
+        monkeypatch.setattr(shim, "SOURCE", damaged)
+        assert "error:" in message_of(shim.library, BackendUnavailableError)
+        damaged.write_bytes(b"\xff\xfe")
+        assert "Install exir-lowering again" in message_of(shim.library, BackendUnavailableError)
+        damaged.unlink()
+        assert "cannot be read" in message_of(shim.library, BackendUnavailableError)
+
+    def test_what_is_not_a_library(self, cache, tmp_path, monkeypatch):
+        compiler = tmp_path / "compiler"
+        compiler.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\necho nothing > "$2"\n')
+        compiler.chmod(0o755)
+        monkeypatch.setenv("CXX", str(compiler))
+        assert "cannot be loaded" in message_of(shim.library, BackendUnavailableError)
+
+    def test_another_executorch(self, cache, monkeypatch):
+        monkeypatch.setattr(shim, "version", lambda name: "9.1.0")
+        message = message_of(shim.library, BackendUnavailableError)
+        assert "executorch 9.1.0" in message
+        assert "1.5.x" in message
+
+    def test_a_wheel_without_the_library(self, cache, tmp_path):
+        """A folder of that name is found before the one that is installed."""
+        (tmp_path / "executorch").mkdir()
+        (tmp_path / "executorch" / "__init__.py").touch()
+        code = (
+            "import executorch, sys\nsys.path.insert(0, sys.argv[1])\nimport importlib.util\n"
+            "from exir_lowering.errors import BackendUnavailableError\nfrom exir_lowering.runtime.native import shim\n"
+            "del sys.modules['executorch']\n"
+            "try:\n    shim.library()\nexcept BackendUnavailableError as error:\n    print(error)"
+        )
+        done = run(code, tmp_path)
+        assert "has no lib/libexecutorch.so" in done.stdout, done.stderr[-2000:]
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """A compiled shim, and a compiler that copies it."""
+    folder = tmp_path_factory.mktemp("compiled")
+    release = shim.version("executorch")
+    (folder / "shim").write_bytes(shim._build(shim._package(release)))
+    compiler = folder / "compiler"
+    compiler.write_text(
+        f'#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\ncp {folder}/shim "$2"\necho >> {folder}/calls\n'
+    )
+    compiler.chmod(0o755)
+    return folder
+
+
+def forked(work):
+    """Do something in a forked child; return how it ended: 0 when it did not raise, -N by a signal."""
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(60)
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+class TestCache:
+    """What is in the cache may be damaged, or anybody's."""
+
+    @pytest.fixture(autouse=True)
+    def kept(self, cache, compiled, monkeypatch):
+        """A cache with a shim in it; `calls` is there when one was compiled since."""
+        monkeypatch.setenv("CXX", str(compiled / "compiler"))
+        shim.library()
+        (path,) = kept(cache)
+        (compiled / "calls").unlink()
+        self.calls = compiled / "calls"
+        return path
+
+    def works(self, library=None):
+        library = shim.library() if library is None else library
+        library.exir_ticks.restype = ctypes.c_uint64
+        assert library.exir_ticks() > 0
+
+    def test_it_is_used(self, kept):
+        self.works()
+        assert not self.calls.exists()
+        assert (kept.stat().st_mode & 0o777, kept.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+
+    @pytest.mark.parametrize("part", [0.3, 0.6, 0.9, 0.999])
+    def test_one_that_was_cut_off(self, kept, part):
+        content = kept.read_bytes()
+        with open(kept, "r+b") as file:
+            file.truncate(int(len(content) * part))
+        assert forked(self.works) == 0
+        assert kept.read_bytes() == content
+
+    def test_one_that_is_cut_off_while_it_is_used(self, kept):
+        def work():
+            library = shim.library()
+            os.truncate(kept, 0)
+            self.works(library)
+
+        assert forked(work) == 0
+
+    def test_one_that_was_changed(self, kept):
+        content = bytearray(kept.read_bytes())
+        content[len(content) // 2] ^= 1
+        kept.write_bytes(content)
+        self.works()
+        assert self.calls.exists() and kept.read_bytes() != content
+
+    @pytest.mark.parametrize("marked", [False, True])
+    def test_another_library(self, kept, marked):
+        """It can be loaded, and has none of the functions."""
+        other = Path(sys.modules["_ctypes"].__file__).read_bytes()
+        if marked:
+            shim_cache.write(kept.parent, kept.name, other)
+        else:
+            kept.write_bytes(other)
+        self.works()
+        assert self.calls.exists()
+
+    def test_one_that_others_may_write(self, kept):
+        kept.chmod(0o620)
+        self.works()
+        assert self.calls.exists() and kept.stat().st_mode & 0o777 == 0o600
+
+    def test_a_link_to_one(self, kept, tmp_path):
+        kept.rename(tmp_path / "elsewhere")
+        kept.symlink_to(tmp_path / "elsewhere")
+        self.works()
+        assert self.calls.exists() and not kept.is_symlink()
+
+    def test_a_folder_that_others_may_write(self, kept):
+        before = kept.read_bytes()
+        kept.parent.chmod(0o777)
+        with pytest.warns(RuntimeWarning, match=r"is not kept in .*others may write to it \(mode 777\); chmod go-w"):
+            self.works()
+        assert self.calls.exists() and kept.read_bytes() == before
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            self.works()  # said once
+
+    def test_a_folder_that_is_a_link(self, kept, tmp_path):
+        kept.parent.rename(tmp_path / "elsewhere")
+        kept.parent.symlink_to(tmp_path / "elsewhere")
+        with pytest.warns(RuntimeWarning, match="is not kept in"):
+            self.works()
+        assert self.calls.exists()
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+    def test_a_folder_of_somebody_else(self, kept):
+        os.chown(kept.parent, 12345, -1)
+        with pytest.warns(RuntimeWarning, match="belongs to user 12345, expected this user"):
+            self.works()
+        assert self.calls.exists()
+
+    def test_a_relative_path(self, tmp_path, monkeypatch):
+        """Its specification says to ignore it; whatever finds folders may not."""
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+        self.works()
+        with pytest.warns(RuntimeWarning, match="is not kept in relative: its path is relative"):
+            shim_cache.write(Path("relative"), "shim.so", b"")
+        assert not (tmp_path / "relative").exists()
+
+    def test_no_home(self, monkeypatch):
+        monkeypatch.delenv("HOME")
+        self.works()
+        assert not self.calls.exists()
+
+    def test_a_full_disk(self, kept):
+        """The library fits, and the copy that is kept does not."""
+        kept.unlink()
+        size = (self.calls.parent / "shim").stat().st_size
+
+        def work():
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, size + 10))
+            with pytest.warns(RuntimeWarning, match="is not kept in"):
+                self.works()
+
+        assert forked(work) == 0
+        assert not list(kept.parent.iterdir())
+
+    def test_it_is_on_the_disk_before_it_is_there(self, kept, monkeypatch):
+        done = []
+
+        def recording(name, real):
+            def record(*args, **kwargs):
+                done.append(name)
+                return real(*args, **kwargs)
+
+            return record
+
+        for name in ("fsync", "replace"):
+            monkeypatch.setattr(os, name, recording(name, getattr(os, name)))
+        kept.unlink()
+        self.works()
+        assert done == ["fsync", "replace", "fsync"]
+
+    def test_no_files_in_memory(self, monkeypatch):
+        monkeypatch.delattr(os, "memfd_create", raising=False)
+        self.works()
+
+
+def test_the_backend_that_the_tests_use_is_its_own():
+    assert ScriptBackend.backend_id == ScriptDelegate.delegate_id

@@ -1,0 +1,585 @@
+"""Load and run in ExecuTorch's own runtime: what works, and that nothing a caller can do ends the process."""
+
+import os
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from executorch.exir import ExecutorchBackendConfig
+from executorch.exir.backend.canonical_partitioners.all_node_partitioner import AllNodePartitioner
+from executorch.exir.passes import MemoryPlanningPass
+from torch import nn
+from torch.export import Dim, export
+
+import exir_lowering
+from exir_lowering import (
+    BackendUnavailableError,
+    InputError,
+    LoadedProgram,
+    LoweringError,
+    load,
+    lower,
+)
+from exir_lowering.backends.xnnpack import payload as xnnpack
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.linear = nn.Linear(4, 5)
+
+    def forward(self, x):
+        return self.linear(torch.relu(self.conv(x)).mean((2, 3)))
+
+
+class Count(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("total", torch.zeros(3))
+
+    def forward(self, x):
+        self.total.add_(x)
+        return self.total * 2
+
+
+class Double(nn.Module):
+    def forward(self, x):
+        return x * 2
+
+
+class Lookup(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(5, 3)
+
+    def forward(self, index):
+        return self.table(index + 1) * 2
+
+
+class Take(nn.Module):
+    def forward(self, x, n: int):
+        return x[:n] * 2
+
+
+class Scaled(nn.Module):
+    def forward(self, x, factor, flag, other):
+        return x * factor if flag else x
+
+
+class Rows(nn.Module):
+    def forward(self, x):
+        return x.reshape(-1), x.shape[0]
+
+
+class Sorted(nn.Module):
+    def forward(self, x):
+        return x.sort()[0]
+
+
+def dynamic_net():
+    torch.manual_seed(0)
+    net = Net().eval()
+    batch = Dim("batch", min=1, max=6)
+    return net, export(net, (torch.randn(2, 3, 8, 8),), dynamic_shapes={"x": {0: batch}})
+
+
+def count():
+    return export(Count(), (torch.ones(3),))
+
+
+@pytest.fixture(scope="module")
+def net():
+    return dynamic_net()[0]
+
+
+@pytest.fixture(scope="module")
+def two_methods():
+    """A method with a dynamic batch and delegates, and one with state."""
+    return lower({"forward": dynamic_net()[1], "count": count()}, "xnnpack").emit()
+
+
+@pytest.fixture(scope="module")
+def two_methods_file(two_methods, tmp_path_factory):
+    return two_methods.save(tmp_path_factory.mktemp("two") / "model.pte")
+
+
+@pytest.fixture(scope="module")
+def fixed():
+    """A net of fixed shapes without a delegate."""
+    return lower(export(dynamic_net()[0], (torch.randn(2, 3, 8, 8),))).emit().buffer
+
+
+@pytest.fixture(scope="module")
+def numbers():
+    """A method that was exported with a float, a bool and a str; and constant methods."""
+    program = export(Scaled(), (torch.ones(3), 2.5, True, None))
+    return lower(program).emit(constant_methods={"version": 3, "ones": torch.ones(2)}).buffer
+
+
+@pytest.fixture(scope="module")
+def external(tmp_path_factory):
+    artifact = lower(dynamic_net()[1]).emit(ExecutorchBackendConfig(external_constants=True))
+    path = artifact.save(tmp_path_factory.mktemp("external") / "model.pte")
+    (data,) = artifact.data_files
+    return path, path.parent / data
+
+
+def message_of(call, error=InputError):
+    with pytest.raises(error) as caught:
+        call()
+    assert isinstance(caught.value, LoweringError)
+    return str(caught.value)
+
+
+class TestRun:
+    @pytest.mark.parametrize("batch", [1, 2, 6, 3])
+    def test_dynamic_batch(self, net, two_methods_file, batch):
+        x = torch.randn(batch, 3, 8, 8)
+        (result,) = load(two_methods_file).run("forward", x)
+        assert result.shape == (batch, 5)
+        torch.testing.assert_close(result, net(x), atol=1e-4, rtol=1e-4)
+
+    @pytest.mark.parametrize("kind", [str, Path, "bytes", bytearray, memoryview])
+    def test_sources(self, net, two_methods_file, kind):
+        source = two_methods_file.read_bytes() if kind == "bytes" else None
+        if kind in (bytearray, memoryview):
+            source = kind(two_methods_file.read_bytes())
+        program = load(kind(two_methods_file) if source is None else source)
+        del source
+        x = torch.randn(2, 3, 8, 8)
+        torch.testing.assert_close(program.run("forward", x)[0], net(x), atol=1e-4, rtol=1e-4)
+
+    def test_public_names(self, two_methods):
+        program = load(two_methods.buffer)
+        assert isinstance(program, LoadedProgram)
+        assert program.method_names == ("count", "forward")
+        assert "count, forward" in repr(program)
+        assert {"load", "LoadedProgram"} <= set(exir_lowering.__all__)
+
+    def test_outputs_belong_to_the_caller(self, two_methods):
+        program = load(two_methods.buffer)
+        (first,) = program.run("forward", torch.randn(2, 3, 8, 8))
+        kept = first.clone()
+        for _ in range(3):
+            program.run("forward", torch.randn(6, 3, 8, 8))
+        assert torch.equal(first, kept)
+        first.zero_()
+        del program
+        assert not first.any()
+
+    def test_state_is_kept_between_runs_whatever_else_runs(self, two_methods):
+        program = load(two_methods.buffer)
+        other = load(two_methods.buffer)
+        for number in range(1, 4):
+            assert torch.equal(program.run("count", torch.ones(3))[0], torch.full((3,), 2.0 * number))
+            # Methods of one program of the runtime would overwrite each other's buffers.
+            program.run("forward", torch.randn(6, 3, 8, 8))
+            other.run("count", torch.full((3,), 100.0))
+
+    def test_shared_state(self):
+        planning = MemoryPlanningPass(share_mutable_buffers=True)
+        config = ExecutorchBackendConfig(memory_planning_pass=planning, emit_mutable_buffer_names=True)
+        program = load(lower({"a": count(), "b": count()}).emit(config).buffer)
+        results = [program.run(method, torch.ones(3))[0][0].item() for method in "abab"]
+        assert results == [2.0, 4.0, 6.0, 8.0]
+
+    def test_memory_that_is_not_planned(self, net):
+        planning = MemoryPlanningPass(alloc_graph_input=False, alloc_graph_output=False)
+        config = ExecutorchBackendConfig(memory_planning_pass=planning)
+        program = load(lower(dynamic_net()[1], "xnnpack").emit(config).buffer)
+        for batch in (2, 5):
+            x = torch.randn(batch, 3, 8, 8)
+            torch.testing.assert_close(program.run("forward", x)[0], net(x), atol=1e-4, rtol=1e-4)
+
+    def test_data_file(self, net, external):
+        path, data = external
+        x = torch.randn(3, 3, 8, 8)
+        for source in (path, path.read_bytes()):
+            torch.testing.assert_close(load(source, data=data).run("forward", x)[0], net(x), atol=1e-4, rtol=1e-4)
+
+    def test_constant_methods(self, numbers):
+        program = load(numbers)
+        assert program.method_names == ("forward", "ones", "version")
+        assert program.run("version") == [3]
+        assert torch.equal(program.run("ones")[0], torch.ones(2))
+
+    def test_numbers_as_outputs(self):
+        batch = Dim("batch", min=1, max=6)
+        program = load(lower(export(Rows(), (torch.ones(2, 3),), dynamic_shapes={"x": {0: batch}})).emit().buffer)
+        rows, size = program.run("forward", torch.ones(4, 3))
+        assert rows.shape == (12,)
+        assert size == 4
+
+    def test_threads(self, net, two_methods):
+        program = load(two_methods.buffer)
+        wrong = []
+
+        def work(seed):
+            generator = torch.Generator().manual_seed(seed)
+            for batch in (1, 4, 6):
+                x = torch.randn(batch, 3, 8, 8, generator=generator)
+                if not torch.allclose(program.run("forward", x)[0], net(x), atol=1e-4):
+                    wrong.append(seed)
+
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not wrong
+
+
+LAYOUTS = {
+    "channels_last": lambda x: x.to(memory_format=torch.channels_last),
+    "transposed": lambda x: x.transpose(1, 3).contiguous().transpose(1, 3),
+    "strided": lambda x: x.repeat_interleave(2, -1)[..., ::2],
+    "expanded": lambda x: x[:1].expand(2, 3, 8, 8),
+    "offset": lambda x: torch.cat([x, x])[1:3],
+    "requires_grad": lambda x: x.clone().requires_grad_(),
+    "parameter": lambda x: nn.Parameter(x.clone()),
+}
+
+
+class TestLayout:
+    """The runtime reads the memory of an input in the order the file says, whatever its strides are."""
+
+    @pytest.mark.parametrize("layout", LAYOUTS)
+    def test_any_layout(self, net, fixed, two_methods, layout):
+        x = LAYOUTS[layout](torch.randn(2, 3, 8, 8))
+        before = x.detach().clone()
+        with torch.no_grad():
+            expected = net(x)
+        for source in (fixed, two_methods.buffer):
+            (result,) = load(source).run("forward", x)
+            torch.testing.assert_close(result, expected, atol=1e-4, rtol=1e-4)
+        assert torch.equal(x, before)
+
+    def test_a_file_that_wants_channels_last(self):
+        conv = nn.Conv2d(3, 4, 3)
+        x = torch.randn(2, 3, 5, 5)
+        program = load(lower(export(conv, (x.to(memory_format=torch.channels_last),))).emit().buffer)
+        for given in (x, x.to(memory_format=torch.channels_last)):
+            torch.testing.assert_close(program.run("forward", given)[0], conv(x), atol=1e-4, rtol=1e-4)
+
+    def test_sizes_of_one_and_scalars(self):
+        for shape in ((), (1,), (1, 1, 4, 1)):
+            x = torch.randn(shape)
+            program = load(lower(export(Double(), (x,))).emit().buffer)
+            torch.testing.assert_close(program.run("forward", x)[0], x * 2)
+            torch.testing.assert_close(
+                program.run("forward", x.transpose(0, -1).contiguous().transpose(0, -1) if x.dim() else x)[0], x * 2
+            )
+
+    def test_empty(self):
+        rows = Dim("rows", min=0, max=4)
+        program = load(lower(export(Double(), (torch.ones(2, 3),), dynamic_shapes={"x": {0: rows}})).emit().buffer)
+        assert program.run("forward", torch.ones(0, 3))[0].shape == (0, 3)
+        assert program.run("forward", torch.ones(4, 3))[0].shape == (4, 3)
+
+
+X = torch.ones(2, 3, 8, 8)
+FIXED = "expected a tensor of float32 of shape [2, 3, 8, 8]"
+DYNAMIC = "expected a tensor of float32 of shape at most [6, 3, 8, 8]"
+WRONG_INPUTS = {
+    "none": ((), ["got 0 inputs, expected 1", "0: a tensor of float32"]),
+    "two": ((X, X), ["got 2 inputs, expected 1"]),
+    "nested": (([X], X), ["got 2 inputs, expected 1", "one by one"]),
+    "dtype": ((X.double(),), ["input 0 is a tensor of float64 of shape [2, 3, 8, 8]", ".to(torch.float32)"]),
+    "rank": ((X[0],), ["input 0", "shape [3, 8, 8]", "has 3 dimensions, not 4"]),
+    "size": ((torch.ones(2, 3, 8, 9),), ["input 0", "shape [2, 3, 8, 9]", "dimension 3 is 9"]),
+    "batch": ((torch.ones(7, 3, 8, 8),), ["input 0", "shape [7, 3, 8, 8]", "dimension 0 is 7"]),
+    "int": ((3,), ["input 0 is the int 3", "torch.tensor"]),
+    "float": ((1.5,), ["input 0 is the float 1.5"]),
+    "bool": ((True,), ["input 0 is the bool True"]),
+    "None": ((None,), ["input 0 is None"]),
+    "str": (("x" * 99,), ["input 0 is the str 'xxx", "..."]),
+    "list": (([X],), ["input 0 is of type builtins.list", "one by one"]),
+    "numpy": ((X.numpy(),), ["input 0 is of type numpy.ndarray", "torch.from_numpy"]),
+    "meta": ((X.to("meta"),), ["input 0", "on meta", "on the CPU"]),
+    "sparse": ((X.to_sparse(),), ["input 0", "layout sparse_coo", "dense"]),
+    "object": ((object(),), ["input 0 is of type builtins.object"]),
+}
+
+
+class TestWrongInputs:
+    @pytest.mark.parametrize("case", WRONG_INPUTS)
+    def test_named_and_the_program_stays_usable(self, net, fixed, two_methods, case):
+        inputs, parts = WRONG_INPUTS[case]
+        for source, expected in ((fixed, FIXED), (two_methods.buffer, DYNAMIC)):
+            program = load(source)
+            message = message_of(lambda program=program: program.run("forward", *inputs))
+            for part in ("Method 'forward'", *parts):
+                assert part in message
+            if "got" not in parts[0]:
+                assert expected in message
+            torch.testing.assert_close(program.run("forward", X)[0], net(X), atol=1e-4, rtol=1e-4)
+
+    def test_a_smaller_static_size(self, fixed):
+        assert "dimension 0 is 1, not 2" in message_of(lambda: load(fixed).run("forward", X[:1]))
+
+    def test_a_fake_tensor(self, fixed):
+        with torch._subclasses.fake_tensor.FakeTensorMode():
+            fake = torch.ones(2, 3, 8, 8)
+        assert "input 0" in message_of(lambda: load(fixed).run("forward", fake))
+
+    @pytest.mark.parametrize(
+        ("index", "value", "parts"),
+        [
+            (0, None, ["input 0 is None", "expected a tensor of float32 of shape [3]"]),
+            (1, 3.5, ["input 1 is the float 3.5", "expected the float 2.5", "export it again"]),
+            (1, True, ["input 1 is the bool True", "expected the float 2.5"]),
+            (1, torch.tensor(2.5), ["input 1 is a tensor of float32 of shape []", "expected the float 2.5"]),
+            (2, False, ["input 2 is the bool False", "expected the bool True"]),
+            (2, 1, ["input 2 is the int 1", "expected the bool True"]),
+            (3, "a", ["input 3 is the str 'a'", "expected None"]),
+            (3, torch.ones(3), ["input 3 is a tensor of float32 of shape [3]", "expected None"]),
+        ],
+    )
+    def test_numbers(self, numbers, index, value, parts):
+        program = load(numbers)
+        inputs = [torch.ones(3), 2.5, True, None]
+        assert torch.equal(program.run("forward", *inputs)[0], torch.full((3,), 2.5))
+        inputs[index] = value
+        message = message_of(lambda: program.run("forward", *inputs))
+        for part in parts:
+            assert part in message
+
+    def test_an_integer_that_was_fixed(self):
+        program = load(lower(export(Take(), (torch.ones(8), 2))).emit().buffer)
+        assert program.run("forward", torch.ones(8), 2)[0].shape == (2,)
+        assert "input 1 is the int 3, expected the int 2" in message_of(
+            lambda: program.run("forward", torch.ones(8), 3)
+        )
+
+    def test_an_integer_that_was_dynamic_cannot_be_given(self):
+        # ExecuTorch 1.5 writes None for it: the runtime refuses an int, and ends the process in the kernel on None.
+        dynamic = {"x": None, "n": Dim.DYNAMIC}
+        with torch.no_grad():
+            program = export(Fill(), (torch.ones(8), 2), dynamic_shapes=dynamic)
+        try:
+            content = lower(program).emit().buffer
+        except InputError as error:
+            pytest.skip(f"emission refuses it: {error}")
+        for given in (2, None):
+            message = message_of(lambda given=given: load(content).run("forward", torch.ones(8), given))
+            assert "input 1" in message
+            assert "integer" in message
+
+    def test_a_value_that_a_kernel_refuses(self):
+        program = load(lower(export(Lookup(), (torch.tensor([1, 2]),))).emit().buffer)
+        (before,) = program.run("forward", torch.tensor([1, 2]))
+        message = message_of(lambda: program.run("forward", torch.tensor([7, 8])))
+        assert "failed in the ExecuTorch runtime" in message
+        assert torch.equal(program.run("forward", torch.tensor([1, 2]))[0], before)
+
+    def test_unknown_method(self, two_methods):
+        program = load(two_methods.buffer)
+        message = message_of(lambda: program.run("foward", X))
+        assert "'foward'" in message
+        assert "'count', 'forward'" in message
+        assert "Did you mean 'forward'?" in message
+        assert "a int as the name" in message_of(lambda: program.run(3, X))
+
+
+class Fill(nn.Module):
+    def forward(self, x, n: int):
+        return torch.full((n,), 1.0) + x[0]
+
+
+class TestWrongSources:
+    def test_missing(self, tmp_path):
+        assert "no such file" in message_of(lambda: load(tmp_path / "none.pte"))
+
+    def test_directory(self, tmp_path):
+        assert "a directory" in message_of(lambda: load(tmp_path))
+
+    @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
+    def test_pipe(self, tmp_path):
+        os.mkfifo(tmp_path / "pipe.pte")
+        assert "not a regular file" in message_of(lambda: load(tmp_path / "pipe.pte"))
+
+    def test_empty(self, tmp_path):
+        (tmp_path / "empty.pte").touch()
+        assert "it is empty" in message_of(lambda: load(tmp_path / "empty.pte"))
+        assert "it is empty" in message_of(lambda: load(b""))
+
+    @pytest.mark.parametrize("source", [None, 3, ["a.pte"], torch.ones(3)])
+    def test_type(self, source):
+        assert f"got a {type(source).__name__}, expected the path" in message_of(lambda: load(source))
+
+    def test_a_name_that_is_not_utf8(self, two_methods_file, tmp_path):
+        path = os.fsencode(tmp_path) + b"/\xff.pte"
+        try:
+            Path(os.fsdecode(path)).write_bytes(two_methods_file.read_bytes())
+        except OSError:
+            pytest.skip("the file system takes no such name")
+        try:
+            assert load(os.fsdecode(path)).method_names == ("count", "forward")
+        except InputError as error:
+            assert "cannot be loaded" in str(error)
+
+    def test_other_files(self, external):
+        assert "Give the .pte file that it was saved with, and this one as data=" in message_of(
+            lambda: load(external[1])
+        )
+        assert "damaged, or not what ExecuTorch writes" in message_of(lambda: load(__file__))
+
+    def test_a_backend_that_the_runtime_lacks(self):
+        partitioner = AllNodePartitioner("EchoBackend", [])
+        content = lower(export(Double(), (torch.ones(3),)), partitioner, backends={"EchoBackend": Payload}).emit()
+        message = message_of(lambda: load(content.buffer), BackendUnavailableError)
+        for part in ("method 'forward'", "'EchoBackend'", "XnnpackBackend"):
+            assert part in message
+
+    def test_a_kernel_that_the_runtime_lacks(self):
+        program = load(lower({"bad": export(Sorted(), (torch.ones(3),)), "good": count()}).emit().buffer)
+        message = message_of(lambda: program.run("bad", torch.ones(3)))
+        assert "no kernel for aten::sort.values" in message
+        assert torch.equal(program.run("good", torch.ones(3))[0], torch.full((3,), 2.0))
+
+
+class Payload(exir_lowering.Backend):
+    backend_id = "EchoBackend"
+    version = "1"
+
+    def preprocess(self, program, compile_specs):
+        return exir_lowering.PreprocessResult(processed_bytes=b"payload", debug_handle_map={}, data_store_output=None)
+
+
+class TestDataFile:
+    def test_not_given(self, external):
+        path, data = external
+        message = message_of(lambda: load(path))
+        assert "lacks 4 of its weights" in message
+        assert "data=" in message
+        assert data.name in message
+        assert "data=" in message_of(lambda: load(path.read_bytes()))
+
+    def test_missing_or_wrong(self, external, tmp_path):
+        path, _ = external
+        assert "no such file" in message_of(lambda: load(path, data=tmp_path / "none.ptd"))
+        assert "got a int, expected the path or content of a .ptd file" in message_of(lambda: load(path, data=3))
+        assert "it is a .pte file" in message_of(lambda: load(path, data=path))
+        other = lower(export(nn.Linear(2, 2), (torch.ones(2, 2),))).emit(
+            ExecutorchBackendConfig(external_constants=True)
+        )
+        other.save(tmp_path / "other.pte")
+        (name,) = other.data_files
+        assert "lacks" in message_of(lambda: load(path, data=tmp_path / name))
+
+    def test_damaged(self, external, tmp_path):
+        path, data = external
+        content = data.read_bytes()
+        cut = tmp_path / "cut.ptd"
+        for length in range(0, len(content), 37):
+            cut.write_bytes(content[:length])
+            assert "cannot be loaded" in message_of(lambda: load(path, data=cut))
+
+
+# Runs in a process of its own, which must live to the end: each damaged file ends in a result or in a LoweringError.
+# Without the digests, which would refuse each of them before its content is looked at.
+DAMAGE = """
+import random, sys, torch
+from exir_lowering import LoweringError, load
+content = open(sys.argv[1], "rb").read()
+tables = int.from_bytes(content[16:24], "little")
+chance = random.Random(0)
+inputs = {"forward": torch.ones(2, 3, 8, 8), "count": torch.ones(3)}
+
+def attempt(damaged):
+    try:
+        program = load(bytes(damaged), verify=False)
+        for name in program.method_names:
+            if name in inputs:
+                program.run(name, inputs[name])
+    except LoweringError as error:
+        return len(str(error)) > 40
+    return False
+
+def truncated():
+    ends = {tables - 1, tables, tables + 1, len(content) - 1}
+    for length in sorted(ends | set(range(64)) | set(range(0, len(content), 97))):
+        yield content[:length]
+
+def random_bytes():
+    for _ in range(60):
+        noise = chance.randbytes(chance.randrange(3000))
+        yield noise
+        yield content[:8] + noise
+        yield content[:tables] + noise
+        yield content[:48] + noise + content[48 + len(noise):]
+
+def header():
+    for at in range(48):
+        for bit in range(0, 8, 3):
+            damaged = bytearray(content)
+            damaged[at] ^= 1 << bit
+            yield damaged
+
+def flipped():
+    for _ in range(300):
+        damaged = bytearray(content)
+        for _ in range(chance.choice([1, 1, 2, 8])):
+            damaged[chance.randrange(tables)] ^= chance.randrange(1, 256)
+        yield damaged
+
+for what, files in ("truncated", truncated()), ("random", random_bytes()), ("header", header()), ("flipped", flipped()):
+    results = [attempt(file) for file in files]
+    print(f"{what}:{sum(results)}/{len(results)}")
+"""
+
+
+@pytest.mark.parametrize("flags", [[], ["-O"]], ids=["", "-O"])
+def test_damage_never_ends_the_process(two_methods_file, flags):
+    done = subprocess.run(
+        [sys.executable, *flags, "-W", "ignore", "-c", DAMAGE, two_methods_file],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    results = dict(line.split(":") for line in done.stdout.split() if ":" in line)
+    for what, least in LEAST_REFUSED.items():
+        refused, total = map(int, results[what].split("/"))
+        assert least * total <= refused <= total, what
+
+
+# In a header, padding and the length of the header may be anything; in the tables, so may sizes and numbers.
+LEAST_REFUSED = {"truncated": 1.0, "random": 0.6, "header": 0.2, "flipped": 0.5}
+
+
+def test_damaged_names_in_a_payload(two_methods):
+    # The binding ends the process when XNNPACK prints a name that is not UTF-8.
+    content = bytearray(two_methods.buffer)
+    payloads = [found.start() - 4 for found in re.finditer(b"XH00", content)]
+    names = {at: sorted(xnnpack.weights(memoryview(bytes(content))[at:])) for at in payloads}
+    at = next(at for at in payloads if names[at])
+    content[content.index(names[at][0].encode(), at)] = 0xFF
+    assert "not UTF-8" in message_of(lambda: load(bytes(content)))
+
+
+def test_loading_does_not_read_the_weights(tmp_path):
+    size = 64 << 20
+    linear = nn.Linear(4096, 4096, bias=False)
+    path = lower(export(linear, (torch.ones(1, 4096),))).emit().save(tmp_path / "large.pte")
+    assert path.stat().st_size > size
+    code = (
+        "import sys, resource, torch\n"
+        "from exir_lowering import load\n"
+        "from exir_lowering._upstream import executorch_runtime\n"
+        "executorch_runtime().backend_registry.is_available('XnnpackBackend')\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "load(sys.argv[1])\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code, path], capture_output=True, text=True, check=True
+    )
+    if sys.platform == "linux":
+        assert int(done.stdout.split()[-1]) * 1024 < size / 4

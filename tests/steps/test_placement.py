@@ -1,0 +1,227 @@
+"""Where weights go, what the files hold, and one copy of each across methods, partitions and backends."""
+
+import pytest
+import torch
+from executorch.exir import ExecutorchBackendConfig
+from lowering_support import TagPartitioner, by_operator
+from torch import nn
+from torch.export import export
+
+from exir_lowering import (
+    Backend,
+    BackendContext,
+    InputError,
+    LoweringError,
+    PreprocessResult,
+    load,
+    lower,
+)
+from exir_lowering.graphs import operator_name
+
+WEIGHT = 64 * 64 * 4
+
+
+class Net(nn.Module):
+    """A linear layer, a bias and an embedding, of which a partitioner may take parts."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.register_buffer("scale", torch.rand(64) + 1)
+
+    def forward(self, x):
+        return torch.sin(self.second(torch.softmax(self.first(x), -1))) * self.scale
+
+
+@pytest.fixture(scope="module")
+def net():
+    torch.manual_seed(0)
+    return Net().eval()
+
+
+@pytest.fixture(scope="module")
+def x():
+    return torch.rand(2, 64)
+
+
+@pytest.fixture(scope="module")
+def programs(net, x):
+    program = export(net, (x,))
+    return {"one": program, "two": program}
+
+
+@pytest.fixture(scope="module")
+def lowered(programs):
+    return lower(programs, [TagPartitioner(by_operator("aten.sin.default"), "reference"), "xnnpack"])
+
+
+def some_weights(key, size):
+    return "large" if size > 1000 else None
+
+
+@pytest.mark.parametrize("partitioners", [None, "xnnpack", "reference"])
+def test_all_weights_in_a_data_file(net, x, programs, partitioners, tmp_path):
+    artifact = lower(programs, partitioners).emit(external_weights="weights")
+    assert list(artifact.data_files) == ["weights.ptd"]
+    assert len(artifact.buffer) < 2 * WEIGHT < len(artifact.data_files["weights.ptd"]) < 2.2 * WEIGHT
+    path = artifact.save(tmp_path / "net.pte")
+    for method in ("one", "two"):
+        (result,) = load(path, data=tmp_path / "weights.ptd").run(method, x)
+        assert torch.allclose(result, net(x), atol=1e-5)
+    with pytest.raises(LoweringError, match=r"data file"):
+        load(path).run("one", x)
+
+
+def test_a_policy_by_size(net, x, lowered, tmp_path):
+    artifact = lowered.emit(external_weights=some_weights)
+    files = {(row.kind, row.bytes): row.file for row in artifact.stored}
+    assert files[("data", WEIGHT)] == "large.ptd" and files[("data", 256)] == ""
+    assert files[("constant", 256)] == ""
+    path = artifact.save(tmp_path / "net.pte")
+    (result,) = load(path, data=tmp_path / "large.ptd").run("two", x)
+    assert torch.allclose(result, net(x), atol=1e-5)
+
+
+def test_the_lowered_programs_stay_as_they_are(lowered):
+    before = lowered.emit().buffer
+    lowered.emit(external_weights="weights", keep_originals=True)
+    assert lowered.emit().buffer == before
+
+
+def test_the_report_has_every_byte_once(lowered):
+    artifact = lowered.emit()
+    assert [row.bytes for row in artifact.stored if row.kind == "data"] == [WEIGHT, WEIGHT, 256, 256]
+    assert {row.methods for row in artifact.stored} == {("one", "two")}
+    (scale,) = (row for row in artifact.stored if row.kind == "constant")
+    assert (scale.key, scale.bytes, scale.file) == ("scale", 256, "")
+    payloads = [row for row in artifact.stored if row.kind == "payload"]
+    assert {row.key.partition(".")[0] for row in payloads} == {"one"}  # both methods have the same
+    total = sum(row.bytes for row in artifact.stored)
+    assert total < len(artifact.buffer) < total + 8000
+
+
+class Storing(Backend):
+    """Refers to its weights by the context's store, and to one that it makes itself."""
+
+    def preprocess(self, program, compile_specs, context: BackendContext | None = None):
+        weights = [*program.state_dict.values(), *program.constants.values()]
+        refs = [context.weights.ref(weight) for weight in weights]
+        refs += [context.weights.ref(weight.detach().t().contiguous()) for weight in weights if weight.dim() == 2]
+        lines = "\n".join(str(ref.to_json()) for ref in refs)
+        return PreprocessResult(lines.encode(), data_store_output=context.weights.named_data(refs))
+
+
+class OneCall(Storing):
+    """The same, for all partitions in one call."""
+
+    def preprocess_all(self, edge_programs, compile_specs, context: BackendContext | None = None):
+        return {
+            method: [self.preprocess(program, [], context) for program in programs]
+            for method, programs in edge_programs.items()
+        }
+
+
+class HandedOn(Storing):
+    """Does something around the default, and hands the context on."""
+
+    def preprocess_all(self, edge_programs, compile_specs, context: BackendContext | None = None):
+        return super().preprocess_all(edge_programs, compile_specs, context=context)
+
+
+class NotHandedOn(Backend):
+    """Forgets to hand on what `preprocess` needs."""
+
+    def preprocess(self, program, compile_specs, context: BackendContext):
+        return PreprocessResult(b"")
+
+    def preprocess_all(self, edge_programs, compile_specs):
+        return super().preprocess_all(edge_programs, compile_specs)
+
+
+def test_a_context_that_is_not_handed_on(programs):
+    assert not NotHandedOn().one_by_one
+    with pytest.raises(LoweringError, match=r"NotHandedOn.preprocess takes a context.*hand it on: .*context=context"):
+        lower(programs, TagPartitioner(backend="storing"), backends={"storing": NotHandedOn})
+
+
+@pytest.mark.parametrize("backend", [Storing, OneCall, HandedOn])
+def test_backends_share_one_store(programs, backend):
+    """Two methods, a partition for each layer, two backends of which one is ExecuTorch's: each content once."""
+
+    def each_apart(node):
+        return node.name if operator_name(node) in ("aten.addmm.default", "aten.permute_copy.default") else None
+
+    lowered = lower(
+        programs,
+        {
+            "one": TagPartitioner(each_apart, "storing"),
+            "two": TagPartitioner(by_operator("aten.sin.default"), "reference"),
+        },
+        backends={"storing": backend},
+    )
+    keys = [row for row in lowered.emit().stored if row.kind == "data"]
+    assert sorted(row.bytes for row in keys) == [256, 256, WEIGHT, WEIGHT, WEIGHT, WEIGHT]
+    shared = lower(
+        programs, {"one": TagPartitioner(each_apart, "storing"), "two": "reference"}, backends={"storing": backend}
+    )
+    both = [row for row in shared.emit().stored if row.kind == "data" and row.methods == ("one", "two")]
+    assert sorted(row.bytes for row in both) == [256, 256, WEIGHT, WEIGHT]
+
+
+class Named(nn.Module):
+    """A weight "a.b" and one "a_b": the placeholder of both is "p_a_b"."""
+
+    def __init__(self, dotted):
+        super().__init__()
+        if dotted:
+            self.a = nn.Module()
+            self.a.b = nn.Parameter(torch.rand(64))
+        else:
+            self.a_b = nn.Parameter(torch.rand(64))
+
+    def forward(self, x):
+        return x * (self.a.b if hasattr(self, "a") else self.a_b)
+
+
+def test_weights_of_one_placeholder_name_in_two_methods():
+    x = torch.rand(64)
+    lowered = lower({"dotted": export(Named(True), (x,)), "flat": export(Named(False), (x,))})
+    artifact = lowered.emit(external_weights=lambda key, size: {"a.b": "inner", "a_b": "outer"}[key])
+    assert {row.key: row.file for row in artifact.stored} == {"a.b": "inner.ptd", "a_b": "outer.ptd"}
+    files = artifact.data_files
+    assert sorted(files) == ["inner.ptd", "outer.ptd"] and all(len(content) > 256 for content in files.values())
+
+
+def test_a_policy_is_asked_once_for_each_weight(lowered):
+    asked = []
+
+    def changes(key, size):
+        asked.append((key, size))
+        return f"file{len(asked)}"
+
+    artifact = lowered.emit(external_weights=changes)
+    assert len(asked) == len(set(asked)) == 5
+    assert sorted(row.file for row in artifact.stored if row.file) == sorted(artifact.data_files)
+
+
+@pytest.mark.parametrize(
+    ("policy", "parts"),
+    [
+        (3, ("external_weights", "got 3", "name of a data file")),
+        ("", ("external_weights", "got ''")),
+        (".ptd", ("external_weights", "got '.ptd'")),
+        ("a\0b", ("external_weights", "beside the .pte file")),
+        ("a/b", ("external_weights", "'a/b'", "beside the .pte file")),
+        (lambda key, size: 7, ("external_weights", "got 7")),
+        (lambda key: "x", ("external_weights", "raised TypeError")),
+    ],
+)
+def test_what_is_no_policy(lowered, policy, parts):
+    with pytest.raises(InputError) as caught:
+        lowered.emit(external_weights=policy)
+    assert all(part in str(caught.value) for part in parts), str(caught.value)
+
+
+def test_two_policies(lowered):
+    with pytest.raises(InputError, match="external_constants too"):
+        lowered.emit(ExecutorchBackendConfig(external_constants=True), external_weights="weights")
