@@ -4,9 +4,11 @@ from . import (
     isolation as isolation,
     measures as measures,
     operators as operators,
+    order as order,
     quotient as quotient,
     schedule as schedule,
     sources as sources,
+    together as together,
     weights as weights,
 )
 from .copies import (

@@ -1,13 +1,12 @@
 """The quotient graph: each partition contracted to one vertex, ordered, made acyclic.
 
 Contracting the nodes of one tag is only possible when no path leaves the tag and comes back, and when two tags do not
-feed each other both ways. Kahn's algorithm (CACM 5(11), 1962) orders the contracted graph in O(nodes + edges + units
-log units); what it cannot order lies on a cycle, and just those strongly connected components are split.
+feed each other both ways. The contracted graph is sorted in O(nodes + edges + units log units); what cannot be sorted
+lies on a cycle, and just those strongly connected components are split.
 """
 
 from __future__ import annotations
 
-import heapq
 import operator
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +18,7 @@ import torch
 from torch.fx import Node
 
 from exir_lowering.errors import InvariantError
+from exir_lowering.graphs.order import topological
 
 Piece = tuple[str, int]
 """A tag and the number of its convex piece."""
@@ -111,20 +111,28 @@ def breadth_first(nodes: Sequence[Node]) -> dict[Node, int]:
     Args:
         nodes: Every node of a graph, in graph order.
     """
-    waiting = dict.fromkeys(nodes, 0)
-    for node in nodes:
-        for user in node.users:
-            waiting[user] += 1
-    ready = deque(node for node in nodes if waiting[node] == 0)
-    place: dict[Node, int] = {}
-    while ready:
-        node = ready.popleft()
-        place[node] = len(place)
-        for user in node.users:
-            waiting[user] -= 1
-            if waiting[user] == 0:
-                (ready.appendleft if user.target in _SORTED_FIRST else ready.append)(user)
-    return place
+    number = {node: i for i, node in enumerate(nodes)}
+    ordered = topological([[number[user] for user in node.users] for node in nodes], _FirstReady(nodes))
+    return {nodes[vertex]: place for place, vertex in enumerate(ordered)}
+
+
+class _FirstReady:
+    """Takes nodes in the order in which they become ready, but those of `_SORTED_FIRST` at once."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self._nodes = nodes
+        self._queue: deque[int] = deque()
+
+    def push(self, vertex: int) -> None:
+        node = self._nodes[vertex]
+        first = node.target in _SORTED_FIRST and bool(node.all_input_nodes)
+        (self._queue.appendleft if first else self._queue.append)(vertex)
+
+    def pop(self) -> int:
+        return self._queue.popleft()
+
+    def __len__(self) -> int:
+        return len(self._queue)
 
 
 def _units(nodes: Sequence[Node], piece_of: Mapping[Node, Piece]) -> list[Unit]:
@@ -148,21 +156,9 @@ def _edges(units: Sequence[Unit]) -> list[list[int]]:
 
 def _kahn(nodes: Sequence[Node], piece_of: Mapping[Node, Piece]) -> tuple[list[Unit], list[Unit]]:
     units = _units(nodes, piece_of)
-    successors = _edges(units)
-    waiting = [0] * len(units)
-    for following in successors:
-        for j in following:
-            waiting[j] += 1
-    ready = [i for i, count in enumerate(waiting) if count == 0]
-    ordered: list[Unit] = []
-    while ready:
-        i = heapq.heappop(ready)
-        ordered.append(units[i])
-        for j in successors[i]:
-            waiting[j] -= 1
-            if waiting[j] == 0:
-                heapq.heappush(ready, j)
-    return ordered, [unit for i, unit in enumerate(units) if waiting[i] > 0]
+    ordered = topological(_edges(units))
+    placed = set(ordered)
+    return [units[i] for i in ordered], [unit for i, unit in enumerate(units) if i not in placed]
 
 
 def _split(nodes: Sequence[Node], piece_of: dict[Node, Piece], stuck: Sequence[Unit], explain: bool) -> list[Cycle]:

@@ -18,6 +18,9 @@ import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from exir_lowering.errors import InvariantError
+from exir_lowering.graphs.order import topological
+
 Edges = Sequence[Sequence[int]]
 Label = str
 
@@ -76,7 +79,7 @@ def schedule(graph: Dag) -> list[int]:
     sequence = kinds * fewest(graph) if len(kinds) == 1 else _shortened(graph, _greedy(graph, kinds))
     stages = _latest(graph, sequence)
     if stages is None:
-        raise AssertionError("the sequence of a schedule is feasible")
+        raise InvariantError("The sequence of a schedule has no place for a vertex. Please report this program.")
     _move_earlier(graph, sequence, stages)
     _move_later(graph, sequence, stages)
     used = sorted({stage for stage, label in zip(stages, graph.labels, strict=True) if label is not None})
@@ -135,37 +138,44 @@ def _epochs(graph: Dag, preferred: Label) -> list[Label]:
     last = len(graph.labels) - 1
     flipped = _reversed(graph)
     remaining = _alternations(flipped.predecessors, flipped.labels)
-    waiting = [len(before) for before in graph.predecessors]
-    ready: dict[Label, list[tuple[int, int]]] = {}
-    host: list[int] = []
+    ready = _EpochByEpoch(graph.labels, lambda vertex: remaining[last - vertex], preferred)
+    topological(graph.successors, ready)
+    return ready.sequence
 
-    def release(vertex: int) -> None:
-        label = graph.labels[vertex]
+
+class _EpochByEpoch:
+    """Takes what the host has ready, then all of one label, which it chooses when nothing of the last one is ready."""
+
+    def __init__(self, labels: Sequence[Label | None], remaining: Callable[[int], int], preferred: Label) -> None:
+        self.sequence: list[Label] = []
+        self._labels, self._remaining, self._preferred = labels, remaining, preferred
+        self._host: list[int] = []
+        self._ready: dict[Label, list[tuple[int, int]]] = {}
+        self._epoch: Label | None = None
+        self._count = 0
+
+    def push(self, vertex: int) -> None:
+        self._count += 1
+        label = self._labels[vertex]
         if label is None:
-            host.append(vertex)
+            self._host.append(vertex)
         else:
-            heapq.heappush(ready.setdefault(label, []), (-remaining[last - vertex], vertex))
+            heapq.heappush(self._ready.setdefault(label, []), (-self._remaining(vertex), vertex))
 
-    def done(vertex: int) -> None:
-        for after in graph.successors[vertex]:
-            waiting[after] -= 1
-            if waiting[after] == 0:
-                release(after)
+    def pop(self) -> int:
+        self._count -= 1
+        if self._epoch is not None and self._ready[self._epoch]:
+            return heapq.heappop(self._ready[self._epoch])[1]
+        self._epoch = None  # over: what the host makes ready of the same label is for another one
+        if self._host:
+            return self._host.pop()
+        choices = [(heap[0][0], label != self._preferred, label) for label, heap in self._ready.items() if heap]
+        self._epoch = min(choices)[2]
+        self.sequence.append(self._epoch)
+        return heapq.heappop(self._ready[self._epoch])[1]
 
-    for vertex, count in enumerate(waiting):
-        if count == 0:
-            release(vertex)
-    sequence: list[Label] = []
-    while True:
-        while host:
-            done(host.pop())
-        choices = [(heap[0][0], label != preferred, label) for label, heap in ready.items() if heap]
-        if not choices:
-            return sequence
-        label = min(choices)[2]
-        sequence.append(label)
-        while ready[label]:
-            done(heapq.heappop(ready[label])[1])
+    def __len__(self) -> int:
+        return self._count
 
 
 def _shortened(graph: Dag, sequence: list[Label]) -> list[Label]:

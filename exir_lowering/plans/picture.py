@@ -8,6 +8,7 @@ from typing import Literal
 
 import networkx as nx
 
+from exir_lowering.graphs.order import topological
 from exir_lowering.graphs.schedule import dag, schedule
 from exir_lowering.plans import layout, wording
 from exir_lowering.plans.lowering_plan import MethodPlan
@@ -197,12 +198,13 @@ def _crossing(method: MethodPlan, owner: Mapping[str, str]) -> dict[tuple[str, s
 def _topological(
     method: MethodPlan, members: Mapping[str, Sequence[str]], crossing: Mapping[tuple[str, str], int]
 ) -> list[str]:
-    graph = nx.DiGraph()
-    graph.add_nodes_from(members)
-    graph.add_edges_from(crossing)
-    first = {key: i for i, key in enumerate(members)}
-    try:
-        return list(nx.lexicographical_topological_sort(graph, key=first.__getitem__))
-    except nx.NetworkXUnfeasible:
-        cycle = " -> ".join(source for source, _ in nx.find_cycle(graph))
-        raise ValueError(f"method {method.name}: partitions of the plan need each other: {cycle}") from None
+    keys = list(members)
+    number = {key: i for i, key in enumerate(keys)}
+    successors: list[list[int]] = [[] for _ in keys]
+    for source, user in crossing:
+        successors[number[source]].append(number[user])
+    order = topological(successors)
+    if len(order) < len(keys):
+        cycle = " -> ".join(source for source, _ in nx.find_cycle(nx.DiGraph(crossing.keys())))
+        raise ValueError(f"method {method.name}: partitions of the plan need each other: {cycle}")
+    return [keys[i] for i in order]

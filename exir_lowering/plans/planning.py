@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from torch.fx import GraphModule, Node
 
 from exir_lowering import graphs
 from exir_lowering.graphs import measures
+from exir_lowering.graphs.order import reach, topological
 from exir_lowering.graphs.schedule import dag, fewest
 from exir_lowering.model import ExtractedMethod, Partition, Rejection, TaggedMethod
 from exir_lowering.plans.lowering_plan import (
@@ -245,7 +245,10 @@ class _Between:
             for source in node.inputs:
                 if source in self.key_of and self.key_of[source] != self.key_of[node.name]:
                     self.successors[self.key_of[source]].setdefault(self.key_of[node.name], (source, node.name))
-        self.place = {key: i for i, key in enumerate(_topological(self.successors))}
+        keys = list(self.successors)
+        number = {key: i for i, key in enumerate(keys)}
+        order = topological([[number[after] for after in self.successors[key]] for key in keys])
+        self.place = {keys[i]: place for place, i in enumerate(order)}
 
     def _pairs(self) -> Iterator[tuple[str, str]]:
         """Yield each partition with the next one of its backend."""
@@ -270,15 +273,8 @@ class _Between:
 
     def _reached(self, first: str, second: str) -> dict[str, str]:
         """Return what lies behind a vertex up to another one, each with where it was reached from."""
-        end, came_from = self.place[second], {}
-        stack = [(first, key) for key in reversed(self.successors[first]) if key != second]
-        while stack:
-            before, key = stack.pop()
-            if key in came_from or self.place[key] > end:
-                continue
-            came_from[key] = before
-            stack += [(key, after) for after in self.successors[key] if after not in came_from]
-        return came_from
+        first_steps = [(first, key) for key in reversed(self.successors[first]) if key != second]
+        return reach(first_steps, self.successors.__getitem__, lambda key: self.place[key] <= self.place[second])
 
     def _names(self, came_from: Mapping[str, str], key: str) -> list[str]:
         """Name the nodes on the way to a vertex."""
@@ -337,26 +333,6 @@ class _Between:
                         stack.append(before)
             if on_the_way and all(key in operator_of for key in on_the_way):
                 yield self.backend_of[first], frozenset(operator_of[key] for key in on_the_way)
-
-
-def _topological(successors: Mapping[str, Mapping[str, object]]) -> list[str]:
-    """Order vertices after what they depend on, otherwise as they come."""
-    number = {key: i for i, key in enumerate(successors)}
-    waiting = dict.fromkeys(successors, 0)
-    for following in successors.values():
-        for after in following:
-            waiting[after] += 1
-    keys = list(successors)
-    ready = [number[key] for key, count in waiting.items() if count == 0]
-    order: list[str] = []
-    while ready:
-        key = keys[heapq.heappop(ready)]
-        order.append(key)
-        for after in successors[key]:
-            waiting[after] -= 1
-            if waiting[after] == 0:
-                heapq.heappush(ready, number[after])
-    return order
 
 
 def _usefulness(advice: Advice) -> tuple[int, int, tuple[str, ...]]:

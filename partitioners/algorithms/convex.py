@@ -7,18 +7,18 @@ and the groups that the caller gives. `schedule` then assigns the vertices.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import networkx as nx
 from torch.fx import GraphModule, Node
 
 from exir_lowering import InputError, graphs
 from exir_lowering.graphs import collector, measures, quotient
+from exir_lowering.graphs.order import reach, topological
 from exir_lowering.graphs.schedule import Dag, schedule
+from exir_lowering.graphs.together import Sets, Together
 from exir_lowering.partitioners.supports.support import Scope, SupportLike, as_support, asked
 
 _NOT_COMPUTING = ("placeholder", "get_attr", "output")
@@ -181,107 +181,55 @@ def _follows(node: Node) -> bool:
 
 
 def _contracted(nodes: Sequence[Node], label_of: Mapping[Node, str], groups: Iterable[Iterable[Node]]) -> _Units:
-    place = {node: i for i, node in enumerate(nodes)}
-    together, grouped = _Sets(len(nodes)), _Sets(len(nodes))
-    for i, node in enumerate(nodes):
-        if _follows(node):
-            together.join(place[node.args[0]], i)  # type: ignore[index]
+    together, grouped = Together(nodes), Sets(len(nodes))
     found = False
     for number, group in enumerate(groups):
-        members = [place[node] for node in operators_of(number, group, place)]
+        members = [together.place[node] for node in operators_of(number, group, together.place)]
         for other in members[1:]:
             grouped.join(members[0], other)
             found = True
     if found:
-        label_of = _join_groups(nodes, label_of, grouped, together)
-        _close(nodes, place, label_of, together)
-    return _number(nodes, place, label_of, together)
+        label_of = _join_groups(label_of, grouped, together)
+        _close(label_of, together)
+    return _number(label_of, together)
 
 
-def _join_groups(
-    nodes: Sequence[Node], label_of: Mapping[Node, str], grouped: _Sets, together: _Sets
-) -> Mapping[Node, str]:
+def _join_groups(label_of: Mapping[Node, str], grouped: Sets, together: Together) -> Mapping[Node, str]:
     """Join the nodes of each group that one backend takes whole; leave the nodes of the others to the host."""
-    members: dict[int, list[int]] = {}
-    for i in range(len(nodes)):
-        members.setdefault(grouped.find(i), []).append(i)
+    members: dict[int, list[Node]] = {}
+    for i, node in enumerate(together.nodes):
+        members.setdefault(grouped.find(i), []).append(node)
     left = dict(label_of)
     for group in members.values():
-        labels = {label_of.get(nodes[i]) for i in group if not _follows(nodes[i])}
+        labels = {label_of.get(node) for node in group if not _follows(node)}
         if len(labels) == 1 and None not in labels:
-            for other in group[1:]:
-                together.join(group[0], other)
+            together.join(group)
         elif len(group) > 1:
-            for i in group:
-                left.pop(nodes[i], None)
+            for node in group:
+                left.pop(node, None)
     return left
 
 
-class _Sets:
-    """Disjoint sets of small numbers, each named by its least one."""
-
-    def __init__(self, count: int) -> None:
-        self.parent = list(range(count))
-
-    def find(self, item: int) -> int:
-        root = item
-        while self.parent[root] != root:
-            root = self.parent[root]
-        while self.parent[item] != root:
-            self.parent[item], item = root, self.parent[item]
-        return root
-
-    def join(self, one: int, other: int) -> None:
-        one, other = self.find(one), self.find(other)
-        if one != other:
-            self.parent[max(one, other)] = min(one, other)
-
-
-def _edges(nodes: Sequence[Node], place: Mapping[Node, int], together: _Sets) -> dict[int, dict[int, None]]:
-    """Return the successors of each vertex, by the number of its first node."""
-    successors: dict[int, dict[int, None]] = {}
-    for i, node in enumerate(nodes):
-        root = together.find(i)
-        following = successors.setdefault(root, {})
-        for user in node.users:
-            if user in place:
-                other = together.find(place[user])
-                if other != root:
-                    following[other] = None
-    return successors
-
-
-def _close(nodes: Sequence[Node], place: Mapping[Node, int], label_of: Mapping[Node, str], together: _Sets) -> None:
+def _close(label_of: Mapping[Node, str], together: Together) -> None:
     """Join what lies on a cycle of groups when one backend takes all of it; refuse it otherwise."""
-    graph = nx.DiGraph()
-    for root, following in _edges(nodes, place, together).items():
-        graph.add_edges_from((root, other) for other in following)
-    for component in nx.strongly_connected_components(graph):
-        if len(component) == 1:
-            continue
-        inside = [node for i, node in enumerate(nodes) if together.find(i) in component and not _follows(node)]
-        labels = {label_of.get(node) for node in inside}
+    for knot in together.knots():
+        inside = [node for node in together.nodes if together.find(node) in knot]
+        labels = {label_of.get(node) for node in inside if not _follows(node)}
         if len(labels) > 1 or None in labels:
-            raise _not_convex(nodes, label_of, together, component, place)
-        first, *others = sorted(component)
-        for other in others:
-            together.join(first, other)
+            raise _not_convex(label_of, together, knot)
+        together.join(inside)
 
 
-def _not_convex(
-    nodes: Sequence[Node],
-    label_of: Mapping[Node, str],
-    together: _Sets,
-    component: set[int],
-    place: Mapping[Node, int],
-) -> InputError:
-    tag_of = {node: f"group at {nodes[together.find(i)].name}" for i, node in enumerate(nodes)}
-    sizes: dict[str, int] = {}
-    for tag in tag_of.values():
-        sizes[tag] = sizes.get(tag, 0) + 1
-    tag_of = {n: tag for n, tag in tag_of.items() if sizes[tag] > 1 and together.find(place[n]) in component}
-    _, cycles = quotient.order(nodes, tag_of, explain=True)
-    between = [node.name for node in nodes if together.find(place[node]) in component and node not in label_of]
+def _not_convex(label_of: Mapping[Node, str], together: Together, knot: Container[int]) -> InputError:
+    members = together.members()
+    tag_of = {
+        node: f"group at {group[0].name}"
+        for root, group in members.items()
+        if root in knot and len(group) > 1
+        for node in group
+    }
+    _, cycles = quotient.order(together.nodes, tag_of, explain=True)
+    between = [node.name for node in together.nodes if together.find(node) in knot and node not in label_of]
     why = f" Node {between[0]} on it is not supported." if between else " The nodes on it go to different backends."
     return InputError(
         f"A group of nodes that must stay together is not convex: the path {cycles[0]} leaves the {cycles[0].tag} and "
@@ -289,33 +237,22 @@ def _not_convex(
     )
 
 
-def _number(nodes: Sequence[Node], place: Mapping[Node, int], label_of: Mapping[Node, str], together: _Sets) -> _Units:
+def _number(label_of: Mapping[Node, str], together: Together) -> _Units:
     """Number the vertices in topological order, keeping the graph's order where that is one."""
-    successors = _edges(nodes, place, together)
-    members: dict[int, list[Node]] = {root: [] for root in successors}
-    for i, node in enumerate(nodes):
-        members[together.find(i)].append(node)
-    waiting = dict.fromkeys(successors, 0)
-    for following in successors.values():
-        for other in following:
-            waiting[other] += 1
-    ready = [root for root, count in waiting.items() if count == 0]
-    heapq.heapify(ready)
-    order: list[int] = []
-    while ready:
-        root = heapq.heappop(ready)
-        order.append(root)
-        for other in successors[root]:
-            waiting[other] -= 1
-            if waiting[other] == 0:
-                heapq.heappush(ready, other)
-    number = {root: i for i, root in enumerate(order)}
-    after = [[number[other] for other in successors[root]] for root in order]
+    members = together.members()
+    rank = {root: i for i, root in enumerate(members)}
+    successors = [[rank[other] for other in following] for following in together.successors().values()]
+    order = topological(successors)
+    number = [0] * len(order)
+    for i, vertex in enumerate(order):
+        number[vertex] = i
+    after = [[number[other] for other in successors[vertex]] for vertex in order]
+    groups = list(members.values())
+    units = [groups[vertex] for vertex in order]
     before: list[list[int]] = [[] for _ in order]
     for i, numbers in enumerate(after):
         for other in numbers:
             before[other].append(i)
-    units = [members[root] for root in order]
     return _Units(units, Dag(before, after, [_label(unit, label_of) for unit in units], _size(units), _leaves(units)))
 
 
@@ -342,7 +279,7 @@ def _leaves(units: Sequence[Sequence[Node]]) -> Callable[[int], bool]:
 
 def _components(graph: Dag, epochs: Sequence[int]) -> list[int]:
     """Split each partition into its weakly connected parts, numbered by their first vertex, from 1; 0 is the host."""
-    parts = _Sets(len(epochs))
+    parts = Sets(len(epochs))
     for vertex, epoch in enumerate(epochs):
         if epoch:
             for after in graph.successors[vertex]:
@@ -376,7 +313,7 @@ class _Quotient:
     """
 
     def __init__(self, graph: Dag, parts: Sequence[int]) -> None:
-        self.sets = _Sets(len(parts))
+        self.sets = Sets(len(parts))
         for vertex, part in enumerate(parts):
             if part:
                 self.sets.join(part - 1, vertex)
@@ -384,11 +321,13 @@ class _Quotient:
         for vertex, following in enumerate(graph.successors):
             root = self.sets.find(vertex)
             self.successors[root].update(o for o in map(self.sets.find, following) if o != root)
-        contracted = nx.DiGraph()
-        contracted.add_nodes_from(self.successors)
-        contracted.add_edges_from((a, b) for a, following in self.successors.items() for b in following)
-        self.order: list[int | None] = list(nx.lexicographical_topological_sort(contracted))
+        self.order: list[int | None] = self._sorted()
         self.place = {root: i for i, root in enumerate(self.order) if root is not None}
+
+    def _sorted(self) -> list[int | None]:
+        roots = sorted(self.successors)
+        rank = {root: i for i, root in enumerate(roots)}
+        return [roots[i] for i in topological([[rank[other] for other in self.successors[root]] for root in roots])]
 
     def join(self, one: int, other: int) -> None:
         """Join the parts of two vertices, one before the other, unless that closes a cycle."""
@@ -397,7 +336,7 @@ class _Quotient:
             return
         start, end = self.place[a], self.place[b]
         after = self._reached(a, b, end)
-        if after is None:
+        if b in after:
             return
         between = [root for root in self.order[start + 1 : end] if root is not None]
         moved = [root for root in between if root not in after]
@@ -411,19 +350,14 @@ class _Quotient:
         for i, vertex in enumerate(row):
             self.place[vertex] = start + i
 
-    def _reached(self, a: int, b: int, end: int) -> set[int] | None:
-        """Return what is reached from a before b's place, None when b is reached on the way."""
-        reached: set[int] = set()
-        stack = [o for o in map(self.sets.find, self.successors[a]) if o not in (a, b)]
-        while stack:
-            vertex = stack.pop()
-            if vertex == b:
-                return None
-            if vertex in reached or self.place[vertex] > end:
-                continue
-            reached.add(vertex)
-            stack += [o for o in map(self.sets.find, self.successors[vertex]) if o not in reached]
-        return reached
+    def _reached(self, a: int, b: int, end: int) -> Container[int]:
+        """Return what is reached from a, over others, up to b's place."""
+        return reach(
+            [(a, other) for other in map(self.sets.find, self.successors[a]) if other not in (a, b)],
+            lambda vertex: map(self.sets.find, self.successors[vertex]),
+            lambda vertex: self.place[vertex] <= end,
+            goal=b,
+        )
 
     def numbers(self, parts: Sequence[int]) -> list[int]:
         """Return for each vertex of a part the part's number in topological order, from 1; 0 for the host."""

@@ -17,6 +17,8 @@ from itertools import islice, pairwise
 
 import networkx as nx
 
+from exir_lowering.graphs.order import LeastFirst, topological
+
 _EFFORT = 60_000
 """Pins of nets to look at, at most, over all orders that are tried; three orders are tried in any case."""
 
@@ -202,18 +204,7 @@ class _Graph:
 
     def _shuffled(self, keys: Sequence[float]) -> list[int]:
         """Return the topological order that takes the least key first."""
-        waiting = [len(before) for before in self.predecessors]
-        ready = [(keys[vertex], vertex) for vertex, count in enumerate(waiting) if count == 0]
-        heapq.heapify(ready)
-        order: list[int] = []
-        while ready:
-            vertex = heapq.heappop(ready)[1]
-            order.append(vertex)
-            for after in self.problem.successors[vertex]:
-                waiting[after] -= 1
-                if waiting[after] == 0:
-                    heapq.heappush(ready, (keys[after], after))
-        return order
+        return topological(self.problem.successors, LeastFirst(keys.__getitem__))
 
     def _components(self) -> list[int]:
         """Number the parts that share no edge, by their first vertices."""
@@ -229,37 +220,48 @@ class _Graph:
 
     def _fewest_alive(self) -> list[int]:
         """Order so that few bytes are alive: always the vertex next that adds least to them."""
-        left = [len(pins) for _, pins in self.nets]
-        waiting = [len(before) for before in self.predecessors]
+        return topological(self.problem.successors, _LeastAlive(self.nets, self.nets_of))
 
-        def added(vertex: int) -> int:
-            change = 0
-            for net in self.nets_of[vertex]:
-                size, pins = self.nets[net]
-                change += size if left[net] == len(pins) else -size if left[net] == 1 else 0
-            return change
 
-        ready = [(added(vertex), 0, vertex) for vertex, count in enumerate(waiting) if count == 0]
-        heapq.heapify(ready)
-        done = [False] * self.count
-        order: list[int] = []
-        while ready:
-            vertex = heapq.heappop(ready)[2]
-            if done[vertex]:
-                continue
-            done[vertex] = True
-            order.append(vertex)
-            changed = list(self.problem.successors[vertex])
-            for after in changed:
-                waiting[after] -= 1
-            for net in self.nets_of[vertex]:
-                left[net] -= 1
-                if left[net] == 1 or left[net] == len(self.nets[net][1]) - 1:
-                    changed += self.nets[net][1]
-            for other in dict.fromkeys(changed):
-                if not waiting[other] and not done[other]:
-                    heapq.heappush(ready, (added(other), -len(order), other))
-        return order
+class _LeastAlive:
+    """Takes the ready vertex that adds least to the bytes that are alive, of equal ones the last that became so."""
+
+    def __init__(self, nets: Sequence[tuple[int, Sequence[int]]], nets_of: Sequence[Sequence[int]]) -> None:
+        self._nets, self._nets_of = nets, nets_of
+        self._left = [len(pins) for _, pins in nets]
+        self._ready: set[int] = set()
+        self._heap: list[tuple[int, int, int]] = []
+        self._taken = 0
+
+    def _added(self, vertex: int) -> int:
+        change = 0
+        for net in self._nets_of[vertex]:
+            size, pins = self._nets[net]
+            change += size if self._left[net] == len(pins) else -size if self._left[net] == 1 else 0
+        return change
+
+    def push(self, vertex: int) -> None:
+        self._ready.add(vertex)
+        heapq.heappush(self._heap, (self._added(vertex), -self._taken, vertex))
+
+    def pop(self) -> int:
+        vertex = heapq.heappop(self._heap)[2]
+        while vertex not in self._ready:  # what was pushed again with another key
+            vertex = heapq.heappop(self._heap)[2]
+        self._ready.remove(vertex)
+        self._taken += 1
+        changed: dict[int, None] = {}
+        for net in self._nets_of[vertex]:
+            self._left[net] -= 1
+            if self._left[net] == 1 or self._left[net] == len(self._nets[net][1]) - 1:
+                changed.update(dict.fromkeys(self._nets[net][1]))
+        for other in changed:
+            if other in self._ready:
+                self.push(other)
+        return vertex
+
+    def __len__(self) -> int:
+        return len(self._ready)
 
 
 def _depth_first(edges: Sequence[Sequence[int]], roots: Sequence[int]) -> list[int]:

@@ -11,6 +11,7 @@ from torch.fx import Node
 
 from exir_lowering import Adjustment, InputError, Rejection, graphs
 from exir_lowering.graphs import collector, measures, quotient
+from exir_lowering.graphs.together import Together
 from exir_lowering.partitioners.algorithms import cuts
 from exir_lowering.partitioners.algorithms.convex import Proposal, computing, contract
 from exir_lowering.partitioners.supports.support import Scope
@@ -246,20 +247,10 @@ def _crossing(nodes: Sequence[Node], pieces: Sequence[Proposal], scope: Scope) -
 
 def _units(nodes: Sequence[Node], group_of: Mapping[Node, int]) -> list[tuple[Node, ...]]:
     """Return what is never cut, in topological order: an operator with its getitems, a group, groups on a cycle."""
-    sets, inside = nx.utils.UnionFind(nodes), set(nodes)
-    first: dict[int, Node] = {}
-    for node in nodes:
-        if graphs.is_getitem(node) and node.args[0] in inside:
-            sets.union(node.args[0], node)
-        if node in group_of:
-            sets.union(first.setdefault(group_of[node], node), node)
-    if first:
-        graph = nx.DiGraph()
-        graph.add_edges_from((sets[node], sets[user]) for node in nodes for user in node.users if user in inside)
-        for component in list(nx.strongly_connected_components(graph)):
-            sets.union(*component)
-    number: dict[Node, int] = {}
-    tag_of = {node: str(number.setdefault(sets[node], len(number))) for node in nodes}
+    together = Together(nodes)
+    if together.join_equal(group_of):
+        together.close()
+    tag_of = {node: str(number) for number, unit in enumerate(together.members().values()) for node in unit}
     return [unit.nodes for unit in quotient.order(nodes, tag_of, explain=False)[0]]
 
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-import networkx as nx
 from torch.export import ExportedProgram
 from torch.fx import Node
 
 from exir_lowering import InputError, graphs
 from exir_lowering.graphs import collector, measures
+from exir_lowering.graphs.together import Together
 from exir_lowering.partitioners.algorithms import assignment
 from exir_lowering.partitioners.algorithms.assignment import Problem, Value
 from exir_lowering.partitioners.algorithms.convex import Proposal, computing, contract
@@ -256,25 +256,11 @@ def _touching(values: Iterable[Value]) -> dict[int, list[Value]]:
 
 def placed_together(nodes: Sequence[Node], offer: Offer, *, close: bool) -> list[list[Node]]:
     """Return what is at one place: getitems and their producers, groups, and what lies between the nodes of a group."""
-    sets = nx.utils.UnionFind(nodes)
-    inside = set(nodes)
-    for node in nodes:
-        if graphs.is_getitem(node) and node.args[0] in inside:
-            sets.union(node.args[0], node)
-    grouped = False
-    for group in offer.groups:
-        members = [node for node in group if node in inside]
-        if len(members) > 1:
-            sets.union(*members)
-            grouped = True
-    if grouped and close:
-        between = nx.DiGraph((sets[node], sets[user]) for node in nodes for user in node.users if user in inside)
-        for component in nx.strongly_connected_components(between):
-            sets.union(*component)
-    units: dict[Node, list[Node]] = {}
-    for node in nodes:
-        units.setdefault(sets[node], []).append(node)
-    return list(units.values())
+    together = Together(nodes)
+    grouped = [together.join(group) for group in offer.groups]
+    if any(grouped) and close:
+        together.close()
+    return list(together.members().values())
 
 
 def _row(
