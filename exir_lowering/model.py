@@ -1,6 +1,6 @@
 """The values that flow down the line: frozen, typed, printable, nothing else.
 
-`edge` -> programs, `tag` -> `TaggedMethod`, `extract` -> `ExtractedMethod` (with its `Partition`s),
+`edge` -> `EdgeMethod`, `tag` -> `TaggedMethod`, `extract` -> `ExtractedMethod` (with its `Partition`s),
 `group` -> `BackendGroup`, `preprocess` -> `LoweredPartition`.
 """
 
@@ -12,7 +12,7 @@ from typing import Literal
 
 from executorch.exir.backend.backend_details import PreprocessResult
 from executorch.exir.backend.compile_spec_schema import CompileSpec
-from executorch.exir.backend.partitioner import DelegationSpec
+from executorch.exir.backend.partitioner import DelegationSpec, Partitioner
 from torch.export import ExportedProgram
 
 
@@ -61,6 +61,28 @@ class Adjustment:
     def __str__(self) -> str:
         what = f"{len(self.nodes)} nodes from {self.nodes[0]} to {self.nodes[-1]}" if self.nodes else "nothing"
         return f"{self.method}: {self.kind} {what}: {self.reason} [{self.by}]"
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeMethod:
+    """One method in Edge dialect.
+
+    Attributes:
+        name: The method's name.
+        program: The program in Edge dialect; no step changes it.
+        partitioners: The method's partitioners, in priority order.
+        converted_from: The `torch.export` program that it was converted from; None if it was given in Edge dialect.
+    """
+
+    name: str
+    program: ExportedProgram
+    partitioners: tuple[Partitioner, ...] = ()
+    converted_from: ExportedProgram | None = None
+
+    def __str__(self) -> str:
+        origin = "given in Edge dialect" if self.converted_from is None else "converted to Edge dialect"
+        names = ", ".join(type(partitioner).__name__ for partitioner in self.partitioners) or "no partitioner"
+        return f"method {self.name}, {origin}, for {names}\n{self.program.graph}"
 
 
 @dataclass(frozen=True, slots=True)

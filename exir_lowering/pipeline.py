@@ -2,41 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from executorch.exir import EdgeProgramManager
 from executorch.exir.backend.compile_spec_schema import CompileSpec
-from executorch.exir.backend.partitioner import Partitioner
 from torch.export import ExportedProgram
 
 from exir_lowering import graphs
 from exir_lowering._upstream import LoweredBackendModule, ambient, locks
 from exir_lowering.graphs import collector, debug_handles
+from exir_lowering.graphs.copies import own_state
 from exir_lowering.graphs.isolation import isolate
 from exir_lowering.lowered import LoweredMethods
 from exir_lowering.model import (
     BackendGroup,
     CallSite,
+    EdgeMethod,
     ExtractedMethod,
     LoweredPartition,
     Partition,
     TaggedMethod,
 )
 from exir_lowering.options import LoweringOptions
-from exir_lowering.plans.lowering_plan import LoweringPlan, MethodPlan
+from exir_lowering.plans.coverage import require_coverage
+from exir_lowering.plans.lowering_plan import LoweringPlan
 from exir_lowering.plans.planning import plan_method
-from exir_lowering.plans.report import Report, Times
+from exir_lowering.plans.report import Report
 from exir_lowering.plugins import availability, registry
 from exir_lowering.plugins.backend import Backend
 from exir_lowering.steps import arguments, checks
-from exir_lowering.steps.arguments import Given, is_edge
-from exir_lowering.steps.edge import check_preserved, to_edge
+from exir_lowering.steps.edge import as_edge, check_preserved, to_edge
 from exir_lowering.steps.extract import extract
-from exir_lowering.steps.ownership import own_state
 from exir_lowering.steps.preprocess import preprocess
-from exir_lowering.steps.progress import Progress
+from exir_lowering.steps.session import Session
 from exir_lowering.steps.splice import delegate, splice
 from exir_lowering.steps.tag import fake_state, tag
 
@@ -79,14 +79,12 @@ def lower(
         BackendContractError: A backend returned something wrong, or wrote into a weight.
         CoverageError: Less is delegated than the options require; no backend was called.
     """
-    options = arguments.options(options)
-    given = arguments.given(programs)
-    chosen = arguments.partitioners(partitioners, given.methods)
-    passes = arguments.passes(transform_passes, given.methods)
-    times = Times()
-    with Progress(options.progress) as progress, times.step("edge"):
-        edge = to_edge(given.methods, chosen, options, progress, passes)
-    lowered = _lower_edge(given, edge, chosen, backends, options, times)
+    session = Session(arguments.options(options))
+    request = arguments.request(programs, partitioners, transform_passes)
+    registry.check_backends(backends)
+    with session:
+        methods = to_edge(request.methods, session)
+        lowered = _lower(methods, request.constant_methods, backends, session)
     availability.warn_unavailable(lowered.report.backend_ids, stacklevel=2)
     return lowered
 
@@ -116,14 +114,12 @@ def plan(
         InputError, UnknownPluginError, PluginLoadError, PartitionerContractError: As for `lower`.
         CoverageError: Less is delegated than the options require; the error has the plan.
     """
-    options = arguments.options(options)
-    given = arguments.given(programs)
-    chosen = arguments.partitioners(partitioners, given.methods)
-    passes = arguments.passes(transform_passes, given.methods)
-    with Progress(options.progress) as progress, collector.heap_frozen():
-        edge = to_edge(given.methods, chosen, options, progress, passes)
-        with locks.conversion(), ambient.converting(edge.values(), gradients=True):
-            _, planned = _partition_all(given.methods, edge, chosen, options, progress, Times())
+    session = Session(arguments.options(options))
+    request = arguments.request(programs, partitioners, transform_passes)
+    with session, collector.heap_frozen():
+        methods = to_edge(request.methods, session)
+        with _converting(methods):
+            _, planned = _partition_all(methods, session)
     return planned
 
 
@@ -139,11 +135,12 @@ def to_backend(
     Raises:
         InputError: Also when a program is not in Edge dialect.
     """
-    options = arguments.options(options)
-    given = arguments.given(method_to_program)
-    arguments.require_edge(given.methods)
-    chosen = arguments.partitioners(method_to_partitioner, given.methods)
-    lowered = _lower_edge(given, given.methods, chosen, backends, options, Times())
+    session = Session(arguments.options(options))
+    request = arguments.request(method_to_program, method_to_partitioner)
+    methods = as_edge(request.methods)
+    registry.check_backends(backends)
+    with session:
+        lowered = _lower(methods, request.constant_methods, backends, session)
     availability.warn_unavailable(lowered.report.backend_ids, stacklevel=2)
     return lowered
 
@@ -170,7 +167,7 @@ def lower_whole_program(
         InputError: The program is not an ExportedProgram in Edge dialect, or the id or a compile spec is none.
         UnknownPluginError, PluginLoadError, BackendFailure, BackendContractError: As for `lower`.
     """
-    arguments.require_edge({"forward": arguments.program("lower_whole_program", program)})
+    arguments.require_edge("forward", arguments.program("lower_whole_program", program))
     arguments.destination("lower_whole_program", backend_id, compile_specs)
     registry.check_backends(backends)
     backend = registry.find_backend(backend_id, backends)
@@ -178,83 +175,62 @@ def lower_whole_program(
     with locks.conversion(), ambient.converting([program], gradients=True):
         copied = isolate(debug_handles.handled_copy(program))
     whole = Partition("forward", "forward", "", backend_id, tuple(compile_specs), copied, site)
-    (lowered,) = preprocess(BackendGroup(backend_id, (whole,)), backend)
+    (lowered,) = preprocess(BackendGroup(backend_id, (whole,)), backend, Session(LoweringOptions()))
     availability.warn_unavailable([backend_id], stacklevel=2)
     return delegate(lowered)
 
 
-def _lower_edge(
-    given: Given,
-    methods: Programs,
-    chosen: Mapping[str, Sequence[Partitioner]],
-    backends: Backends | None,
-    options: LoweringOptions,
-    times: Times,
+def _lower(
+    methods: Sequence[EdgeMethod], constant_methods: Mapping[str, Any], backends: Backends | None, session: Session
 ) -> LoweredMethods:
-    """Lower Edge programs, which were made of the given ones: the line."""
-    registry.check_backends(backends)
-    with Progress(options.progress) as progress, collector.heap_frozen() as set_aside:
-        with locks.conversion(), ambient.converting(methods.values(), gradients=True):
-            extracted, planned = _partition_all(given.methods, methods, chosen, options, progress, times)
-            own_state(chain.from_iterable(map(_programs, extracted)))
+    """Lower methods in Edge dialect: the line."""
+    with collector.heap_frozen() as set_aside:
+        with _converting(methods):
+            extracted, planned = _partition_all(methods, session)
+            own_state(program for method in extracted for program in _programs(method))
         set_aside()
         groups = _group(extracted)
         found = {group.backend_id: registry.find_backend(group.backend_id, backends) for group in groups}
-        with times.step("preprocess"):
-            lowered = _preprocess(groups, found, options, progress)
-        with times.step("splice"), locks.conversion(), ambient.converting(methods.values(), gradients=True):
+        with session.timed("preprocess"):
+            lowered = _preprocess(groups, found, session)
+        with session.timed("splice"), _converting(methods):
             programs = splice(extracted, lowered)
     payloads = {name: len(partition.result.processed_bytes) for name, partition in lowered.items()}
-    report = Report(planned.methods, payloads, dict(times.seconds))
-    return LoweredMethods(programs, report, methods, given.constant_methods)
+    report = Report(planned.methods, payloads, dict(session.times.seconds))
+    return LoweredMethods(programs, report, {method.name: method.program for method in methods}, constant_methods)
 
 
-def _partition_all(
-    given: Programs,
-    methods: Programs,
-    chosen: Mapping[str, Sequence[Partitioner]],
-    options: LoweringOptions,
-    progress: Progress,
-    times: Times,
-) -> tuple[list[ExtractedMethod], LoweringPlan]:
+def _partition_all(methods: Sequence[EdgeMethod], session: Session) -> tuple[list[ExtractedMethod], LoweringPlan]:
     """Tag and extract every method, and write down what was decided: all that happens before a backend is called."""
-    extracted: list[ExtractedMethod] = []
-    plans: list[MethodPlan] = []
-    for name, program in progress.each("partition", methods.items()):
-        tagged, method = _partition(name, program, chosen[name], options, times)
-        extracted.append(method)
-        with times.step("plan"), collector.paused():
-            plans.append(plan_method(program, tagged, method))
-    owners = {method.name: method.program for method in extracted if not is_edge(given[method.name])}
-    check_preserved(owners, chosen, options)
+    extracted, plans = [], []
+    for method in session.progress.each("partition", methods):
+        tagged, partitioned = _partition(method, session)
+        extracted.append(partitioned)
+        with session.timed("plan"), collector.paused():
+            plans.append(plan_method(method.program, tagged, partitioned))
+    for method, partitioned in zip(methods, extracted, strict=True):
+        check_preserved(method, partitioned.program, session.options)
     planned = LoweringPlan(tuple(plans))
-    checks.coverage(planned, options)
+    require_coverage(planned, session.options)
     return extracted, planned
 
 
-def _partition(
-    name: str,
-    program: ExportedProgram,
-    partitioners: Sequence[Partitioner],
-    options: LoweringOptions,
-    times: Times,
-) -> tuple[list[TaggedMethod], ExtractedMethod]:
+def _partition(edge: EdgeMethod, session: Session) -> tuple[list[TaggedMethod], ExtractedMethod]:
     """Tag and extract, once for each partitioner: what an earlier one took is a delegate call to a later one."""
     tagged: list[TaggedMethod] = []
-    if not partitioners:
-        host = isolate(debug_handles.handled_copy(program))
-        graphs.strip_tags(host.graph_module)
-        return tagged, ExtractedMethod(name, host, ())
-    method = ExtractedMethod(name, isolate(debug_handles.handled_copy(program)), ())
+    method = ExtractedMethod(edge.name, isolate(debug_handles.handled_copy(edge.program)), ())
+    if not edge.partitioners:
+        graphs.strip_tags(method.program.graph_module)
+        return tagged, method
     state = fake_state(method.program)
-    for partitioner in partitioners:
-        with times.step("tag"):
-            tagged.append(tag(name, method.program, partitioner, state))
-        with times.step("extract"), collector.paused():
-            step = extract(tagged[-1], earlier=len(method.partitions), non_convex=options.non_convex)
+    for partitioner in edge.partitioners:
+        with session.timed("tag"):
+            tagged.append(tag(edge.name, method.program, partitioner, state))
+        with session.timed("extract"), collector.paused():
+            step = extract(tagged[-1], earlier=len(method.partitions), non_convex=session.options.non_convex)
             checks.extracted(step)
         method = ExtractedMethod(
-            name, step.program, method.partitions + step.partitions, method.rejections + step.rejections
+            edge.name, step.program, method.partitions + step.partitions, method.rejections + step.rejections
         )
     return tagged, method
 
@@ -273,17 +249,16 @@ def _group(methods: Iterable[ExtractedMethod]) -> list[BackendGroup]:
 
 
 def _preprocess(
-    groups: Sequence[BackendGroup], found: Mapping[str, Backend], options: LoweringOptions, progress: Progress
+    groups: Sequence[BackendGroup], found: Mapping[str, Backend], session: Session
 ) -> dict[str, LoweredPartition]:
     """Call each backend once, with everything it has to lower."""
-    lowered: dict[str, LoweredPartition] = {}
-    for group in groups:
-        with progress.count(f"lower for {group.backend_id}", len(group.partitions)) as advance:
-            results = preprocess(
-                group,
-                found[group.backend_id],
-                check_weights=options.check_weights,
-                on_partition=lambda partition, advance=advance: advance(),  # type: ignore[misc]
-            )
-        lowered.update({result.partition.id: result for result in results})
-    return lowered
+    results = [result for group in groups for result in preprocess(group, found[group.backend_id], session)]
+    return {result.partition.id: result for result in results}
+
+
+@contextmanager
+def _converting(methods: Sequence[EdgeMethod]) -> Iterator[None]:
+    """Hold the lock of conversions, with torch's settings as they were when the methods were exported."""
+    programs = [method.program for method in methods]
+    with locks.conversion(), ambient.converting(programs, gradients=True):
+        yield

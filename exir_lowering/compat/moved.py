@@ -17,7 +17,7 @@ _MOVED = {
     "exir_lowering.interfaces": "exir_lowering.plugins.backend",
     "exir_lowering.interrupts": "exir_lowering.errors.interrupts",
     "exir_lowering.locks": "exir_lowering._upstream.locks",
-    "exir_lowering.lowering_plan": "exir_lowering.plans.lowering_plan",
+    "exir_lowering.lowering_plan": "exir_lowering.plans",
     "exir_lowering.measures": "exir_lowering.graphs.measures",
     "exir_lowering.quotient": "exir_lowering.graphs.quotient",
     "exir_lowering.registry": "exir_lowering.plugins.registry",

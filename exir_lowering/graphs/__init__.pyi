@@ -1,4 +1,5 @@
 from . import (
+    checksums as checksums,
     collector as collector,
     debug_handles as debug_handles,
     isolation as isolation,
@@ -17,6 +18,7 @@ from .copies import (
     copy_program as copy_program,
     copy_signature as copy_signature,
     lifted_inputs as lifted_inputs,
+    own_state as own_state,
 )
 from .operators.names import (
     OUT_OF_SIGHT as OUT_OF_SIGHT,

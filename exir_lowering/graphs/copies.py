@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch.export import ExportedProgram, ExportGraphSignature
 from torch.export.graph_signature import InputKind, InputSpec
 from torch.fx import Graph, GraphModule, Node
@@ -63,3 +65,18 @@ def lifted_inputs(program: ExportedProgram) -> dict[Node, InputSpec]:
     placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
     specs = program.graph_signature.input_specs
     return {node: spec for node, spec in zip(placeholders, specs, strict=True) if spec.kind in LIFTED_ORDER}
+
+
+def own_state(programs: Iterable[ExportedProgram]) -> None:
+    """Give programs state of their own, as it is now: the model may run on, and they may run, without a trace.
+
+    Args:
+        programs: Private copies; their tables are changed. Those that share a buffer share it afterwards.
+    """
+    copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    for program in programs:
+        for name in set(program.graph_signature.buffers_to_mutate.values()):
+            for table in (program.state_dict, program.constants):
+                tensor = table.get(name)
+                if isinstance(tensor, torch.Tensor):
+                    table[name] = copies.setdefault(id(tensor), (tensor, tensor.detach().clone()))[1]

@@ -241,10 +241,7 @@ def with_own_state(program: ExportedProgram) -> ExportedProgram:
 
 def _with_copied_state(program: ExportedProgram, kind: type[ExportedProgram] = ExportedProgram) -> ExportedProgram:
     copied = graphs.copy_program(program, kind=kind)
-    for name in set(program.graph_signature.buffers_to_mutate.values()):
-        for table in (copied.state_dict, copied.constants):
-            if name in table:
-                table[name] = table[name].clone()
+    graphs.own_state([copied])
     return copied
 
 

@@ -1,6 +1,14 @@
 from .data import to_json as to_json
 from .dot import to_dot as to_dot
-from .lowering_plan import LoweringPlan as LoweringPlan, MethodPlan as MethodPlan
+from .lowering_plan import LoweringPlan as LoweringPlan
 from .page import to_html as to_html
 from .report import Report as Report
 from .text import table as table, to_text as to_text
+from .values import (
+    Advice as Advice,
+    HostNode as HostNode,
+    MethodPlan as MethodPlan,
+    PlannedNode as PlannedNode,
+    PlannedPartition as PlannedPartition,
+    RefusedMerge as RefusedMerge,
+)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from exir_lowering.plans.lowering_plan import LoweringPlan, MethodPlan
+from exir_lowering.plans.values import MethodPlan
+
+if TYPE_CHECKING:
+    from exir_lowering.plans.lowering_plan import LoweringPlan
 
 VERSION = 1
 """Rises when a field of the JSON changes its meaning or goes away."""

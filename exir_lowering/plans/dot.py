@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from exir_lowering.plans import wording
-from exir_lowering.plans.lowering_plan import LoweringPlan
 from exir_lowering.plans.picture import label, picture
+
+if TYPE_CHECKING:
+    from exir_lowering.plans.lowering_plan import LoweringPlan
 
 _COLOURS = ("#cfe2ff", "#ffe0b8", "#cdeccf", "#f5cfe3", "#e0d6fa", "#c9ecee", "#f3eab0", "#f7d0c8")
 

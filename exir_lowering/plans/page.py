@@ -5,15 +5,17 @@ from __future__ import annotations
 import base64
 import hashlib
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from exir_lowering.plans import layout
 from exir_lowering.plans.data import as_data
-from exir_lowering.plans.lowering_plan import LoweringPlan
 from exir_lowering.plans.picture import label, picture
 from exir_lowering.plans.text import to_text
+
+if TYPE_CHECKING:
+    from exir_lowering.plans.lowering_plan import LoweringPlan
 
 
 def to_html(plan: LoweringPlan) -> str:

@@ -11,7 +11,7 @@ import networkx as nx
 from exir_lowering.graphs.order import topological
 from exir_lowering.graphs.schedule import dag, schedule
 from exir_lowering.plans import layout, wording
-from exir_lowering.plans.lowering_plan import MethodPlan
+from exir_lowering.plans.values import MethodPlan
 
 
 @dataclass(frozen=True, slots=True)

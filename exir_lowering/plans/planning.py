@@ -16,14 +16,7 @@ from exir_lowering.graphs import measures
 from exir_lowering.graphs.order import reach, topological
 from exir_lowering.graphs.schedule import dag, fewest
 from exir_lowering.model import ExtractedMethod, Partition, Rejection, TaggedMethod
-from exir_lowering.plans.lowering_plan import (
-    Advice,
-    HostNode,
-    MethodPlan,
-    PlannedNode,
-    PlannedPartition,
-    RefusedMerge,
-)
+from exir_lowering.plans.values import Advice, HostNode, MethodPlan, PlannedNode, PlannedPartition, RefusedMerge
 
 _ADVICE = 10
 """How many pieces of advice a method gets."""

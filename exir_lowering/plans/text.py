@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console, RenderableType
@@ -14,7 +15,10 @@ from rich.text import Text
 
 from exir_lowering.plans import wording
 from exir_lowering.plans.data import coverages, to_json
-from exir_lowering.plans.lowering_plan import HostNode, LoweringPlan, MethodPlan, PlannedPartition
+from exir_lowering.plans.values import HostNode, MethodPlan, PlannedPartition
+
+if TYPE_CHECKING:
+    from exir_lowering.plans.lowering_plan import LoweringPlan
 
 __all__ = ["table", "to_json", "to_text"]
 

@@ -41,31 +41,68 @@ def program(who: str, value: Any) -> ExportedProgram:
     raise InputError(f"{who}: got {type(value).__name__}, expected a torch.export.ExportedProgram.{hint}")
 
 
+Passes = list[Any] | FxPassManager
+"""What runs over one method: passes in their order, or a manager of passes."""
+
+
 @dataclass(frozen=True, slots=True)
-class Given:
-    """The programs to lower.
+class RequestedMethod:
+    """One method to lower, as the caller gave it.
 
     Attributes:
-        methods: The programs by method name.
+        name: The method's name.
+        program: The program, in ATen or Edge dialect.
+        partitioners: Its partitioners, in priority order.
+        passes: What runs over it in Edge dialect; None for nothing.
+    """
+
+    name: str
+    program: ExportedProgram
+    partitioners: tuple[Partitioner, ...]
+    passes: Passes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to lower.
+
+    Attributes:
+        methods: The methods, in the order in which they were given.
         constant_methods: Values by name that become methods too: those of an EdgeProgramManager.
     """
 
-    methods: dict[str, ExportedProgram]
-    constant_methods: dict[str, Any]
+    methods: tuple[RequestedMethod, ...]
+    constant_methods: Mapping[str, Any]
 
 
-def given(value: Any) -> Given:
-    """Return the programs by method name; a single program is the method "forward", a manager has several.
+def request(programs: Any, partitioners: Any, transform_passes: Any = None) -> Request:
+    """Turn what a caller gave into one value for each method.
+
+    Args:
+        programs: A program, which is the method "forward", programs by method name, or an EdgeProgramManager.
+        partitioners: As for `lower`.
+        transform_passes: As for `lower`.
 
     Raises:
-        InputError: There is none, a name is not a string that can name a method, or a value is not an ExportedProgram.
+        InputError: There is no program, a name is not a string that can name a method, a method is not known, or
+            something is not an ExportedProgram, a partitioner or a pass.
+        UnknownPluginError, PluginLoadError: A partitioner's name cannot be resolved.
     """
+    methods, constant_methods = _methods(programs)
+    chosen = _partitioners(partitioners, methods)
+    passes = _transform_passes(transform_passes, methods)
+    requested = (RequestedMethod(name, methods[name], tuple(chosen[name]), passes.get(name)) for name in methods)
+    return Request(tuple(requested), constant_methods)
+
+
+def _methods(value: Any) -> tuple[dict[str, ExportedProgram], dict[str, Any]]:
+    """Return the programs by method name, and the values that become methods."""
     if isinstance(value, EdgeProgramManager):
         methods, constants = _upstream.manager_contents(value)
-        return Given(_named(methods), constants)
+        return _named(methods), constants
     if not isinstance(value, Mapping):
-        return Given({"forward": program("programs", value)}, {})
-    return Given(_named(value), {})
+        return {"forward": program("programs", value)}, {}
+    return _named(value), {}
 
 
 def _named(methods: Mapping[Any, Any]) -> dict[str, ExportedProgram]:
@@ -83,21 +120,8 @@ def _named(methods: Mapping[Any, Any]) -> dict[str, ExportedProgram]:
     return dict(methods)
 
 
-Passes = list[Any] | FxPassManager
-"""What runs over one method: passes in their order, or a manager of passes."""
-
-
-def passes(value: Any, methods: Mapping[str, ExportedProgram]) -> dict[str, Passes]:
-    """Return the transform passes of each method that has any.
-
-    Args:
-        value: A sequence of passes or one of ExecuTorch's managers of passes, for all methods; or a mapping from method
-            names to sequences of passes.
-        methods: The programs by method name.
-
-    Raises:
-        InputError: A method is not known, or something is no pass.
-    """
+def _transform_passes(value: Any, methods: Mapping[str, ExportedProgram]) -> dict[str, Passes]:
+    """Return the transform passes of each method that has any."""
     if value is None:
         return {}
     if not isinstance(value, Mapping):
@@ -121,13 +145,8 @@ def _passes(who: str, value: Any) -> Passes:
     return list(value)
 
 
-def partitioners(value: Any, methods: Mapping[str, ExportedProgram]) -> dict[str, list[Partitioner]]:
-    """Return the partitioners of each method in priority order; a method without any stays on the host.
-
-    Raises:
-        InputError: A method is not known, or something is no partitioner.
-        UnknownPluginError, PluginLoadError: A name cannot be resolved.
-    """
+def _partitioners(value: Any, methods: Mapping[str, ExportedProgram]) -> dict[str, list[Partitioner]]:
+    """Return the partitioners of each method in priority order; a method without any stays on the host."""
     if not isinstance(value, Mapping):
         common = _list("partitioners", value)
         return dict.fromkeys(methods, common)
@@ -176,18 +195,17 @@ def options(value: Any) -> LoweringOptions:
     return value
 
 
-def require_edge(methods: Mapping[str, ExportedProgram]) -> None:
-    """Check that programs are in Edge dialect.
+def require_edge(name: str, candidate: ExportedProgram) -> None:
+    """Check that a method's program is in Edge dialect.
 
     Raises:
-        InputError: One is not.
+        InputError: It is not.
     """
-    for name, candidate in methods.items():
-        if not is_edge(candidate):
-            raise InputError(
-                f"Method {name!r} is in {candidate.dialect} dialect, expected Edge dialect. Use exir_lowering.lower, "
-                f"which takes torch.export output, or executorch.exir.to_edge first."
-            )
+    if not is_edge(candidate):
+        raise InputError(
+            f"Method {name!r} is in {candidate.dialect} dialect, expected Edge dialect. Use exir_lowering.lower, which "
+            "takes torch.export output, or executorch.exir.to_edge first."
+        )
 
 
 def is_edge(candidate: ExportedProgram) -> bool:

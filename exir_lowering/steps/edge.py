@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable
 from functools import partial
-from types import MappingProxyType
 
 import torch
 from executorch.exir import EdgeCompileConfig
-from executorch.exir.backend.partitioner import Partitioner
 from executorch.exir.verification.verifier import EXIREdgeDialectVerifier
 from torch.export import ExportedProgram
 
@@ -18,92 +16,86 @@ from exir_lowering._upstream import ambient, locks
 from exir_lowering.errors import LoweringError, PartitionerContractError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs.isolation import isolate
+from exir_lowering.model import EdgeMethod
 from exir_lowering.options import LoweringOptions
 from exir_lowering.steps import edge_errors
-from exir_lowering.steps.arguments import Passes, is_edge
-from exir_lowering.steps.progress import Progress
+from exir_lowering.steps.arguments import RequestedMethod, is_edge, require_edge
+from exir_lowering.steps.session import Session
 from exir_lowering.steps.transform import transformed
 
 
-def to_edge(
-    methods: Mapping[str, ExportedProgram],
-    partitioners: Mapping[str, Sequence[Partitioner]],
-    options: LoweringOptions,
-    progress: Progress,
-    passes: Mapping[str, Passes] = MappingProxyType({}),
-) -> dict[str, ExportedProgram]:
+def to_edge(methods: Iterable[RequestedMethod], session: Session) -> tuple[EdgeMethod, ...]:
     """Convert each program that is not in Edge dialect, as ExecuTorch's `to_edge_transform_and_lower` does.
 
     Args:
-        methods: Programs by method, in ATen or Edge dialect. They are not changed.
-        partitioners: The partitioners of each method; operators that they want whole are not decomposed.
-        options: Its `edge_compile_config` is used.
-        progress: Shows the methods as they are done.
-        passes: The passes that run over methods in Edge dialect.
+        methods: The methods. Operators that their partitioners want whole are not decomposed; their passes run over the
+            result. Their programs are not changed.
+        session: Its option `edge_compile_config` is used.
 
     Returns:
-        The programs in Edge dialect; those that were in it already, and have no passes, are the same objects.
+        The methods in Edge dialect; the programs of those that were in it already, and have no passes, are the same
+        objects.
 
     Raises:
         InputError: A program cannot be converted, or a pass failed.
     """
-    edge: dict[str, ExportedProgram] = {}
-    for name, program in progress.each("convert to Edge dialect", methods.items()):
-        if is_edge(program) and name not in passes:
-            edge[name] = program
-            continue
-        with locks.conversion(), ambient.converting([program], gradients=True):
-            edge[name] = _made(name, program, partitioners[name], options, passes.get(name))
-    return edge
+    with session.timed("edge"):
+        return tuple(
+            _edge(method, session.options) for method in session.progress.each("convert to Edge dialect", [*methods])
+        )
 
 
-def _made(
-    name: str,
-    program: ExportedProgram,
-    partitioners: Sequence[Partitioner],
-    options: LoweringOptions,
-    passes: Passes | None,
-) -> ExportedProgram:
+def as_edge(methods: Iterable[RequestedMethod]) -> tuple[EdgeMethod, ...]:
+    """Take programs that are in Edge dialect as they are.
+
+    Raises:
+        InputError: One is not.
+    """
+    methods = tuple(methods)
+    for method in methods:
+        require_edge(method.name, method.program)
+    return tuple(EdgeMethod(method.name, method.program, method.partitioners) for method in methods)
+
+
+def _edge(method: RequestedMethod, options: LoweringOptions) -> EdgeMethod:
     """Convert a program, unless it is in Edge dialect, and run the passes over it."""
-    if is_edge(program):
-        config, edge = None, isolate(graphs.copy_program(program))
-    else:
-        config = _config(options)
-        edge = _convert(name, program, partitioners, options, config)
-    return edge if passes is None else transformed(name, edge, passes, config, _config(options))
+    if is_edge(method.program) and method.passes is None:
+        return EdgeMethod(method.name, method.program, method.partitioners)
+    with locks.conversion(), ambient.converting([method.program], gradients=True):
+        if is_edge(method.program):
+            config, edge, origin = None, isolate(graphs.copy_program(method.program)), None
+        else:
+            config, origin = _config(options), method.program
+            edge = _convert(method, options, config)
+        if method.passes is not None:
+            edge = transformed(method.name, edge, method.passes, config, _config(options))
+    return EdgeMethod(method.name, edge, method.partitioners, origin)
 
 
-def _convert(
-    name: str,
-    program: ExportedProgram,
-    partitioners: Sequence[Partitioner],
-    options: LoweringOptions,
-    config: EdgeCompileConfig,
-) -> ExportedProgram:
-    convert = partial(_converted, name, program, partitioners)
+def _convert(method: RequestedMethod, options: LoweringOptions, config: EdgeCompileConfig) -> ExportedProgram:
+    convert = partial(_converted, method)
     try:
         return convert(config)
     except LoweringError:
         raise
     except Exception as error:
         let_through(error)
-        raise edge_errors.conversion(name, program, error, _config(options), convert) from error
+        raise edge_errors.conversion(method.name, method.program, error, _config(options), convert) from error
 
 
-def _converted(
-    name: str, program: ExportedProgram, partitioners: Sequence[Partitioner], config: EdgeCompileConfig
-) -> ExportedProgram:
+def _converted(method: RequestedMethod, config: EdgeCompileConfig) -> ExportedProgram:
     """Convert a program; what partitioners keep whole is added to the configuration."""
-    private = isolate(graphs.copy_program(program))
+    name, partitioners = method.name, {method.name: list(method.partitioners)}
+    private = isolate(graphs.copy_program(method.program))
     try:
-        manager = _upstream.gen_edge_manager({name: list(partitioners)}, {name: private}, config, None)
+        manager = _upstream.gen_edge_manager(partitioners, {name: private}, config, None)
     except _upstream.SpecViolationError:
-        private = isolate(graphs.copy_program(program))
+        private = isolate(graphs.copy_program(method.program))
         if not _clone_writes(private):
             raise
-        manager = _upstream.gen_edge_manager({name: list(partitioners)}, {name: private}, config, None)
+        manager = _upstream.gen_edge_manager(partitioners, {name: private}, config, None)
     converted: ExportedProgram = manager.exported_program(name)
-    _recover_sources(program, converted)
+    _recover_sources(method.program, converted)
     return converted
 
 
@@ -143,33 +135,30 @@ def _clone_writes(program: ExportedProgram) -> int:
     return len(writes)
 
 
-def check_preserved(
-    owners: Mapping[str, ExportedProgram],
-    partitioners: Mapping[str, Sequence[Partitioner]],
-    options: LoweringOptions,
-) -> None:
+def check_preserved(method: EdgeMethod, owner: ExportedProgram, options: LoweringOptions) -> None:
     """Check that what partitioners kept from decomposition was delegated, and that the rest is valid Edge dialect.
 
     Args:
-        owners: What partitions left of the programs that `to_edge` converted.
-        partitioners: The partitioners of each method.
+        method: The method; nothing is checked if it was given in Edge dialect.
+        owner: What partitions left of its program.
         options: As given to `to_edge`.
 
     Raises:
         PartitionerContractError: A preserved operator is left on the host, where no kernel exists for it.
     """
-    for name, owner in owners.items():
-        try:
-            preserved = _upstream.preserved_ops_left_over(name, owner, partitioners[name])
-        except Exception as error:
-            let_through(error)
-            raise PartitionerContractError(f"Method {name!r}: {error}", violation="raised") from error
-        config = _config(options)
-        if _upstream.checks_validity(config):
-            verifier = EXIREdgeDialectVerifier(
-                edge_compile_config=config, class_only=True, preserve_ops=list(config.preserve_ops) + preserved
-            )
-            verifier()(owner.graph_module)
+    if method.converted_from is None:
+        return
+    try:
+        preserved = _upstream.preserved_ops_left_over(method.name, owner, list(method.partitioners))
+    except Exception as error:
+        let_through(error)
+        raise PartitionerContractError(f"Method {method.name!r}: {error}", violation="raised") from error
+    config = _config(options)
+    if _upstream.checks_validity(config):
+        verifier = EXIREdgeDialectVerifier(
+            edge_compile_config=config, class_only=True, preserve_ops=list(config.preserve_ops) + preserved
+        )
+        verifier()(owner.graph_module)
 
 
 def _config(options: LoweringOptions) -> EdgeCompileConfig:

@@ -13,8 +13,10 @@ from torch.export import ExportedProgram
 from exir_lowering import _upstream, graphs
 from exir_lowering.errors import InputError, LoweringError
 from exir_lowering.model import BackendGroup, CallSite, Partition
+from exir_lowering.options import LoweringOptions
 from exir_lowering.plugins import registry
 from exir_lowering.steps.preprocess import preprocess
+from exir_lowering.steps.session import Session
 
 BACKEND = "reference"
 
@@ -47,7 +49,8 @@ def attach(programs: Mapping[str, ExportedProgram]) -> None:
     if not partitions:
         return
     try:
-        kept = preprocess(BackendGroup(BACKEND, tuple(partitions)), registry.find_backend(BACKEND), check_weights=False)
+        session = Session(LoweringOptions(check_weights=False))
+        kept = preprocess(BackendGroup(BACKEND, tuple(partitions)), registry.find_backend(BACKEND), session)
     except LoweringError as error:
         raise InputError(f"keep_originals: a partition's graph cannot be kept in the file. {error}") from error
     for (_, module, name), lowered in zip(sites.values(), kept, strict=True):

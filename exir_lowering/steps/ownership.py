@@ -8,10 +8,9 @@ mutation stays an output of the host program.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec
 from torch.fx import Node
@@ -154,18 +153,3 @@ def _check_no_copy(node: Node) -> None:
                 violation="no_copy",
                 details={"node": node.name, "tag": tag, "user": user.name, "user_tag": user_tag},
             )
-
-
-def own_state(programs: Iterable[ExportedProgram]) -> None:
-    """Give programs state of their own, as it is now: the model may run on, and they may run, without a trace.
-
-    Args:
-        programs: Private copies; their tables are changed. Those that share a buffer share it afterwards.
-    """
-    copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-    for program in programs:
-        for name in set(program.graph_signature.buffers_to_mutate.values()):
-            for table in (program.state_dict, program.constants):
-                tensor = table.get(name)
-                if isinstance(tensor, torch.Tensor):
-                    table[name] = copies.setdefault(id(tensor), (tensor, tensor.detach().clone()))[1]

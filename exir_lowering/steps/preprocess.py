@@ -14,31 +14,25 @@ from exir_lowering import graphs
 from exir_lowering._upstream import ambient, locks
 from exir_lowering.errors import BackendContractError, BackendFailure, LoweringError, named_handle
 from exir_lowering.errors.interrupts import let_through
-from exir_lowering.graphs import debug_handles, sources
+from exir_lowering.graphs import checksums, debug_handles, sources
 from exir_lowering.graphs.isolation import isolate
 from exir_lowering.graphs.weights import WeightStore
 from exir_lowering.model import BackendGroup, LoweredPartition, Partition
 from exir_lowering.plugins.backend import Backend, BackendContext, ExecutorchBackend, context_argument
-from exir_lowering.steps import checks
+from exir_lowering.steps.session import Session
 
 _LISTED = 6
 """How many nodes a message names before it says how many more there are."""
 
 
-def preprocess(
-    group: BackendGroup,
-    backend: Backend,
-    *,
-    check_weights: bool = True,
-    on_partition: Callable[[Partition], None] = lambda partition: None,
-) -> list[LoweredPartition]:
+def preprocess(group: BackendGroup, backend: Backend, session: Session) -> list[LoweredPartition]:
     """Lower a group.
 
     Args:
         group: All partitions of all methods that go to the backend.
         backend: The backend. It gets copies of the graphs and the user's own tensors.
-        check_weights: Whether to compare the weights' checksums before and after.
-        on_partition: Called with each partition that is done, as far as the backend shows it.
+        session: With its option `check_weights` the weights' checksums are compared before and after. Each partition
+            that is done is shown, as far as the backend tells.
 
     Returns:
         The partitions with their payloads, in the group's order.
@@ -48,24 +42,25 @@ def preprocess(
         BackendContractError: The results are not what was asked for, or a weight changed.
     """
     programs = [partition.program for partition in group.partitions]
-    if backend.parallel == "none":
-        with locks.conversion(), ambient.converting(programs, gradients=True):
-            return _preprocess(group, backend, check_weights, on_partition)
-    with ambient.settings(programs, gradients=True):
-        return _preprocess(group, backend, check_weights, on_partition)
+    with session.progress.count(f"lower for {group.backend_id}", len(group.partitions)) as advance:
+        if backend.parallel == "none":
+            with locks.conversion(), ambient.converting(programs, gradients=True):
+                return _preprocess(group, backend, session.options.check_weights, advance)
+        with ambient.settings(programs, gradients=True):
+            return _preprocess(group, backend, session.options.check_weights, advance)
 
 
 def _preprocess(
-    group: BackendGroup, backend: Backend, check_weights: bool, on_partition: Callable[[Partition], None]
+    group: BackendGroup, backend: Backend, check_weights: bool, advance: Callable[[], None]
 ) -> list[LoweredPartition]:
     weights = _weights(group) if check_weights else {}
-    before = checks.weight_digests(weights)
+    before = checksums.weight_digests(weights)
     context = BackendContext(WeightStore(_tensors(group)))
     try:
         if backend.one_by_one:
-            lowered = _one_by_one(group, backend, context, on_partition)
+            lowered = _one_by_one(group, backend, context, advance)
         else:
-            lowered = _all_at_once(group, backend, context, on_partition)
+            lowered = _all_at_once(group, backend, context, advance)
     except LoweringError as error:
         _check_unwritten(group, before, weights, error)
         raise
@@ -77,7 +72,7 @@ def _preprocess(
 def _check_unwritten(
     group: BackendGroup, before: Mapping[str, Any], weights: Mapping[str, Any], failure: LoweringError | None
 ) -> None:
-    changed = checks.changed(before, checks.weight_digests(weights))
+    changed = checksums.changed(before, checksums.weight_digests(weights))
     if changed:
         raise BackendContractError(
             f"Backend {group.backend_id!r} wrote into {_some(list(changed))} during preprocess: those tensors "
@@ -87,7 +82,7 @@ def _check_unwritten(
 
 
 def _one_by_one(
-    group: BackendGroup, backend: Backend, context: BackendContext, on_partition: Callable[[Partition], None]
+    group: BackendGroup, backend: Backend, context: BackendContext, advance: Callable[[], None]
 ) -> list[LoweredPartition]:
     lowered = []
     also = context_argument(backend.preprocess, context)
@@ -100,12 +95,12 @@ def _one_by_one(
             raise _failure(group.backend_id, backend, [partition], error) from error
         _check_result(group.backend_id, backend, partition, result)
         lowered.append(LoweredPartition(partition, result))
-        on_partition(partition)
+        advance()
     return lowered
 
 
 def _all_at_once(
-    group: BackendGroup, backend: Backend, context: BackendContext, on_partition: Callable[[Partition], None]
+    group: BackendGroup, backend: Backend, context: BackendContext, advance: Callable[[], None]
 ) -> list[LoweredPartition]:
     lent = {partition.id: _lend(group.backend_id, backend, partition) for partition in group.partitions}
     by_method: dict[str, list[Partition]] = {}
@@ -124,8 +119,8 @@ def _all_at_once(
         for method, partitions in by_method.items()
         for partition, result in zip(partitions, results[method], strict=True)
     }
-    for partition in group.partitions:
-        on_partition(partition)
+    for _ in group.partitions:
+        advance()
     return [LoweredPartition(partition, found[partition.id]) for partition in group.partitions]
 
 

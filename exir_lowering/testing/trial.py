@@ -21,14 +21,13 @@ from exir_lowering.errors import (
     LoweringError,
 )
 from exir_lowering.errors.interrupts import let_through
-from exir_lowering.graphs import debug_handles
+from exir_lowering.graphs import checksums, debug_handles
 from exir_lowering.lowered import LoweredMethods
 from exir_lowering.lowered_module.tolerances import tolerance
 from exir_lowering.pipeline import lower, to_backend
 from exir_lowering.plugins import registry
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.runtime import LoadedProgram, load
-from exir_lowering.steps import checks
 from exir_lowering.testing.refusing import refusal
 from exir_lowering.testing.samples import Call, Case, Sample
 from exir_lowering.testing.watching import Change, WatchedDelegate
@@ -275,7 +274,7 @@ def fingerprint(programs: Mapping[str, ExportedProgram]) -> dict[str, Any]:
             for node in module.graph.nodes:
                 found[f"the meta of {where}.{node.name}"] = (sorted(node.meta), repr(node.meta.get("val")))
         tensors = {**program.state_dict, **program.constants}
-        for name, digest in checks.weight_digests(tensors).items():
+        for name, digest in checksums.weight_digests(tensors).items():
             found[f"{name} of {method!r}"] = digest
     return found
 

@@ -20,8 +20,9 @@ import exir_lowering
 from exir_lowering import LoweredMethods, LoweringOptions
 from exir_lowering.graphs import is_operator, operator_name
 from exir_lowering.partitioners import convex_proposals, propose_partitions
+from exir_lowering.steps import arguments
 from exir_lowering.steps.edge import to_edge
-from exir_lowering.steps.progress import Progress
+from exir_lowering.steps.session import Session
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,9 @@ def case(request: pytest.FixtureRequest) -> Case:
         warnings.simplefilter("ignore")
         program = export(module, inputs)
         # Converted once for all that follows; the engine's own conversion, so that the payloads compare it too.
-        chosen = {"forward": [XnnpackPartitioner()]}
-        edge = to_edge({"forward": program}, chosen, LoweringOptions(), Progress(False))["forward"]
+        request = arguments.request(program, XnnpackPartitioner())
+        (method,) = to_edge(request.methods, Session(LoweringOptions()))
+        edge = method.program
         ours = exir_lowering.lower(edge, XnnpackPartitioner())
         upstream = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()]).exported_program()
     return Case(module, inputs, edge, ours, upstream)

@@ -22,8 +22,9 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from exir_lowering.plans import layout, table, to_dot, to_html, to_json, to_text, wording
-from exir_lowering.plans.lowering_plan import LoweringPlan, MethodPlan
+from exir_lowering.plans.lowering_plan import LoweringPlan
 from exir_lowering.plans.picture import Picture, picture
+from exir_lowering.plans.values import MethodPlan
 
 PLANS = {
     "small": fake_plans.small(),

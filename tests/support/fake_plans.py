@@ -8,15 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from exir_lowering.model import Adjustment, Rejection
-from exir_lowering.plans.lowering_plan import (
-    Advice,
-    HostNode,
-    LoweringPlan,
-    MethodPlan,
-    PlannedNode,
-    PlannedPartition,
-    RefusedMerge,
-)
+from exir_lowering.plans.lowering_plan import LoweringPlan
+from exir_lowering.plans.values import Advice, HostNode, MethodPlan, PlannedNode, PlannedPartition, RefusedMerge
 
 HOSTILE = "</script><img src=x onerror=\"window.hacked='yes'\"> & {{ 7*7 }} \\"
 """A name that would run if a page took it for HTML, and change if a template or Graphviz took it for its own."""

@@ -1,0 +1,174 @@
+"""What lower does, and why, as values: every operator, its partition or the reason why it has none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from exir_lowering.model import Adjustment, Rejection
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedNode:
+    """One operator of a method.
+
+    Attributes:
+        name: Its name in the Edge program, with the path of the nested graph that holds it.
+        operator: The operator, such as `aten.add.Tensor`.
+        partition: The id of its partition, None on the host.
+        module: The path of the module that it came from, "" when that is not known.
+        source: The model's source line, "" when that is not known.
+        inputs: The names of the operators whose results it reads.
+        result_bytes: Bytes of its result.
+        flops: Its floating-point operations.
+        calls: The paths of the nested graphs that it calls, as in the names of their operators.
+    """
+
+    name: str
+    operator: str
+    partition: str | None
+    module: str
+    source: str
+    inputs: tuple[str, ...]
+    result_bytes: int
+    flops: int
+    calls: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedPartition:
+    """One partition.
+
+    Attributes:
+        id: Its id, as in `Partition`.
+        backend_id: The backend that it goes to.
+        nodes: The names of its operators.
+        operators: How many of each operator it has.
+        weight_bytes: Bytes of the parameters, buffers and constants that it reads.
+        bytes_in: Bytes that are handed to it in each call.
+        bytes_out: Bytes that it returns in each call.
+        flops: Its floating-point operations.
+    """
+
+    id: str
+    backend_id: str
+    nodes: tuple[str, ...]
+    operators: Mapping[str, int]
+    weight_bytes: int
+    bytes_in: int
+    bytes_out: int
+    flops: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostNode:
+    """An operator that stays on the host.
+
+    Attributes:
+        node: Its name.
+        operator: The operator.
+        reasons: Why, one for each partitioner that was asked, in their order.
+        module: The path of the module that it came from.
+        source: The model's source line.
+    """
+
+    node: str
+    operator: str
+    reasons: tuple[Rejection, ...]
+    module: str
+    source: str
+
+    @property
+    def reason(self) -> str:
+        """The reasons in one text."""
+        return "; ".join(dict.fromkeys(rejection.reason for rejection in self.reasons))
+
+    @property
+    def by(self) -> str:
+        """Who said so."""
+        return ", ".join(dict.fromkeys(rejection.by for rejection in self.reasons))
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedMerge:
+    """Two partitions of one backend that cannot be one.
+
+    Attributes:
+        first: The id of the one that runs first.
+        second: The id of the other.
+        path: Names of the nodes on a way from the first to the second that leaves both: merged, they would be their
+            own input.
+    """
+
+    first: str
+    second: str
+    path: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What would make fewer partitions.
+
+    Attributes:
+        operators: The operators that would have to be taken, all of them.
+        backend_id: The backend that would have to take them.
+        before: The fewest partitions of that backend that its graph can have now.
+        after: The fewest that it could have then.
+    """
+
+    operators: tuple[str, ...]
+    backend_id: str
+    before: int
+    after: int
+
+    def __str__(self) -> str:
+        allowed = " and ".join(self.operators)
+        return f"allowing {allowed} in {self.backend_id} would merge {self.before} partitions into {self.after}"
+
+
+@dataclass(frozen=True, slots=True)
+class MethodPlan:
+    """One method.
+
+    Attributes:
+        name: The method's name.
+        nodes: Every operator, nested graphs included; getitem is not one, nor is a call of a delegate.
+        partitions: Its partitions, in call order.
+        host: The operators that stay on the host.
+        adjustments: Partitions that a partitioner dropped or cut.
+        refused_merges: For each partition and the next one of its backend, the path that forbids one partition.
+        advice: What would make fewer partitions, the most helpful first.
+        weight_bytes: Bytes of all parameters, buffers and constants that its operators read.
+        delegated_weight_bytes: Bytes of those that partitions read.
+    """
+
+    name: str
+    nodes: tuple[PlannedNode, ...]
+    partitions: tuple[PlannedPartition, ...]
+    host: tuple[HostNode, ...]
+    adjustments: tuple[Adjustment, ...]
+    refused_merges: tuple[RefusedMerge, ...]
+    advice: tuple[Advice, ...]
+    weight_bytes: int
+    delegated_weight_bytes: int
+
+    @property
+    def delegated(self) -> int:
+        """How many operators run in delegates."""
+        return len(self.nodes) - len(self.host)
+
+    @property
+    def coverage(self) -> float:
+        """The delegated share of the operators, 0 to 1; 1 for a method without operators."""
+        return self.delegated / len(self.nodes) if self.nodes else 1.0
+
+    @property
+    def flops_coverage(self) -> float:
+        """The delegated share of the floating-point operations, 0 to 1; 1 for a method without any."""
+        total = sum(node.flops for node in self.nodes)
+        return sum(partition.flops for partition in self.partitions) / total if total else 1.0
+
+    @property
+    def weights_coverage(self) -> float:
+        """The share of the weight bytes that delegates read, 0 to 1; 1 for a method without weights."""
+        return self.delegated_weight_bytes / self.weight_bytes if self.weight_bytes else 1.0

@@ -1,0 +1,42 @@
+"""What one call of the compiler is told, and what it shows and measures on its way through the steps."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from exir_lowering.options import LoweringOptions
+from exir_lowering.plans.report import Times
+from exir_lowering.steps.progress import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One call of the compiler; progress is shown while it is entered.
+
+    Attributes:
+        options: How to lower.
+        progress: Shows the steps of long work.
+        times: Seconds by step.
+    """
+
+    options: LoweringOptions
+    progress: Progress = field(init=False)
+    times: Times = field(init=False, default_factory=Times)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "progress", Progress(self.options.progress))
+
+    def __enter__(self) -> Session:
+        self.progress.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.progress.__exit__(kind, error, trace)
+
+    def timed(self, step: str) -> AbstractContextManager[None]:
+        """Add the time that the body takes to a step."""
+        return self.times.step(step)
