@@ -12,7 +12,6 @@ from torch.fx import Node
 
 from exir_lowering import CompileSpec, ExplainedResult, InputError, Partitioner, graphs
 from exir_lowering.partitioners.algorithms.claims import Claims
-from exir_lowering.partitioners.algorithms.convex import computing
 from exir_lowering.partitioners.algorithms.limits import Limits
 from exir_lowering.partitioners.algorithms.offers import (
     Offers,
@@ -20,9 +19,9 @@ from exir_lowering.partitioners.algorithms.offers import (
     offers_of_supports,
 )
 from exir_lowering.partitioners.by_support import compile_specs_of, supports_of
-from exir_lowering.partitioners.cost.cost_graph import CostGraph, placed_together, plan_graphs
+from exir_lowering.partitioners.cost.cost_graph import CostGraph, plan_graphs
 from exir_lowering.partitioners.cost.tables import CostModel
-from exir_lowering.partitioners.supports.support import SupportLike, scopes
+from exir_lowering.partitioners.supports.support import SupportLike
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,25 +182,6 @@ class CostPartitioner(Partitioner):  # type: ignore[misc]
         return Estimate(chosen, greedy, host, self.costs.unit)
 
 
-def units_together(program: ExportedProgram, partitioner: Partitioner) -> list[list[Node]]:
-    """Return the operators that a partitioner takes, in the units that `CostPartitioner.from_partitioner` assigns.
-
-    Args:
-        program: A program in Edge dialect; it loses the tags that it has.
-        partitioner: The partitioner.
-
-    Raises:
-        PartitionerContractError: The partitioner raised or broke its promise.
-    """
-    offers = offers_of_partitioner(program, partitioner)
-    found = []
-    for scope in scopes(program):
-        offer = offers.of(scope)
-        together = placed_together(computing(scope.graph_module), offer, close=offers.merge)
-        found += [unit for unit in together if all(offer.labels.get(n) for n in unit if not graphs.is_getitem(n))]
-    return [unit for unit in found if any(map(graphs.is_operator, unit))]
-
-
 def _check_places(who: str, costs: CostModel, backends: Iterable[str]) -> None:
     """Check that a model that says which places it knows knows the backends."""
     known = getattr(costs, "places", None) or getattr(costs, "flops_per_second", None) or {}
@@ -221,4 +201,4 @@ def _check_model(who: str, costs: Any) -> None:
         )
 
 
-__all__ = ["CostPartitioner", "Estimate", "units_together"]
+__all__ = ["CostPartitioner", "Estimate"]

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from torch.export import ExportedProgram
 
 from exir_lowering import CompileSpec, ExplainedResult, Partitioner, graphs
-from exir_lowering.partitioners.algorithms.claims import Claims
+from exir_lowering.partitioners.algorithms.claims import Claims, explain
 from exir_lowering.partitioners.algorithms.convex import Proposal, computing, propose_partitions
 from exir_lowering.partitioners.algorithms.limits import Limits
-from exir_lowering.partitioners.by_support import compile_specs_of, reasons, supports_of
+from exir_lowering.partitioners.by_support import compile_specs_of, supports_of
 from exir_lowering.partitioners.supports.patterns import Pattern, PatternSupport
 from exir_lowering.partitioners.supports.support import Scope
 
@@ -78,7 +78,7 @@ class PatternPartitioner(Partitioner):  # type: ignore[misc]
                 proposals = propose_partitions(scope, self.supports, keep_apart=self.keep_apart)
             else:
                 proposals = [Proposal(self.backend_id, tuple(group)) for group in groups]
-            claims.settle(scope, proposals, self.limits, groups=groups, why=reasons(self.supports, scope))
+            claims.settle(scope, proposals, self.limits, groups=groups, why=explain(self.supports, scope))
         return claims.result()
 
     def _warn(self, seen: Sequence[Scope]) -> None:

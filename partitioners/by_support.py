@@ -9,12 +9,11 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from exir_lowering import CompileSpec, ExplainedResult, InputError, Partitioner, graphs
-from exir_lowering.partitioners.algorithms.claims import Claims
+from exir_lowering.partitioners.algorithms.claims import Claims, explain
 from exir_lowering.partitioners.algorithms.convex import propose_partitions
 from exir_lowering.partitioners.algorithms.limits import Limits
 from exir_lowering.partitioners.supports.support import (
     Check,
-    No,
     Scope,
     Support,
     SupportLike,
@@ -76,7 +75,7 @@ class SupportPartitioner(Partitioner):  # type: ignore[misc]
         for scope in claims.scopes():
             groups = [group for support in self.supports.values() for group in support.groups(scope)]
             proposals = propose_partitions(scope, self.supports, keep_apart=self.keep_apart)
-            claims.settle(scope, proposals, self.limits, groups=groups, why=reasons(self.supports, scope))
+            claims.settle(scope, proposals, self.limits, groups=groups, why=explain(self.supports, scope))
         return claims.result(state=self.own_state)
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[Any], Callable[[Node], bool] | None]:
@@ -133,21 +132,4 @@ def compile_specs_of(
     return {backend_id: list(specs) for backend_id, specs in given.items()}
 
 
-def reasons(supports: Mapping[str, Support], scope: Scope) -> Callable[[Node], No]:
-    """Return a function that says why no backend has a node of a graph."""
-    checks = {backend_id: asked(support, scope) for backend_id, support in supports.items()}
-
-    def why(node: Node) -> No:
-        found = {backend_id: check(node) for backend_id, check in checks.items()}
-        if any(no is None for no in found.values()):
-            return No("group", "a node that it must stay together with is not supported", "")
-        said = {backend_id: no for backend_id, no in found.items() if no is not None}
-        if len(said) == 1:
-            return next(iter(said.values()))
-        text = "; ".join(f"{backend_id}: {no.text}" for backend_id, no in said.items())
-        return No(next(iter(said.values())).code, text, ", ".join(dict.fromkeys(no.by for no in said.values())))
-
-    return why
-
-
-__all__ = ["SupportPartitioner", "compile_specs_of", "reasons", "supports_of"]
+__all__ = ["SupportPartitioner", "compile_specs_of", "supports_of"]

@@ -13,7 +13,7 @@ from exir_lowering import Adjustment, CompileSpec, DelegationSpec, ExplainedResu
 from exir_lowering.partitioners.algorithms import limits as capacity
 from exir_lowering.partitioners.algorithms.convex import Proposal, computing
 from exir_lowering.partitioners.algorithms.limits import Limits
-from exir_lowering.partitioners.supports.support import No, Scope, scopes
+from exir_lowering.partitioners.supports.support import No, Scope, Support, asked, scopes
 
 
 @dataclass
@@ -111,4 +111,21 @@ class Claims:
         )
 
 
-__all__ = ["Claims"]
+def explain(supports: Mapping[str, Support], scope: Scope) -> Callable[[Node], No]:
+    """Return a function that says why no backend has a node of a graph."""
+    checks = {backend_id: asked(support, scope) for backend_id, support in supports.items()}
+
+    def why(node: Node) -> No:
+        found = {backend_id: check(node) for backend_id, check in checks.items()}
+        if any(no is None for no in found.values()):
+            return No("group", "a node that it must stay together with is not supported", "")
+        said = {backend_id: no for backend_id, no in found.items() if no is not None}
+        if len(said) == 1:
+            return next(iter(said.values()))
+        text = "; ".join(f"{backend_id}: {no.text}" for backend_id, no in said.items())
+        return No(next(iter(said.values())).code, text, ", ".join(dict.fromkeys(no.by for no in said.values())))
+
+    return why
+
+
+__all__ = ["Claims", "explain"]

@@ -10,8 +10,8 @@ from torch.fx import Node
 
 from exir_lowering import Adjustment, CompileSpec, DelegationSpec, Partitioner, Rejection, graphs
 from exir_lowering.partitioners.algorithms import nested_run
+from exir_lowering.partitioners.algorithms.claims import explain
 from exir_lowering.partitioners.algorithms.convex import computing
-from exir_lowering.partitioners.by_support import reasons
 from exir_lowering.partitioners.supports.support import No, Scope, Support, asked
 
 
@@ -66,7 +66,7 @@ def offers_of_supports(supports: Mapping[str, Support], compile_specs: Mapping[s
             if graphs.is_operator(node)
         }
         groups = [group for support in supports.values() for group in support.groups(scope)]
-        return Offer(labels, groups, frozenset(), reasons(supports, scope))
+        return Offer(labels, groups, frozenset(), explain(supports, scope))
 
     specs = {place: DelegationSpec(place, list(compile_specs.get(place, ()))) for place in supports}
     return Offers(tuple(supports), specs, of)

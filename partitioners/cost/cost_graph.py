@@ -12,13 +12,13 @@ from typing import Any
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from exir_lowering import InputError, graphs
+from exir_lowering import InputError, Partitioner, graphs
 from exir_lowering.graphs import collector, measures
 from exir_lowering.graphs.together import Together
 from exir_lowering.partitioners.algorithms import assignment
 from exir_lowering.partitioners.algorithms.assignment import Problem, Value
 from exir_lowering.partitioners.algorithms.convex import Proposal, computing, contract
-from exir_lowering.partitioners.algorithms.offers import Offer, Offers
+from exir_lowering.partitioners.algorithms.offers import Offer, Offers, offers_of_partitioner
 from exir_lowering.partitioners.cost.tables import HOST, CostModel, CostTable
 from exir_lowering.partitioners.supports.support import No, Scope, scopes
 
@@ -263,6 +263,25 @@ def placed_together(nodes: Sequence[Node], offer: Offer, *, close: bool) -> list
     return list(together.members().values())
 
 
+def units_together(program: ExportedProgram, partitioner: Partitioner) -> list[list[Node]]:
+    """Return the operators that a partitioner takes, in the units that `CostPartitioner.from_partitioner` assigns.
+
+    Args:
+        program: A program in Edge dialect; it loses the tags that it has.
+        partitioner: The partitioner.
+
+    Raises:
+        PartitionerContractError: The partitioner raised or broke its promise.
+    """
+    offers = offers_of_partitioner(program, partitioner)
+    found = []
+    for scope in scopes(program):
+        offer = offers.of(scope)
+        together = placed_together(computing(scope.graph_module), offer, close=offers.merge)
+        found += [unit for unit in together if all(offer.labels.get(n) for n in unit if not graphs.is_getitem(n))]
+    return [unit for unit in found if any(map(graphs.is_operator, unit))]
+
+
 def _row(
     unit: Sequence[Node], places: Sequence[str], scope: Scope, offer: Offer, costs: ExactCosts, planned: Planned
 ) -> list[Fraction | None]:
@@ -316,4 +335,4 @@ def _values(scope: Scope, nodes: Sequence[Node], unit_of: Mapping[Node, int], pe
     return values
 
 
-__all__ = ["CostGraph", "Planned", "placed_together", "plan_graphs"]
+__all__ = ["CostGraph", "Planned", "placed_together", "plan_graphs", "units_together"]

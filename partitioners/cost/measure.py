@@ -28,7 +28,7 @@ from exir_lowering import (
 )
 from exir_lowering.graphs import measures
 from exir_lowering.partitioners.algorithms.convex import computing
-from exir_lowering.partitioners.by_cost import units_together
+from exir_lowering.partitioners.cost.cost_graph import units_together
 from exir_lowering.partitioners.cost.tables import HOST, CostTable, signature
 from exir_lowering.partitioners.supports.support import scopes
 from exir_lowering.plugins import conversion_lock

@@ -15,7 +15,8 @@ from torch import nn
 from torch.export import Dim, ExportedProgram, export
 
 from exir_lowering import BackendUnavailableError, InputError, load, lower
-from exir_lowering.partitioners.by_cost import CostPartitioner, units_together
+from exir_lowering.partitioners.by_cost import CostPartitioner
+from exir_lowering.partitioners.cost.cost_graph import units_together
 from exir_lowering.partitioners.cost.measure import measure_costs
 from exir_lowering.partitioners.cost.tables import CostTable, signature
 
