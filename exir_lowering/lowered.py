@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -135,6 +136,18 @@ class LoweredMethods(Mapping[str, ExportedProgram]):
         for name, value in self.constant_methods.items():
             setattr(module, name, value)
         return module
+
+    def __str__(self) -> str:
+        lines = [repr(self)]
+        for method in self.report.methods:
+            backends = Counter(partition.backend_id for partition in method.partitions)
+            delegates = ", ".join(f"{count} x {backend_id}" for backend_id, count in backends.items()) or "no delegate"
+            payload = sum(self.report.payload_bytes[partition.id] for partition in method.partitions)
+            lines.append(
+                f"  {method.name}: {method.delegated} of {len(method.nodes)} operators delegated ({delegates}, "
+                f"{payload:,} B of payload), {len(method.host)} on the host"
+            )
+        return "\n".join(lines)
 
     def __repr__(self) -> str:
         return f"LoweredMethods({', '.join(self.programs)})"
