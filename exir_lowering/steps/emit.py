@@ -25,6 +25,7 @@ from exir_lowering.plans.report import Report
 from exir_lowering.pte import saving
 from exir_lowering.pte.debug_info import SUFFIX, VERSION, DebugInfo, MethodDebug
 from exir_lowering.steps import edge_errors, originals, placement, sealing, shared_state
+from exir_lowering.steps.branch_results import copy_before_views
 from exir_lowering.steps.debug_recording import record
 from exir_lowering.steps.placement import StoredData
 
@@ -150,6 +151,7 @@ def _emit(
     copies = {name: isolate(graphs.copy_program(program)) for name, program in programs.items()}
     for copied in copies.values():
         _keep_initial_values(copied)
+        copy_before_views(copied)
     if keep_originals:
         originals.attach(copies)
     _import_kernels(copies)
