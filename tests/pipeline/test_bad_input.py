@@ -246,7 +246,7 @@ BACKENDS: dict[str, tuple[type[Exception], Any, tuple[str, ...]]] = {
     "list": (InputError, [Good()], ("backends=", "expected a mapping")),
     "key": (InputError, {1: Good}, ("backends=", "expected a mapping from ids")),
     "value": (PluginLoadError, {"good": 5}, ("'good'", "got 5", "expected an exir_lowering.Backend")),
-    "abstract": (PluginLoadError, {"good": Backend}, ("'good'", "interfaces.Backend", "raised TypeError")),
+    "abstract": (PluginLoadError, {"good": Backend}, ("'good'", "backend.Backend", "raised TypeError")),
     "missing": (UnknownPluginError, {"god": Good}, ("'good'", "Did you mean 'god'", "backends={")),
 }
 
