@@ -12,7 +12,8 @@ from executorch.exir.backend.partitioner import Partitioner
 from torch.export import ExportedProgram
 
 from exir_lowering import graphs
-from exir_lowering._upstream import LoweredBackendModule, ambient, locks
+from exir_lowering._upstream import locks
+from exir_lowering._upstream.delegates import LoweredBackendModule
 from exir_lowering.graphs import collector, debug_handles
 from exir_lowering.graphs.isolation import isolate
 from exir_lowering.lowered import LoweredMethods
@@ -32,6 +33,7 @@ from exir_lowering.plugins import availability, registry
 from exir_lowering.plugins.backend import Backend
 from exir_lowering.steps import arguments, checks
 from exir_lowering.steps.arguments import Given, is_edge
+from exir_lowering.steps.conversions import converting
 from exir_lowering.steps.edge import check_preserved, to_edge
 from exir_lowering.steps.extract import extract
 from exir_lowering.steps.ownership import own_state
@@ -122,7 +124,7 @@ def plan(
     passes = arguments.passes(transform_passes, given.methods)
     with Progress(options.progress) as progress, collector.heap_frozen():
         edge = to_edge(given.methods, chosen, options, progress, passes)
-        with locks.conversion(), ambient.converting(edge.values(), gradients=True):
+        with locks.conversion(), converting(edge.values(), gradients=True):
             _, planned = _partition_all(given.methods, edge, chosen, options, progress, Times())
     return planned
 
@@ -175,7 +177,7 @@ def lower_whole_program(
     registry.check_backends(backends)
     backend = registry.find_backend(backend_id, backends)
     site = CallSite("forward", (), "", (), ())
-    with locks.conversion(), ambient.converting([program], gradients=True):
+    with locks.conversion(), converting([program], gradients=True):
         copied = isolate(debug_handles.handled_copy(program))
     whole = Partition("forward", "forward", "", backend_id, tuple(compile_specs), copied, site)
     (lowered,) = preprocess(BackendGroup(backend_id, (whole,)), backend)
@@ -194,7 +196,7 @@ def _lower_edge(
     """Lower Edge programs, which were made of the given ones: the line."""
     registry.check_backends(backends)
     with Progress(options.progress) as progress, collector.heap_frozen() as set_aside:
-        with locks.conversion(), ambient.converting(methods.values(), gradients=True):
+        with locks.conversion(), converting(methods.values(), gradients=True):
             extracted, planned = _partition_all(given.methods, methods, chosen, options, progress, times)
             own_state(chain.from_iterable(map(_programs, extracted)))
         set_aside()
@@ -202,7 +204,7 @@ def _lower_edge(
         found = {group.backend_id: registry.find_backend(group.backend_id, backends) for group in groups}
         with times.step("preprocess"):
             lowered = _preprocess(groups, found, options, progress)
-        with times.step("splice"), locks.conversion(), ambient.converting(methods.values(), gradients=True):
+        with times.step("splice"), locks.conversion(), converting(methods.values(), gradients=True):
             programs = splice(extracted, lowered)
     payloads = {name: len(partition.result.processed_bytes) for name, partition in lowered.items()}
     report = Report(planned.methods, payloads, dict(times.seconds))

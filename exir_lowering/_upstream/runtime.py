@@ -1,123 +1,95 @@
-"""Private names of torch that the run-time side needs too: it imports neither ExecuTorch nor `_upstream`."""
+"""ExecuTorch's runtime, as the wheel brings it; nothing here needs a compiler, neither ExecuTorch's nor this one's."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import lru_cache
+import warnings
+from contextlib import suppress
+from functools import cache
 from typing import Any
 
 import torch
 
-__all__ = ["Argument", "FunctionalOperator", "Operator", "find_operator", "functional_operator"]
+from exir_lowering._upstream.locks import conversion
 
-_OVERLOAD = type(torch.ops.aten.add.Tensor)  # the class is private, its objects are not
+__all__ = [
+    "executorch_runtime",
+    "import_quantized_kernels",
+    "open_program",
+    "operator_schema",
+]
 
 
-@dataclass(frozen=True, slots=True)
-class Argument:
-    """An argument of an operator, as its schema says.
+def open_program(source: str | bytes, data: str | None, *, profiled: bool = False) -> Any:
+    """Open a `.pte` file in ExecuTorch's runtime.
 
-    Attributes:
-        name: Its name.
-        type: Its type, in TorchScript's words: "Optional[Tensor]".
-        keyword: Whether it is given by keyword only.
-        out: Whether the operator writes its result there.
-        written: Whether the operator writes there.
+    executorch.runtime.Program keeps what it opens to itself: it is one program per file, whose methods share their
+    planned memory, so that running one method overwrites the state of another.
+
+    Args:
+        source: Its path, or its content; the content has to outlive the program.
+        data: The path of its data file.
+        profiled: Whether its `write_etdump_result_to_file` can tell what was run, and for how long.
+
+    Returns:
+        The runtime's program, whose `load_method` gives methods that share one planned memory.
+
+    Raises:
+        RuntimeError: The runtime refuses the file.
     """
-
-    name: str
-    type: str
-    keyword: bool
-    out: bool
-    written: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Operator:
-    """An operator of torch.
-
-    Attributes:
-        call: What executes it.
-        arguments: Its arguments.
-        tags: The tags that torch gives it.
-        views: Whether a result may be a view of an argument.
-    """
-
-    call: Any
-    arguments: tuple[Argument, ...]
-    tags: frozenset[torch.Tag]
-    views: bool
-
-
-@lru_cache(maxsize=4096)
-def _operator(call: Any) -> Operator:
-    schema = call._schema  # torch has no public way to it
-    return Operator(
-        call,
-        tuple(
-            Argument(a.name, str(a.type), a.kwarg_only, a.is_out, a.alias_info is not None and a.alias_info.is_write)
-            for a in schema.arguments
-        ),
-        frozenset(call.tags),
-        any(result.alias_info is not None for result in schema.returns),
+    # Not at the top: compiling needs no runtime, whose libraries set themselves up when they are imported.
+    runtime = executorch_runtime()._legacy_module
+    load = runtime._load_program if isinstance(source, str) else runtime._load_program_from_buffer
+    return load(
+        source,
+        enable_etdump=profiled,
+        program_verification=runtime.Verification.InternalConsistency,
+        data_path=data,
     )
 
 
-def find_operator(namespace: str, name: str, overload: str) -> Operator | None:
-    """Return an operator that is registered in this process, None when there is none of that name.
+@cache  # once: the filters of warnings are those of all threads
+def executorch_runtime() -> Any:
+    """Return the runtime of the wheel, `executorch.runtime.Runtime`, without its note that it is experimental."""
+    with conversion(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from executorch.runtime import Runtime
 
-    Args:
-        namespace: Such as "aten".
-        name: Such as "add".
-        overload: Such as "Tensor", or "default".
+        return Runtime.get()
+
+
+def import_quantized_kernels() -> None:
+    """Import the kernels of `quantized_decomposed`, which emitting and the runtime need, with their schemas.
+
+    Raises:
+        ImportError: They are not there; ExecuTorch's package swallows why.
     """
-    found: Any = torch.ops
+    import executorch.kernels.quantized  # noqa: F401
+
     try:
-        for part in (namespace, name, overload):
-            found = getattr(found, part)
-    except (AttributeError, RuntimeError):
-        return None
-    return _operator(found) if isinstance(found, _OVERLOAD) else None  # and nothing else that a name may lead to
+        torch._C._get_schema("quantized_decomposed::quantize_per_tensor", "out")
+    except RuntimeError:
+        raise ImportError("executorch.kernels.quantized has no library of kernels that loads here") from None
 
 
-@dataclass(frozen=True, slots=True)
-class FunctionalOperator:
-    """An operator that returns what an out variant writes.
+def operator_schema(name: str, overload: str) -> tuple[tuple[str, ...], frozenset[int], int] | None:
+    """Return what an operator of a file takes; None when that is not known.
 
-    Attributes:
-        call: The operator; takes its arguments by name.
-        inputs: The arguments of the out variant that it takes, with their positions there.
-        outputs: The positions of those that the out variant writes.
-        dtype: Whether it is told the type of its result.
+    torch has no public way to a schema by name. Those of `quantized_decomposed` come with their kernels. Only
+    operators whose kernels are generated from the schema count: others take their arguments as they like.
+
+    Returns:
+        The types of its arguments, in TorchScript's words, which of them it writes to, and how many it returns.
     """
-
-    call: Any
-    inputs: tuple[tuple[int, str], ...]
-    outputs: tuple[int, ...]
-    dtype: bool
-
-
-@lru_cache(maxsize=1024)
-def functional_operator(name: str, overload: str) -> FunctionalOperator | None:
-    """Return what an operator of a file computes without writing it anywhere; None when torch does not have that.
-
-    The out variant says by `is_out` what it writes; the functional one has the other arguments.
-    """
-    namespace, _, base = name.partition("::")
-    found = find_operator(namespace, base, overload or "default")
-    if found is None:
+    namespace = name.partition("::")[0]
+    if namespace not in ("aten", "dim_order_ops", "quantized_decomposed"):
         return None
-    inputs = tuple((position, one.name) for position, one in enumerate(found.arguments) if not one.out)
-    outputs = tuple(position for position, one in enumerate(found.arguments) if one.out)
-    types = [(one.name, one.type) for one in found.arguments if not one.out]
-    packet = found.call.overloadpacket
-    for other in packet.overloads() if outputs else ():
-        schema = getattr(packet, other)._schema
-        names = {name for name, _ in types}
-        shared = [(one.name, str(one.type)) for one in schema.arguments if one.name in names]
-        added = [one for one in schema.arguments if one.name not in names]
-        if shared == types and not schema.is_mutable and all(one.has_default_value() for one in added):
-            return FunctionalOperator(
-                getattr(packet, other), inputs, outputs, any(one.name == "dtype" for one in added)
-            )
-    return None
+    if namespace == "quantized_decomposed":
+        with suppress(ImportError):  # then the engine says which kernel is missing
+            import_quantized_kernels()
+    try:
+        schema = torch._C._get_schema(name, overload)
+    except RuntimeError:
+        return None
+    arguments = schema.arguments
+    written = {n for n, argument in enumerate(arguments) if argument.alias_info and argument.alias_info.is_write}
+    return tuple(str(argument.type) for argument in arguments), frozenset(written), len(schema.returns)

@@ -11,8 +11,12 @@ from typing import Any, Literal, Protocol, TypeAlias
 import torch
 from torch.export import ExportedProgram
 
-from exir_lowering import _upstream, graphs
-from exir_lowering._upstream import ambient, locks
+from exir_lowering import graphs
+from exir_lowering._upstream import locks
+from exir_lowering._upstream.ambient import neutral
+from exir_lowering._upstream.delegates import LoweredBackendModule, with_original
+from exir_lowering._upstream.programs import DelegatedProgram
+from exir_lowering._upstream.trees import pytree
 from exir_lowering.errors import (
     BackendContractError,
     BackendUnavailableError,
@@ -30,6 +34,7 @@ from exir_lowering.pte.value_kinds import NULL, Tensor, Value
 from exir_lowering.runtime import LoadedProgram, load
 from exir_lowering.runtime.find import Unavailable
 from exir_lowering.runtime.inputs import describe, prepare, show
+from exir_lowering.steps.conversions import converting
 
 Engine: TypeAlias = Literal["runtime", "interpreter"]
 
@@ -198,7 +203,7 @@ class OriginalRunner:
         """
         name = convention.method
         if name not in self._modules:
-            with locks.conversion(), ambient.converting([self._programs[name]], gradients=False):
+            with locks.conversion(), converting([self._programs[name]], gradients=False):
                 self._modules[name] = with_own_state(self._programs[name]).module()
         given = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         for index in convention.written:
@@ -206,7 +211,7 @@ class OriginalRunner:
                 given[index] = given[index].clone()
         args, kwargs = convention.arguments(given)
         try:
-            with ambient.neutral():
+            with neutral():
                 returned = self._modules[name](*args, **kwargs)
         except Exception as error:
             let_through(error)
@@ -215,7 +220,7 @@ class OriginalRunner:
                 f"{name}(): the original graphs do not take these arguments ({shown or 'none'}): "
                 f"{type(error).__name__}: {error}"
             ) from error
-        outputs = [given[index] for index in convention.written] + _upstream.pytree.tree_leaves(returned)
+        outputs = [given[index] for index in convention.written] + pytree.tree_leaves(returned)
         return [output.clone() if isinstance(output, torch.Tensor) else output for output in outputs]
 
     def fresh(self) -> OriginalRunner:
@@ -233,9 +238,9 @@ def with_own_state(program: ExportedProgram) -> ExportedProgram:
     for _, module in graphs.walk(copied.graph_module):
         for node in module.graph.nodes:
             lowered = graphs.attribute(module, str(node.target)) if node.op == "get_attr" else None
-            if isinstance(lowered, _upstream.LoweredBackendModule):
-                original = _with_copied_state(lowered.original_module, _upstream.DelegatedProgram)
-                setattr(module, str(node.target), _upstream.with_original(lowered, original))
+            if isinstance(lowered, LoweredBackendModule):
+                original = _with_copied_state(lowered.original_module, DelegatedProgram)
+                setattr(module, str(node.target), with_original(lowered, original))
     return copied
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 
-from exir_lowering._upstream import versions
 from exir_lowering._upstream.ambient import neutral
+from exir_lowering._upstream.tensors import versions
 from exir_lowering.errors import (
     BackendContractError,
     BackendFailure,

@@ -15,7 +15,8 @@ from executorch.exir.backend.partitioner import Partitioner
 from torch.export import ExportedProgram
 from torch.fx.passes.infra.pass_manager import PassManager as FxPassManager
 
-from exir_lowering import _upstream, graphs
+from exir_lowering import graphs
+from exir_lowering._upstream.edge import manager_contents
 from exir_lowering.errors import InputError
 from exir_lowering.options import LoweringOptions
 from exir_lowering.plugins import registry
@@ -61,7 +62,7 @@ def given(value: Any) -> Given:
         InputError: There is none, a name is not a string that can name a method, or a value is not an ExportedProgram.
     """
     if isinstance(value, EdgeProgramManager):
-        methods, constants = _upstream.manager_contents(value)
+        methods, constants = manager_contents(value)
         return Given(_named(methods), constants)
     if not isinstance(value, Mapping):
         return Given({"forward": program("programs", value)}, {})

@@ -13,14 +13,16 @@ from executorch.exir.backend.partitioner import Partitioner
 from executorch.exir.verification.verifier import EXIREdgeDialectVerifier
 from torch.export import ExportedProgram
 
-from exir_lowering import _upstream, graphs
-from exir_lowering._upstream import ambient, locks
+from exir_lowering import graphs
+from exir_lowering._upstream import locks
+from exir_lowering._upstream.edge import SpecViolationError, checks_validity, gen_edge_manager, preserved_ops_left_over
 from exir_lowering.errors import LoweringError, PartitionerContractError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs.isolation import isolate
 from exir_lowering.options import LoweringOptions
 from exir_lowering.steps import edge_errors
 from exir_lowering.steps.arguments import Passes, is_edge
+from exir_lowering.steps.conversions import converting
 from exir_lowering.steps.progress import Progress
 from exir_lowering.steps.transform import transformed
 
@@ -52,7 +54,7 @@ def to_edge(
         if is_edge(program) and name not in passes:
             edge[name] = program
             continue
-        with locks.conversion(), ambient.converting([program], gradients=True):
+        with locks.conversion(), converting([program], gradients=True):
             edge[name] = _made(name, program, partitioners[name], options, passes.get(name))
     return edge
 
@@ -96,12 +98,12 @@ def _converted(
     """Convert a program; what partitioners keep whole is added to the configuration."""
     private = isolate(graphs.copy_program(program))
     try:
-        manager = _upstream.gen_edge_manager({name: list(partitioners)}, {name: private}, config, None)
-    except _upstream.SpecViolationError:
+        manager = gen_edge_manager({name: list(partitioners)}, {name: private}, config, None)
+    except SpecViolationError:
         private = isolate(graphs.copy_program(program))
         if not _clone_writes(private):
             raise
-        manager = _upstream.gen_edge_manager({name: list(partitioners)}, {name: private}, config, None)
+        manager = gen_edge_manager({name: list(partitioners)}, {name: private}, config, None)
     converted: ExportedProgram = manager.exported_program(name)
     _recover_sources(program, converted)
     return converted
@@ -160,12 +162,12 @@ def check_preserved(
     """
     for name, owner in owners.items():
         try:
-            preserved = _upstream.preserved_ops_left_over(name, owner, partitioners[name])
+            preserved = preserved_ops_left_over(name, owner, partitioners[name])
         except Exception as error:
             let_through(error)
             raise PartitionerContractError(f"Method {name!r}: {error}", violation="raised") from error
         config = _config(options)
-        if _upstream.checks_validity(config):
+        if checks_validity(config):
             verifier = EXIREdgeDialectVerifier(
                 edge_compile_config=config, class_only=True, preserve_ops=list(config.preserve_ops) + preserved
             )

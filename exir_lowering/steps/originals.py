@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from executorch.exir import ExecutorchProgramManager
 from torch.export import ExportedProgram
 
-from exir_lowering import _upstream, graphs
+from exir_lowering import graphs
+from exir_lowering._upstream.delegates import add_named_data, named_data
 from exir_lowering.errors import InputError, LoweringError
 from exir_lowering.model import BackendGroup, CallSite, Partition
 from exir_lowering.plugins import registry
@@ -51,9 +52,9 @@ def attach(programs: Mapping[str, ExportedProgram]) -> None:
     except LoweringError as error:
         raise InputError(f"keep_originals: a partition's graph cannot be kept in the file. {error}") from error
     for (_, module, name), lowered in zip(sites.values(), kept, strict=True):
-        graph = _upstream.named_data({lowered.partition.id: lowered.result.processed_bytes}, 1)
+        graph = named_data({lowered.partition.id: lowered.result.processed_bytes}, 1)
         weights = lowered.result.data_store_output
-        setattr(module, name, _upstream.add_named_data(getattr(module, name), weights, graph))
+        setattr(module, name, add_named_data(getattr(module, name), weights, graph))
 
 
 def check_numbers(programs: Mapping[str, ExportedProgram], manager: ExecutorchProgramManager) -> None:

@@ -11,7 +11,7 @@ from executorch.exir.backend.compile_spec_schema import CompileSpec
 from torch.export import ExportedProgram
 
 from exir_lowering import graphs
-from exir_lowering._upstream import ambient, locks
+from exir_lowering._upstream import locks
 from exir_lowering.errors import BackendContractError, BackendFailure, LoweringError, named_handle
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs import debug_handles, sources
@@ -20,6 +20,7 @@ from exir_lowering.graphs.weights import WeightStore
 from exir_lowering.model import BackendGroup, LoweredPartition, Partition
 from exir_lowering.plugins.backend import Backend, BackendContext, ExecutorchBackend, context_argument
 from exir_lowering.steps import checks
+from exir_lowering.steps.conversions import converting, settings
 
 _LISTED = 6
 """How many nodes a message names before it says how many more there are."""
@@ -49,9 +50,9 @@ def preprocess(
     """
     programs = [partition.program for partition in group.partitions]
     if backend.parallel == "none":
-        with locks.conversion(), ambient.converting(programs, gradients=True):
+        with locks.conversion(), converting(programs, gradients=True):
             return _preprocess(group, backend, check_weights, on_partition)
-    with ambient.settings(programs, gradients=True):
+    with settings(programs, gradients=True):
         return _preprocess(group, backend, check_weights, on_partition)
 
 

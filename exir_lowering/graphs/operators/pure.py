@@ -23,7 +23,7 @@ from types import MappingProxyType
 
 import torch
 
-from exir_lowering._upstream.runtime import Argument, Operator, find_operator
+from exir_lowering._upstream.operators import Argument, Operator, find_operator
 
 __all__ = ["DTYPES", "find", "find_kernel", "why_not"]
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from exir_lowering import _upstream
 from exir_lowering._upstream import locks
 from exir_lowering._upstream.ambient import neutral
+from exir_lowering._upstream.runtime import executorch_runtime
 from exir_lowering.errors import BackendUnavailableError, InputError, LoweringError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs.operators.budget import STEPS
@@ -392,7 +392,7 @@ def open_interpreter(file: ProgramFile, given: Mapping[str, Any], unavailable: U
     found = find_delegates(file, given, unavailable)
     kernels = None
     if availability.runtime_failure() is None:
-        kernels = frozenset(_upstream.executorch_runtime().operator_registry.operator_names)
+        kernels = frozenset(executorch_runtime().operator_registry.operator_names)
     external = file.data.content()
     try:
         listing = read_code(file.content(), external)
