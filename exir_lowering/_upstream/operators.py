@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import import_module
 from typing import Any
 
 import torch
+
+from exir_lowering._upstream import executorch_operators
 
 __all__ = [
     "Argument",
     "FunctionalOperator",
     "Operator",
     "argument_names",
+    "defining",
     "find_operator",
     "functional_operator",
     "is_view",
@@ -78,6 +83,18 @@ def _operator(call: Any) -> Operator:
     )
 
 
+_DEFINED_BY = {"quantized_decomposed": ("torch.ao.quantization.fx._decomposed", "executorch.exir")}
+"""What registers the operators of a namespace, those of torch before those of ExecuTorch's compiler."""
+
+
+def defining(namespace: str) -> Iterator[None]:
+    """Let a caller look an operator up, once more after each import of what registers operators of its namespace."""
+    yield
+    for module in _DEFINED_BY.get(namespace, ()):
+        import_module(module)
+        yield
+
+
 def find_operator(namespace: str, name: str, overload: str) -> Operator | None:
     """Return an operator that is registered in this process, None when there is none of that name.
 
@@ -118,6 +135,19 @@ def functional_operator(name: str, overload: str) -> FunctionalOperator | None:
 
     The out variant says by `is_out` what it writes; the functional one has the other arguments.
     """
+    own, schema = executorch_operators.function(name, overload), executorch_operators.schema(name, overload)
+    if own is not None:
+        given = tuple((position, one.name) for position, one in enumerate(schema.arguments) if not one.is_out)
+        written = tuple(position for position, one in enumerate(schema.arguments) if one.is_out)
+        return FunctionalOperator(own[0], given, written, own[1])
+    for _ in defining(name.partition("::")[0]):
+        found = _registered_functional(name, overload)
+        if found is not None:
+            return found
+    return None
+
+
+def _registered_functional(name: str, overload: str) -> FunctionalOperator | None:
     namespace, _, base = name.partition("::")
     found = find_operator(namespace, base, overload or "default")
     if found is None:

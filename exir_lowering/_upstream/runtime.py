@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import sys
 import warnings
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from exir_lowering._upstream import executorch_operators
 from exir_lowering._upstream.locks import conversion
 
 __all__ = [
+    "compile_spec",
     "executorch_runtime",
     "import_quantized_kernels",
     "open_program",
     "operator_schema",
 ]
+
+_LOG = logging.getLogger(__name__)
 
 
 def open_program(source: str | bytes, data: str | None, *, profiled: bool = False) -> Any:
@@ -36,8 +47,7 @@ def open_program(source: str | bytes, data: str | None, *, profiled: bool = Fals
     Raises:
         RuntimeError: The runtime refuses the file.
     """
-    # Not at the top: compiling needs no runtime, whose libraries set themselves up when they are imported.
-    runtime = executorch_runtime()._legacy_module
+    runtime = executorch_runtime().module
     load = runtime._load_program if isinstance(source, str) else runtime._load_program_from_buffer
     return load(
         source,
@@ -47,14 +57,161 @@ def open_program(source: str | bytes, data: str | None, *, profiled: bool = Fals
     )
 
 
-@cache  # once: the filters of warnings are those of all threads
-def executorch_runtime() -> Any:
-    """Return the runtime of the wheel, `executorch.runtime.Runtime`, without its note that it is experimental."""
+@dataclass(frozen=True, slots=True)
+class BackendRegistry:
+    """The backends that the runtime has, built in or registered since."""
+
+    _module: Any
+
+    @property
+    def registered_backend_names(self) -> list[str]:
+        """Their ids."""
+        return list(self._module._get_registered_backend_names())
+
+    def is_available(self, backend_id: str) -> bool:
+        """Tell whether a backend finds on this machine what it needs."""
+        return bool(self._module._is_available(backend_id))
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorRegistry:
+    """The kernels that the runtime has."""
+
+    _module: Any
+
+    @property
+    def operator_names(self) -> set[str]:
+        """Their names, such as "aten::add.out"."""
+        return set(self._module._get_operator_names())
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """ExecuTorch's runtime in this process.
+
+    Attributes:
+        module: The names of the wheel's extension module.
+    """
+
+    module: Any
+
+    @property
+    def backend_registry(self) -> BackendRegistry:
+        """Its backends."""
+        return BackendRegistry(self.module)
+
+    @property
+    def operator_registry(self) -> OperatorRegistry:
+        """Its kernels."""
+        return OperatorRegistry(self.module)
+
+
+@cache
+def executorch_runtime() -> Runtime:
+    """Return the runtime of the wheel.
+
+    Raises:
+        Exception: It cannot be imported here; what its libraries raise.
+    """
+    return Runtime(_extension() or _wrapper())
+
+
+_EXTENSION = "executorch.extension.pybindings._C"
+_USED = frozenset(
+    {
+        *("Verification", "_get_operator_names", "_get_registered_backend_names", "_is_available"),
+        *("_load_program", "_load_program_from_buffer"),
+    }
+)
+
+
+def _extension() -> Any:
+    """Return the extension module alone: the wrapper around it imports ExecuTorch's compiler to warn of itself.
+
+    What the wrapper, `portable_lib.py`, does beside that is done here. None when this wheel has no such module, or one
+    that lacks something: then the wrapper knows better.
+    """
+    try:
+        found = find_spec(_EXTENSION)
+        if found is None or found.origin is None:
+            return None
+        _find_openvino()
+        if sys.platform == "win32":
+            os.add_dll_directory(os.path.dirname(found.origin))
+        module = import_module(_EXTENSION)
+    except (ImportError, OSError):
+        return None
+    return module if _USED.issubset(dir(module)) else None
+
+
+def _wrapper() -> Any:
+    """Return what ExecuTorch's own runtime has for the extension module, without its note that it is experimental."""
+    # The filters of warnings are those of all threads.
     with conversion(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from executorch.runtime import Runtime
+        from executorch.runtime import Runtime as Wrapped
 
-        return Runtime.get()
+        return Wrapped.get()._legacy_module
+
+
+def _find_openvino() -> None:
+    """Tell the runtime's OpenVINO backend where the library of an installed `openvino` package is."""
+    if os.environ.get("OPENVINO_LIB_PATH"):
+        return
+    try:
+        spec = find_spec("openvino")
+    except (ImportError, ValueError):
+        return
+    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+        libraries = sorted(Path(folder, "libs").glob("libopenvino_c.so*"))
+        if libraries:
+            os.environ["OPENVINO_LIB_PATH"] = str(libraries[0])
+        else:
+            _LOG.warning(
+                "The package openvino has no libopenvino_c.so in %s; set OPENVINO_LIB_PATH if its backend is needed.",
+                Path(folder, "libs"),
+            )
+        return
+
+
+class _CompileSpec:
+    """A compile spec of a file, which is ExecuTorch's to whoever has imported its class, and equal to one.
+
+    The class is in ExecuTorch's compiler, which a file that runs does not need.
+    """
+
+    __slots__ = ("key", "value")
+
+    def __init__(self, key: str, value: bytes) -> None:
+        self.key, self.value = key, value
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return _compile_spec_class() or _CompileSpec
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, self.__class__):
+            return NotImplemented
+        return bool((self.key, self.value) == (other.key, other.value))
+
+    __hash__ = None  # type: ignore[assignment]  # as ExecuTorch's
+
+    def __repr__(self) -> str:
+        return f"CompileSpec(key={self.key!r}, value={self.value!r})"
+
+
+def _compile_spec_class() -> Any:
+    return getattr(sys.modules.get("executorch.exir.backend.compile_spec_schema"), "CompileSpec", None)
+
+
+def compile_spec(key: str, value: bytes) -> Any:
+    """Return a compile spec as delegates are given it: ExecuTorch's class, or what stands for it until it is imported.
+
+    Args:
+        key: Its key.
+        value: Its value.
+    """
+    return (_compile_spec_class() or _CompileSpec)(key, value)
 
 
 def import_quantized_kernels() -> None:
@@ -86,10 +243,12 @@ def operator_schema(name: str, overload: str) -> tuple[tuple[str, ...], frozense
     if namespace == "quantized_decomposed":
         with suppress(ImportError):  # then the engine says which kernel is missing
             import_quantized_kernels()
-    try:
-        schema = torch._C._get_schema(name, overload)
-    except RuntimeError:
-        return None
+    schema: Any = executorch_operators.schema(name, overload)
+    if schema is None:
+        try:
+            schema = torch._C._get_schema(name, overload)
+        except RuntimeError:
+            return None
     arguments = schema.arguments
     written = {n for n, argument in enumerate(arguments) if argument.alias_info and argument.alias_info.is_write}
     return tuple(str(argument.type) for argument in arguments), frozenset(written), len(schema.returns)

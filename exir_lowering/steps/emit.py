@@ -88,7 +88,7 @@ class Artifact:
         Raises:
             InputError: The path does not end in `.pte`, or cannot be written.
         """
-        target = pte_path(path)
+        target = saving.pte_path(path)
         data = data_file_contents(self.manager)
         files = {target.parent / sealing.data_name(name): cord.write_to_file for name, cord in data.items()}
         files[target] = self.manager.write_to_file
@@ -243,21 +243,6 @@ class _Digest(io.BufferedIOBase):
     def write(self, data: Any, /) -> int:
         self.sha256.update(data)
         return len(data)
-
-
-def pte_path(path: str | os.PathLike[str]) -> Path:
-    """Return where a `.pte` file goes.
-
-    Raises:
-        InputError: The path does not end in `.pte`.
-    """
-    try:
-        target = Path(path)
-    except TypeError as error:
-        raise InputError(f"Cannot save to {path!r}: expected a path that ends in .pte.") from error
-    if target.suffix != ".pte":
-        raise InputError(f"Cannot save to {str(target)!r}: expected a path that ends in .pte.")
-    return target
 
 
 def _write_record(record: Any, file: BinaryIO) -> None:

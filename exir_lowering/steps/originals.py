@@ -15,14 +15,8 @@ from exir_lowering._upstream.delegates import add_named_data, named_data
 from exir_lowering.errors import InputError, LoweringError
 from exir_lowering.model import BackendGroup, CallSite, Partition
 from exir_lowering.plugins import registry
+from exir_lowering.pte.originals import BACKEND, key
 from exir_lowering.steps.preprocess import preprocess
-
-BACKEND = "reference"
-
-
-def key(method: str, number: int) -> str:
-    """Return the key of the named data that holds the original graph of a method's delegate, by its number."""
-    return f"exir_lowering.original/{method}/{number}"
 
 
 def attach(programs: Mapping[str, ExportedProgram]) -> None:

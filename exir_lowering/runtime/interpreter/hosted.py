@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from executorch.exir import schema
+from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.scalar_type import ScalarType
 
 from exir_lowering._upstream.files import serialized
@@ -121,7 +122,11 @@ class _Program:
         """Add a call of a payload."""
         reference = schema.BackendDelegateDataReference(schema.DataLocation.INLINE, len(self._payloads))
         self._payloads.append(bytes(payload.content))
-        self._delegates.append(schema.BackendDelegate(payload.backend, reference, list(payload.specs)))
+        self._delegates.append(
+            schema.BackendDelegate(
+                payload.backend, reference, [CompileSpec(spec.key, spec.value) for spec in payload.specs]
+            )
+        )
         self._instructions.append(schema.Instruction(schema.DelegateCall(0, list(arguments))))
 
     def finished(self) -> schema.Program:
