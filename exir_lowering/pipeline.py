@@ -11,7 +11,8 @@ from executorch.exir.backend.compile_spec_schema import CompileSpec
 from torch.export import ExportedProgram
 
 from exir_lowering import graphs
-from exir_lowering._upstream import LoweredBackendModule, ambient, locks
+from exir_lowering._upstream import locks
+from exir_lowering._upstream.delegates import LoweredBackendModule
 from exir_lowering.graphs import collector, debug_handles
 from exir_lowering.graphs.copies import own_state
 from exir_lowering.graphs.isolation import isolate
@@ -33,6 +34,7 @@ from exir_lowering.plans.report import Report
 from exir_lowering.plugins import availability, registry
 from exir_lowering.plugins.backend import Backend
 from exir_lowering.steps import arguments, checks
+from exir_lowering.steps.conversions import converting
 from exir_lowering.steps.edge import as_edge, check_preserved, to_edge
 from exir_lowering.steps.extract import extract
 from exir_lowering.steps.preprocess import preprocess
@@ -172,7 +174,7 @@ def lower_whole_program(
     registry.check_backends(backends)
     backend = registry.find_backend(backend_id, backends)
     site = CallSite("forward", (), "", (), ())
-    with locks.conversion(), ambient.converting([program], gradients=True):
+    with locks.conversion(), converting([program], gradients=True):
         copied = isolate(debug_handles.handled_copy(program))
     whole = Partition("forward", "forward", "", backend_id, tuple(compile_specs), copied, site)
     (lowered,) = preprocess(BackendGroup(backend_id, (whole,)), backend, Session(LoweringOptions()))
@@ -260,5 +262,5 @@ def _preprocess(
 def _converting(methods: Sequence[EdgeMethod]) -> Iterator[None]:
     """Hold the lock of conversions, with torch's settings as they were when the methods were exported."""
     programs = [method.program for method in methods]
-    with locks.conversion(), ambient.converting(programs, gradients=True):
+    with locks.conversion(), converting(programs, gradients=True):
         yield

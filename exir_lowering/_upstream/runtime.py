@@ -1,123 +1,254 @@
-"""Private names of torch that the run-time side needs too: it imports neither ExecuTorch nor `_upstream`."""
+"""ExecuTorch's runtime, as the wheel brings it; nothing here needs a compiler, neither ExecuTorch's nor this one's."""
 
 from __future__ import annotations
 
+import logging
+import os
+import sys
+import warnings
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
 
-__all__ = ["Argument", "FunctionalOperator", "Operator", "find_operator", "functional_operator"]
+from exir_lowering._upstream import executorch_operators
+from exir_lowering._upstream.locks import conversion
 
-_OVERLOAD = type(torch.ops.aten.add.Tensor)  # the class is private, its objects are not
+__all__ = [
+    "compile_spec",
+    "executorch_runtime",
+    "import_quantized_kernels",
+    "open_program",
+    "operator_schema",
+]
+
+_LOG = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Argument:
-    """An argument of an operator, as its schema says.
+def open_program(source: str | bytes, data: str | None, *, profiled: bool = False) -> Any:
+    """Open a `.pte` file in ExecuTorch's runtime.
 
-    Attributes:
-        name: Its name.
-        type: Its type, in TorchScript's words: "Optional[Tensor]".
-        keyword: Whether it is given by keyword only.
-        out: Whether the operator writes its result there.
-        written: Whether the operator writes there.
+    executorch.runtime.Program keeps what it opens to itself: it is one program per file, whose methods share their
+    planned memory, so that running one method overwrites the state of another.
+
+    Args:
+        source: Its path, or its content; the content has to outlive the program.
+        data: The path of its data file.
+        profiled: Whether its `write_etdump_result_to_file` can tell what was run, and for how long.
+
+    Returns:
+        The runtime's program, whose `load_method` gives methods that share one planned memory.
+
+    Raises:
+        RuntimeError: The runtime refuses the file.
     """
-
-    name: str
-    type: str
-    keyword: bool
-    out: bool
-    written: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Operator:
-    """An operator of torch.
-
-    Attributes:
-        call: What executes it.
-        arguments: Its arguments.
-        tags: The tags that torch gives it.
-        views: Whether a result may be a view of an argument.
-    """
-
-    call: Any
-    arguments: tuple[Argument, ...]
-    tags: frozenset[torch.Tag]
-    views: bool
-
-
-@lru_cache(maxsize=4096)
-def _operator(call: Any) -> Operator:
-    schema = call._schema  # torch has no public way to it
-    return Operator(
-        call,
-        tuple(
-            Argument(a.name, str(a.type), a.kwarg_only, a.is_out, a.alias_info is not None and a.alias_info.is_write)
-            for a in schema.arguments
-        ),
-        frozenset(call.tags),
-        any(result.alias_info is not None for result in schema.returns),
+    runtime = executorch_runtime().module
+    load = runtime._load_program if isinstance(source, str) else runtime._load_program_from_buffer
+    return load(
+        source,
+        enable_etdump=profiled,
+        program_verification=runtime.Verification.InternalConsistency,
+        data_path=data,
     )
 
 
-def find_operator(namespace: str, name: str, overload: str) -> Operator | None:
-    """Return an operator that is registered in this process, None when there is none of that name.
+@dataclass(frozen=True, slots=True)
+class BackendRegistry:
+    """The backends that the runtime has, built in or registered since."""
 
-    Args:
-        namespace: Such as "aten".
-        name: Such as "add".
-        overload: Such as "Tensor", or "default".
-    """
-    found: Any = torch.ops
-    try:
-        for part in (namespace, name, overload):
-            found = getattr(found, part)
-    except (AttributeError, RuntimeError):
-        return None
-    return _operator(found) if isinstance(found, _OVERLOAD) else None  # and nothing else that a name may lead to
+    _module: Any
+
+    @property
+    def registered_backend_names(self) -> list[str]:
+        """Their ids."""
+        return list(self._module._get_registered_backend_names())
+
+    def is_available(self, backend_id: str) -> bool:
+        """Tell whether a backend finds on this machine what it needs."""
+        return bool(self._module._is_available(backend_id))
 
 
 @dataclass(frozen=True, slots=True)
-class FunctionalOperator:
-    """An operator that returns what an out variant writes.
+class OperatorRegistry:
+    """The kernels that the runtime has."""
+
+    _module: Any
+
+    @property
+    def operator_names(self) -> set[str]:
+        """Their names, such as "aten::add.out"."""
+        return set(self._module._get_operator_names())
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """ExecuTorch's runtime in this process.
 
     Attributes:
-        call: The operator; takes its arguments by name.
-        inputs: The arguments of the out variant that it takes, with their positions there.
-        outputs: The positions of those that the out variant writes.
-        dtype: Whether it is told the type of its result.
+        module: The names of the wheel's extension module.
     """
 
-    call: Any
-    inputs: tuple[tuple[int, str], ...]
-    outputs: tuple[int, ...]
-    dtype: bool
+    module: Any
+
+    @property
+    def backend_registry(self) -> BackendRegistry:
+        """Its backends."""
+        return BackendRegistry(self.module)
+
+    @property
+    def operator_registry(self) -> OperatorRegistry:
+        """Its kernels."""
+        return OperatorRegistry(self.module)
 
 
-@lru_cache(maxsize=1024)
-def functional_operator(name: str, overload: str) -> FunctionalOperator | None:
-    """Return what an operator of a file computes without writing it anywhere; None when torch does not have that.
+@cache
+def executorch_runtime() -> Runtime:
+    """Return the runtime of the wheel.
 
-    The out variant says by `is_out` what it writes; the functional one has the other arguments.
+    Raises:
+        Exception: It cannot be imported here; what its libraries raise.
     """
-    namespace, _, base = name.partition("::")
-    found = find_operator(namespace, base, overload or "default")
-    if found is None:
+    return Runtime(_extension() or _wrapper())
+
+
+_EXTENSION = "executorch.extension.pybindings._C"
+_USED = frozenset(
+    {
+        *("Verification", "_get_operator_names", "_get_registered_backend_names", "_is_available"),
+        *("_load_program", "_load_program_from_buffer"),
+    }
+)
+
+
+def _extension() -> Any:
+    """Return the extension module alone: the wrapper around it imports ExecuTorch's compiler to warn of itself.
+
+    What the wrapper, `portable_lib.py`, does beside that is done here. None when this wheel has no such module, or one
+    that lacks something: then the wrapper knows better.
+    """
+    try:
+        found = find_spec(_EXTENSION)
+        if found is None or found.origin is None:
+            return None
+        _find_openvino()
+        if sys.platform == "win32":
+            os.add_dll_directory(os.path.dirname(found.origin))
+        module = import_module(_EXTENSION)
+    except (ImportError, OSError):
         return None
-    inputs = tuple((position, one.name) for position, one in enumerate(found.arguments) if not one.out)
-    outputs = tuple(position for position, one in enumerate(found.arguments) if one.out)
-    types = [(one.name, one.type) for one in found.arguments if not one.out]
-    packet = found.call.overloadpacket
-    for other in packet.overloads() if outputs else ():
-        schema = getattr(packet, other)._schema
-        names = {name for name, _ in types}
-        shared = [(one.name, str(one.type)) for one in schema.arguments if one.name in names]
-        added = [one for one in schema.arguments if one.name not in names]
-        if shared == types and not schema.is_mutable and all(one.has_default_value() for one in added):
-            return FunctionalOperator(
-                getattr(packet, other), inputs, outputs, any(one.name == "dtype" for one in added)
+    return module if _USED.issubset(dir(module)) else None
+
+
+def _wrapper() -> Any:
+    """Return what ExecuTorch's own runtime has for the extension module, without its note that it is experimental."""
+    # The filters of warnings are those of all threads.
+    with conversion(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from executorch.runtime import Runtime as Wrapped
+
+        return Wrapped.get()._legacy_module
+
+
+def _find_openvino() -> None:
+    """Tell the runtime's OpenVINO backend where the library of an installed `openvino` package is."""
+    if os.environ.get("OPENVINO_LIB_PATH"):
+        return
+    try:
+        spec = find_spec("openvino")
+    except (ImportError, ValueError):
+        return
+    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
+        libraries = sorted(Path(folder, "libs").glob("libopenvino_c.so*"))
+        if libraries:
+            os.environ["OPENVINO_LIB_PATH"] = str(libraries[0])
+        else:
+            _LOG.warning(
+                "The package openvino has no libopenvino_c.so in %s; set OPENVINO_LIB_PATH if its backend is needed.",
+                Path(folder, "libs"),
             )
-    return None
+        return
+
+
+class _CompileSpec:
+    """A compile spec of a file, which is ExecuTorch's to whoever has imported its class, and equal to one.
+
+    The class is in ExecuTorch's compiler, which a file that runs does not need.
+    """
+
+    __slots__ = ("key", "value")
+
+    def __init__(self, key: str, value: bytes) -> None:
+        self.key, self.value = key, value
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return _compile_spec_class() or _CompileSpec
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, self.__class__):
+            return NotImplemented
+        return bool((self.key, self.value) == (other.key, other.value))
+
+    __hash__ = None  # type: ignore[assignment]  # as ExecuTorch's
+
+    def __repr__(self) -> str:
+        return f"CompileSpec(key={self.key!r}, value={self.value!r})"
+
+
+def _compile_spec_class() -> Any:
+    return getattr(sys.modules.get("executorch.exir.backend.compile_spec_schema"), "CompileSpec", None)
+
+
+def compile_spec(key: str, value: bytes) -> Any:
+    """Return a compile spec as delegates are given it: ExecuTorch's class, or what stands for it until it is imported.
+
+    Args:
+        key: Its key.
+        value: Its value.
+    """
+    return (_compile_spec_class() or _CompileSpec)(key, value)
+
+
+def import_quantized_kernels() -> None:
+    """Import the kernels of `quantized_decomposed`, which emitting and the runtime need, with their schemas.
+
+    Raises:
+        ImportError: They are not there; ExecuTorch's package swallows why.
+    """
+    import executorch.kernels.quantized  # noqa: F401
+
+    try:
+        torch._C._get_schema("quantized_decomposed::quantize_per_tensor", "out")
+    except RuntimeError:
+        raise ImportError("executorch.kernels.quantized has no library of kernels that loads here") from None
+
+
+def operator_schema(name: str, overload: str) -> tuple[tuple[str, ...], frozenset[int], int] | None:
+    """Return what an operator of a file takes; None when that is not known.
+
+    torch has no public way to a schema by name. Those of `quantized_decomposed` come with their kernels. Only
+    operators whose kernels are generated from the schema count: others take their arguments as they like.
+
+    Returns:
+        The types of its arguments, in TorchScript's words, which of them it writes to, and how many it returns.
+    """
+    namespace = name.partition("::")[0]
+    if namespace not in ("aten", "dim_order_ops", "quantized_decomposed"):
+        return None
+    if namespace == "quantized_decomposed":
+        with suppress(ImportError):  # then the engine says which kernel is missing
+            import_quantized_kernels()
+    schema: Any = executorch_operators.schema(name, overload)
+    if schema is None:
+        try:
+            schema = torch._C._get_schema(name, overload)
+        except RuntimeError:
+            return None
+    arguments = schema.arguments
+    written = {n for n, argument in enumerate(arguments) if argument.alias_info and argument.alias_info.is_write}
+    return tuple(str(argument.type) for argument in arguments), frozenset(written), len(schema.returns)

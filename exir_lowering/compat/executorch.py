@@ -14,8 +14,10 @@ from executorch.exir.lowered_backend_module import get_lowered_submodules
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 
-from exir_lowering import _upstream, pipeline
-from exir_lowering._upstream import LoweredBackendModule, locks
+from exir_lowering import pipeline
+from exir_lowering._upstream import locks
+from exir_lowering._upstream.delegates import LoweredBackendModule
+from exir_lowering._upstream.hooks import WAITING
 from exir_lowering.errors import (
     BackendFailure,
     InputError,
@@ -82,7 +84,7 @@ def patch_executorch(*, convex_proposals: bool = False) -> Iterator[None]:
             included, use this package's proposal algorithm too: never more partitions, in linear time. A node that
             could be in either of two partitions may be in another one than with torch.fx's algorithm.
     """
-    with _PATCHED, _upstream.WAITING, proposals() if convex_proposals else nullcontext():
+    with _PATCHED, WAITING, proposals() if convex_proposals else nullcontext():
         yield
 
 

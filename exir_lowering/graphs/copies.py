@@ -12,7 +12,7 @@ from torch.export import ExportedProgram, ExportGraphSignature
 from torch.export.graph_signature import InputKind, InputSpec
 from torch.fx import Graph, GraphModule, Node
 
-from exir_lowering import _upstream
+from exir_lowering._upstream.programs import assemble_program, guards_code_of, lazy_graph_module
 from exir_lowering.graphs.walking import attribute
 
 LIFTED_ORDER = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
@@ -29,7 +29,7 @@ def copy_graph_module(graph_module: GraphModule) -> GraphModule:
         if node.op == "get_attr" and node.target not in root:
             value = attribute(graph_module, node.target)
             root[node.target] = copy_graph_module(value) if isinstance(value, GraphModule) else value
-    copied = _upstream.lazy_graph_module(root, graph)
+    copied = lazy_graph_module(root, graph)
     copied.meta.update(graph_module.meta)
     return copied
 
@@ -38,7 +38,7 @@ def copy_program(
     program: ExportedProgram, graph_module: GraphModule | None = None, *, kind: type[ExportedProgram] = ExportedProgram
 ) -> ExportedProgram:
     """Copy a program's graph (or take another one), signature and tables; the tensors are shared."""
-    return _upstream.assemble_program(
+    return assemble_program(
         graph_module=graph_module or copy_graph_module(program.graph_module),
         signature=copy_signature(program),
         state_dict=dict(program.state_dict),
@@ -47,7 +47,7 @@ def copy_program(
         module_call_graph=list(program.module_call_graph),
         example_inputs=program.example_inputs,
         verifiers=program.verifiers,
-        guards_code=_upstream.guards_code_of(program),
+        guards_code=guards_code_of(program),
         kind=kind,
     )
 

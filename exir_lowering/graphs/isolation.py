@@ -14,7 +14,9 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
-from exir_lowering import _upstream, graphs
+from exir_lowering import graphs
+from exir_lowering._upstream.fakes import FakeCopies, has_symbols, shape_env_of
+from exir_lowering._upstream.trees import pytree
 
 
 def isolate(program: ExportedProgram, *, unbacked: bool = False) -> ExportedProgram:
@@ -30,18 +32,18 @@ def isolate(program: ExportedProgram, *, unbacked: bool = False) -> ExportedProg
     """
     if not _has_symbols(program.graph_module, unbacked):
         return program
-    copies = _upstream.FakeCopies()
+    copies = FakeCopies()
     replaced: list[tuple[dict[str, Any], Any]] = []
     for _, module in graphs.walk(program.graph_module):
         for node in module.graph.nodes:
             if "val" not in node.meta:
                 continue
-            leaves, spec = _upstream.pytree.tree_flatten(node.meta["val"])
+            leaves, spec = pytree.tree_flatten(node.meta["val"])
             if not all(copies.possible(leaf) for leaf in leaves):
                 return program
             if any(isinstance(leaf, (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)) for leaf in leaves):
                 copied = [copies.copy(leaf) for leaf in leaves]
-                replaced.append((node.meta, _upstream.pytree.tree_unflatten(copied, spec)))
+                replaced.append((node.meta, pytree.tree_unflatten(copied, spec)))
     for meta, value in replaced:
         meta["val"] = value
     return program
@@ -52,10 +54,10 @@ def _has_symbols(graph_module: GraphModule, unbacked: bool) -> bool:
     environments = set()
     for _, module in graphs.walk(graph_module):
         for node in module.graph.nodes:
-            for leaf in _upstream.pytree.tree_leaves(node.meta.get("val")):
-                environment = _upstream.shape_env_of(leaf)
+            for leaf in pytree.tree_leaves(node.meta.get("val")):
+                environment = shape_env_of(leaf)
                 if environment is not None and id(environment) not in environments:
                     environments.add(id(environment))
-                    if _upstream.has_symbols(environment, unbacked=unbacked):
+                    if has_symbols(environment, unbacked=unbacked):
                         return True
     return False

@@ -9,7 +9,8 @@ import torch
 from torch.fx import Node
 from torch.utils import flop_counter
 
-from exir_lowering import _upstream
+from exir_lowering._upstream.fakes import size_hint
+from exir_lowering._upstream.operators import operator_packet
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs import is_delegate_call, is_getitem
 
@@ -44,7 +45,7 @@ def elements(tensor: torch.Tensor) -> int:
     """Return the number of a tensor's elements; a dimension that is not known counts with its size when exported."""
     count = 1
     for size in tensor.shape:
-        count *= _upstream.size_hint(size)
+        count *= size_hint(size)
     return count
 
 
@@ -67,12 +68,12 @@ def flops(node: Node) -> int:
     """
     if node.op != "call_function" or is_getitem(node) or is_delegate_call(node):
         return 0
-    packet = _upstream.operator_packet(node.target)
+    packet = operator_packet(node.target)
     name = getattr(packet, "__name__", "")
     if name in _MOVES_DATA:
         return 0
     if name == "linear":  # kept whole by some partitioners; torch's counter sees it decomposed only
-        return 2 * value_elements(node) * _upstream.size_hint(node.args[1].meta["val"].shape[-1])  # type: ignore[union-attr]
+        return 2 * value_elements(node) * size_hint(node.args[1].meta["val"].shape[-1])  # type: ignore[union-attr]
     formula = flop_counter.flop_registry.get(packet)
     results = list(tensors(node.meta.get("val")))
     if formula is not None:
@@ -93,7 +94,7 @@ def _sized(node: Node) -> Any:
 def _sized_values(value: Any) -> Any:
     """Replace tensors by tensors on the meta device, whose sizes are plain numbers."""
     if isinstance(value, torch.Tensor):
-        return torch.empty([_upstream.size_hint(size) for size in value.shape], dtype=value.dtype, device="meta")
+        return torch.empty([size_hint(size) for size in value.shape], dtype=value.dtype, device="meta")
     if isinstance(value, (list, tuple)):
         return type(value)(_sized_values(item) for item in value)
-    return _upstream.size_hint(value) if isinstance(value, torch.SymInt) else value
+    return size_hint(value) if isinstance(value, torch.SymInt) else value

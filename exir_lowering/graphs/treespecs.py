@@ -15,11 +15,15 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any
 
-from exir_lowering import _upstream
+from exir_lowering._upstream.trees import (
+    context_reader,
+    namedtuple_context,
+    namedtuple_fields,
+    pytree,
+    registered_type,
+)
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
-
-pytree = _upstream.pytree
 
 PROTOCOL = 1
 LARGEST, DEEPEST, MOST = 1 << 24, 150, 250_000
@@ -95,7 +99,7 @@ class _Reader:
 
 def _registered(name: Any) -> Any:
     """Return the type that is registered by a name."""
-    kind = _upstream.registered_type(name) if isinstance(name, str) else None
+    kind = registered_type(name) if isinstance(name, str) else None
     if kind is None:
         raise UnknownTypeError(f"{_shown(name)} is not registered with torch.utils._pytree.")
     return kind
@@ -106,8 +110,8 @@ def _context(kind: Any, context: Any, children: int) -> Any:
     own = _CONTEXTS.get(kind)
     if own is not None:
         return own(context, children)
-    made = _upstream.context_reader(kind)
-    if made is _upstream.namedtuple_context:
+    made = context_reader(kind)
+    if made is namedtuple_context:
         return _named_tuple(context, children)
     try:
         # A function that this process registered for the type.
@@ -158,7 +162,7 @@ def _default_dict(context: Any, children: int) -> list[Any]:
 
 def _named_tuple(context: Any, children: int) -> Any:
     kind = _registered(context)
-    fields = _upstream.namedtuple_fields(kind)
+    fields = namedtuple_fields(kind)
     if fields is None:
         raise InputError(f"{_shown(context)} is no named tuple.")
     if len(fields) != children:

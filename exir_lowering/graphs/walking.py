@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from exir_lowering import _upstream
+from exir_lowering._upstream.programs import CALL_DELEGATE
 
 DELEGATION_TAG = "delegation_tag"
 """The one key of node.meta that the line uses: ExecuTorch's contract with partitioners."""
@@ -43,7 +43,7 @@ def is_getitem(node: Node) -> bool:
 
 def is_delegate_call(node: Node) -> bool:
     """Tell whether a node calls a delegate."""
-    return node.op == "call_function" and node.target is _upstream.CALL_DELEGATE
+    return node.op == "call_function" and node.target is CALL_DELEGATE
 
 
 def is_operator(node: Node) -> bool:

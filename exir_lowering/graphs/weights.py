@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from exir_lowering._upstream.tensors import version
 from exir_lowering.errors import InputError
 from exir_lowering.graphs.operators.budget import check_memory
 from exir_lowering.graphs.operators.pure import DTYPES
@@ -133,10 +134,11 @@ class WeightStore:
 
     def named_data(self, refs: Iterable[WeightRef]) -> Any:
         """Make what `PreprocessResult.data_store_output` takes: the data of some references, each key once."""
-        from exir_lowering import _upstream  # not at the top: whoever reads references at run time needs no compiler
+        # Not at the top: whoever reads references at run time needs no compiler.
+        from exir_lowering._upstream import delegates
 
         keys = dict.fromkeys(ref.key for ref in refs if ref.key)
-        return _upstream.named_data({key: self._data[key] for key in keys}, _ALIGNMENT)
+        return delegates.named_data({key: self._data[key] for key in keys}, _ALIGNMENT)
 
     @property
     def referred(self) -> frozenset[str]:
@@ -229,11 +231,11 @@ class _Piece:
         alone = all(view.place == views[0].place for view in views)
         packed = farthest.memory.numel() * farthest.memory.element_size() < farthest.end - start
         strides = torch.empty(farthest.shape, device="meta").stride() if alone and packed else ()
-        return cls(farthest, start, farthest.end, strides, _version(farthest.memory))
+        return cls(farthest, start, farthest.end, strides, version(farthest.memory))
 
     def has(self, view: _View) -> bool:
         """Tell whether a view of the same storage is stored in the piece, as it is now."""
-        if self.version != _version(self.view.memory):
+        if self.version != version(self.view.memory):
             return False
         if self.strides:
             return view.place == self.view.place and view.memory.dtype == self.view.memory.dtype
@@ -246,12 +248,6 @@ class _Piece:
             start, end = 0, memory.numel() * memory.element_size()
         raw = torch.empty(0, dtype=torch.uint8).set_(memory.untyped_storage(), start, (end - start,), (1,))
         return bytes(raw.numpy().tobytes())
-
-
-def _version(tensor: torch.Tensor) -> int:
-    from exir_lowering import _upstream  # as above
-
-    return _upstream.version(tensor)
 
 
 def _pieces(views: Sequence[_View]) -> Iterator[_Piece]:

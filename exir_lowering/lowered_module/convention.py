@@ -14,14 +14,12 @@ import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 
-from exir_lowering import _upstream
+from exir_lowering._upstream.trees import pytree
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs import treespecs
 from exir_lowering.lowered_module import values
 from exir_lowering.runtime.inputs import show
-
-pytree = _upstream.pytree
 
 
 @dataclass(frozen=True, slots=True)

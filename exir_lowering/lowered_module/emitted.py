@@ -1,45 +1,57 @@
-"""The `.pte` file behind a lowered module: emitted in memory, or loaded."""
+"""A lowered module of programs that were lowered in this process: emitted in memory, beside their original graphs."""
 
 from __future__ import annotations
 
-import hashlib
-import mmap
-import os
 import shutil
 import tempfile
+import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch.export import ExportedProgram
 
 from exir_lowering import graphs
-from exir_lowering.errors import InputError
-from exir_lowering.lowered_module.runners import Place, Source, read
+from exir_lowering.errors import BackendUnavailableWarning
+from exir_lowering.lowered_module.convention import of_program
+from exir_lowering.lowered_module.module import Delegates, LoweredModule
+from exir_lowering.lowered_module.opening import File
+from exir_lowering.lowered_module.originals import OriginalRunner
+from exir_lowering.lowered_module.record import Record
+from exir_lowering.lowered_module.runners import DelegateRunner, Engine, Source, read
 from exir_lowering.plans.report import Report
-from exir_lowering.pte.debug_info import SUFFIX, DebugInfo, MethodDebug
+from exir_lowering.plugins import availability
 from exir_lowering.steps.emit import emit
 
+ORIGINAL = "original"
 
-class File:
-    """A module's file.
 
-    Attributes:
-        written: The constant methods in it that a module was saved with; they are replaced when it is saved again.
-    """
-
-    def __init__(self, make: Callable[[], Source], written: frozenset[str] = frozenset()) -> None:
-        self._make, self.written = make, written
-        self._source: Source | None = None
-
-    @property
-    def source(self) -> Source:
-        """The file; it is made when it is first needed."""
-        if self._source is None:
-            self._source = self._make()
-        return self._source
+def of_lowered(
+    programs: Mapping[str, ExportedProgram],
+    report: Report,
+    *,
+    delegates: Delegates | str | None,
+    engine: Engine,
+    stacklevel: int,
+    **options: Any,
+) -> LoweredModule:
+    """Make a module of lowered programs; see `LoweredMethods.module`."""
+    conventions = {name: of_program(name, program) for name, program in programs.items()}
+    contents = Record(conventions, {}, {}, {})
+    original = OriginalRunner(programs)
+    file = File(lambda: emitted(programs, report, options))
+    if isinstance(delegates, str) and delegates == ORIGINAL:
+        return LoweredModule(file, original, contents, original)
+    runner = DelegateRunner(file.source, delegates, engine=engine)
+    if runner.missing:
+        reasons = " ".join(runner.missing.values())
+        warnings.warn(
+            f"{reasons} The module is made; {availability.POSSIBLE}.",
+            BackendUnavailableWarning,
+            stacklevel=stacklevel + 1,
+        )
+    return LoweredModule(file, runner, contents, original)
 
 
 def emitted(programs: Mapping[str, ExportedProgram], report: Report, options: Mapping[str, Any]) -> Source:
@@ -66,55 +78,6 @@ def emitted(programs: Mapping[str, ExportedProgram], report: Report, options: Ma
     source = read(memoryview(content), content, [folder / name for name in files], lambda: debug)
     weakref.finalize(source, shutil.rmtree, folder, True)
     return source
-
-
-def data_paths(given: Any) -> list[str]:
-    """Return the paths of a module's data files; it saves copies of them, by their names.
-
-    Raises:
-        InputError: Something else was given.
-    """
-    several = given if isinstance(given, (list, tuple)) else () if given is None else (given,)
-    for one in several:
-        if not isinstance(one, (str, os.PathLike)):
-            raise InputError(
-                f"LoweredModule.load: data: got a {type(one).__name__}, expected the path of a .ptd file, or a list of "
-                "these."
-            )
-    paths = [os.fsdecode(one) for one in several]
-    if len({os.path.basename(path) for path in paths}) < len(paths):
-        raise InputError(
-            f"LoweredModule.load: data: {', '.join(map(repr, paths))} have one name in several directories; save would "
-            "write them to one file. Rename one of them."
-        )
-    return paths
-
-
-def opened(path: str, data: Sequence[str], place: Place) -> Source:
-    """Map a file that was loaded already; it stays readable when another one takes its place.
-
-    Args:
-        path: Its path.
-        data: The paths of its data files.
-        place: Which files these were before they were loaded.
-
-    Raises:
-        InputError: One was replaced meanwhile.
-    """
-    with open(path, "rb") as file:
-        content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    place.check()
-    debug = cache(partial(_debug_beside, Path(path), content))
-    return read(content, path, [Path(one) for one in data], debug, place)
-
-
-def _debug_beside(path: Path, content: memoryview) -> Mapping[str, MethodDebug]:
-    """Return what the debug information beside a file says of its methods, if it is of this file."""
-    try:
-        info = DebugInfo.from_json(path.with_suffix(SUFFIX).read_bytes())
-    except (OSError, InputError):
-        return {}
-    return info.methods if info.sha256 == hashlib.sha256(content).hexdigest() else {}
 
 
 def _prepared(program: ExportedProgram) -> ExportedProgram:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import hashlib
 import os
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,35 +13,28 @@ from typing import Any, BinaryIO, NoReturn
 
 import torch
 from torch import nn
-from torch.export import ExportedProgram
 
-from exir_lowering.errors import BackendUnavailableWarning, InputError
+from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
-from exir_lowering.lowered_module import bundled, emitted, record, runners, tables
-from exir_lowering.lowered_module.convention import Convention, of_program
-from exir_lowering.lowered_module.emitted import File
+from exir_lowering.lowered_module import bundled, opening, record, runners
+from exir_lowering.lowered_module.convention import Convention
+from exir_lowering.lowered_module.opening import File
 from exir_lowering.lowered_module.record import Cases, Record
 from exir_lowering.lowered_module.runners import (
     DelegateRunner,
     Engine,
-    OriginalRunner,
     Place,
     Runner,
     Source,
 )
-from exir_lowering.plans.report import Report
-from exir_lowering.plugins import availability
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.pte import saving
 from exir_lowering.pte.debug_info import SUFFIX, VERSION, DebugInfo
 from exir_lowering.pte.verifying import Verify
 from exir_lowering.runtime import load
 from exir_lowering.runtime.find import Unavailable
-from exir_lowering.steps.emit import pte_path
 
 Delegates = Mapping[str, Delegate | type[Delegate]] | Sequence[Delegate | type[Delegate]]
-
-ORIGINAL = "original"
 
 
 class LoweredMethod:
@@ -145,12 +137,12 @@ class LoweredModule(nn.Module):
         if not isinstance(path, (str, os.PathLike)):
             raise InputError(f"LoweredModule.load: got a {type(path).__name__}, expected the path of a .pte file.")
         name = os.fsdecode(path)
-        files = emitted.data_paths(data)
+        files = opening.data_paths(data)
         place = Place([one for one in (path, *files) if os.path.isfile(one)])
         program = load(
             path, data=files or None, delegates=delegates, engine=engine, unavailable=unavailable, verify=verify
         )
-        source = emitted.opened(name, files, place)
+        source = opening.opened(name, files, place)
         contents = record.read(repr(name), source.methods, program.run)
         runner = DelegateRunner(source, delegates, engine=engine, unavailable=unavailable, loaded=program)
         written = frozenset({record.RECORD, record.TENSORS, *contents.attributes})
@@ -175,7 +167,9 @@ class LoweredModule(nn.Module):
                 path does not end in `.pte` or cannot be written. No file is written then.
             BackendUnavailableError: Outputs for bundled inputs are to be computed, and cannot be.
         """
-        target = pte_path(path)
+        from exir_lowering.lowered_module import tables  # it needs ExecuTorch's compiler, which loading does not
+
+        target = saving.pte_path(path)
         expected = self._outputs() if self._bundled else {}
         contents = Record(self._conventions, self._attributes, self._bundled, expected)
         constants = record.constant_methods(contents)
@@ -401,33 +395,6 @@ class LoweredModule(nn.Module):
         if self._bundled:
             lines.append("bundled inputs: " + ", ".join(f"{name} ({len(c)})" for name, c in self._bundled.items()))
         return "LoweredModule(\n" + "".join(f"  {line}\n" for line in lines) + ")"
-
-
-def of_lowered(
-    programs: Mapping[str, ExportedProgram],
-    report: Report,
-    *,
-    delegates: Delegates | str | None,
-    engine: Engine,
-    stacklevel: int,
-    **options: Any,
-) -> LoweredModule:
-    """Make a module of lowered programs; see `LoweredMethods.module`."""
-    conventions = {name: of_program(name, program) for name, program in programs.items()}
-    contents = Record(conventions, {}, {}, {})
-    original = OriginalRunner(programs)
-    file = File(lambda: emitted.emitted(programs, report, options))
-    if isinstance(delegates, str) and delegates == ORIGINAL:
-        return LoweredModule(file, original, contents, original)
-    runner = DelegateRunner(file.source, delegates, engine=engine)
-    if runner.missing:
-        reasons = " ".join(runner.missing.values())
-        warnings.warn(
-            f"{reasons} The module is made; {availability.POSSIBLE}.",
-            BackendUnavailableWarning,
-            stacklevel=stacklevel + 1,
-        )
-    return LoweredModule(file, runner, contents, original)
 
 
 def _write(pieces: Iterable[bytes | memoryview], digest: Any, file: BinaryIO) -> None:

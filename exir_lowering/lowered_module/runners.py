@@ -1,4 +1,4 @@
-"""What executes the methods of a lowered module: the file's delegates, or the graphs that they were made of."""
+"""What executes the methods of a lowered module: the delegates of its file."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
-from torch.export import ExportedProgram
 
-from exir_lowering import _upstream, graphs
-from exir_lowering._upstream import ambient, locks
 from exir_lowering.errors import (
     BackendContractError,
     BackendUnavailableError,
@@ -20,7 +17,6 @@ from exir_lowering.errors import (
     InvariantError,
 )
 from exir_lowering.errors.interrupts import let_through
-from exir_lowering.lowered_module import tables
 from exir_lowering.lowered_module.convention import Convention
 from exir_lowering.plugins import availability, registry
 from exir_lowering.pte import format as file_format
@@ -183,68 +179,6 @@ class DelegateRunner:
         return f"{by}, which cannot be executed here" if name in self.missing else by
 
 
-class OriginalRunner:
-    """Executes programs in PyTorch, each partition by its original graph."""
-
-    def __init__(self, programs: Mapping[str, ExportedProgram]) -> None:
-        self._programs = programs
-        self._modules: dict[str, Any] = {}
-
-    def run(self, convention: Convention, leaves: Sequence[Any]) -> list[Any]:
-        """Execute a method.
-
-        Raises:
-            InputError: The graph refuses an argument.
-        """
-        name = convention.method
-        if name not in self._modules:
-            with locks.conversion(), ambient.converting([self._programs[name]], gradients=False):
-                self._modules[name] = with_own_state(self._programs[name]).module()
-        given = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        for index in convention.written:
-            if isinstance(given[index], torch.Tensor):
-                given[index] = given[index].clone()
-        args, kwargs = convention.arguments(given)
-        try:
-            with ambient.neutral():
-                returned = self._modules[name](*args, **kwargs)
-        except Exception as error:
-            let_through(error)
-            shown = ", ".join(f"{label}: {show(leaf)}" for label, leaf in zip(convention.labels, given, strict=True))
-            raise InputError(
-                f"{name}(): the original graphs do not take these arguments ({shown or 'none'}): "
-                f"{type(error).__name__}: {error}"
-            ) from error
-        outputs = [given[index] for index in convention.written] + _upstream.pytree.tree_leaves(returned)
-        return [output.clone() if isinstance(output, torch.Tensor) else output for output in outputs]
-
-    def fresh(self) -> OriginalRunner:
-        """Return another one, whose methods are in their initial state."""
-        return OriginalRunner(self._programs)
-
-    def describe(self, name: str) -> str:
-        """Say what executes a method."""
-        return "the original graphs, in PyTorch"
-
-
-def with_own_state(program: ExportedProgram) -> ExportedProgram:
-    """Return a lowered program that writes into buffers of its own, those of its delegates included."""
-    copied = _with_copied_state(program)
-    for _, module in graphs.walk(copied.graph_module):
-        for node in module.graph.nodes:
-            lowered = graphs.attribute(module, str(node.target)) if node.op == "get_attr" else None
-            if isinstance(lowered, _upstream.LoweredBackendModule):
-                original = _with_copied_state(lowered.original_module, _upstream.DelegatedProgram)
-                setattr(module, str(node.target), _upstream.with_original(lowered, original))
-    return copied
-
-
-def _with_copied_state(program: ExportedProgram, kind: type[ExportedProgram] = ExportedProgram) -> ExportedProgram:
-    copied = graphs.copy_program(program, kind=kind)
-    graphs.own_state([copied])
-    return copied
-
-
 def file_inputs(convention: Convention, method: Method, leaves: Sequence[Any]) -> list[Any]:
     """Return the values in a method's arguments as its file takes them, in which a str is None.
 
@@ -323,6 +257,8 @@ def _load_without(source: Source, methods: Mapping[str, str], delegates: Any, en
         return _load(source, source.given, delegates, engine)
     if len(methods) == len(source.methods):
         return None
+    from exir_lowering.lowered_module import tables  # it needs ExecuTorch's compiler
+
     rest = tables.rewrite(source.content, lambda name: name not in methods, {})
     return _load(source, b"".join(rest), delegates, engine)
 

@@ -14,7 +14,7 @@ import torch
 from executorch.exir import schema
 from executorch.exir.scalar_type import ScalarType
 
-from exir_lowering import _upstream
+from exir_lowering._upstream.files import read_tables, write_tables
 from exir_lowering.errors import InputError
 from exir_lowering.lowered_module.values import CODES
 from exir_lowering.pte import digests
@@ -42,7 +42,7 @@ def rewrite(content: memoryview, keep: Callable[[str], bool], constants: Mapping
             are damaged.
     """
     size, base = _extent(content)
-    program = _upstream.read_tables(bytes(content[:size]))
+    program = read_tables(bytes(content[:size]))
     if program.constant_buffer:
         raise InputError("The file was made by an old version of ExecuTorch, which cannot be added to. Make it again.")
     segments: list[list[Piece]] = [[content[base + s.offset : base + s.offset + s.size]] for s in program.segments]
@@ -155,7 +155,7 @@ def _assembled(program: Any, segments: Sequence[list[Piece]], aligned: Sequence[
         program.segments.append(schema.DataSegment(offset=end, size=size))
         pieces += parts
         end += size
-    return [_upstream.write_tables(program, end, max(base, _BASE)), *pieces]
+    return [write_tables(program, end, max(base, _BASE)), *pieces]
 
 
 def _plan(name: str, values: list[Any]) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from exir_lowering import _upstream
+from exir_lowering._upstream.fakes import FakeTensor
 from exir_lowering.errors import InputError
 from exir_lowering.pte.value_kinds import DTYPES
 
@@ -90,7 +90,7 @@ def storable(where: str, tensor: torch.Tensor) -> torch.Tensor:
         InputError: It has no values on the CPU, or its type is not known to ExecuTorch.
     """
     problem = None
-    if type(tensor) is not torch.Tensor or isinstance(tensor, _upstream.FakeTensor):
+    if type(tensor) is not torch.Tensor or isinstance(tensor, FakeTensor):
         problem = (
             f"is a {type(tensor).__module__}.{type(tensor).__qualname__}; store its plain tensor: .detach().clone()"
         )

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from exir_lowering import _upstream
+from exir_lowering._upstream.runtime import executorch_runtime
 from exir_lowering.errors import (
     BackendFailure,
     BackendUnavailableWarning,
@@ -44,7 +44,7 @@ class Missing:
 def runtime_failure() -> str | None:
     """Say why ExecuTorch's runtime cannot be used on this machine, as a clause; None when it can."""
     try:
-        _upstream.executorch_runtime()
+        executorch_runtime()
     except Exception as error:  # whatever its libraries raise when they are imported
         let_through(error)
         return f"the ExecuTorch runtime cannot be imported here ({type(error).__name__}: {error})"
@@ -55,14 +55,14 @@ def kernels() -> frozenset[str] | None:
     """Return the operators that the runtime of this machine has kernels for; None where it has no runtime."""
     if runtime_failure() is not None:
         return None
-    return frozenset(_upstream.executorch_runtime().operator_registry.operator_names)
+    return frozenset(executorch_runtime().operator_registry.operator_names)
 
 
 def own_backends() -> frozenset[str]:
     """Return the ids of the backends that are built into the runtime of this machine; none where it has no runtime."""
     if runtime_failure() is not None:
         return frozenset()
-    return frozenset(_upstream.executorch_runtime().backend_registry.registered_backend_names) - bridged
+    return frozenset(executorch_runtime().backend_registry.registered_backend_names) - bridged
 
 
 def executor(backend_id: str, given: Mapping[str, Any] | None = None) -> Delegate | Missing | None:
@@ -82,7 +82,7 @@ def executor(backend_id: str, given: Mapping[str, Any] | None = None) -> Delegat
     own = own_backends()
     has = f"It has {', '.join(sorted(own)) or 'none'}."
     if backend_id in own and backend_id not in (given or ()):
-        if _upstream.executorch_runtime().backend_registry.is_available(backend_id):
+        if executorch_runtime().backend_registry.is_available(backend_id):
             return None
         reason = "the ExecuTorch runtime here says that it is not available"
         install = f"install what the backend needs{_INSTALL.get(backend_id, '')}"

@@ -5,10 +5,9 @@ from __future__ import annotations
 from torch.fx import Node
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 
-from exir_lowering import _upstream
+from exir_lowering._upstream.hooks import proposing_with, qualified_operator, refused
 
-proposing_with = _upstream.proposing_with
-qualified_operator = _upstream.qualified_operator
+__all__ = ["proposing_with", "qualified_operator", "supported"]
 
 
 def supported(partitioner: CapabilityBasedPartitioner) -> dict[Node, None]:
@@ -21,5 +20,5 @@ def supported(partitioner: CapabilityBasedPartitioner) -> dict[Node, None]:
         if partitioner.operator_support.is_node_supported(modules, node):
             found[node] = None
         else:
-            _upstream.refused(partitioner.operator_support, node)
+            refused(partitioner.operator_support, node)
     return found

@@ -16,7 +16,8 @@ from torch.export import ExportedProgram
 from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import has_free_unbacked_symbols
 
-from exir_lowering import _upstream, graphs
+from exir_lowering import graphs
+from exir_lowering._upstream.hooks import listening
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs import measures
 from exir_lowering.model import Rejection
@@ -44,7 +45,7 @@ class Refusals:
 def heard() -> Iterator[Refusals]:
     """Listen to ExecuTorch's ways of saying why while the context lasts."""
     refusals = Refusals()
-    with _upstream.listening(refusals.hear):
+    with listening(refusals.hear):
         yield refusals
 
 

@@ -1,4 +1,7 @@
-"""Finding plug-ins: registered in this process, entry points (loaded when asked for), ExecuTorch's backend classes."""
+"""Finding plug-ins: registered in this process, entry points (loaded when asked for), ExecuTorch's backend classes.
+
+Who looks for a delegate runs a file: what backends and partitioners are made of is imported when one is asked for.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, TypeVar
-
-from executorch.exir.backend.backend_details import BackendDetails
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from exir_lowering.errors import InputError, PluginLoadError, UnknownPluginError
 from exir_lowering.errors.interrupts import let_through
-from exir_lowering.plugins.backend import PARALLEL, Backend, ExecutorchBackend, Partitioner
 from exir_lowering.plugins.delegate import Delegate
 
-_Plugin = TypeVar("_Plugin", Backend, Delegate)
+if TYPE_CHECKING:
+    from executorch.exir.backend.backend_details import BackendDetails
+
+    from exir_lowering.plugins.backend import Backend, Partitioner
+
+_Plugin = TypeVar("_Plugin")
 
 BACKENDS = "exir_lowering.backends"
 DELEGATES = "exir_lowering.delegates"
@@ -54,6 +59,8 @@ def register_backend(backend: _Class) -> _Class:
     Raises:
         PluginLoadError: It is no Backend class, has no id or no `preprocess`, or another one has the id.
     """
+    from exir_lowering.plugins.backend import Backend
+
     _register(BACKENDS, _own_id("register_backend", backend, Backend, "backend_id"), backend)
     return backend
 
@@ -154,6 +161,8 @@ def find_partitioner(plugin_id: str) -> Partitioner:
         UnknownPluginError: No distribution provides the id.
         PluginLoadError: It is provided twice, cannot be imported, or makes something else than a partitioner.
     """
+    from exir_lowering.plugins.backend import Partitioner
+
     factory = _load(PARTITIONERS, plugin_id)
     try:
         partitioner = factory() if callable(factory) and not isinstance(factory, Partitioner) else factory
@@ -187,7 +196,7 @@ def find_backend(backend_id: str, given: Mapping[str, Any] | None = None) -> Bac
         return as_backend(backend_id, _load(BACKENDS, backend_id))
     details = _details_class(backend_id)
     if details is not None:
-        return ExecutorchBackend(details)
+        return as_backend(backend_id, details)
     known = sorted({*(given or ()), *_known(BACKENDS), *_details_names()})
     raise UnknownPluginError(
         f"Backend {backend_id!r} was not found: not in backends=, not registered, in no entry point of group "
@@ -203,6 +212,10 @@ def as_backend(backend_id: str, candidate: Any) -> Backend:
     Raises:
         PluginLoadError: It is something else, making it raised, or its `parallel` is none of `PARALLEL`.
     """
+    from executorch.exir.backend.backend_details import BackendDetails
+
+    from exir_lowering.plugins.backend import Backend, ExecutorchBackend
+
     if isinstance(candidate, type) and issubclass(candidate, BackendDetails):
         return ExecutorchBackend(candidate)
     if isinstance(candidate, type) and issubclass(candidate, Backend):
@@ -216,6 +229,8 @@ def as_backend(backend_id: str, candidate: Any) -> Backend:
 
 
 def _check_parallel(backend_id: str, backend: Backend) -> Backend:
+    from exir_lowering.plugins.backend import PARALLEL
+
     if backend.parallel not in PARALLEL:
         raise PluginLoadError(
             f"Backend {backend_id!r}: {type(backend).__module__}.{type(backend).__qualname__} has parallel = "
@@ -370,12 +385,18 @@ def _provider(entry: EntryPoint) -> str:
 
 
 def _details_names() -> list[str]:
-    return [cls.__name__ for cls in BackendDetails.__subclasses__()]
+    return [cls.__name__ for cls in _details_classes()]
+
+
+def _details_classes() -> list[type[BackendDetails]]:
+    from executorch.exir.backend.backend_details import BackendDetails
+
+    return list(BackendDetails.__subclasses__())
 
 
 def _details_class(name: str) -> type[BackendDetails] | None:
     """Return the ExecuTorch class of that name; a class defined again at the same place replaces the older one."""
-    named = [cls for cls in BackendDetails.__subclasses__() if cls.__name__ == name]
+    named = [cls for cls in _details_classes() if cls.__name__ == name]
     places = {(cls.__module__, cls.__qualname__): cls for cls in named}
     if len(places) > 1:
         listed = " and ".join(sorted(".".join(place) for place in places))

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from exir_lowering import _upstream
-from exir_lowering._upstream.runtime import FunctionalOperator, functional_operator
+from exir_lowering._upstream.operators import FunctionalOperator, functional_operator
+from exir_lowering._upstream.runtime import executorch_runtime
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.plugins import availability
 from exir_lowering.pte.calls import Body
@@ -69,7 +69,7 @@ def _kernels() -> frozenset[str]:
     """Return the kernels of the runtime: no other operator is called here because a file names it."""
     if availability.runtime_failure() is not None:
         return frozenset()
-    return frozenset(_upstream.executorch_runtime().operator_registry.operator_names)
+    return frozenset(executorch_runtime().operator_registry.operator_names)
 
 
 def _check(body: Body, name: str, operator: FunctionalOperator, arguments: Sequence[int]) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
+from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
 
 try:
@@ -193,3 +194,18 @@ def _sync(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def pte_path(path: str | os.PathLike[str]) -> Path:
+    """Return where a `.pte` file goes.
+
+    Raises:
+        InputError: The path does not end in `.pte`.
+    """
+    try:
+        target = Path(path)
+    except TypeError as error:
+        raise InputError(f"Cannot save to {path!r}: expected a path that ends in .pte.") from error
+    if target.suffix != ".pte":
+        raise InputError(f"Cannot save to {str(target)!r}: expected a path that ends in .pte.")
+    return target

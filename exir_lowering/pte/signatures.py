@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 
-from exir_lowering import _upstream
+from exir_lowering._upstream.runtime import operator_schema
 from exir_lowering.pte.value_kinds import (
     BOOL,
     BOOL_LIST,
@@ -74,7 +74,7 @@ def signature(name: str, overload: str) -> Signature | None:
     own = _OWN.get((name, overload))
     if own is not None:
         return own
-    schema = _upstream.operator_schema(name, overload)
+    schema = operator_schema(name, overload)
     if schema is None:
         return None
     types, written, results = schema

@@ -6,13 +6,12 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from executorch.exir.backend.compile_spec_schema import CompileSpec
 
-from exir_lowering._upstream import versions
 from exir_lowering._upstream.ambient import neutral
+from exir_lowering._upstream.tensors import versions
 from exir_lowering.errors import (
     BackendContractError,
     BackendFailure,
@@ -26,6 +25,9 @@ from exir_lowering.pte.format import Delegation
 from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, NULL, Tensor, Value
 from exir_lowering.runtime.debugging import Lines, no_lines
 from exir_lowering.runtime.inputs import describe, show
+
+if TYPE_CHECKING:
+    from executorch.exir.backend.compile_spec_schema import CompileSpec
 
 DAMAGED = "the file may be damaged. Make or copy it again."
 

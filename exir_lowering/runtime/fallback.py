@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 from exir_lowering.errors import BackendUnavailableError
 from exir_lowering.plugins import registry
 from exir_lowering.plugins.delegate import Delegate, DelegateContext
-from exir_lowering.pte import container, format as file_format, mapping
+from exir_lowering.pte import container, format as file_format, mapping, originals
 from exir_lowering.runtime.source import ProgramFile
-from exir_lowering.steps import originals
 
 if TYPE_CHECKING:
     from executorch.exir.backend.compile_spec_schema import CompileSpec

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from exir_lowering import _upstream
+from exir_lowering._upstream.fakes import FakeTensor
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.pte.format import Method
@@ -160,7 +160,7 @@ def _check_tensor(expected: Tensor, given: Any) -> tuple[str | None, Any]:
             return f"Its dimension {dim} is {size}, more than {bound}.", given
         if size != bound and not expected.dynamic:
             return f"Its dimension {dim} is {size}, not {bound}.", given
-    if isinstance(given, _upstream.FakeTensor):
+    if isinstance(given, FakeTensor):
         return "It is a fake tensor, which has no values.", given
     try:
         plain = given.detach().as_subclass(torch.Tensor)

@@ -6,15 +6,14 @@ import io
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from exir_lowering.pte.debug_info import DebugDelegate, MethodDebug
 from exir_lowering.pte.format import Method
 from exir_lowering.runtime.trace import DELEGATE, KERNEL, METHOD, Event
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 VERSION = 1
 """Rises when a field of the JSON changes its meaning or goes away."""
@@ -70,6 +69,11 @@ class Profile:
 
     def table(self) -> Table:
         """Return the table for a terminal."""
+        # Not at the top: importing rich takes as long as running a small file.
+        from rich import box
+        from rich.table import Table
+        from rich.text import Text
+
         runs = "1 run" if self.runs == 1 else f"{self.runs} runs"
         table = Table(
             title=f"Profile of {self.method}, {runs}", box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0)
@@ -91,6 +95,8 @@ class Profile:
         Args:
             width: The width of a line, in characters.
         """
+        from rich.console import Console
+
         out = io.StringIO()
         console = Console(file=out, width=width, force_terminal=False, color_system=None, highlight=False, emoji=False)
         console.print(self.table())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from exir_lowering import _upstream
+from exir_lowering._upstream.runtime import open_program
 from exir_lowering.errors import InputError
 from exir_lowering.pte import format as file_format, kinds, mapping
 from exir_lowering.pte.data_files import DataFiles
@@ -56,7 +56,7 @@ class ProgramFile:
             InputError: Another file has taken the place of one of them since it was checked.
             RuntimeError: The runtime refuses the file.
         """
-        program = _upstream.open_program(self.file.source, self.data.path(), profiled=profiled)
+        program = open_program(self.file.source, self.data.path(), profiled=profiled)
         # The runtime opens paths. What it has open is what was checked if it is there still.
         self.file.check()
         self.data.check()

@@ -15,7 +15,8 @@ from executorch.exir.backend.partitioner import Partitioner
 from torch.export import ExportedProgram
 from torch.fx.passes.infra.pass_manager import PassManager as FxPassManager
 
-from exir_lowering import _upstream, graphs
+from exir_lowering import graphs
+from exir_lowering._upstream.edge import manager_contents
 from exir_lowering.errors import InputError
 from exir_lowering.options import LoweringOptions
 from exir_lowering.plugins import registry
@@ -98,7 +99,7 @@ def request(programs: Any, partitioners: Any, transform_passes: Any = None) -> R
 def _methods(value: Any) -> tuple[dict[str, ExportedProgram], dict[str, Any]]:
     """Return the programs by method name, and the values that become methods."""
     if isinstance(value, EdgeProgramManager):
-        methods, constants = _upstream.manager_contents(value)
+        methods, constants = manager_contents(value)
         return _named(methods), constants
     if not isinstance(value, Mapping):
         return {"forward": program("programs", value)}, {}

@@ -9,7 +9,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from exir_lowering import graphs
-from exir_lowering._upstream import EmittedCall
+from exir_lowering._upstream.emission import EmittedCall
 from exir_lowering.graphs import debug_handles, sources
 from exir_lowering.pte.debug_info import DebugDelegate, DebugNode, MethodDebug
 

@@ -11,8 +11,9 @@ from executorch.exir import EdgeCompileConfig
 from executorch.exir.verification.verifier import EXIREdgeDialectVerifier
 from torch.export import ExportedProgram
 
-from exir_lowering import _upstream, graphs
-from exir_lowering._upstream import ambient, locks
+from exir_lowering import graphs
+from exir_lowering._upstream import locks
+from exir_lowering._upstream.edge import SpecViolationError, checks_validity, gen_edge_manager, preserved_ops_left_over
 from exir_lowering.errors import LoweringError, PartitionerContractError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs.isolation import isolate
@@ -20,6 +21,7 @@ from exir_lowering.model import EdgeMethod
 from exir_lowering.options import LoweringOptions
 from exir_lowering.steps import edge_errors
 from exir_lowering.steps.arguments import RequestedMethod, is_edge, require_edge
+from exir_lowering.steps.conversions import converting
 from exir_lowering.steps.session import Session
 from exir_lowering.steps.transform import transformed
 
@@ -61,7 +63,7 @@ def _edge(method: RequestedMethod, options: LoweringOptions) -> EdgeMethod:
     """Convert a program, unless it is in Edge dialect, and run the passes over it."""
     if is_edge(method.program) and method.passes is None:
         return EdgeMethod(method.name, method.program, method.partitioners)
-    with locks.conversion(), ambient.converting([method.program], gradients=True):
+    with locks.conversion(), converting([method.program], gradients=True):
         if is_edge(method.program):
             config, edge, origin = None, isolate(graphs.copy_program(method.program)), None
         else:
@@ -88,12 +90,12 @@ def _converted(method: RequestedMethod, config: EdgeCompileConfig) -> ExportedPr
     name, partitioners = method.name, {method.name: list(method.partitioners)}
     private = isolate(graphs.copy_program(method.program))
     try:
-        manager = _upstream.gen_edge_manager(partitioners, {name: private}, config, None)
-    except _upstream.SpecViolationError:
+        manager = gen_edge_manager(partitioners, {name: private}, config, None)
+    except SpecViolationError:
         private = isolate(graphs.copy_program(method.program))
         if not _clone_writes(private):
             raise
-        manager = _upstream.gen_edge_manager(partitioners, {name: private}, config, None)
+        manager = gen_edge_manager(partitioners, {name: private}, config, None)
     converted: ExportedProgram = manager.exported_program(name)
     _recover_sources(method.program, converted)
     return converted
@@ -149,12 +151,12 @@ def check_preserved(method: EdgeMethod, owner: ExportedProgram, options: Lowerin
     if method.converted_from is None:
         return
     try:
-        preserved = _upstream.preserved_ops_left_over(method.name, owner, list(method.partitioners))
+        preserved = preserved_ops_left_over(method.name, owner, list(method.partitioners))
     except Exception as error:
         let_through(error)
         raise PartitionerContractError(f"Method {method.name!r}: {error}", violation="raised") from error
     config = _config(options)
-    if _upstream.checks_validity(config):
+    if checks_validity(config):
         verifier = EXIREdgeDialectVerifier(
             edge_compile_config=config, class_only=True, preserve_ops=list(config.preserve_ops) + preserved
         )

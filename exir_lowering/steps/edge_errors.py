@@ -17,7 +17,11 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule, Node
 
-from exir_lowering import _upstream, graphs
+from exir_lowering import graphs
+from exir_lowering._upstream import edge
+from exir_lowering._upstream.edge import checks_validity, lacks_out_variant, note_mistyped, out_variant, with_allowed
+from exir_lowering._upstream.fakes import memory_of
+from exir_lowering._upstream.operators import is_view, operator_name, written_arguments
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs.isolation import isolate
@@ -54,8 +58,8 @@ def conversion(
     Returns:
         The error to raise, from the given one.
     """
-    if _upstream.checks_validity(config):
-        unchecked = _upstream.with_allowed(config, (), checked=False)
+    if checks_validity(config):
+        unchecked = with_allowed(config, (), checked=False)
         try:
             converted = convert(unchecked)
         except Exception as another:
@@ -82,9 +86,9 @@ def invalid(
     Returns:
         The error to raise, None when the program is valid.
     """
-    foreign = _refused_operators(program, _upstream.with_allowed(config, ()))
+    foreign = _refused_operators(program, with_allowed(config, ()))
     targets = [nodes[0][1].target for nodes in foreign.values()]
-    rest = _why_invalid(program, _upstream.with_allowed(config, targets))
+    rest = _why_invalid(program, with_allowed(config, targets))
     if not foreign and rest is None:
         return None
     lines = [f"Method {name!r} is not valid Edge dialect."]
@@ -92,7 +96,7 @@ def invalid(
         lines += ["Operators that are not in the Core ATen operator set:", *_listed(foreign)]
     if rest is not None:
         lines += _mistyped(program) or [f"ExecuTorch's check of Edge programs refuses it: {rest}"]
-    helps = _upstream.with_allowed(asked, targets, checked=rest is None)
+    helps = with_allowed(asked, targets, checked=rest is None)
     lines.append(
         f"What to do: {'allow the operators' if rest is None else 'leave the check out'} with "
         f"LoweringOptions(edge_compile_config={_written(helps)}), or write these lines of the model with other "
@@ -139,7 +143,7 @@ def _mistyped(program: ExportedProgram) -> list[str]:
         dtypes = ", ".join(f"{_ROLES.get(name, name)} {str(dtype)[6:]}" for name, dtype in types.items())
         found.setdefault(f"{graphs.operator_name(node)} ({dtypes})", []).append(((), node))
 
-    _passes(partial(_upstream.note_mistyped, note=note), program.graph_module)
+    _passes(partial(note_mistyped, note=note), program.graph_module)
     return ["Operators with dtypes that ExecuTorch does not define them for:", *_listed(found)] if found else []
 
 
@@ -174,11 +178,11 @@ def _kernels(targets: Iterable[Any]) -> list[str]:
     homeless, missing = [], []
     known = availability.kernels()
     for target in targets:
-        out = _upstream.out_variant(target)
+        out = out_variant(target)
         if out is None:
-            homeless.append(_upstream.operator_name(target))
+            homeless.append(operator_name(target))
         elif known is not None and out not in known:
-            missing.append(f"{_upstream.operator_name(target)} ({out})")
+            missing.append(f"{operator_name(target)} ({out})")
     lines = []
     if missing:
         lines.append(
@@ -202,7 +206,7 @@ def _written(config: EdgeCompileConfig) -> str:
         if value != getattr(default, entry.name):
             text = repr(value)
             if isinstance(value, list):
-                text = f"[{', '.join(f'torch.ops.{_upstream.operator_name(item)}' for item in value)}]"
+                text = f"[{', '.join(f'torch.ops.{operator_name(item)}' for item in value)}]"
             given.append(f"{entry.name}={text}")
     return f"EdgeCompileConfig({', '.join(given)})"
 
@@ -216,7 +220,7 @@ def _written_constants(name: str, program: ExportedProgram) -> InputError | None
     }
     written: dict[str, list[Found]] = {}
     for node in filter(graphs.is_mutating, program.graph.nodes):
-        for argument in _upstream.written_arguments(node.target):
+        for argument in written_arguments(node.target):
             base = _base(graphs.argument(node, argument))
             if base in constants:
                 written.setdefault(constants[base], []).append(((), node))
@@ -226,7 +230,7 @@ def _written_constants(name: str, program: ExportedProgram) -> InputError | None
     buffers = _buffers_by_memory(program)
     hidden = False
     for target, nodes in written.items():
-        buffer = buffers.get(_upstream.memory_of(program.constants.get(target)))
+        buffer = buffers.get(memory_of(program.constants.get(target)))
         hidden = hidden or buffer is not None
         lines += [f"    {target}{f', which has the memory of the buffer {buffer!r}' if buffer else ''}", *_where(nodes)]
     if hidden:
@@ -234,19 +238,14 @@ def _written_constants(name: str, program: ExportedProgram) -> InputError | None
             "What to do: export with torch.export.export(model, inputs, strict=True), which sees that such a tensor, "
             "reached through an object that is no module (as in transformers' StaticCache), is the buffer."
         )
-    if any(_upstream.memory_of(program.constants.get(target)) not in buffers for target in written):
+    if any(memory_of(program.constants.get(target)) not in buffers for target in written):
         lines.append("What to do: make the tensor a buffer of its module, self.register_buffer(name, tensor).")
     return InputError("\n".join(lines))
 
 
 def _base(node: Any) -> Any:
     """Return what a view is a view of."""
-    while (
-        isinstance(node, Node)
-        and node.op == "call_function"
-        and _upstream.is_view(node.target)
-        and node.all_input_nodes
-    ):
+    while isinstance(node, Node) and node.op == "call_function" and is_view(node.target) and node.all_input_nodes:
         node = node.all_input_nodes[0]
     return node
 
@@ -256,7 +255,7 @@ def _buffers_by_memory(program: ExportedProgram) -> dict[Any, str]:
     signature = program.graph_signature
     found = {}
     for buffer in signature.buffers:
-        memory = _upstream.memory_of(program.state_dict.get(buffer, program.constants.get(buffer)))
+        memory = memory_of(program.state_dict.get(buffer, program.constants.get(buffer)))
         if memory is not None:
             found[memory] = buffer
     return found
@@ -282,7 +281,7 @@ class OutVariants:
         except Exception as error:
             let_through(error)
             for path, module in graphs.walk(graph_module):
-                for node in filter(_upstream.lacks_out_variant, module.graph.nodes):
+                for node in filter(lacks_out_variant, module.graph.nodes):
                     self.missing.setdefault(graphs.operator_name(node), []).append((path, node))
             raise
 
@@ -331,7 +330,7 @@ def emission(
 def _fused(program: ExportedProgram, operators: set[str]) -> set[str]:
     """Return which operators fusion would remove from a program; none when it cannot take the program."""
     try:
-        return _upstream.fused(isolate(graphs.copy_program(program)), operators)
+        return edge.fused(isolate(graphs.copy_program(program)), operators)
     except Exception as error:
         let_through(error)
         return set()

@@ -15,8 +15,12 @@ import torch
 from executorch.exir import ExecutorchBackendConfig, ExecutorchProgramManager
 from torch.export import ExportedProgram
 
-from exir_lowering import _upstream, graphs
-from exir_lowering._upstream import EmittedCall, ambient, locks
+from exir_lowering import graphs
+from exir_lowering._upstream import locks
+from exir_lowering._upstream.delegates import forget_delegates
+from exir_lowering._upstream.edge import EdgeProgramManager, edge_record, without_validity_checks
+from exir_lowering._upstream.emission import EmittedCall, data_file_contents, emitting, pte_contents
+from exir_lowering._upstream.runtime import import_quantized_kernels
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs import debug_handles
@@ -26,6 +30,7 @@ from exir_lowering.pte import saving
 from exir_lowering.pte.debug_info import SUFFIX, VERSION, DebugInfo, MethodDebug
 from exir_lowering.steps import edge_errors, originals, placement, sealing, shared_state
 from exir_lowering.steps.branch_results import copy_before_views
+from exir_lowering.steps.conversions import converting
 from exir_lowering.steps.debug_recording import record
 from exir_lowering.steps.placement import StoredData
 
@@ -51,14 +56,12 @@ class Artifact:
     @property
     def buffer(self) -> bytes:
         """The `.pte` file in memory, made anew at each use; `save` does without."""
-        return bytes(_upstream.pte_contents(self.manager))
+        return bytes(pte_contents(self.manager))
 
     @property
     def data_files(self) -> dict[str, bytes]:
         """The `.ptd` data files by name, made anew at each use; empty when all data is in the `.pte` file."""
-        return {
-            sealing.data_name(name): bytes(cord) for name, cord in _upstream.data_file_contents(self.manager).items()
-        }
+        return {sealing.data_name(name): bytes(cord) for name, cord in data_file_contents(self.manager).items()}
 
     @property
     def debug_info(self) -> DebugInfo:
@@ -86,8 +89,8 @@ class Artifact:
         Raises:
             InputError: The path does not end in `.pte`, or cannot be written.
         """
-        target = pte_path(path)
-        data = _upstream.data_file_contents(self.manager)
+        target = saving.pte_path(path)
+        data = data_file_contents(self.manager)
         files = {target.parent / sealing.data_name(name): cord.write_to_file for name, cord in data.items()}
         files[target] = self.manager.write_to_file
         if self.etrecord is not None:
@@ -118,7 +121,7 @@ def emit(
 ) -> Artifact:
     """Emit lowered programs; see `LoweredMethods.emit`. The Edge programs in `recorded` go to an ETRecord."""
     # Without gradients: ExecuTorch executes the writes into buffers, which autograd refuses for values that need one.
-    with locks.conversion(), ambient.converting(programs.values(), gradients=False):
+    with locks.conversion(), converting(programs.values(), gradients=False):
         artifact = _emit(programs, config, constant_methods, external_weights, keep_originals, report, recorded)
     sealing.seal(artifact.manager)  # it reads all that was emitted, while other threads convert
     return artifact
@@ -159,14 +162,14 @@ def _emit(
         placement.place(copies, config, external_weights)
     variants = edge_errors.OutVariants(config.to_out_var_pass)
     try:
-        edge = _upstream.EdgeProgramManager(copies, dict(constant_methods or {}), _upstream.without_validity_checks())
-        with sealing.reserving(edge), _upstream.emitting() as emitted:
+        edge = EdgeProgramManager(copies, dict(constant_methods or {}), without_validity_checks())
+        with sealing.reserving(edge), emitting() as emitted:
             manager = edge.to_executorch(replace(config, to_out_var_pass=variants))
     except Exception as error:
         let_through(error)
         raise edge_errors.emission(programs, error, config, variants) from error
     finally:
-        _upstream.forget_delegates([*programs.values(), *copies.values()])
+        forget_delegates([*programs.values(), *copies.values()])
     if keep_originals:
         originals.check_numbers(programs, manager)
     etrecord = None
@@ -197,7 +200,7 @@ def _import_kernels(programs: Mapping[str, ExportedProgram]) -> None:
                 if not graphs.operator_name(node).startswith("quantized_decomposed."):
                     continue
                 try:
-                    _upstream.import_quantized_kernels()
+                    import_quantized_kernels()
                 except ImportError as error:
                     raise InputError(
                         f"Method {method!r} cannot be emitted: {graphs.qualified_name(path, node)} "
@@ -227,7 +230,7 @@ def _complete(manager: ExecutorchProgramManager, emitted: Mapping[str, Sequence[
 
 def _etrecord(recorded: Mapping[str, ExportedProgram], manager: ExecutorchProgramManager) -> Any:
     try:
-        return _upstream.edge_record(recorded, manager)
+        return edge_record(recorded, manager)
     except Exception as error:
         let_through(error)
         raise InputError(f"etrecord: it cannot be made: {type(error).__name__}: {error}") from error
@@ -242,21 +245,6 @@ class _Digest(io.BufferedIOBase):
     def write(self, data: Any, /) -> int:
         self.sha256.update(data)
         return len(data)
-
-
-def pte_path(path: str | os.PathLike[str]) -> Path:
-    """Return where a `.pte` file goes.
-
-    Raises:
-        InputError: The path does not end in `.pte`.
-    """
-    try:
-        target = Path(path)
-    except TypeError as error:
-        raise InputError(f"Cannot save to {path!r}: expected a path that ends in .pte.") from error
-    if target.suffix != ".pte":
-        raise InputError(f"Cannot save to {str(target)!r}: expected a path that ends in .pte.")
-    return target
 
 
 def _write_record(record: Any, file: BinaryIO) -> None:

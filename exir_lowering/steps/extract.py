@@ -21,7 +21,8 @@ from torch.export.graph_signature import (
 )
 from torch.fx import Graph, GraphModule, Node
 
-from exir_lowering import _upstream
+from exir_lowering._upstream.delegates import LoweredBackendModule
+from exir_lowering._upstream.programs import CALL_DELEGATE, assemble_program, guards_code_of, lazy_graph_module
 from exir_lowering.errors import PartitionerContractError
 from exir_lowering.graphs import (
     DELEGATION_TAG,
@@ -127,7 +128,7 @@ class _MethodSweep:
             module.graph.erase_node(sweep.env[node])
         kept = {spec.target for spec in inputs}
         gone = {lifted[node].target for node in moved} - kept
-        return _upstream.assemble_program(
+        return assemble_program(
             graph_module=module,
             signature=ExportGraphSignature(input_specs=inputs, output_specs=outputs),
             state_dict={name: t for name, t in self.program.state_dict.items() if name not in gone},
@@ -136,7 +137,7 @@ class _MethodSweep:
             module_call_graph=list(self.program.module_call_graph),
             example_inputs=None,
             verifiers=self.program.verifiers,
-            guards_code=_upstream.guards_code_of(self.program),
+            guards_code=guards_code_of(self.program),
         )
 
 
@@ -180,7 +181,7 @@ class _GraphSweep:
             else:
                 self._take(unit, unit.piece, pieces[unit.piece[0]])
         self._keep_output(nodes[-1])
-        owner = _upstream.lazy_graph_module(self.root, self.graph)
+        owner = lazy_graph_module(self.root, self.graph)
         owner.meta.update(self.module.meta)
         return owner
 
@@ -391,15 +392,13 @@ class _GraphSweep:
         self, partition: Partition, spec: DelegationSpec, inputs: Sequence[Node], results: Sequence[Node]
     ) -> None:
         """Add the delegate call and a getitem for each result to the owner graph."""
-        lowered = _upstream.LoweredBackendModule(
-            partition.program, spec.backend_id, b"", list(partition.compile_specs), None
-        )
+        lowered = LoweredBackendModule(partition.program, spec.backend_id, b"", list(partition.compile_specs), None)
         lowered.meta = {_PENDING: partition.id}
         target = partition.site.target
         self.root[target] = lowered
         arguments = tuple(self._owner_value(node) for node in inputs)
         attr = self.graph.create_node("get_attr", target, name=target)
-        call = self.graph.call_function(_upstream.CALL_DELEGATE, (attr, *arguments))
+        call = self.graph.call_function(CALL_DELEGATE, (attr, *arguments))
         self.method.debug_handle += 1
         call.meta[debug_handles.KEY] = self.method.debug_handle
         call.meta["val"] = [node.meta["val"] for node in results]
@@ -414,7 +413,7 @@ _PARTITION_META = frozenset({DELEGATION_TAG, "nn_module_stack", "source_fn_stack
 
 
 def _is_pending(module: Any) -> bool:
-    return isinstance(module, _upstream.LoweredBackendModule) and _PENDING in (module.meta or {})
+    return isinstance(module, LoweredBackendModule) and _PENDING in (module.meta or {})
 
 
 def _holds_pending(graph_module: GraphModule) -> bool:

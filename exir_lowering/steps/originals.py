@@ -10,20 +10,15 @@ from collections.abc import Mapping
 from executorch.exir import ExecutorchProgramManager
 from torch.export import ExportedProgram
 
-from exir_lowering import _upstream, graphs
+from exir_lowering import graphs
+from exir_lowering._upstream.delegates import add_named_data, named_data
 from exir_lowering.errors import InputError, LoweringError
 from exir_lowering.model import BackendGroup, CallSite, Partition
 from exir_lowering.options import LoweringOptions
 from exir_lowering.plugins import registry
+from exir_lowering.pte.originals import BACKEND, key
 from exir_lowering.steps.preprocess import preprocess
 from exir_lowering.steps.session import Session
-
-BACKEND = "reference"
-
-
-def key(method: str, number: int) -> str:
-    """Return the key of the named data that holds the original graph of a method's delegate, by its number."""
-    return f"exir_lowering.original/{method}/{number}"
 
 
 def attach(programs: Mapping[str, ExportedProgram]) -> None:
@@ -54,9 +49,9 @@ def attach(programs: Mapping[str, ExportedProgram]) -> None:
     except LoweringError as error:
         raise InputError(f"keep_originals: a partition's graph cannot be kept in the file. {error}") from error
     for (_, module, name), lowered in zip(sites.values(), kept, strict=True):
-        graph = _upstream.named_data({lowered.partition.id: lowered.result.processed_bytes}, 1)
+        graph = named_data({lowered.partition.id: lowered.result.processed_bytes}, 1)
         weights = lowered.result.data_store_output
-        setattr(module, name, _upstream.add_named_data(getattr(module, name), weights, graph))
+        setattr(module, name, add_named_data(getattr(module, name), weights, graph))
 
 
 def check_numbers(programs: Mapping[str, ExportedProgram], manager: ExecutorchProgramManager) -> None:

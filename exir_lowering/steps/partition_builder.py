@@ -21,7 +21,13 @@ from torch.export.graph_signature import (
 )
 from torch.fx import Graph, GraphModule, Node
 
-from exir_lowering import _upstream
+from exir_lowering._upstream.programs import (
+    DelegatedProgram,
+    assemble_program,
+    fake_mode_of,
+    flat_call_signature,
+    lazy_graph_module,
+)
 from exir_lowering.graphs import DELEGATION_TAG, LIFTED_ORDER, attribute, copy_graph_module, strip_tags
 from exir_lowering.graphs.quotient import Unit
 
@@ -133,17 +139,17 @@ class PartitionBuilder:
         return self.env[node]
 
     def _program(self, signature: ExportGraphSignature) -> ExportedProgram:
-        return _upstream.assemble_program(
-            graph_module=_upstream.lazy_graph_module(self.root, self.graph),
+        return assemble_program(
+            graph_module=lazy_graph_module(self.root, self.graph),
             signature=signature,
             state_dict=self.state_dict,
             constants=self.constants,
             range_constraints=dict(self.owner.range_constraints),
-            module_call_graph=[_upstream.flat_call_signature(signature)],
+            module_call_graph=[flat_call_signature(signature)],
             example_inputs=None,
             verifiers=self.owner.verifiers,
             guards_code=(),
-            kind=_upstream.DelegatedProgram,
+            kind=DelegatedProgram,
         )
 
 
@@ -177,5 +183,5 @@ def _user_input(node: Node) -> InputSpec:
 
 
 def _fake(tensor: torch.Tensor, program: ExportedProgram) -> torch.Tensor:
-    mode = _upstream.fake_mode_of(program.graph_module)
+    mode = fake_mode_of(program.graph_module)
     return tensor if mode is None else mode.from_tensor(tensor, static_shapes=True)

@@ -14,7 +14,9 @@ from rich.text import Text
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from exir_lowering import _upstream, graphs
+from exir_lowering import graphs
+from exir_lowering._upstream.delegates import named_data_entries, place_named_data
+from exir_lowering._upstream.emission import named_data_pieces
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
 
@@ -76,7 +78,7 @@ def place(programs: Mapping[str, ExportedProgram], config: ExecutorchBackendConf
         for node, name, value in _constants(program):
             node.meta[_FILE] = decide(name, value.numel() * value.element_size())
         for _, module, attribute in graphs.delegates(program.graph_module):
-            setattr(module, attribute, _upstream.place_named_data(getattr(module, attribute), decide))
+            setattr(module, attribute, place_named_data(getattr(module, attribute), decide))
 
 
 def _constants(program: ExportedProgram) -> Iterator[tuple[Node, str, torch.Tensor]]:
@@ -125,7 +127,7 @@ def stored(
         config: How they were emitted.
         manager: What was emitted.
     """
-    pieces = _upstream.named_data_pieces(manager)
+    pieces = named_data_pieces(manager)
     theirs = config.external_constants
     file_of = theirs if callable(theirs) else lambda node: _DEFAULT_FILE if theirs else node.meta.get(_FILE)
     users: dict[tuple[str, str, str, int], list[str]] = {}
@@ -168,7 +170,7 @@ def _entries(
         delegate = getattr(module, name)
         payload = delegate.processed_bytes
         yield ("payload", payload), ("payload", ".".join((method, *path, name)), "", len(payload))
-        for key, file, size in _upstream.named_data_entries(delegate):
+        for key, file, size in named_data_entries(delegate):
             yield ("data", pieces[key]), ("data", key, file and f"{file}.ptd", size)
     for node, name, value in _constants(program):
         if node.users:

@@ -11,7 +11,7 @@ from executorch.exir.backend.compile_spec_schema import CompileSpec
 from torch.export import ExportedProgram
 
 from exir_lowering import graphs
-from exir_lowering._upstream import ambient, locks
+from exir_lowering._upstream import locks
 from exir_lowering.errors import BackendContractError, BackendFailure, LoweringError, named_handle
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs import checksums, debug_handles, sources
@@ -19,6 +19,7 @@ from exir_lowering.graphs.isolation import isolate
 from exir_lowering.graphs.weights import WeightStore
 from exir_lowering.model import BackendGroup, LoweredPartition, Partition
 from exir_lowering.plugins.backend import Backend, BackendContext, ExecutorchBackend, context_argument
+from exir_lowering.steps.conversions import converting, settings
 from exir_lowering.steps.session import Session
 
 _LISTED = 6
@@ -44,9 +45,9 @@ def preprocess(group: BackendGroup, backend: Backend, session: Session) -> list[
     programs = [partition.program for partition in group.partitions]
     with session.progress.count(f"lower for {group.backend_id}", len(group.partitions)) as advance:
         if backend.parallel == "none":
-            with locks.conversion(), ambient.converting(programs, gradients=True):
+            with locks.conversion(), converting(programs, gradients=True):
                 return _preprocess(group, backend, session.options.check_weights, advance)
-        with ambient.settings(programs, gradients=True):
+        with settings(programs, gradients=True):
             return _preprocess(group, backend, session.options.check_weights, advance)
 
 

@@ -9,7 +9,15 @@ from typing import Any
 
 from executorch.exir import ExecutorchProgramManager
 
-from exir_lowering import _upstream
+from exir_lowering._upstream.delegates import add_last_named_data
+from exir_lowering._upstream.emission import (
+    adding_to_data_files,
+    cord_piece,
+    data_file_contents,
+    pte_contents,
+    set_cord_piece,
+    write_buffer,
+)
 from exir_lowering.errors import InvariantError
 from exir_lowering.pte import digests
 
@@ -25,8 +33,8 @@ def reserving(edge: Any) -> Iterator[None]:
     Raises:
         ValueError: A delegate brings named data of the same key.
     """
-    _upstream.add_last_named_data(edge, digests.KEY, digests.RESERVED)
-    with _upstream.adding_to_data_files(_data_segments):
+    add_last_named_data(edge, digests.KEY, digests.RESERVED)
+    with adding_to_data_files(_data_segments):
         yield
 
 
@@ -39,8 +47,8 @@ def seal(manager: ExecutorchProgramManager) -> None:
     Raises:
         InvariantError: The places are not there.
     """
-    data = {name: _seal_data(cord) for name, cord in _upstream.data_file_contents(manager).items()}
-    _seal_program(_upstream.pte_contents(manager), {data_name(name): digest for name, digest in data.items()})
+    data = {name: _seal_data(cord) for name, cord in data_file_contents(manager).items()}
+    _seal_program(pte_contents(manager), {data_name(name): digest for name, digest in data.items()})
 
 
 def data_name(name: str) -> str:
@@ -53,35 +61,35 @@ def _data_segments(buffers: Sequence[Any]) -> tuple[str, bytes]:
     made: list[bytes] = []
     for buffer in buffers:
         one = digests.RangeDigests([len(buffer)])
-        _upstream.write_buffer(buffer, one)
+        write_buffer(buffer, one)
         made += one.digests()
     return digests.data_key(), digests.encode_segments(made)
 
 
 def _seal_data(cord: Any) -> str:
-    tables, segments = _upstream.cord_piece(cord, 0), _upstream.cord_piece(cord, -1)
+    tables, segments = cord_piece(cord, 0), cord_piece(cord, -1)
     try:
         digest = digests.data_digest(tables, digests.NO_DIGEST, segments)
-        _upstream.set_cord_piece(cord, 0, digests.with_data_digest(tables, digests.NO_DIGEST, digest))
+        set_cord_piece(cord, 0, digests.with_data_digest(tables, digests.NO_DIGEST, digest))
     except digests.SealError as error:
         raise InvariantError(f"An emitted data file cannot be sealed: {error}.") from error
     return digest
 
 
 def _seal_program(cord: Any, data: Mapping[str, str]) -> None:
-    tables = bytearray(_upstream.cord_piece(cord, 0))
+    tables = bytearray(cord_piece(cord, 0))
     magic, length, size, base, space = _HEADER.unpack_from(tables, _HEADER_AT)
     segments, reserved = _segments(tables), len(digests.RESERVED)
-    if (magic, base + space) != (b"eh00", len(cord)) or _upstream.cord_piece(cord, -1) != digests.RESERVED:
+    if (magic, base + space) != (b"eh00", len(cord)) or cord_piece(cord, -1) != digests.RESERVED:
         raise InvariantError("An emitted program cannot be sealed: the reserved segment is not its last one.")
     sealed = digests.size(len(segments) - 1, data)
     struct.pack_into("<Q", tables, segments[-1][1], sealed)
     _HEADER.pack_into(tables, _HEADER_AT, magic, length, size, base, space - reserved + sealed)
-    _upstream.set_cord_piece(cord, 0, bytes(tables))
+    set_cord_piece(cord, 0, bytes(tables))
     made = digests.RangeDigests([base, *(base + start for start, _ in segments[1:])])
     cord.write_to_file(made)
     first, *rest = made.digests()
-    _upstream.set_cord_piece(cord, -1, digests.Seal(first, tuple(rest), data).encode())
+    set_cord_piece(cord, -1, digests.Seal(first, tuple(rest), data).encode())
 
 
 def _segments(tables: bytes | bytearray) -> list[tuple[int, int]]:

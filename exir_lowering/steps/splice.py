@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
-from exir_lowering._upstream import LoweredBackendModule, delegate_info
+from exir_lowering._upstream.delegates import LoweredBackendModule, delegate_info
 from exir_lowering.errors import InvariantError
 from exir_lowering.graphs import attribute
 from exir_lowering.model import ExtractedMethod, LoweredPartition

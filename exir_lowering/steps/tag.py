@@ -10,7 +10,8 @@ from executorch.exir.backend.partitioner import DelegationSpec, Partitioner
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
-from exir_lowering import _upstream, graphs
+from exir_lowering import graphs
+from exir_lowering._upstream.programs import fake_mode_of, fix_signature
 from exir_lowering.errors import PartitionerContractError
 from exir_lowering.graphs import DELEGATION_TAG, LIFTED_ORDER
 from exir_lowering.model import TaggedMethod
@@ -25,7 +26,7 @@ def fake_state(program: ExportedProgram) -> FakeState:
 
     A program without any fake tensor lends its own (nothing is copied).
     """
-    mode = _upstream.fake_mode_of(program.graph_module)
+    mode = fake_mode_of(program.graph_module)
     if mode is None:
         return dict(program.state_dict)
     return {name: mode.from_tensor(tensor, static_shapes=True) for name, tensor in program.state_dict.items()}
@@ -52,7 +53,7 @@ def tag(method: str, program: ExportedProgram, partitioner: Partitioner, state: 
     view.state_dict.clear()
     view.state_dict.update({name: state[name] for name in program.state_dict})
     graphs.strip_tags(view.graph_module)
-    _upstream.fix_signature(view)  # partitioners only tag
+    fix_signature(view)  # partitioners only tag
     answer = asking.ask(who, partitioner, view)
     _check_graph(who, partitioner, program, answer.tagged)
     _check_tags(who, answer.tagged, answer.destinations)

@@ -10,7 +10,8 @@ from executorch.exir import EdgeCompileConfig
 from torch.export import ExportedProgram
 from torch.fx.passes.infra.pass_manager import PassManager as FxPassManager
 
-from exir_lowering import _upstream
+from exir_lowering._upstream.edge import checks_validity, transform
+from exir_lowering._upstream.tensors import version
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.steps import edge_errors
@@ -45,21 +46,21 @@ def transformed(
     tensors = _tensors(program)
     who = f"Method {name!r}: transform_passes ({', '.join(_names(passes))})"
     try:
-        result = _upstream.transform(program, passes)
+        result = transform(program, passes)
     except Exception as error:
         let_through(error)
         raise InputError(f"{who} failed: {_told(error)} {_EXPECTED}") from error
     if not isinstance(result, ExportedProgram) or not is_edge(result):
         made = f"a program in {result.dialect} dialect" if isinstance(result, ExportedProgram) else repr(result)
         raise InputError(f"{who} made {made}, expected a program in Edge dialect. {_EXPECTED}")
-    written = [label for label, (tensor, version) in tensors.items() if _upstream.version(tensor) != version]
+    written = [label for label, (tensor, before) in tensors.items() if version(tensor) != before]
     if written:
         raise InputError(
             f"{who} wrote into {written}, tensors of the model. Put new tensors into the program's state_dict or "
             "constants instead."
         )
     invalid = None
-    if config is not None and _upstream.checks_validity(asked):
+    if config is not None and checks_validity(asked):
         invalid = edge_errors.invalid(name, result, config, asked)
     if invalid is not None:
         raise InputError(f"After transform_passes ({', '.join(_names(passes))}): {invalid}")
@@ -69,7 +70,7 @@ def transformed(
 def _tensors(program: ExportedProgram) -> dict[str, tuple[torch.Tensor, int]]:
     """Return the tensors of a program by name, each with how often it has been written to."""
     named = {**program.state_dict, **program.constants}.items()
-    return {name: (value, _upstream.version(value)) for name, value in named if isinstance(value, torch.Tensor)}
+    return {name: (value, version(value)) for name, value in named if isinstance(value, torch.Tensor)}
 
 
 def _names(passes: Passes) -> list[str]:

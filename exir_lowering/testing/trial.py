@@ -13,7 +13,7 @@ from executorch.exir.backend.partitioner import Partitioner
 from torch.export import ExportedProgram
 
 from exir_lowering import graphs
-from exir_lowering._upstream import LoweredBackendModule
+from exir_lowering._upstream.delegates import LoweredBackendModule
 from exir_lowering.errors import (
     BackendContractError,
     BackendFailure,

@@ -648,7 +648,7 @@ def test_the_run_time_side_imports_no_compiler(tmp_path: Path) -> None:
     torch.save(program.module()(*QUANTIZED_INPUTS).detach(), tmp_path / "expected.pt")
     own, others = _python(RUN_TIME, str(tmp_path)).splitlines()[-2:]
     assert eval(own) == [
-        "exir_lowering._upstream.runtime",
+        "exir_lowering._upstream.operators",
         "exir_lowering.backends",
         "exir_lowering.backends.compiler_demo",
         "exir_lowering.backends.compiler_demo.delegate",

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from exir_lowering import graphs
-from exir_lowering._upstream.runtime import Argument
+from exir_lowering._upstream.operators import Argument
 from exir_lowering.graphs.operators import checks as operator_checks, pure as pure_operators
 from exir_lowering.graphs.operators.calls import CheckedCall
 

@@ -32,7 +32,8 @@ from exir_lowering import (
     lower,
     plan,
 )
-from exir_lowering._upstream import ConversionState, locks
+from exir_lowering._upstream import locks
+from exir_lowering._upstream.tracing import ConversionState
 from exir_lowering.pipeline import to_backend
 
 CALLS = int(os.environ.get("EXIR_LOWERING_EXAMPLES", "32"))

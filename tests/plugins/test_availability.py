@@ -25,7 +25,6 @@ from exir_lowering import (
     PluginLoadError,
     PreprocessResult,
     UnknownPluginError,
-    _upstream,
     load,
     lower,
     lower_whole_program,
@@ -34,6 +33,7 @@ from exir_lowering import (
     register_partitioner,
     to_backend,
 )
+from exir_lowering._upstream.runtime import executorch_runtime
 from exir_lowering.graphs import operator_name
 from exir_lowering.plugins import registry
 
@@ -385,7 +385,7 @@ class TestFallback:
     def test_a_backend_that_the_runtime_has_and_cannot_use(self, deep, engine):
         """As OpenVINO's in the stock wheel: its id is taken in the runtime."""
         _model, _ = deep
-        runtime = _upstream.executorch_runtime().backend_registry
+        runtime = executorch_runtime().backend_registry
         if runtime.is_available("OpenvinoBackend"):
             pytest.skip("OpenVINO is installed here")
         x = torch.rand(3, 4)

@@ -21,7 +21,7 @@ from fuzz_samples import Attention, Loop, Net, Operators
 from torch.export import export
 
 from exir_lowering import cli, load, lower
-from exir_lowering._upstream import executorch_runtime
+from exir_lowering._upstream.runtime import executorch_runtime
 from exir_lowering.backends.xnnpack import payload as xnnpack
 from exir_lowering.pte.container import open_program
 from exir_lowering.pte.flatbuffer import Table, root

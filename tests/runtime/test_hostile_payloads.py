@@ -147,14 +147,14 @@ def test_a_payload_that_writes_a_file_from_the_command_line(engine: str, tmp_pat
 @BOTH
 def test_a_kept_graph_that_writes_a_file(engine: Any, tmp_path: Path) -> None:
     """What stands in for a missing backend reads the same payloads."""
-    from exir_lowering import _upstream
+    from exir_lowering._upstream.delegates import named_data
 
     class Absent(Backend):
         backend_id = "absent"
 
         def preprocess(self, program: Any, compile_specs: Any) -> PreprocessResult:
             data = {"exir_lowering.original/forward/0": mapping(tmp_path / "marker")}
-            return PreprocessResult(b"?", data_store_output=_upstream.named_data(data, 1))
+            return PreprocessResult(b"?", data_store_output=named_data(data, 1))
 
     partitioner = TagPartitioner(by_operator("aten.add.Tensor"), "absent")
     lowered = lower(export(Double(), (torch.ones(4),)), partitioner, backends={"absent": Absent()})
@@ -220,11 +220,11 @@ def test_kernels_that_the_interpreter_does_not_have(name: tuple[str, str]) -> No
 
 
 def test_every_kernel_of_the_runtime_is_there() -> None:
-    from exir_lowering import _upstream
+    from exir_lowering._upstream.runtime import executorch_runtime, import_quantized_kernels
 
-    _upstream.import_quantized_kernels()
+    import_quantized_kernels()
     missing = []
-    for name in _upstream.executorch_runtime().operator_registry.operator_names:
+    for name in executorch_runtime().operator_registry.operator_names:
         base, _, overload = name.partition(".")
         if kernel(base, overload) is None:
             missing.append(name)

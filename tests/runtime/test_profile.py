@@ -14,7 +14,8 @@ from test_debug_info import TWO, lowered
 from torch.export import Dim, export
 
 import exir_lowering
-from exir_lowering import BackendFailure, DelegateContext, InputError, LoadedProgram, _upstream
+from exir_lowering import BackendFailure, DelegateContext, InputError, LoadedProgram
+from exir_lowering._upstream.runtime import open_program
 from exir_lowering.backends.compiler_demo import CompilerDemoDelegate
 from exir_lowering.cli import main
 from exir_lowering.runtime.native import bridge
@@ -209,7 +210,7 @@ def test_the_inspector_of_executorch(tmp_path: Path) -> None:
     assert sorted(p.suffix for p in tmp_path.iterdir()) == [".etrecord", ".json", ".pte"]
     native = exir_lowering.load(path)._engine
     (method,) = native.file.methods.values()
-    program = _upstream.open_program(str(path), None, profiled=True)
+    program = open_program(str(path), None, profiled=True)
     with bridge.bridge().setting_up("test", method.delegations, native.delegates):
         ready = program.load_method("forward")
     ready(TWO, clone_outputs=True)

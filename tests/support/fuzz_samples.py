@@ -17,7 +17,7 @@ from torch import nn
 from torch.export import Dim, export
 
 from exir_lowering import Backend, BackendUnavailableWarning, LoweredMethods, PreprocessResult, lower
-from exir_lowering._upstream import executorch_runtime
+from exir_lowering._upstream.runtime import executorch_runtime
 
 
 class Operators(nn.Module):

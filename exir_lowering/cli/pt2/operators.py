@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from exir_lowering import _upstream
+from exir_lowering._upstream.operators import registered_operators
 from exir_lowering.cli.pt2.expressions import words
 from exir_lowering.cli.pt2.unsafe import UnsafeFileError
 from exir_lowering.errors import InputError
@@ -55,7 +55,7 @@ _HIGHER_ORDER = re.compile(r"torch\.ops\.higher_order\.(\w+)", re.ASCII)
 
 def registered() -> frozenset[str]:
     """Return the operators of the dispatcher; those of TorchScript, which read and write files too, are not in it."""
-    return frozenset(_upstream.registered_operators())
+    return frozenset(registered_operators())
 
 
 def check_target(name: str, known: frozenset[str]) -> None:

@@ -16,7 +16,7 @@ from enum import Enum
 from functools import cache, partial
 from typing import Annotated, Any
 
-from exir_lowering import _upstream
+from exir_lowering._upstream.exported_files import from_schema, is_union, schema_names
 from exir_lowering.cli.pt2 import operators
 from exir_lowering.cli.pt2.expressions import check_expression, check_guard, is_symbol
 from exir_lowering.cli.pt2.unsafe import UnsafeFileError
@@ -53,7 +53,7 @@ def parsed(kind: str, content: bytes | bytearray) -> Any:
     try:
         tree = json.loads(content.decode())
         _check_depth(tree)
-        made = _upstream.from_schema(kind, tree)
+        made = from_schema(kind, tree)
         _check_types(made, type(made))
         return made
     except InputError:
@@ -125,7 +125,7 @@ def _walk(value: Any, rules: Mapping[tuple[str, str], Rule]) -> None:
 
 def _items(value: Any) -> list[tuple[str, Any]]:
     """Return the fields of an instance of the schema; a union has one."""
-    if _upstream.is_union(value):
+    if is_union(value):
         return [(value.type, value.value)]
     return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
 
@@ -249,7 +249,7 @@ def _children(tree: Any) -> list[Any]:
 
 @cache
 def _hints(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind, globalns=_upstream.schema_names())
+    return typing.get_type_hints(kind, globalns=schema_names())
 
 
 def _check_types(value: Any, hint: Any) -> None:

@@ -8,7 +8,8 @@ from typing import Any, BinaryIO
 
 from torch.export import ExportedProgram
 
-from exir_lowering import _upstream
+from exir_lowering._upstream import exported_files
+from exir_lowering._upstream.exported_files import SCHEMA_MAJOR
 from exir_lowering.cli.pt2 import program, tensors
 from exir_lowering.cli.pt2.archive import Archive
 from exir_lowering.cli.pt2.unsafe import UnsafeFileError
@@ -42,7 +43,7 @@ def read_program(path: Path) -> ExportedProgram:
     """
     with path.open("rb") as file:
         parts = _parts(file)
-    return _upstream.read_program(*parts)
+    return exported_files.read_program(*parts)
 
 
 def _parts(file: BinaryIO) -> tuple[Any, Any, Any, Any]:
@@ -67,8 +68,8 @@ def _parts(file: BinaryIO) -> tuple[Any, Any, Any, Any]:
 def _old_parts(archive: Archive) -> tuple[Any, Any, Any, Any]:
     """Return the parts of a file of PyTorch 2.7 or before."""
     version = archive.read("version").decode("ascii", "replace").split(".")
-    if version[0] != str(_upstream.SCHEMA_MAJOR):
-        raise InputError(f"it is of the schema version {version[0][:20]!r}, expected {_upstream.SCHEMA_MAJOR}")
+    if version[0] != str(SCHEMA_MAJOR):
+        raise InputError(f"it is of the schema version {version[0][:20]!r}, expected {SCHEMA_MAJOR}")
     serialized = _checked(archive.read(_OLD))
     found = []
     for part in ("state_dict", "constants"):

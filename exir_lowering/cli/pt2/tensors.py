@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from exir_lowering import _upstream
+from exir_lowering._upstream.exported_files import FAKE_TENSOR_READER, dtype_of
+from exir_lowering._upstream.trees import registered_types
 from exir_lowering.cli.pt2.archive import Archive
 from exir_lowering.cli.pt2.program import check_device, check_path, parsed
 from exir_lowering.cli.pt2.unsafe import UnsafeFileError
@@ -129,7 +130,7 @@ def _payloads(archive: Archive, folder: str, config: str) -> dict[str, torch.Ten
 
 def _flat(name: str, content: bytearray, meta: Any) -> torch.Tensor:
     """Return the memory of a tensor."""
-    dtype = _upstream.dtype_of(meta.dtype)
+    dtype = dtype_of(meta.dtype)
     if dtype is None:
         raise InputError(f"the weight {name!r} has the dtype {meta.dtype}, which this PyTorch does not have")
     check_device(meta.device.type)
@@ -190,9 +191,9 @@ def _unpickled(what: str, content: bytes | bytearray) -> Any:
 
 def _is_value_class(name: str) -> bool:
     """Tell whether a name in a pickle is a class that inputs are of: registered with pytree, or an enumeration."""
-    if name == _upstream.FAKE_TENSOR_READER:
+    if name == FAKE_TENSOR_READER:
         return True
-    classes: list[Any] = [*_upstream.registered_types(), *treespecs.enumerations()]
+    classes: list[Any] = [*registered_types(), *treespecs.enumerations()]
     return any(isinstance(one, type) and f"{one.__module__}.{one.__qualname__}" == name for one in classes)
 
 

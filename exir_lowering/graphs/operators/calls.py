@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from exir_lowering._upstream.runtime import Operator
+from exir_lowering._upstream.operators import Operator
 from exir_lowering.errors import interrupts
 from exir_lowering.graphs.operators import checks as operator_checks
 from exir_lowering.graphs.operators.budget import bytes_of

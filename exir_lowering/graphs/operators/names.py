@@ -7,7 +7,8 @@ from typing import Any
 
 from torch.fx import Node
 
-from exir_lowering import _upstream
+from exir_lowering._upstream import operators
+from exir_lowering._upstream.operators import argument_names, mutates_arguments
 
 OUT_OF_SIGHT = "exir_lowering.out_of_sight.default"
 """The operator that stands for one that a partitioner must not take, while it runs inside of another partitioner."""
@@ -36,18 +37,18 @@ def origins(node: Node) -> list[str]:
 
 def target_name(operator: Any) -> str:
     """Return an operator's name as people write it, such as `aten.add.Tensor`."""
-    return _upstream.operator_name(operator)
+    return operators.operator_name(operator)
 
 
 @lru_cache(maxsize=1)
 def known_operators() -> frozenset[str]:
     """Return the names of all operators that torch knew when this was first called."""
-    return _upstream.known_operators()
+    return operators.known_operators()
 
 
 def is_mutating(node: Node) -> bool:
     """Tell whether a node's operator writes into its arguments, as far as its schema says."""
-    return _upstream.mutates_arguments(node.target)
+    return mutates_arguments(node.target)
 
 
 def argument(node: Node, name: str) -> Any:
@@ -59,7 +60,7 @@ def argument(node: Node, name: str) -> Any:
     """
     if name in node.kwargs:
         return node.kwargs[name]
-    names = _upstream.argument_names(node.target)
+    names = argument_names(node.target)
     if name in names and names.index(name) < len(node.args):
         return node.args[names.index(name)]
     return None

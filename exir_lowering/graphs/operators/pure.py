@@ -17,13 +17,14 @@ registers operators. What torch tags in a later release is on the list if its sc
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import lru_cache
 from importlib import import_module
 from types import MappingProxyType
 
 import torch
 
-from exir_lowering._upstream.runtime import Argument, Operator, find_operator
+from exir_lowering._upstream.operators import Argument, Operator, defining, find_operator
 
 __all__ = ["DTYPES", "find", "find_kernel", "why_not"]
 
@@ -118,13 +119,14 @@ _TYPES = _names(
 )
 """Types of arguments, which dtypes and layouts are numbers among. A file has no generator, and the CPU alone."""
 
-_NAMESPACES = {"quantized_decomposed": ("torch.ao.quantization.fx", "executorch.exir")}
-"""Namespaces that are on the list as a whole, and what defines their operators."""
+_NAMESPACES = frozenset({"quantized_decomposed"})
+"""Namespaces that are on the list as a whole."""
 
-_OTHERS = frozenset(
-    {"torchao.choose_qparams_affine.default", "torchao.dequantize_affine.default", "torchao.quantize_affine.default"}
+_OTHERS = dict.fromkeys(
+    ("torchao.choose_qparams_affine.default", "torchao.dequantize_affine.default", "torchao.quantize_affine.default"),
+    "torchao.quantization",
 )
-"""What torchao's quantised programs call; registered when torchao is imported."""
+"""What torchao's quantised programs call, and what registers it."""
 
 _IN_PLACE = frozenset({"aten._native_batch_norm_legit.out", "aten.copy_.default", "aten.index_put_.default"})
 """What writes to an argument in files of ExecuTorch's: the runtime's kernels for state."""
@@ -174,13 +176,15 @@ def why_not(name: str) -> str:
 def _registered(name: str) -> Operator | None:
     namespace, _, rest = name.partition(".")
     base, _, overload = rest.partition(".")
-    found = find_operator(namespace, base, overload)
-    for library in _NAMESPACES.get(namespace, ()):
-        if found is not None:
-            break
-        import_module(library)
+    for _ in defining(namespace):
         found = find_operator(namespace, base, overload)
-    return found
+        if found is not None:
+            return found
+    if name in _OTHERS:
+        with suppress(ImportError):
+            import_module(_OTHERS[name])
+        return find_operator(namespace, base, overload)
+    return None
 
 
 def _schema_is_pure(name: str, arguments: Iterable[Argument]) -> bool:

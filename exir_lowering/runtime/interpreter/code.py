@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from executorch.exir.backend.compile_spec_schema import CompileSpec
-
+from exir_lowering._upstream.runtime import compile_spec
 from exir_lowering.pte.calls import read_instruction
 from exir_lowering.pte.container import Data, open_program
 from exir_lowering.pte.dataflow import Instruction
 from exir_lowering.pte.flatbuffer import Table
 from exir_lowering.pte.value_kinds import TENSOR, Value
 from exir_lowering.pte.values import read_value
+
+if TYPE_CHECKING:
+    from executorch.exir.backend.compile_spec_schema import CompileSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,5 +143,5 @@ def _payload(delegate: Table, data: Data) -> Payload:
     if reference is not None:
         index = reference.number(1, "I")
         content = data.segments[index] if reference.number(0, "b") else data.inline_payloads[index]
-    specs = tuple(CompileSpec(spec.text(0), bytes(spec.content(1))) for spec in delegate.tables(2))
+    specs = tuple(compile_spec(spec.text(0), bytes(spec.content(1))) for spec in delegate.tables(2))
     return Payload(delegate.text(0), content, specs)

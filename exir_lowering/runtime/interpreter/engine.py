@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from exir_lowering import _upstream
 from exir_lowering._upstream import locks
 from exir_lowering._upstream.ambient import neutral
+from exir_lowering._upstream.runtime import executorch_runtime
 from exir_lowering.errors import BackendUnavailableError, InputError, LoweringError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs.operators.budget import STEPS
@@ -29,7 +29,7 @@ from exir_lowering.pte.value_kinds import Tensor
 from exir_lowering.runtime import contract, trace
 from exir_lowering.runtime.find import Unavailable, find_delegates
 from exir_lowering.runtime.inputs import look_at
-from exir_lowering.runtime.interpreter import hosted, memory
+from exir_lowering.runtime.interpreter import memory
 from exir_lowering.runtime.interpreter.code import Code, Listing, Payload, read_code
 from exir_lowering.runtime.interpreter.kernels import Frame, Kernel, kernel
 from exir_lowering.runtime.interpreter.memory import Slot
@@ -356,6 +356,9 @@ class Interpreter:
         )
         values = [code.values[index] for index in next(called, ())]
         where = f"{self.file.where(method)}: the payload of {payload.backend!r}"
+        # Not at the top: it writes a file with ExecuTorch's compiler, which nothing else here needs.
+        from exir_lowering.runtime.interpreter import hosted
+
         try:
             call = hosted.host(method, payload, plan, values, self.listing.named, self.file.data.path())
             self.file.data.check()
@@ -392,7 +395,7 @@ def open_interpreter(file: ProgramFile, given: Mapping[str, Any], unavailable: U
     found = find_delegates(file, given, unavailable)
     kernels = None
     if availability.runtime_failure() is None:
-        kernels = frozenset(_upstream.executorch_runtime().operator_registry.operator_names)
+        kernels = frozenset(executorch_runtime().operator_registry.operator_names)
     external = file.data.content()
     try:
         listing = read_code(file.content(), external)

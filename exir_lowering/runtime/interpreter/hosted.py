@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from executorch.exir import schema
+from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.scalar_type import ScalarType
 
-from exir_lowering import _upstream
+from exir_lowering._upstream.files import serialized
+from exir_lowering._upstream.runtime import open_program
 from exir_lowering.backends.xnnpack import payload as xnnpack
 from exir_lowering.pte.format import Delegation
 from exir_lowering.pte.value_kinds import DTYPES, KINDS, NULL, Tensor, Value
@@ -86,8 +88,8 @@ def host(
     if payload.backend == xnnpack.BACKEND:
         names = xnnpack.weights(payload.content).keys()
         named = {name: content for name, content in named.items() if name in names}
-    content = _upstream.serialized(program.finished(), {name: bytes(view) for name, view in named.items()}, _ALIGNMENT)
-    run = _upstream.open_program(content, data).load_method(method)
+    content = serialized(program.finished(), {name: bytes(view) for name, view in named.items()}, _ALIGNMENT)
+    run = open_program(content, data).load_method(method)
     return HostedCall(content, run, inputs, outputs)
 
 
@@ -120,7 +122,11 @@ class _Program:
         """Add a call of a payload."""
         reference = schema.BackendDelegateDataReference(schema.DataLocation.INLINE, len(self._payloads))
         self._payloads.append(bytes(payload.content))
-        self._delegates.append(schema.BackendDelegate(payload.backend, reference, list(payload.specs)))
+        self._delegates.append(
+            schema.BackendDelegate(
+                payload.backend, reference, [CompileSpec(spec.key, spec.value) for spec in payload.specs]
+            )
+        )
         self._instructions.append(schema.Instruction(schema.DelegateCall(0, list(arguments))))
 
     def finished(self) -> schema.Program:

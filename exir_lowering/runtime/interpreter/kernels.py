@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from exir_lowering import _upstream
-from exir_lowering._upstream.runtime import Argument, Operator, find_operator
+from exir_lowering._upstream.operators import Argument, Operator, find_operator
+from exir_lowering._upstream.runtime import executorch_runtime
 from exir_lowering.graphs.operators import pure as pure_operators
 from exir_lowering.graphs.operators.budget import Budget
 from exir_lowering.graphs.operators.calls import CheckedCall
@@ -96,7 +96,7 @@ def _registered_in_runtime(name: str, overload: str) -> bool:
     if availability.runtime_failure() is not None:
         return False
     full = f"{name}.{overload}" if overload else name
-    return full in _upstream.executorch_runtime().operator_registry.operator_names
+    return full in executorch_runtime().operator_registry.operator_names
 
 
 def _of_torch(name: str, operator: Operator) -> Kernel:

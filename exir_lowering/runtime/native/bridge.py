@@ -18,12 +18,12 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from executorch.exir.backend.compile_spec_schema import CompileSpec
 
 from exir_lowering._upstream import locks
+from exir_lowering._upstream.runtime import compile_spec
 from exir_lowering.errors import (
     BackendContractError,
     BackendFailure,
@@ -48,6 +48,9 @@ from exir_lowering.runtime.contract import (
 from exir_lowering.runtime.debugging import Lines, no_lines
 from exir_lowering.runtime.inputs import show
 from exir_lowering.runtime.native import shim
+
+if TYPE_CHECKING:
+    from executorch.exir.backend.compile_spec_schema import CompileSpec
 
 _NONE, _TENSOR, _INT, _DOUBLE, _BOOL = range(5)
 _FAILED, _DONE = 0, 1
@@ -294,7 +297,7 @@ class Bridge:
         try:
             payload = ctypes.string_at(processed, size) if processed else b""
             told = [
-                CompileSpec(
+                compile_spec(
                     specs[i].key.decode(), ctypes.string_at(specs[i].value, specs[i].size) if specs[i].size else b""
                 )
                 for i in range(count)

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from exir_lowering import _upstream
 from exir_lowering._upstream import locks
+from exir_lowering._upstream.runtime import executorch_runtime
 from exir_lowering.errors import BackendUnavailableError, InputError, LoweringError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.plugins import availability
@@ -100,7 +100,7 @@ class NativeEngine:
         """Set up the methods that call Python delegates, but for those that lack a kernel, which say so when run."""
         if not self.delegated:
             return
-        kernels = _upstream.executorch_runtime().operator_registry.operator_names
+        kernels = executorch_runtime().operator_registry.operator_names
         for name in sorted(self.delegated):
             if kernels.issuperset(self.file.methods[name].operators):
                 self._load(self.file.methods[name])
@@ -110,7 +110,7 @@ class NativeEngine:
         if method.name in self.ready:
             return self.ready[method.name]
         where = self.file.where(method.name)
-        missing = sorted(set(method.operators) - _upstream.executorch_runtime().operator_registry.operator_names)
+        missing = sorted(set(method.operators) - executorch_runtime().operator_registry.operator_names)
         if missing:
             raise InputError(
                 f"{where} cannot run: the ExecuTorch runtime here has no kernel for {', '.join(missing)}. Import the "
@@ -214,7 +214,7 @@ def serving(delegates: Mapping[str, Delegate]) -> Iterator[None]:
 
 
 def _register(ids: Sequence[str]) -> None:
-    taken = _upstream.executorch_runtime().backend_registry.registered_backend_names
+    taken = executorch_runtime().backend_registry.registered_backend_names
     try:
         bridge().register(ids, taken)
     except BackendUnavailableError as error:

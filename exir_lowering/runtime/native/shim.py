@@ -19,7 +19,7 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-from exir_lowering import _upstream
+from exir_lowering._upstream.runtime import executorch_runtime
 from exir_lowering.errors import BackendUnavailableError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.runtime.native import shim_cache
@@ -64,7 +64,7 @@ def library() -> ctypes.CDLL:
     release = version("executorch")
     package = _package(release)
     # The runtime's library is found by its name, as it is loaded already.
-    _upstream.executorch_runtime()
+    executorch_runtime()
     source = _source()
     key = hashlib.sha256("\0".join((*FLAGS, sys.platform, source)).encode()).hexdigest()[:16]
     name = f"shim-{release}-{platform.machine()}-{key}.so"

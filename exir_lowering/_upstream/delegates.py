@@ -1,0 +1,117 @@
+"""Lowered modules, which delegate calls call, and the named data that they bring."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+# Where a backend puts data that several payloads share; its module has no public alias.
+from executorch.exir._serialize._named_data_store import NamedDataStore, NamedDataStoreOutput
+from executorch.exir.backend.backend_details import PreprocessResult
+
+# What a delegate call calls; its module has no public alias.
+from executorch.exir.lowered_backend_module import LoweredBackendModule
+
+# Keeps results, and the delegates that they were made with.
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export import ExportedProgram
+
+from exir_lowering._upstream.edge import EdgeProgramManager
+from exir_lowering._upstream.programs import fake_mode_of
+
+__all__ = [
+    "LoweredBackendModule",
+    "add_last_named_data",
+    "add_named_data",
+    "delegate_info",
+    "forget_delegates",
+    "named_data",
+    "named_data_entries",
+    "place_named_data",
+    "with_original",
+]
+
+
+def forget_delegates(programs: Iterable[ExportedProgram]) -> None:
+    """Drop delegates from torch's cache of results on fake tensors.
+
+    Emission calls delegates on fake tensors. The cache is the process's, or that of a program's symbols; it is never
+    cleared, and its keys are the arguments: the delegates, with their payloads and weights.
+    """
+    modes = [fake_mode_of(program.graph_module) for program in programs]
+    own = [mode.shape_env.fake_tensor_cache for mode in modes if mode is not None and mode.shape_env is not None]
+    for table in (FakeTensorMode.cache, *own):
+        for key in list(table):
+            if any(isinstance(part, LoweredBackendModule) for part in key.key):
+                table.pop(key, None)
+
+
+def named_data(data: Mapping[str, bytes], alignment: int) -> Any:
+    """Return named data as `PreprocessResult.data_store_output` takes it."""
+    store = NamedDataStore()
+    for key, content in data.items():
+        store.add_named_data(key, content, alignment)
+    return store.get_named_data_store_output()
+
+
+def named_data_entries(module: LoweredBackendModule) -> Iterator[tuple[str, str, int]]:
+    """Yield what named data a delegate brings: the key, the data file ("" for the `.pte`), and the bytes."""
+    output = module.named_data_store_output
+    if output is None:
+        return
+    for file, entries in {"": output.pte_data, **output.external_data}.items():
+        for key, entry in entries.items():
+            yield key, file, len(output.buffers[entry.buffer_index])
+
+
+def place_named_data(module: LoweredBackendModule, file_of: Callable[[str, int], str | None]) -> LoweredBackendModule:
+    """Return a delegate whose named data lies in other files; the given one and the data itself stay.
+
+    Args:
+        module: The delegate.
+        file_of: Returns the data file for a key and its bytes, None for the `.pte` file. What the backend has put into
+            a data file itself stays there.
+    """
+    output = module.named_data_store_output
+    if output is None:
+        return module
+    inside: dict[str, Any] = {}
+    outside = {file: dict(entries) for file, entries in output.external_data.items()}
+    for key, entry in output.pte_data.items():
+        file = file_of(key, len(output.buffers[entry.buffer_index]))
+        (inside if file is None else outside.setdefault(file, {}))[key] = entry
+    return _with_named_data(module, NamedDataStoreOutput(output.buffers, inside, outside))
+
+
+def add_named_data(module: LoweredBackendModule, *added: Any) -> LoweredBackendModule:
+    """Return a delegate that brings more named data; the given one stays."""
+    store = NamedDataStore()
+    for output in (module.named_data_store_output, *added):
+        if output is not None:
+            store.merge_named_data_store(output)
+    return _with_named_data(module, store.get_named_data_store_output())
+
+
+def _with_named_data(module: LoweredBackendModule, output: NamedDataStoreOutput) -> LoweredBackendModule:
+    # ExecuTorch has no way to change it; its copies copy the weights of the original program too.
+    changed = copy.copy(module)
+    changed._named_data_store_output = output
+    return changed
+
+
+def add_last_named_data(edge: EdgeProgramManager, key: str, content: bytes) -> None:
+    """Add named data whose segment comes after all others in the `.pte` file; there is no public way to add some."""
+    edge._named_data_store.add_named_data(key, content)
+
+
+def delegate_info(result: PreprocessResult) -> Any:
+    """Return what a backend wants to be kept in its lowered module's metadata."""
+    return result._delegate_info_meta
+
+
+def with_original(lowered: LoweredBackendModule, program: ExportedProgram) -> LoweredBackendModule:
+    """Return a lowered module with another original program, and all else shared; it has no public way to say so."""
+    copied: LoweredBackendModule = copy.copy(lowered)
+    copied._original_exported_program = program
+    return copied

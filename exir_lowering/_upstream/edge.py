@@ -1,0 +1,214 @@
+"""ExecuTorch's Edge dialect: conversions to it, passes over it, what its verifier and its emitter refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from typing import Any
+
+import torch
+from executorch.exir import EdgeCompileConfig, ExecutorchProgramManager
+
+# Edge and backend operators wrap ATen ones; their classes have no public alias.
+from executorch.exir.dialects.backend._ops import BackendOpOverload
+from executorch.exir.dialects.edge._ops import EdgeOpOverload
+
+# Tells which operators the pass to out variants passes over.
+from executorch.exir.operator.convert import _get_overload_schema, is_out_variant, to_out_variant
+from executorch.exir.passes import to_out_var_skiplist
+from executorch.exir.passes.quant_fusion_pass import quant_fusion_and_const_prop_pass
+
+# to_edge_transform_and_lower is one function; its parts (decompose as the partitioners ask, run passes, check that
+# nothing preserved is left over) have no public name.
+from executorch.exir.program._program import (
+    EdgeProgramManager,
+    _can_skip_using_EDGE_DO_NOT_DECOMP,
+    _gen_edge_manager_for_partitioners,
+    _remove_invalid_ops_for_not_decompose,
+    _sanity_check_graph_for_non_decomp_ops,
+    _transform,
+    _transform_with_pass_manager,
+    lift_constant_tensor_pass,
+)
+
+# What checks the dtypes of Edge programs.
+from executorch.exir.verification.arg_validator import EdgeOpArgValidator
+
+# Operators on fake tensors run by it.
+from torch._dispatch.python import enable_python_dispatcher
+
+# What run_decompositions raises for a program that writes one value to two buffers.
+from torch._export.verifier import SpecViolationError
+from torch.export import ExportedProgram
+from torch.fx.passes.infra.pass_manager import PassManager as FxPassManager
+
+from exir_lowering._upstream.operators import operator_name, wrapped_operator
+from exir_lowering._upstream.programs import fake_mode_of
+
+__all__ = [
+    "EdgeProgramManager",
+    "SpecViolationError",
+    "allowed_operators",
+    "checks_validity",
+    "edge_record",
+    "fused",
+    "gen_edge_manager",
+    "lacks_out_variant",
+    "manager_contents",
+    "note_mistyped",
+    "out_variant",
+    "preserved_ops_left_over",
+    "transform",
+    "with_allowed",
+    "without_validity_checks",
+]
+
+gen_edge_manager = _gen_edge_manager_for_partitioners
+
+
+def transform(program: ExportedProgram, passes: Any) -> Any:
+    """Run passes, or a manager of passes, over an Edge program, which they may change, as ExecuTorch does.
+
+    `EdgeProgramManager.transform` does it for all methods, of which it copies those without passes with their weights.
+    """
+    if isinstance(passes, FxPassManager):
+        result = _transform_with_pass_manager(program, passes)
+    else:
+        result = _transform(program, *passes)
+    # Passes add constants as attributes; programs have them as inputs.
+    return lift_constant_tensor_pass(result) if isinstance(result, ExportedProgram) else result
+
+
+def manager_contents(manager: EdgeProgramManager) -> tuple[dict[str, ExportedProgram], dict[str, Any]]:
+    """Return the programs of a manager by method, in their order, and the values of its constant methods."""
+    return dict(manager._edge_programs), dict(manager._config_methods or {})
+
+
+def checks_validity(config: EdgeCompileConfig) -> bool:
+    """Tell whether a configuration asks for the verification of Edge programs."""
+    return bool(config._check_ir_validity)
+
+
+def allowed_operators(config: EdgeCompileConfig) -> list[Any]:
+    """Return the operators that a configuration takes though they are not in Core ATen."""
+    return list(config._core_aten_ops_exception_list)
+
+
+def with_allowed(config: EdgeCompileConfig, targets: Iterable[Any], *, checked: bool = True) -> EdgeCompileConfig:
+    """Return a configuration of its own that takes more operators, or checks nothing.
+
+    Args:
+        config: The configuration; it stays as it is.
+        targets: The operators to add.
+        checked: Whether Edge programs are checked.
+    """
+    allowed = dict.fromkeys([*allowed_operators(config), *map(wrapped_operator, targets)])
+    return replace(config, _core_aten_ops_exception_list=list(allowed), _check_ir_validity=checked)
+
+
+def note_mistyped(graph_module: torch.fx.GraphModule, note: Callable[[torch.fx.Node, Mapping[str, Any]], None]) -> None:
+    """Find the nodes whose dtypes ExecuTorch does not define their operators for.
+
+    Args:
+        graph_module: The graph, with Edge operators.
+        note: Gets each such node, with its dtypes by argument.
+
+    Raises:
+        Exception: Whatever an operator raises on fake tensors; it says nothing of the nodes before.
+    """
+    validator = EdgeOpArgValidator(graph_module)
+    validator.violating_ops = _Violations(note)
+    inputs = [node.meta.get("val") for node in graph_module.graph.nodes if node.op == "placeholder"]
+    with enable_python_dispatcher(), fake_mode_of(graph_module) or nullcontext():
+        validator.run(*inputs)
+
+
+class _Violations(dict[Any, Any]):
+    """The validator's table of violations, which keeps one for each operator; this one tells all."""
+
+    def __init__(self, note: Callable[[torch.fx.Node, Mapping[str, Any]], None]) -> None:
+        super().__init__()
+        self._note = note
+
+    def __setitem__(self, target: Any, violation: Any) -> None:
+        types, node = violation
+        self._note(node, types)
+
+
+def out_variant(target: Any) -> str | None:
+    """Return the name of the operator that computes the same into given memory, None when there is none."""
+    with suppress(RuntimeError, AssertionError):  # how both say that there is none
+        if isinstance(target, (EdgeOpOverload, BackendOpOverload)):
+            return str(target.to_out_variant().name())
+        return str(to_out_variant(target)[0].name())
+    return None
+
+
+def lacks_out_variant(node: torch.fx.Node) -> bool:
+    """Tell whether ExecuTorch's emission needs an out variant of a node's operator that does not exist."""
+    target = node.target
+    if not isinstance(target, (torch._ops.OpOverload, EdgeOpOverload, BackendOpOverload)):
+        return False
+    if target in to_out_var_skiplist or is_out_variant(target._schema.name, target._schema.overload_name):
+        return False
+    schema = _get_overload_schema(target)
+    inplace = schema is not None and schema.kind().name == "inplace"
+    return not inplace and out_variant(target) is None
+
+
+def fused(program: ExportedProgram, operators: set[str]) -> set[str]:
+    """Return which operators ExecuTorch's fusion of quantized patterns removes from a program, which it changes.
+
+    Raises:
+        Exception: Whatever it raises for a program that it cannot take.
+    """
+    left = quant_fusion_and_const_prop_pass(program).graph_module
+    graphs = [module.graph for module in left.modules() if isinstance(module, torch.fx.GraphModule)]
+    return operators - {operator_name(node.target) for graph in graphs for node in graph.nodes}
+
+
+def without_validity_checks() -> EdgeCompileConfig:
+    """Return the configuration that ExecuTorch gives to programs with delegates, which its verifier does not take."""
+    return EdgeCompileConfig(_check_ir_validity=False)
+
+
+def edge_record(programs: Mapping[str, ExportedProgram], manager: ExecutorchProgramManager) -> Any:
+    """Return ExecuTorch's ETRecord of an emitted program.
+
+    Args:
+        programs: The Edge programs that were lowered; the Inspector looks debug handles up in them.
+        manager: What was emitted.
+    """
+    from executorch.devtools.etrecord import ETRecord  # it needs pandas, and is asked for rarely
+
+    record = ETRecord()
+    record.add_edge_dialect_program(EdgeProgramManager(dict(programs), None, without_validity_checks()))
+    record.add_executorch_program(manager)
+    return record
+
+
+def preserved_ops_left_over(name: str, program: ExportedProgram, partitioners: Sequence[Any]) -> list[Any]:
+    """Check that each operator a partitioner kept from decomposition was delegated, as ExecuTorch does at the end.
+
+    Returns:
+        The operators that the final verification has to allow.
+
+    Raises:
+        RuntimeError: ExecuTorch's own, naming the node, the operator and the partitioner.
+    """
+    preserved: set[Any] = set()
+    for partitioner in partitioners:
+        ops, supported = partitioner.ops_to_not_decompose(program)
+        if not _can_skip_using_EDGE_DO_NOT_DECOMP(partitioner, program):
+            ops = _remove_invalid_ops_for_not_decompose(ops)
+        preserved.update(ops)
+        _sanity_check_graph_for_non_decomp_ops(
+            name,
+            program,
+            set(preserved),
+            supported,
+            partitioner_name=type(partitioner).__name__,
+            generate_error=True,
+        )
+    return sorted(preserved, key=str)

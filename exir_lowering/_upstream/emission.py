@@ -1,0 +1,178 @@
+"""ExecuTorch's emitter: what it emits from which node, and the pieces of the files that it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from executorch.exir import ExecutorchProgramManager
+
+# What a serializer is told of a data file.
+from executorch.exir._serialize.data_serializer import DataEntry, DataPayload
+
+# What it emits from which node is written down for the top graph of a method only.
+from executorch.exir.emit import _emitter as et_emitter
+
+from exir_lowering._upstream.delegates import LoweredBackendModule
+from exir_lowering._upstream.replacing import replacing
+
+__all__ = [
+    "EmittedCall",
+    "adding_to_data_files",
+    "cord_piece",
+    "data_file_contents",
+    "emitting",
+    "named_data_pieces",
+    "pte_contents",
+    "set_cord_piece",
+    "write_buffer",
+]
+
+
+def named_data_pieces(manager: ExecutorchProgramManager) -> dict[str, int]:
+    """Return for each key of named data the number of its content in the emitted file: equal contents are one."""
+    output = manager._named_data
+    every = [output.pte_data, *output.external_data.values()] if output is not None else []
+    return {key: entry.buffer_index for entries in every for key, entry in entries.items()}
+
+
+DataAddition = Callable[[Sequence[Any]], tuple[str, bytes]]
+"""Takes the contents of a data file's segments in order; returns the key and content of a datum that comes last."""
+
+_data_addition: ContextVar[DataAddition | None] = ContextVar("exir_lowering_data_addition", default=None)
+
+
+@contextmanager
+def adding_to_data_files(addition: DataAddition) -> Iterator[None]:
+    """Add a named datum to each data file that this thread emits while the context lasts.
+
+    ExecuTorch's store of named data takes a key once, and which data files there are is known to its emitter only.
+    """
+    token = _data_addition.set(addition)
+    try:
+        with _ADDING:
+            yield
+    finally:
+        _data_addition.reset(token)
+
+
+def _adding() -> list[tuple[Any, str, Any]]:
+    from executorch.extension.flat_tensor.serialize.serialize import FlatTensorSerializer
+
+    serialize = FlatTensorSerializer.serialize
+
+    def serialized(self: Any, data: DataPayload) -> Any:
+        addition = _data_addition.get()
+        if addition is not None:
+            used = dict.fromkeys(entry.buffer_index for entry in data.named_data.values())
+            key, content = addition([data.buffers[index] for index in used])
+            entry = DataEntry(buffer_index=len(data.buffers), alignment=1, tensor_layout=None)
+            data = DataPayload([*data.buffers, content], {**data.named_data, key: entry})
+        return serialize(self, data)
+
+    return [(FlatTensorSerializer, "serialize", serialized)]
+
+
+_ADDING = replacing(_adding)
+
+
+def write_buffer(buffer: Any, file: Any) -> None:
+    """Write a segment's content to a file; ExecuTorch has bytes, and buffers that are on the disk."""
+    if isinstance(buffer, bytes):
+        file.write(buffer)
+    else:
+        buffer.write_to_file(file)
+
+
+@dataclass(frozen=True, slots=True)
+class EmittedCall:
+    """An instruction that calls a kernel or a delegate.
+
+    Attributes:
+        instruction: Its number in the method.
+        handle: The debug handle that its node had.
+        module: The delegate's module, None for a kernel.
+        delegate: The delegate's number in the method's execution plan, -1 for a kernel.
+    """
+
+    instruction: int
+    handle: Any
+    module: LoweredBackendModule | None
+    delegate: int
+
+
+@dataclass(slots=True)
+class _Emissions:
+    """What is emitted: the calls by method, and the method that each state of an emitter belongs to."""
+
+    methods: dict[str, list[EmittedCall]]
+    states: list[tuple[Any, list[EmittedCall]]]
+
+
+_emissions: ContextVar[_Emissions | None] = ContextVar("exir_lowering_emissions", default=None)
+
+
+@contextmanager
+def emitting() -> Iterator[Mapping[str, list[EmittedCall]]]:
+    """List the calls that are emitted while the context lasts by method, those in nested graphs included.
+
+    The emitter's own tables have the calls of a method's top graph only.
+    """
+    emissions = _Emissions({}, [])
+    token = _emissions.set(emissions)
+    try:
+        with _EMITTING:
+            yield emissions.methods
+    finally:
+        _emissions.reset(token)
+
+
+def _emitting() -> list[tuple[Any, str, Any]]:
+    start, add = et_emitter._TopLevelEmitter.__init__, et_emitter._Emitter._add_debug_handle
+
+    def started(self: Any, name: str, *args: Any, **kwargs: Any) -> None:
+        start(self, name, *args, **kwargs)
+        emissions = _emissions.get()
+        if emissions is not None:
+            emissions.states.append((self.emitter_state, emissions.methods.setdefault(name, [])))
+
+    def added(self: Any, emitter_id: int, target: Any, lowered_module: Any = None) -> None:
+        emissions, handle = _emissions.get(), self.node.meta.get("debug_handle")
+        add(self, emitter_id, target, lowered_module)
+        # Methods are emitted one after the other; the emitters of nested graphs have their method's state.
+        if emissions is not None and emissions.states and emissions.states[-1][0] is self.emitter_state:
+            instruction = self.instruction_start_offset + emitter_id
+            delegate = -1 if lowered_module is None else len(self.emitter_state.delegates) - 1
+            emissions.states[-1][1].append(EmittedCall(instruction, handle, lowered_module, delegate))
+
+    return [
+        (et_emitter._TopLevelEmitter, "__init__", started),
+        (et_emitter._Emitter, "_add_debug_handle", added),
+    ]
+
+
+_EMITTING = replacing(_emitting)
+
+
+def pte_contents(manager: ExecutorchProgramManager) -> Any:
+    """Return the pieces of the `.pte` file; the public `buffer` keeps a joined copy in memory."""
+    return manager._pte_data
+
+
+def cord_piece(cord: Any, number: int) -> bytes:
+    """Return a piece of a file that ExecuTorch has put together, the tables for 0."""
+    return bytes(cord._buffers[number])
+
+
+def set_cord_piece(cord: Any, number: int, content: bytes) -> None:
+    """Put another content in the place of a piece."""
+    cord._byte_size += len(content) - len(cord._buffers[number])
+    cord._buffers[number] = content
+
+
+def data_file_contents(manager: ExecutorchProgramManager) -> dict[str, Any]:
+    """Return the pieces of each data file by name; ExecuTorch only writes all of them to a folder."""
+    return dict(manager._tensor_data or {})

@@ -1,0 +1,142 @@
+"""Fake tensors and symbolic numbers: sizes, shape environments, copies with modes of their own."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+# Tells tensors without memory apart; what a mode has made of real tensors belongs to it.
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorConverter, FakeTensorMode
+
+__all__ = [
+    "FakeCopies",
+    "FakeTensor",
+    "has_symbols",
+    "memory_of",
+    "shape_env_of",
+    "size_hint",
+]
+
+
+def size_hint(size: Any) -> int:
+    """Return a size, that of the example inputs when it is symbolic, 1 when it depends on data."""
+    if isinstance(size, int):
+        return size
+    hint = size.node.hint
+    return 1 if hint is None else int(hint)
+
+
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def shape_env_of(value: Any) -> Any:
+    """Return the environment that the symbols of a fake tensor or a symbolic number belong to, None if there is none.
+
+    A fake tensor of known sizes has one too: the environment of its mode.
+    """
+    if isinstance(value, _SYMBOLIC):
+        return value.node.shape_env
+    return value.fake_mode.shape_env if isinstance(value, FakeTensor) else None
+
+
+def has_symbols(shape_env: Any, *, unbacked: bool) -> bool:
+    """Tell whether a shape environment has symbols; with `unbacked`, whether any depends on data."""
+    made = shape_env.unbacked_symint_counter + shape_env.unbacked_symfloat_counter
+    return made > 0 or (not unbacked and bool(shape_env.var_to_range))
+
+
+class FakeCopies:
+    """Copies of fake tensors and symbolic numbers, in modes and shape environments of their own.
+
+    What is shared by the values of a program is shared by their copies. torch's deepcopy of a fake tensor keeps both.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[int, tuple[Any, Any]] = {}  # with the original, whose id must not be used again meanwhile
+
+    @staticmethod
+    def possible(value: Any) -> bool:
+        """Tell whether a value can be copied, or needs no copy."""
+        return not isinstance(value, torch.Tensor) or (type(value) is FakeTensor and value.layout is torch.strided)
+
+    def copy(self, value: Any) -> Any:
+        """Return the copy of a value; the value itself if it is neither a tensor nor symbolic."""
+        if isinstance(value, _SYMBOLIC):
+            return type(value)(self._of(value.node, self._node)) if value.node.shape_env is not None else value
+        return self._of(value, self._tensor) if isinstance(value, FakeTensor) else value
+
+    def _of(self, original: Any, make: Callable[[Any], Any]) -> Any:
+        if id(original) not in self._made:
+            self._made[id(original)] = (original, make(original))
+        return self._made[id(original)][1]
+
+    def _node(self, node: Any) -> Any:
+        copied = copy.copy(node)
+        copied.shape_env = self._of(node.shape_env, _copy_shape_env)
+        return copied
+
+    def _mode(self, mode: FakeTensorMode) -> FakeTensorMode:
+        copied: FakeTensorMode = copy.copy(mode)
+        copied.enter_stack = []
+        converter = mode.fake_tensor_converter
+        copied.fake_tensor_converter = FakeTensorConverter(
+            copy_data=converter.meta_converter.copy_data, export=converter.export
+        )
+        if mode.shape_env is not None:
+            copied.shape_env = self._of(mode.shape_env, _copy_shape_env)
+        return copied
+
+    def _tensor(self, tensor: FakeTensor) -> FakeTensor:
+        mode = self._of(tensor.fake_mode, self._mode)
+        size, stride = ([self.copy(n) for n in numbers] for numbers in (tensor.size(), tensor.stride()))
+        meta = torch.empty_strided(size, stride, dtype=tensor.dtype, device="meta")
+        offset = tensor.storage_offset()
+        if not isinstance(offset, int) or offset:
+            meta = meta.as_strided(size, stride, self.copy(offset))
+        copied = FakeTensor(
+            mode,
+            meta,
+            tensor.fake_device,
+            constant=tensor.constant,
+            real_tensor=tensor.real_tensor,
+            pytype=tensor.pytype,
+            dispatch_keys=tensor.dispatch_keys,
+            requires_grad=tensor.requires_grad,
+            _is_param=isinstance(tensor, torch.nn.Parameter),
+        )
+        if tensor.constant is not None:
+            mode.fake_tensor_converter.add_constant_storage_mapping(copied)
+        return copied
+
+
+_VERSIONS = itertools.count(1 << 32, 1 << 32)
+"""The first version of each copy of a shape environment; torch counts on from there."""
+
+
+def _copy_shape_env(shape_env: Any) -> Any:
+    """Return a shape environment with the same symbols and the same knowledge of them; nothing is pending in it."""
+    copied = copy.copy(shape_env)
+    for name, value in vars(shape_env).items():
+        if hasattr(value, "copy"):  # the containers: lists, dicts, sets, counters
+            table = value.copy()
+            for key, entry in table.items() if isinstance(table, dict) else ():
+                if isinstance(entry, (list, set)):
+                    table[key] = entry.copy()
+            setattr(copied, name, table)
+    copied.pending_fresh_unbacked_symbols = []
+    copied.ignorable_fresh_unbacked_symbols = []
+    copied.fake_tensor_cache = {}  # results with symbols of the other environment
+    # torch's caches of what an environment knows hold the environment, for ever, until they meet another version.
+    copied._version_counter = next(_VERSIONS)
+    return copied
+
+
+def memory_of(tensor: Any) -> tuple[int, int] | None:
+    """Return where a tensor's elements start, and its storage; None for what has no memory."""
+    if not isinstance(tensor, torch.Tensor) or isinstance(tensor, FakeTensor) or not tensor.untyped_storage().nbytes():
+        return None
+    return tensor.untyped_storage().data_ptr(), int(tensor.storage_offset())

@@ -1,0 +1,153 @@
+"""What is replaced in ExecuTorch and torch while somebody needs it: how partitioners propose, say no and wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from functools import cache, partial, wraps
+from typing import Any
+
+import torch
+from executorch.exir.backend.canonical_partitioners import group_partitioner
+from executorch.exir.backend.canonical_partitioners.group_partitioner import GroupBasedPartitioner
+from executorch.exir.backend.utils import WhyNoPartition, WhyNoPartitionReporter
+
+# What to_edge and to_edge_transform_and_lower call has no public name.
+from executorch.exir.program import _program as et_program
+from executorch.exir.program._program import EdgeProgramManager
+
+# The names that torch.fx's partitioner takes in its arguments.
+from torch.fx.node import _get_qualified_name
+
+# Whose answer for each node, and whose table of all downstream nodes, have private names.
+from torch.fx.passes.infra import partitioner as fx_partitioner
+from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
+from torch.fx.passes.operator_support import OperatorSupportBase
+
+from exir_lowering._upstream.locks import conversion
+from exir_lowering._upstream.replacing import replacing
+
+__all__ = [
+    "WAITING",
+    "listening",
+    "proposing_with",
+    "qualified_operator",
+    "refused",
+]
+
+Refusal = Callable[[torch.fx.Node, str, str], None]
+"""Takes a node, the reason why a partitioner left it, and who said so."""
+
+_listener: ContextVar[Refusal | None] = ContextVar("exir_lowering_listener", default=None)
+
+
+@contextmanager
+def listening(heard: Refusal) -> Iterator[None]:
+    """Hear what ExecuTorch's partitioners say of the nodes that they leave, while the context lasts.
+
+    They say it to a logger (WhyNoPartition), to a reporter of their own (WhyNoPartitionReporter), or not at all, when
+    torch.fx asks an operator support for them. The methods where they do are replaced on the classes, and put back by
+    the last one who listens; each thread hears its own partitioners only.
+    """
+    token = _listener.set(heard)
+    try:
+        with _REPORTING:
+            yield
+    finally:
+        _listener.reset(token)
+
+
+def _say(node: torch.fx.Node, reason: str, by: str) -> None:
+    listener = _listener.get()
+    if listener is not None:
+        listener(node, reason, by)
+
+
+def refused(support: OperatorSupportBase, node: torch.fx.Node) -> None:
+    """Tell who listens that an operator support said no."""
+    name = type(support).__name__
+    if name != "MatchTag":  # ExecuTorch's mark of what a partitioner chose before
+        _say(node, f"{name}.is_node_supported said no", name)
+
+
+def _reporting() -> list[tuple[Any, str, Any]]:
+    why, report = WhyNoPartition.__call__, WhyNoPartitionReporter.report_reject
+    supported = CapabilityBasedPartitioner._is_node_supported
+
+    def said(self: WhyNoPartition, node: torch.fx.Node, reason: str) -> None:
+        why(self, node, reason)
+        _say(node, reason, "")
+
+    def reported(self: WhyNoPartitionReporter, node: torch.fx.Node, reason: str) -> None:
+        report(self, node, reason)
+        _say(node, reason, "")
+
+    def answered(self: CapabilityBasedPartitioner, node: torch.fx.Node) -> bool:
+        answer: bool = supported(self, node)
+        if not answer:
+            refused(self.operator_support, node)
+        return answer
+
+    return [
+        (WhyNoPartition, "__call__", said),
+        (WhyNoPartitionReporter, "report_reject", reported),
+        (CapabilityBasedPartitioner, "_is_node_supported", answered),
+    ]
+
+
+_REPORTING = replacing(_reporting)
+
+
+@cache  # the same context for the same function: contexts of several threads end in any order
+def proposing_with(propose: Callable[[Any], Any]) -> AbstractContextManager[None]:
+    """Return a context that replaces how torch.fx's and ExecuTorch's partitioners propose, in all threads.
+
+    Their constructors make a table of everything downstream of every node, quadratic in the graph; it is made when
+    somebody asks for it only.
+    """
+    classes = (CapabilityBasedPartitioner, GroupBasedPartitioner)
+    viewers = (fx_partitioner, group_partitioner)
+    return replacing(
+        lambda: [
+            *((kind, "propose_partitions", propose) for kind in classes),
+            *((module, "_DependencyViewer", partial(_LazyTable, module._DependencyViewer)) for module in viewers),
+        ]
+    )
+
+
+class _LazyTable:
+    """A table of downstream nodes that is made when it is first asked."""
+
+    def __init__(self, table: Callable[[torch.fx.GraphModule], Any], graph_module: torch.fx.GraphModule) -> None:
+        self._make, self._graph_module, self._made = table, graph_module, None
+
+    def __getattr__(self, name: str) -> Any:
+        if self._made is None:
+            self._made = self._make(self._graph_module)
+        return getattr(self._made, name)
+
+
+def qualified_operator(node: torch.fx.Node) -> str:
+    """Return the name by which torch.fx's partitioner knows a node's operator."""
+    return str(_get_qualified_name(node.target))  # type: ignore[arg-type]
+
+
+def _waiting() -> list[tuple[Any, str, Any]]:
+    def alone(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def waiting(*args: Any, **kwargs: Any) -> Any:
+            with conversion():
+                return function(*args, **kwargs)
+
+        return waiting
+
+    manager = EdgeProgramManager
+    methods = [(manager, name) for name in ("__init__", "transform", "to_backend", "to_executorch")]
+    # What to_edge and to_edge_transform_and_lower call before they have a manager.
+    functions = [(et_program, name) for name in ("_generate_edge_program", "_gen_edge_manager_for_partitioners")]
+    return [(owner, name, alone(getattr(owner, name))) for owner, name in methods + functions]
+
+
+WAITING = replacing(_waiting)
+"""A context in which ExecuTorch's own conversions take the lock of conversions."""

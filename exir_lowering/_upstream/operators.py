@@ -1,0 +1,223 @@
+"""Operators of torch: their names, their schemas, the operators of a file; nothing here needs ExecuTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from exir_lowering._upstream import executorch_operators
+
+__all__ = [
+    "Argument",
+    "FunctionalOperator",
+    "Operator",
+    "argument_names",
+    "defining",
+    "find_operator",
+    "functional_operator",
+    "is_view",
+    "known_operators",
+    "mutates_arguments",
+    "operator_name",
+    "operator_packet",
+    "registered_operators",
+    "wrapped_operator",
+    "written_arguments",
+]
+
+_OVERLOAD = type(torch.ops.aten.add.Tensor)  # the class is private, its objects are not
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """An argument of an operator, as its schema says.
+
+    Attributes:
+        name: Its name.
+        type: Its type, in TorchScript's words: "Optional[Tensor]".
+        keyword: Whether it is given by keyword only.
+        out: Whether the operator writes its result there.
+        written: Whether the operator writes there.
+    """
+
+    name: str
+    type: str
+    keyword: bool
+    out: bool
+    written: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """An operator of torch.
+
+    Attributes:
+        call: What executes it.
+        arguments: Its arguments.
+        tags: The tags that torch gives it.
+        views: Whether a result may be a view of an argument.
+    """
+
+    call: Any
+    arguments: tuple[Argument, ...]
+    tags: frozenset[torch.Tag]
+    views: bool
+
+
+@lru_cache(maxsize=4096)
+def _operator(call: Any) -> Operator:
+    schema = call._schema  # torch has no public way to it
+    return Operator(
+        call,
+        tuple(
+            Argument(a.name, str(a.type), a.kwarg_only, a.is_out, a.alias_info is not None and a.alias_info.is_write)
+            for a in schema.arguments
+        ),
+        frozenset(call.tags),
+        any(result.alias_info is not None for result in schema.returns),
+    )
+
+
+_DEFINED_BY = {"quantized_decomposed": ("torch.ao.quantization.fx._decomposed", "executorch.exir")}
+"""What registers the operators of a namespace, those of torch before those of ExecuTorch's compiler."""
+
+
+def defining(namespace: str) -> Iterator[None]:
+    """Let a caller look an operator up, once more after each import of what registers operators of its namespace."""
+    yield
+    for module in _DEFINED_BY.get(namespace, ()):
+        import_module(module)
+        yield
+
+
+def find_operator(namespace: str, name: str, overload: str) -> Operator | None:
+    """Return an operator that is registered in this process, None when there is none of that name.
+
+    Args:
+        namespace: Such as "aten".
+        name: Such as "add".
+        overload: Such as "Tensor", or "default".
+    """
+    found: Any = torch.ops
+    try:
+        for part in (namespace, name, overload):
+            found = getattr(found, part)
+    except (AttributeError, RuntimeError):
+        return None
+    return _operator(found) if isinstance(found, _OVERLOAD) else None  # and nothing else that a name may lead to
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionalOperator:
+    """An operator that returns what an out variant writes.
+
+    Attributes:
+        call: The operator; takes its arguments by name.
+        inputs: The arguments of the out variant that it takes, with their positions there.
+        outputs: The positions of those that the out variant writes.
+        dtype: Whether it is told the type of its result.
+    """
+
+    call: Any
+    inputs: tuple[tuple[int, str], ...]
+    outputs: tuple[int, ...]
+    dtype: bool
+
+
+@lru_cache(maxsize=1024)
+def functional_operator(name: str, overload: str) -> FunctionalOperator | None:
+    """Return what an operator of a file computes without writing it anywhere; None when torch does not have that.
+
+    The out variant says by `is_out` what it writes; the functional one has the other arguments.
+    """
+    own, schema = executorch_operators.function(name, overload), executorch_operators.schema(name, overload)
+    if own is not None:
+        given = tuple((position, one.name) for position, one in enumerate(schema.arguments) if not one.is_out)
+        written = tuple(position for position, one in enumerate(schema.arguments) if one.is_out)
+        return FunctionalOperator(own[0], given, written, own[1])
+    for _ in defining(name.partition("::")[0]):
+        found = _registered_functional(name, overload)
+        if found is not None:
+            return found
+    return None
+
+
+def _registered_functional(name: str, overload: str) -> FunctionalOperator | None:
+    namespace, _, base = name.partition("::")
+    found = find_operator(namespace, base, overload or "default")
+    if found is None:
+        return None
+    inputs = tuple((position, one.name) for position, one in enumerate(found.arguments) if not one.out)
+    outputs = tuple(position for position, one in enumerate(found.arguments) if one.out)
+    types = [(one.name, one.type) for one in found.arguments if not one.out]
+    packet = found.call.overloadpacket
+    for other in packet.overloads() if outputs else ():
+        schema = getattr(packet, other)._schema
+        names = {name for name, _ in types}
+        shared = [(one.name, str(one.type)) for one in schema.arguments if one.name in names]
+        added = [one for one in schema.arguments if one.name not in names]
+        if shared == types and not schema.is_mutable and all(one.has_default_value() for one in added):
+            return FunctionalOperator(
+                getattr(packet, other), inputs, outputs, any(one.name == "dtype" for one in added)
+            )
+    return None
+
+
+def wrapped_operator(target: Any) -> Any:
+    """Return the ATen operator that an Edge operator wraps; torch's own operators keep something else under `_op`."""
+    return target if isinstance(target, torch._ops.OpOverload) else getattr(target, "_op", target)
+
+
+def operator_name(target: Any) -> str:
+    """Return an operator's name as people write it, such as `aten.add.Tensor`; Edge operators wrap the ATen one."""
+    op = wrapped_operator(target)
+    if isinstance(op, (torch._ops.OpOverload, torch._ops.HigherOrderOperator)):
+        return str(op)
+    return str(getattr(op, "__name__", op))
+
+
+def operator_packet(target: Any) -> Any:
+    """Return an operator without its overload, such as `torch.ops.aten.add`; Edge operators wrap the ATen one."""
+    op = wrapped_operator(target)
+    return getattr(op, "overloadpacket", op)
+
+
+def argument_names(target: Any) -> tuple[str, ...]:
+    """Return the names of an operator's arguments by position; none when it has no schema."""
+    schema = getattr(wrapped_operator(target), "_schema", None)
+    return tuple(argument.name for argument in schema.arguments) if schema is not None else ()
+
+
+def mutates_arguments(target: Any) -> bool:
+    """Tell whether an operator writes into its arguments; no when it has no schema."""
+    schema = getattr(wrapped_operator(target), "_schema", None)
+    return bool(schema is not None and schema.is_mutable)
+
+
+def known_operators() -> frozenset[str]:
+    """Return the names of all operators that are registered, such as `aten.add.Tensor`."""
+    names = (name.replace("::", ".") for name in torch._C._dispatch_get_all_op_names())
+    return frozenset(name if name.count(".") > 1 else f"{name}.default" for name in names)
+
+
+def written_arguments(target: Any) -> tuple[str, ...]:
+    """Return the names of the arguments that an operator writes to; none when it has no schema."""
+    schema = getattr(wrapped_operator(target), "_schema", None)
+    arguments = schema.arguments if schema is not None else ()
+    return tuple(argument.name for argument in arguments if argument.alias_info and argument.alias_info.is_write)
+
+
+def is_view(target: Any) -> bool:
+    """Tell whether an operator returns a view of its first argument."""
+    return bool(getattr(wrapped_operator(target), "is_view", False))
+
+
+def registered_operators() -> list[str]:
+    """Return the names of the dispatcher's operators, such as "aten::add.Tensor"; a look-up by attribute makes some."""
+    names: list[str] = torch._C._dispatch_get_all_op_names()
+    return names

@@ -1,0 +1,145 @@
+"""Programs and graph modules: made of their parts, without checking again what is valid already."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+
+# A graph's fake tensors belong to a mode that a new fake tensor has to share.
+from torch._guards import detect_fake_mode
+
+# The call-delegate operator has no public name in torch.
+from torch._higher_order_ops.executorch_call_delegate import executorch_call_delegate
+
+# Tells tensors without memory apart.
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.export import ExportedProgram, ExportGraphSignature
+from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
+
+# Generates Python code only when a graph module is called; most partitions never are.
+from torch.fx._lazy_graph_module import _LazyGraphModule
+
+# An ExportedProgram describes its inputs and outputs by pytree specs.
+from torch.utils import _pytree as pytree
+
+__all__ = [
+    "CALL_DELEGATE",
+    "DelegatedProgram",
+    "assemble_program",
+    "fake_mode_of",
+    "fix_signature",
+    "flat_call_signature",
+    "guards_code_of",
+    "lazy_graph_module",
+]
+
+CALL_DELEGATE = executorch_call_delegate
+
+
+def lazy_graph_module(root: Mapping[str, Any], graph: torch.fx.Graph) -> torch.fx.GraphModule:
+    """Return a graph module that compiles its Python code at its first call, if there is one.
+
+    Args:
+        root: The attributes that the graph's get_attr nodes name.
+        graph: The graph; it is not copied.
+    """
+    return _LazyGraphModule(dict(root), graph)
+
+
+def fake_mode_of(graph_module: torch.fx.GraphModule) -> FakeTensorMode | None:
+    """Return the fake mode of a graph's placeholders, None when they have no fake tensor."""
+    values = [node.meta.get("val") for node in graph_module.graph.nodes if node.op == "placeholder"]
+    mode: FakeTensorMode | None = detect_fake_mode(values)
+    return mode
+
+
+def assemble_program(
+    *,
+    graph_module: torch.fx.GraphModule,
+    signature: ExportGraphSignature,
+    state_dict: dict[str, Any],
+    constants: dict[str, Any],
+    range_constraints: dict[Any, Any],
+    module_call_graph: list[ModuleCallEntry],
+    example_inputs: tuple[tuple[Any, ...], dict[str, Any]] | None,
+    verifiers: Sequence[Any],
+    guards_code: Sequence[str],
+    kind: type[ExportedProgram] = ExportedProgram,
+) -> ExportedProgram:
+    """Make an ExportedProgram of parts that are valid already.
+
+    The constructor interprets every node again, generates the module's code and looks for duplicate getitems: as
+    much work as the rest of lowering, for nodes that were verified when the input was built. What this package
+    changes (signatures, the calls) is checked by `checks.py` instead.
+    """
+    program = object.__new__(kind)
+    program._graph_module = graph_module
+    program._graph_signature = signature
+    program._state_dict = state_dict
+    program._range_constraints = range_constraints
+    program._module_call_graph = module_call_graph
+    program._example_inputs = example_inputs
+    program._constants = constants
+    program._verifiers = list(verifiers)
+    program._guards_code = list(guards_code)
+    return program
+
+
+class _FixedSignature(ExportGraphSignature):
+    """A signature that nobody changes, which makes each of its tables once; its copies are ordinary ones."""
+
+    def __reduce__(self) -> Any:
+        # torch's tables are read-only views, which cannot be copied.
+        return ExportGraphSignature, (self.input_specs, self.output_specs)
+
+
+for _name, _table in vars(ExportGraphSignature).items():
+    if isinstance(_table, property) and _table.fget is not None:
+        _cached = cached_property(_table.fget)
+        _cached.__set_name__(_FixedSignature, _name)
+        setattr(_FixedSignature, _name, _cached)
+
+
+def fix_signature(program: ExportedProgram) -> None:
+    """Let a program, whose signature is not to change from now on, make each table of its signature once.
+
+    torch makes one of all parameters whenever a name is looked up; partitioners look up each operand of each operator.
+    """
+    signature = program.graph_signature
+    program._graph_signature = _FixedSignature(signature.input_specs, signature.output_specs)
+
+
+class DelegatedProgram(ExportedProgram):
+    """The program of a partition, which eager PyTorch runs when it meets the delegate call.
+
+    In the body of map, scan and while_loop, PyTorch runs it on fake tensors first, and there the weights that the
+    partition owns have to be fake too.
+    """
+
+    def module(self, check_guards: bool = True) -> torch.fx.GraphModule:
+        """Return the program as a module, with fake weights inside of a fake tensor mode."""
+        module = super().module(check_guards=check_guards)
+        mode = detect_fake_mode(None)
+        if mode is not None:
+            for part in module.modules():
+                tables: list[dict[str, Any]] = [part._parameters, part._buffers, part.__dict__]
+                for table in tables:
+                    for name, value in list(table.items()):
+                        if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
+                            table[name] = mode.from_tensor(value, static_shapes=True)
+        return module
+
+
+def guards_code_of(program: ExportedProgram) -> list[str]:
+    """Return the input guards that export recorded."""
+    return list(program._guards_code)
+
+
+def flat_call_signature(signature: ExportGraphSignature) -> ModuleCallEntry:
+    """Describe a call that takes and returns flat lists of values."""
+    in_spec = pytree.tree_flatten((tuple(signature.user_inputs), {}))[1]
+    out_spec = pytree.tree_flatten(list(signature.user_outputs))[1]
+    return ModuleCallEntry("", ModuleCallSignature(inputs=[], outputs=[], in_spec=in_spec, out_spec=out_spec))

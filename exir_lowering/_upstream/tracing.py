@@ -1,0 +1,121 @@
+"""What tracing and decomposing change in the process while they run, and how it is put back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from executorch.exir import tracer as et_tracer
+
+# Tracing that is interrupted, or that a forked child never goes on with, leaves its switches as they are. They are
+# looked up by name: they are global variables, and some come and go with versions of torch.
+from torch import compiler as torch_compiler
+from torch._export import utils as export_utils
+
+# Rules of fake tensors for operators, which conversions add to.
+from torch._subclasses import fake_impls
+from torch.export import _trace, exported_program
+from torch.fx import _lazy_graph_module, _symbolic_trace, traceback
+from torch.fx.experimental import proxy_tensor
+
+from exir_lowering._upstream.replacing import replacing
+
+__all__ = [
+    "DECOMPOSITIONS",
+    "ConversionState",
+]
+
+_SWITCHES: Sequence[tuple[Any, str]] = (
+    (traceback, "current_meta"),
+    (traceback, "current_replay_node"),
+    (traceback, "should_preserve_node_meta"),
+    (traceback, "_should_preserve_node_meta"),
+    (_symbolic_trace, "CURRENT_PATCHER"),
+    (_symbolic_trace, "_is_fx_tracing_flag"),
+    (proxy_tensor, "_CURRENT_MAKE_FX_TRACER"),
+    (_lazy_graph_module, "_use_lazy_graph_module_flag"),
+    (_lazy_graph_module, "_force_skip_lazy_graph_module_flag"),
+    (_trace, "_EXPORT_FLAGS"),
+    (_trace, "_EXPORT_MODULE_HIERARCHY"),
+    (export_utils, "_DISABLE_ATEN_TO_ASSERTION_PASS"),
+    (torch_compiler, "_is_compiling_flag"),
+    (torch_compiler, "_is_exporting_flag"),
+    (torch_compiler, "_is_non_strict_tracing_flag"),
+    (et_tracer, "TRACER"),
+    (torch.nn.Module, "__call__"),
+    (torch.nn.Module, "__getattr__"),
+)
+"""The global variables that tracing switches while it runs, and the methods that it patches."""
+
+
+class ConversionState:
+    """What conversions change in the process while they run, as it is at one moment."""
+
+    def __init__(self) -> None:
+        self._switches = [(owner, name, getattr(owner, name)) for owner, name in _SWITCHES if hasattr(owner, name)]
+        self._meta = dict(traceback.current_meta)
+
+    def restore(self) -> None:
+        """Put everything back: tracing does so itself, unless it was interrupted while it was about to, or is gone."""
+        before = {name: value for _, name, value in self._switches}["CURRENT_PATCHER"]
+        patcher = _symbolic_trace.CURRENT_PATCHER
+        if patcher is not None and patcher is not before:
+            for patch in reversed(patcher.patches_made):
+                patch.revert()
+        for owner, name, value in self._switches:
+            if getattr(owner, name) is not value:
+                setattr(owner, name, value)
+        if traceback.current_meta != self._meta:
+            traceback.current_meta.clear()
+            traceback.current_meta.update(self._meta)
+        for kernels in _decomposing:
+            kernels.restore()
+
+
+class _Kernels:
+    """The Python kernels that operators have before a conversion decides which of them it decomposes."""
+
+    def __init__(self, operators: Iterable[Any]) -> None:
+        self._tables = [(operator, dict(operator.py_kernels)) for operator in operators]
+        self._rules = dict(fake_impls.op_implementations_dict)
+
+    def restore(self) -> None:
+        for operator, table in self._tables:
+            if operator.py_kernels != table:
+                operator.py_kernels.clear()
+                operator.py_kernels.update(table)
+                operator._dispatch_cache.clear()
+        for operator, _ in self._tables:
+            rule = self._rules.get(operator)
+            if rule is not None:
+                fake_impls.op_implementations_dict[operator] = rule
+            else:
+                fake_impls.op_implementations_dict.pop(operator, None)
+
+
+_decomposing: list[_Kernels] = []
+"""The conversions that have kernels replaced: one inside of the other, as there is a lock."""
+
+
+def _decompositions() -> list[tuple[Any, str, Any]]:
+    override = exported_program._override_composite_implicit_decomp
+
+    @contextmanager
+    def restored(operators: Any) -> Iterator[None]:
+        kernels = _Kernels(operators)
+        _decomposing.append(kernels)
+        try:
+            with override(operators):
+                yield
+        finally:
+            # torch restores nothing of what it had replaced when it is interrupted in between.
+            kernels.restore()
+            _decomposing.remove(kernels)
+
+    return [(exported_program, "_override_composite_implicit_decomp", restored)]
+
+
+DECOMPOSITIONS = replacing(_decompositions)
+"""A context in which what conversions replace in operators is put back however they end."""

@@ -1,0 +1,48 @@
+"""How torch describes nested inputs and outputs: pytree, and the types that are registered with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+# An ExportedProgram describes its inputs and outputs by pytree specs.
+from torch.utils import _pytree as pytree
+
+__all__ = [
+    "context_reader",
+    "namedtuple_context",
+    "namedtuple_fields",
+    "pytree",
+    "registered_type",
+    "registered_types",
+]
+
+# How the context of a named tuple is read, by which such types are told from others.
+namedtuple_context = pytree._namedtuple_deserialize
+
+
+def registered_type(name: str) -> Any:
+    """Return the type that pytree knows by the name that it is written down by; None when there is none.
+
+    `treespec_loads` finds types here too, but imports what else the text names.
+    """
+    kind = pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.get(name)
+    # Types without such a name share a key.
+    own = name != pytree.NO_SERIALIZED_TYPE_NAME_FOUND and kind in pytree.SUPPORTED_SERIALIZED_TYPES
+    return kind if own else None
+
+
+def namedtuple_fields(kind: Any) -> tuple[str, ...] | None:
+    """Return the fields of a named tuple's class; None for anything else."""
+    return tuple(kind._fields) if pytree.is_namedtuple_class(kind) else None
+
+
+def context_reader(kind: Any) -> Callable[[Any], Any] | None:
+    """Return what reads the context of a registered type in a written structure; None when it is plain JSON."""
+    reader: Callable[[Any], Any] | None = pytree.SUPPORTED_SERIALIZED_TYPES[kind].from_dumpable_context
+    return reader
+
+
+def registered_types() -> list[Any]:
+    """Return the types that are registered with pytree."""
+    return list(pytree.SUPPORTED_NODES)

@@ -1,0 +1,83 @@
+"""The original graphs as what executes the methods of a lowered module: in the process that lowered them only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from exir_lowering import graphs
+from exir_lowering._upstream import locks
+from exir_lowering._upstream.ambient import neutral
+from exir_lowering._upstream.delegates import LoweredBackendModule, with_original
+from exir_lowering._upstream.programs import DelegatedProgram
+from exir_lowering._upstream.trees import pytree
+from exir_lowering.errors import InputError
+from exir_lowering.errors.interrupts import let_through
+from exir_lowering.lowered_module.convention import Convention
+from exir_lowering.runtime.inputs import show
+from exir_lowering.steps.conversions import converting
+
+
+class OriginalRunner:
+    """Executes programs in PyTorch, each partition by its original graph."""
+
+    def __init__(self, programs: Mapping[str, ExportedProgram]) -> None:
+        self._programs = programs
+        self._modules: dict[str, Any] = {}
+
+    def run(self, convention: Convention, leaves: Sequence[Any]) -> list[Any]:
+        """Execute a method.
+
+        Raises:
+            InputError: The graph refuses an argument.
+        """
+        name = convention.method
+        if name not in self._modules:
+            with locks.conversion(), converting([self._programs[name]], gradients=False):
+                self._modules[name] = with_own_state(self._programs[name]).module()
+        given = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        for index in convention.written:
+            if isinstance(given[index], torch.Tensor):
+                given[index] = given[index].clone()
+        args, kwargs = convention.arguments(given)
+        try:
+            with neutral():
+                returned = self._modules[name](*args, **kwargs)
+        except Exception as error:
+            let_through(error)
+            shown = ", ".join(f"{label}: {show(leaf)}" for label, leaf in zip(convention.labels, given, strict=True))
+            raise InputError(
+                f"{name}(): the original graphs do not take these arguments ({shown or 'none'}): "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        outputs = [given[index] for index in convention.written] + pytree.tree_leaves(returned)
+        return [output.clone() if isinstance(output, torch.Tensor) else output for output in outputs]
+
+    def fresh(self) -> OriginalRunner:
+        """Return another one, whose methods are in their initial state."""
+        return OriginalRunner(self._programs)
+
+    def describe(self, name: str) -> str:
+        """Say what executes a method."""
+        return "the original graphs, in PyTorch"
+
+
+def with_own_state(program: ExportedProgram) -> ExportedProgram:
+    """Return a lowered program that writes into buffers of its own, those of its delegates included."""
+    copied = _with_copied_state(program)
+    for _, module in graphs.walk(copied.graph_module):
+        for node in module.graph.nodes:
+            lowered = graphs.attribute(module, str(node.target)) if node.op == "get_attr" else None
+            if isinstance(lowered, LoweredBackendModule):
+                original = _with_copied_state(lowered.original_module, DelegatedProgram)
+                setattr(module, str(node.target), with_original(lowered, original))
+    return copied
+
+
+def _with_copied_state(program: ExportedProgram, kind: type[ExportedProgram] = ExportedProgram) -> ExportedProgram:
+    copied = graphs.copy_program(program, kind=kind)
+    graphs.own_state([copied])
+    return copied

@@ -1,0 +1,81 @@
+"""What a conversion needs of the thread that it runs in, and what it must not leave behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from exir_lowering import graphs
+from exir_lowering._upstream import locks
+from exir_lowering._upstream.ambient import set_aside
+from exir_lowering._upstream.tracing import DECOMPOSITIONS, ConversionState
+
+
+@contextmanager
+def converting(programs: Iterable[ExportedProgram], *, gradients: bool) -> Iterator[None]:
+    """Set aside what `neutral` does for a conversion, and leave nothing behind; the lock of conversions is to be held.
+
+    Args:
+        programs: What is converted. Its default dtype is that of its export: operators that were given no dtype mean
+            it.
+        gradients: Whether they are enabled, as they are by default: a conversion decomposes other operators without.
+    """
+    before = ConversionState()
+    _converting.append(before)
+    try:
+        with DECOMPOSITIONS, settings(programs, gradients=gradients):
+            yield
+    finally:
+        before.restore()
+        _converting.remove(before)
+
+
+_converting: list[ConversionState] = []
+
+
+def _restore_in_child() -> None:
+    """Undo in a forked child what the thread that was converting had changed."""
+    if _converting:
+        _converting[0].restore()
+        _converting.clear()
+
+
+locks.restore_in_child(_restore_in_child)
+
+
+def settings(programs: Iterable[ExportedProgram], *, gradients: bool) -> AbstractContextManager[None]:
+    """Set the same aside as `converting`, for what needs no lock."""
+    return set_aside(_exported_dtype(programs), gradients=gradients)
+
+
+def _exported_dtype(programs: Iterable[ExportedProgram]) -> torch.dtype:
+    """Return the default dtype with which programs were exported, float32 if no operator tells."""
+    for program in programs:
+        for _, module in graphs.walk(program.graph_module):
+            for node in module.graph.nodes:
+                dtype = _defaulted(node)
+                if dtype is not None:
+                    return dtype
+    return torch.float32
+
+
+def _defaulted(node: Node) -> torch.dtype | None:
+    """Return the dtype of a floating-point tensor that an operator made of none, and without being told a dtype."""
+    value = node.meta.get("val")
+    if node.op != "call_function" or not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point:
+        return None
+    if not graphs.operator_name(node).startswith("aten."):
+        return None
+    given = [*node.args, *node.kwargs.values()]
+    if any(isinstance(argument, torch.dtype) for argument in given):
+        return None
+    sources = [source.meta.get("val") for source in node.all_input_nodes]
+    if any(
+        isinstance(source, torch.Tensor) and (source.is_floating_point() or source.is_complex()) for source in sources
+    ):
+        return None
+    return value.dtype
