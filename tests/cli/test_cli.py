@@ -23,6 +23,7 @@ from torch.export import Dim, ExportedProgram, export
 
 import exir_lowering
 from exir_lowering import InvariantError, cli, lower
+from exir_lowering.cli import noise
 from exir_lowering.errors import BackendFailure
 from exir_lowering.partitioners import SupportPartitioner, everything
 from exir_lowering.plugins.registry import PluginInfo
@@ -31,13 +32,13 @@ Main = Callable[..., tuple[int, str, str]]
 RUN = "import sys\nfrom exir_lowering.cli import main\nsys.exit(main())"
 SLOW = """
 import time
-from exir_lowering import cli
+from exir_lowering.cli import programs
 
 def work(_):
     print("ready", flush=True)
     time.sleep(60)
 
-cli._method_files = work
+programs.find_programs = work
 """
 
 
@@ -278,7 +279,7 @@ def test_the_noise_below_is_not_shown(models: Path, tmp_path: Path) -> None:
 
 def test_only_known_lines_are_held_back() -> None:
     shown = io.StringIO()
-    stream = cli._WithoutKnownLines(shown)
+    stream = noise.KnownLineFilter(shown)
     pieces = (
         "[",
         "cpuinfo_utils.cpp",
@@ -301,7 +302,7 @@ def test_filters_are_gone_after_a_command(main: Main) -> None:
     before = warnings.filters[:]
     main("plugins")
     assert warnings.filters == before
-    assert not any(logging.getLogger(name).filters for name in cli._KNOWN_LOGS)
+    assert not any(logging.getLogger(name).filters for name in noise.KNOWN_LOGS)
 
 
 @pytest.mark.parametrize("argv", [["--help"], ["plugins"]])
