@@ -19,7 +19,7 @@ from torch.fx import Node
 
 from exir_lowering import InputError, graphs
 from exir_lowering.graphs import measures
-from exir_lowering.partitioners.supports.support import check_operator
+from exir_lowering.partitioners.supports.checks import check_operator
 from exir_lowering.plugins import let_through
 
 HOST = "host"
