@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from exir_lowering.plugins.backend import CompileSpec
+from exir_lowering.plugins.backend import CompileSpec, TagsNodes
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.testing.report import ConformanceError, ConformanceReport
 from exir_lowering.testing.samples import Case
@@ -16,7 +16,7 @@ def check_backend(
     backend: Any,
     delegate: Delegate | type[Delegate] | None = None,
     *,
-    partitioner: Any = None,
+    partitioner: TagsNodes | str | None = None,
     supports: Any = None,
     compile_specs: Sequence[CompileSpec] = (),
     cases: Sequence[Case | str] | None = None,
@@ -64,7 +64,7 @@ def run_conformance(
     backend: Any,
     delegate: Delegate | type[Delegate] | None = None,
     *,
-    partitioner: Any = None,
+    partitioner: TagsNodes | str | None = None,
     supports: Any = None,
     compile_specs: Sequence[CompileSpec] = (),
     cases: Sequence[Case | str] | None = None,
@@ -90,7 +90,7 @@ def conformance_tests(
     backend: Any,
     delegate: Delegate | type[Delegate] | None = None,
     *,
-    partitioner: Any = None,
+    partitioner: TagsNodes | str | None = None,
     supports: Any = None,
     compile_specs: Sequence[CompileSpec] = (),
     cases: Sequence[Case | str] | None = None,

@@ -19,9 +19,6 @@ from torch.fx.passes.operator_support import OperatorSupportBase
 from exir_lowering import InputError, PartitionerContractError, graphs
 from exir_lowering.plugins import let_through
 
-SupportLike = Any
-"""A `Support`, a torch.fx `OperatorSupportBase`, or a function from a node to a bool."""
-
 
 @dataclass(frozen=True, slots=True)
 class No:
@@ -122,6 +119,10 @@ class Support(ABC):
     def __bool__(self) -> bool:
         """Refuse: `and`, `or` and `not` cannot be overloaded."""
         raise TypeError("A Support has no truth value: combine supports with &, | and ~ instead of and, or and not.")
+
+
+SupportLike = Support | OperatorSupportBase | Callable[[Node], bool]
+"""A `Support`, a torch.fx `OperatorSupportBase`, or a function from a node to a bool."""
 
 
 @dataclass(frozen=True)
