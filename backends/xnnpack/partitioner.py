@@ -116,7 +116,7 @@ def _configs(operators: Any) -> list[Any] | None:
 
 
 def _near(operator: object, known: Collection[str]) -> str:
-    """Return the end of a sentence: the names that are near to what is no operator, or all of them."""
+    """Return the end of a sentence: the names near to one that is unknown, or all of them."""
     if isinstance(operator, str):
         namespaces = {name.partition(".")[0] for name in known}
         names = operator.split(".")

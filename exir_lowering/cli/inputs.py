@@ -28,7 +28,7 @@ def check_inputs(given: Sequence[str]) -> None:
         given: The arguments.
 
     Raises:
-        InputError: One names no file that is there, and is in none of the other forms.
+        InputError: One is neither a file that exists nor in one of the other forms.
     """
     for text in given:
         if _is_file(text):

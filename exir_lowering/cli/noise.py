@@ -75,7 +75,7 @@ def quieten() -> Iterator[None]:
     try:
         quiet = cast("TextIO", KnownLineFilter(sys.stderr))
         with warnings.catch_warnings(), contextlib.redirect_stderr(quiet):
-            # Both tell programmers what to change in their code, and there is none of theirs in a command.
+            # Both tell programmers what to change in their code, and a command has no code of theirs.
             warnings.simplefilter("ignore", FutureWarning)
             warnings.simplefilter("ignore", DeprecationWarning)
             show = warnings.showwarning

@@ -71,7 +71,7 @@ def find_programs(given: Sequence[str]) -> dict[str, Path]:
         The file of each method.
 
     Raises:
-        InputError: There is no such file, or a method has no name of its own.
+        InputError: A file does not exist, or a method is named twice or not at all.
     """
     files: dict[str, Path] = {}
     for text in given:
@@ -119,7 +119,7 @@ def make_edge_config(arguments: argparse.Namespace) -> EdgeCompileConfig | None:
         ExecuTorch's configuration; None for its default.
 
     Raises:
-        InputError: There is no operator of a name that is to be allowed.
+        InputError: An operator that is to be allowed does not exist.
     """
     from executorch.exir import EdgeCompileConfig
 

@@ -151,11 +151,17 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.engine == "interpreter":
         say("Run by the interpreter in Python, which is not ExecuTorch's runtime.", error=arguments.json)
     if save is not None:
-        content = io.BytesIO()
-        torch.save(outputs, content)
-        write_file(save, content.getbuffer())
+        _save_outputs(save, outputs)
         say(f"{describe_written(save)}: the list of outputs, for torch.load.", error=arguments.json)
     return OK
+
+
+def _save_outputs(path: Path, outputs: Sequence[Any]) -> None:
+    import torch
+
+    content = io.BytesIO()
+    torch.save(outputs, content)
+    write_file(path, content.getbuffer())
 
 
 def _choose_method(wanted: str | None, names: Sequence[str], source: Path) -> str:

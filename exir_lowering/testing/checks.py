@@ -65,15 +65,15 @@ def check_handles(trial: Trial) -> None:
         raise Broken(
             "destroy",
             f"{delegate.compiled} handles were compiled, {delegate.destroyed} destroyed, and {delegate.again} of them "
-            f"again, after {_LOADS} programs were loaded and dropped; expected each to be destroyed once. Keep nothing "
-            "of the program alive, such as the exception, the frame or the program itself.",
+            f"more than once, after {_LOADS} programs were loaded and dropped; expected each to be destroyed once. "
+            "Keep no part of the program alive, such as the exception, the frame or the program itself.",
         )
     alive = delegate.count_alive()
     if alive >= _LOADS:
         raise Broken(
             "destroy",
-            f"{alive} handles are alive after {_LOADS} programs were loaded and dropped; expected none. Let "
-            "go in `destroy` of what `compile` returned: take it out of lists and caches.",
+            f"{alive} handles are alive after {_LOADS} programs were loaded and dropped; expected none. "
+            "Release in `destroy` what `compile` returned: remove it from lists and caches.",
         )
 
 
@@ -128,14 +128,14 @@ def check_wrong_number_of_inputs(trial: Trial) -> None:
     if delegate.accepted:
         raise Broken(
             "inputs",
-            f"`execute` took {delegate.accepted[0]} and raised nothing. A file does not say where the inputs of a call "
-            "end, so `execute` may be tried with more or fewer: write their number into the payload and compare.",
+            f"`execute` accepted {delegate.accepted[0]} without raising. A file does not say where the inputs of a "
+            "call end, so `execute` may be tried with more or fewer: write their number into the payload and compare.",
         )
     _check_seen(delegate)
 
 
 def check_no_payload(trial: Trial) -> None:
-    """Compile what is no payload."""
+    """Compile bytes that are not a payload."""
     _check_refusals(
         trial, {"an empty payload": lambda p: b"", "bytes of another kind": lambda p: b"no payload of a backend"}
     )
@@ -218,7 +218,7 @@ def _require_watched(delegate: WatchedDelegate | None) -> WatchedDelegate:
 
 
 def _check_seen(delegate: WatchedDelegate | None) -> None:
-    """Look at what was seen while a delegate was at work."""
+    """Check what was seen while a delegate was at work."""
     if delegate is None:
         return
     if delegate.written:
@@ -228,4 +228,6 @@ def _check_seen(delegate: WatchedDelegate | None) -> None:
             "Compute into new tensors.",
         )
     if delegate.raised:
-        raise Broken("destroy", f"`destroy` raised {delegate.raised[0]}. It lets go of one handle, once, and no other.")
+        raise Broken(
+            "destroy", f"`destroy` raised {delegate.raised[0]}. It has to release one handle, once, and no other."
+        )

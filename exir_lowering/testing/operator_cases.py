@@ -124,7 +124,7 @@ def _dtypes() -> Iterator[Case]:
     )
     yield case(
         "dtype/not-finite",
-        "Weights may be infinite or no number.",
+        "Weights may be infinite or NaN.",
         lambda m, x: x + m.w,
         _MATRIX,
         hold=lambda: {"w": torch.tensor([float("inf"), float("-inf"), float("nan")])},

@@ -31,7 +31,7 @@ class Matching:
     Attributes:
         found: The chosen matches in topological order, by their last nodes where that is free.
         reasons: For nodes that were close to being in a match, the candidate's number and why they are not.
-        nearest: For candidates without a match, the node where the first one was close, and why it is none.
+        nearest: For candidates without a match, the node where one was close first, and why it is not a match.
         comparisons: How many times a part of a pattern was compared with a node or value.
     """
 

@@ -29,7 +29,7 @@ class ExactCosts:
     """A model's answers, checked and exact.
 
     Raises:
-        InputError: The model has no cost for an operator on the host, or an answer is no cost.
+        InputError: The model has no cost for an operator on the host, or an answer is not a valid cost.
     """
 
     def __init__(self, model: CostModel) -> None:

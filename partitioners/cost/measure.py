@@ -75,9 +75,7 @@ def measure_costs(
     whole = _excerpt_partitions(program, partitioner)
     alone = {key: piece.program for key, piece in pieces.items() if len(piece.operators) == 1}
     taken = {key: piece.program for key, piece in (*pieces.items(), *whole.items())}
-    runs = [
-        _TimedProgram(name, HOST, _load({name: probe}, None)[name][0], probe) for name, probe in _make_probes().items()
-    ]
+    runs = _load_probes()
     runs += [_TimedProgram(key, HOST, method, alone[key]) for key, (method, _) in _load(alone, None).items()]
     for key, (method, backend) in _load(taken, partitioner).items():
         if backend is not None:
@@ -85,9 +83,8 @@ def measure_costs(
     net = _subtract_overheads(_time(runs, repeat, warmup))
     places, per_call = _tabulate_costs(net, pieces)
     for place in per_call:
-        factor = _measure_fusion(
-            [(whole[run.key], s) for run, s in net if run.key in whole], places[place], per_call[place]
-        )
+        measured = [(whole[run.key], seconds) for run, seconds in net if run.key in whole]
+        factor = _measure_fusion(measured, places[place], per_call[place])
         places[place] = {key: seconds * factor for key, seconds in places[place].items()}
     return CostTable(places, _time_copy(repeat), per_call)
 
@@ -285,6 +282,11 @@ class _TimedProgram:
         """Bytes that go in and out."""
         values = [*_list_user_inputs(self.program), *(node.meta.get("val") for node in self.outputs)]
         return sum(measures.tensor_bytes(tensor) for value in values for tensor in measures.tensors(value))
+
+
+def _load_probes() -> list[_TimedProgram]:
+    probes = _make_probes().items()
+    return [_TimedProgram(name, HOST, _load({name: probe}, None)[name][0], probe) for name, probe in probes]
 
 
 def _list_user_inputs(program: ExportedProgram) -> list[Any]:

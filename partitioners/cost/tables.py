@@ -74,7 +74,7 @@ class CostTable:
         """Check the costs and the operator names.
 
         Raises:
-            InputError: A cost is no finite number of at least 0, an operator does not exist, or the host is missing.
+            InputError: A cost is not a finite number of at least 0, an operator does not exist, or the host is missing.
         """
         _check_table(self)
 
@@ -103,7 +103,7 @@ class CostTable:
         """Read a table that `save` wrote.
 
         Raises:
-            InputError: The file cannot be read, is of another version, or its content is not what it should be.
+            InputError: The file cannot be read, is of another version, or its content is invalid.
         """
         where = f"Cost table {os.fspath(path)!r}"
         try:
@@ -175,7 +175,7 @@ class RooflineModel:
         """Check the speeds.
 
         Raises:
-            InputError: A speed is no finite number above 0, a place has one speed only, or the host is missing.
+            InputError: A speed is not a finite number above 0, a place has one speed only, or the host is missing.
         """
         for name, speeds in (("flops_per_second", self.flops_per_second), ("bytes_per_second", self.bytes_per_second)):
             _check_mapping(name, speeds)

@@ -61,7 +61,7 @@ def one_of(*operators: Any) -> Callable[..., Any]:
         operators: Operators such as `torch.ops.aten.relu.default`, with the same arguments where they are given.
 
     Raises:
-        InputError: None is given, or one is no operator overload.
+        InputError: No operator is given, or one is not an operator overload.
     """
     if not operators:
         raise InputError("one_of() got no operator. Give it operators such as torch.ops.aten.relu.default.")
@@ -72,7 +72,7 @@ def _name_overload(target: Any) -> str:
     name = graphs.target_name(target)
     if name.count(".") != 2 or not callable(target) or not list_argument_names(name):
         raise InputError(
-            f"{target!r} is no operator overload. Expected one such as torch.ops.aten.relu.default"
+            f"{target!r} is not an operator overload. Expected one such as torch.ops.aten.relu.default"
             + (f", for example torch.ops.{target}.{target.overloads()[0]}." if hasattr(target, "overloads") else ".")
         )
     return name
@@ -158,7 +158,7 @@ class _TemplateReader:
         return value
 
     def build(self, graph: Graph, results: Sequence[Any]) -> Template:
-        """Make the template, and refuse what is none."""
+        """Make the template, or refuse the graph."""
         nodes = [node for node in graph.nodes if node.op == "call_function"]
         if not nodes:
             raise self.error("the function calls no operator. Call at least one on its parameters.")
@@ -258,7 +258,7 @@ class _TracedFunction(_TemplateReader):
     def build(self, graph: Graph, results: Sequence[Any]) -> Template:
         for node in graph.nodes:
             if node.op not in ("placeholder", "call_function", "output"):
-                raise self.refused(f"It calls the method {node.target}, which is no operator overload.")
+                raise self.refused(f"It calls the method {node.target}, which is not an operator overload.")
             if node.target is operator.getitem:
                 self.check_item(node)
         return super().build(graph, results)

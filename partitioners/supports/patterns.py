@@ -103,7 +103,7 @@ class PatternSupport(Support):
         """Take patterns.
 
         Raises:
-            InputError: There is none, or one of them is something else.
+            InputError: No pattern is given, or something else than a pattern.
         """
         for pattern in patterns:
             if not isinstance(pattern, Pattern):
