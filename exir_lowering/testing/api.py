@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from exir_lowering.plugins.backend import CompileSpec, TagsNodes
+from executorch.exir.backend.backend_details import BackendDetails
+
+from exir_lowering.plugins.backend import Backend, CompileSpec, TagsNodes
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.testing.report import ConformanceError, ConformanceReport
 from exir_lowering.testing.samples import Case
@@ -13,7 +15,7 @@ from exir_lowering.testing.suite import AVAILABLE, SOMETHING_PASSES, Suite, Suit
 
 
 def check_backend(
-    backend: Any,
+    backend: Backend | type[Backend] | type[BackendDetails] | str,
     delegate: Delegate | type[Delegate] | None = None,
     *,
     partitioner: TagsNodes | str | None = None,
@@ -61,7 +63,7 @@ def check_backend(
 
 
 def run_conformance(
-    backend: Any,
+    backend: Backend | type[Backend] | type[BackendDetails] | str,
     delegate: Delegate | type[Delegate] | None = None,
     *,
     partitioner: TagsNodes | str | None = None,
@@ -87,7 +89,7 @@ def run_conformance(
 
 
 def conformance_tests(
-    backend: Any,
+    backend: Backend | type[Backend] | type[BackendDetails] | str,
     delegate: Delegate | type[Delegate] | None = None,
     *,
     partitioner: TagsNodes | str | None = None,

@@ -114,18 +114,40 @@ def refused(result: tuple[int, str, str], *parts: str, code: int = 2) -> str:
 
 def test_help_and_usage_come_without_torch(tmp_path: Path) -> None:
     run = "import sys\nfrom exir_lowering.cli import main\ncode = main()"
-    check = "\nassert not {'torch', 'executorch'} & set(sys.modules), 'imported'\nsys.exit(code)"
+    check = (
+        "\nassert not {'torch', 'executorch'} & set(sys.modules), 'imported'\nsys.exit(code)"
+    )
     for argv, code, part in (
         (["--help"], 0, "examples:"),
         (["lower", "--help"], 0, "--partitioner"),
         (["--version"], 0, metadata.version("exir-lowering")),
         (["lower", tmp_path / "none.pt2", "-o", "x.pte"], 2, "There is no file"),
         (["run", tmp_path / "none.pte"], 2, "There is no file"),
+        (["run", tmp_path, "--json"], 2, "is a directory"),
+        (["demo", "-o", "x.bin"], 2, "ends in .pte"),
         ([], 2, "COMMAND"),
     ):
         done = command(*argv, code=run + check)
         assert done.returncode == code, done.stderr
         assert part in done.stdout + done.stderr
+
+
+def test_the_run_command_imports_no_step_of_the_compiler_itself() -> None:
+    """What `exir_lowering.load` imports is another matter."""
+    code = (
+        "import sys, exir_lowering.cli.run\n"
+        "loaded = [name for name in sys.modules if name.startswith(('exir_lowering.steps', 'exir_lowering.pipeline', "
+        "'exir_lowering.cli.pt2', 'exir_lowering.cli.embeddings', 'torch', 'executorch'))]\n"
+        "assert not loaded, loaded"
+    )
+    done = command(code=code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_python_m_is_the_same_command_line() -> None:
+    for argv in (["-m", "exir_lowering"], ["-c", RUN]):
+        done = subprocess.run([sys.executable, *argv, "--help"], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0 and done.stdout.startswith("usage: exir-lower "), done.stderr
 
 
 def test_version_names_what_it_stands_on(main: Main) -> None:
