@@ -114,9 +114,7 @@ def refused(result: tuple[int, str, str], *parts: str, code: int = 2) -> str:
 
 def test_help_and_usage_come_without_torch(tmp_path: Path) -> None:
     run = "import sys\nfrom exir_lowering.cli import main\ncode = main()"
-    check = (
-        "\nassert not {'torch', 'executorch'} & set(sys.modules), 'imported'\nsys.exit(code)"
-    )
+    check = "\nassert not {'torch', 'executorch'} & set(sys.modules), 'imported'\nsys.exit(code)"
     for argv, code, part in (
         (["--help"], 0, "examples:"),
         (["lower", "--help"], 0, "--partitioner"),
