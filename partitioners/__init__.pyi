@@ -1,6 +1,5 @@
 from .algorithms.convex import Proposal as Proposal, contract as contract, propose_partitions as propose_partitions
 from .algorithms.limits import Limits as Limits
-from .algorithms.templates import ANY as ANY
 from .by_cost import CostPartitioner as CostPartitioner
 from .by_pattern import PatternPartitioner as PatternPartitioner
 from .by_support import SupportPartitioner as SupportPartitioner
@@ -29,3 +28,4 @@ from .supports.support import (
     scopes as scopes,
     where as where,
 )
+from .supports.templates import ANY as ANY

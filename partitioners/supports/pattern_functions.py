@@ -15,7 +15,7 @@ from torch.fx import Graph, Node, Proxy
 from torch.fx.proxy import GraphAppendingTracer
 
 from exir_lowering import InputError, graphs
-from exir_lowering.partitioners.algorithms.templates import (
+from exir_lowering.partitioners.supports.templates import (
     ANY,
     GETITEM,
     HeldNumber,

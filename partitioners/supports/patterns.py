@@ -11,8 +11,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from exir_lowering import InputError, PartitionerContractError, graphs
-from exir_lowering.partitioners.algorithms.match_search import Candidate
-from exir_lowering.partitioners.algorithms.matching import Matching, find
+from exir_lowering.partitioners.supports.match_search import Candidate
+from exir_lowering.partitioners.supports.matching import Matching, find
 from exir_lowering.partitioners.supports.pattern_functions import read_template
 from exir_lowering.partitioners.supports.support import Check, No, Scope, Support
 from exir_lowering.plugins import let_through

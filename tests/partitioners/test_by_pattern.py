@@ -34,9 +34,9 @@ from exir_lowering.partitioners import (
 )
 from exir_lowering.partitioners.algorithms.convex import computing, contract, propose_partitions
 from exir_lowering.partitioners.algorithms.limits import Limits
-from exir_lowering.partitioners.algorithms.match_search import Candidate
-from exir_lowering.partitioners.algorithms.matching import find
 from exir_lowering.partitioners.supports.checks import dtypes, ops
+from exir_lowering.partitioners.supports.match_search import Candidate
+from exir_lowering.partitioners.supports.matching import find
 from exir_lowering.partitioners.supports.support import Scope, scopes
 
 aten = torch.ops.aten

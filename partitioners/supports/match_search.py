@@ -13,7 +13,8 @@ import torch
 from torch.fx import Node
 
 from exir_lowering import graphs
-from exir_lowering.partitioners.algorithms.templates import (
+from exir_lowering.partitioners.supports.support import Scope
+from exir_lowering.partitioners.supports.templates import (
     ANY,
     HeldNumber,
     Template,
@@ -21,7 +22,6 @@ from exir_lowering.partitioners.algorithms.templates import (
     TemplateOperator,
     order_arguments,
 )
-from exir_lowering.partitioners.supports.support import Scope
 
 _COMMUTATIVE = frozenset(
     {

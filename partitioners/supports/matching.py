@@ -9,7 +9,7 @@ from typing import Any
 import networkx as nx
 from torch.fx import Node
 
-from exir_lowering.partitioners.algorithms.match_search import Candidate, Search, SearchedGraph
+from exir_lowering.partitioners.supports.match_search import Candidate, Search, SearchedGraph
 from exir_lowering.partitioners.supports.support import Scope
 
 _ROUNDS = 8
