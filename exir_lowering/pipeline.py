@@ -32,8 +32,9 @@ from exir_lowering.plans.lowering_plan import LoweringPlan
 from exir_lowering.plans.planning import plan_method
 from exir_lowering.plans.report import Report
 from exir_lowering.plugins import availability, registry
-from exir_lowering.plugins.backend import Backend
+from exir_lowering.plugins.backend import Backend, PartitionerLike
 from exir_lowering.steps import arguments, checks
+from exir_lowering.steps.arguments import TransformPasses
 from exir_lowering.steps.conversions import converting
 from exir_lowering.steps.edge import as_edge, check_preserved, to_edge
 from exir_lowering.steps.extract import extract
@@ -48,11 +49,11 @@ Backends = Mapping[str, Any]
 
 def lower(
     programs: ExportedProgram | Programs | EdgeProgramManager,
-    partitioners: Any = None,
+    partitioners: PartitionerLike = None,
     *,
     backends: Backends | None = None,
     options: LoweringOptions | None = None,
-    transform_passes: Any = None,
+    transform_passes: TransformPasses = None,
 ) -> LoweredMethods:
     """Lower programs from `torch.export`, or in Edge dialect, to delegates.
 
@@ -93,10 +94,10 @@ def lower(
 
 def plan(
     programs: ExportedProgram | Programs | EdgeProgramManager,
-    partitioners: Any = None,
+    partitioners: PartitionerLike = None,
     *,
     options: LoweringOptions | None = None,
-    transform_passes: Any = None,
+    transform_passes: TransformPasses = None,
 ) -> LoweringPlan:
     """Tell what `lower` would do with these programs and partitioners, without calling a backend.
 
@@ -127,7 +128,7 @@ def plan(
 
 def to_backend(
     method_to_program: ExportedProgram | Programs | EdgeProgramManager,
-    method_to_partitioner: Any,
+    method_to_partitioner: PartitionerLike,
     *,
     backends: Backends | None = None,
     options: LoweringOptions | None = None,

@@ -8,18 +8,7 @@ from .cost.measure import measure_costs as measure_costs
 from .cost.tables import CostModel as CostModel, CostTable as CostTable, RooflineModel as RooflineModel
 from .drop_in import ConvexPartitioner as ConvexPartitioner, convex_proposals as convex_proposals
 from .rules import Rule as Rule, RuledPartitioner as RuledPartitioner, allow as allow, deny as deny, pin as pin
-from .supports.patterns import (
-    ANY as ANY,
-    Constant as Constant,
-    Match as Match,
-    Pattern as Pattern,
-    PatternSupport as PatternSupport,
-    one_of as one_of,
-)
-from .supports.support import (
-    No as No,
-    Scope as Scope,
-    Support as Support,
+from .supports.checks import (
     argument_values as argument_values,
     constant_arguments as constant_arguments,
     constant_weights as constant_weights,
@@ -28,7 +17,15 @@ from .supports.support import (
     memory_format as memory_format,
     ops as ops,
     ranks as ranks,
-    scopes as scopes,
     static_shapes as static_shapes,
+)
+from .supports.pattern_functions import Constant as Constant, one_of as one_of
+from .supports.patterns import Match as Match, Pattern as Pattern, PatternSupport as PatternSupport
+from .supports.support import (
+    No as No,
+    Scope as Scope,
+    Support as Support,
+    scopes as scopes,
     where as where,
 )
+from .supports.templates import ANY as ANY

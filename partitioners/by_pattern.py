@@ -37,7 +37,7 @@ class PatternPartitioner(Partitioner):  # type: ignore[misc]
         merge: Whether matches share partitions: as few as there can be.
 
     Raises:
-        InputError: There is no pattern, or an argument is not what it should be.
+        InputError: There is no pattern, or an argument is invalid.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ class SupportPartitioner(Partitioner):  # type: ignore[misc]
             dialect where a backend supports them.
 
     Raises:
-        InputError: An argument is not what it should be.
+        InputError: An argument is invalid.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ def supports_of(who: str, supports: Any) -> dict[str, Support]:
     """Check a mapping from backend ids to supports.
 
     Raises:
-        InputError: It is none.
+        InputError: It is not such a mapping.
     """
     if not isinstance(supports, Mapping) or not supports or not all(isinstance(key, str) and key for key in supports):
         raise InputError(
@@ -117,7 +117,7 @@ def compile_specs_of(
     """Check a mapping from backend ids to compile specs.
 
     Raises:
-        InputError: It is none, or names a backend that the partitioner does not know.
+        InputError: It is not such a mapping, or names a backend that the partitioner does not know.
     """
     given = {} if given is None else given
     if not isinstance(given, Mapping):
@@ -125,7 +125,7 @@ def compile_specs_of(
     for backend_id, specs in given.items():
         if backend_id not in backends:
             raise InputError(
-                f"{who}: compile_specs names {backend_id!r}, which is none of its backends: {', '.join(backends)}."
+                f"{who}: compile_specs names {backend_id!r}, which is not one of its backends: {', '.join(backends)}."
             )
         if not isinstance(specs, (list, tuple)) or not all(isinstance(spec, CompileSpec) for spec in specs):
             raise InputError(f"{who}: compile_specs[{backend_id!r}] is {specs!r}, expected a list of CompileSpec.")

@@ -39,9 +39,8 @@ def xnnpack(
 ) -> Partitioner:
     """Return ExecuTorch's `XnnpackPartitioner`, which gives XNNPACK what it can execute.
 
-    Programs of ExecuTorch's `XNNPACKQuantizer` (PT2E, static and dynamic int8) need no option. Which delegates share
-    packed weights or a workspace is a setting of the runtime, not of the file; weights that several methods use are in
-    the file once.
+    Programs of ExecuTorch's `XNNPACKQuantizer` (PT2E, static and dynamic int8) need no option. Weights that several
+    methods use are in the file once; which delegates share packed weights or a workspace is a setting of the runtime.
 
     Args:
         operators: Take these operators of the Edge program only, such as "aten.linear" or "aten.add.Tensor", each with
@@ -56,7 +55,7 @@ def xnnpack(
         enable_bf16: Take bfloat16 too; the runtime's XNNPACK has to be new enough.
 
     Raises:
-        InputError: An operator or a precision is none that ExecuTorch's partitioner knows, or a flag is no bool.
+        InputError: ExecuTorch's partitioner does not know an operator or precision, or a flag is not a bool.
     """
     from executorch.backends.xnnpack.partition.config.xnnpack_config import ConfigPrecisionType
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
@@ -117,7 +116,7 @@ def _configs(operators: Any) -> list[Any] | None:
 
 
 def _near(operator: object, known: Collection[str]) -> str:
-    """Return the end of a sentence: the names that are near to what is no operator, or all of them."""
+    """Return the end of a sentence: the names near to one that is unknown, or all of them."""
     if isinstance(operator, str):
         namespaces = {name.partition(".")[0] for name in known}
         names = operator.split(".")

@@ -6,6 +6,7 @@ from .backend import (
     DelegationSpec as DelegationSpec,
     ExplainedResult as ExplainedResult,
     Partitioner as Partitioner,
+    PartitionerLike as PartitionerLike,
     PartitionResult as PartitionResult,
     PreprocessResult as PreprocessResult,
 )

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 from executorch.exir.backend.backend_details import BackendDetails, PreprocessResult
 from executorch.exir.backend.compile_spec_schema import CompileSpec
@@ -29,8 +29,24 @@ __all__ = [
     "ExplainedResult",
     "PartitionResult",
     "Partitioner",
+    "PartitionerLike",
     "PreprocessResult",
+    "TagsNodes",
 ]
+
+
+class TagsNodes(Protocol):
+    """What an ExecuTorch `Partitioner` is to a type checker, which cannot see into ExecuTorch."""
+
+    def partition(self, exported_program: ExportedProgram, /) -> Any:
+        """Tag the nodes that a backend is to have."""
+
+
+PartitionersOfMethod = TagsNodes | str | Sequence[TagsNodes | str] | None
+"""A partitioner, the name of an installed one, several of these in priority order, or none."""
+
+PartitionerLike = PartitionersOfMethod | Mapping[str, PartitionersOfMethod]
+"""What `lower` takes as partitioners: for all methods, or by method name."""
 
 
 @dataclass

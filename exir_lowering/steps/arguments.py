@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from executorch.exir import EdgeProgramManager, ExecutorchProgramManager
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.backend.partitioner import Partitioner
 from torch.export import ExportedProgram
+from torch.fx import GraphModule
 from torch.fx.passes.infra.pass_manager import PassManager as FxPassManager
 
 from exir_lowering import graphs
@@ -44,6 +45,10 @@ def program(who: str, value: Any) -> ExportedProgram:
 
 Passes = list[Any] | FxPassManager
 """What runs over one method: passes in their order, or a manager of passes."""
+
+_PassesLike = Sequence[Callable[[GraphModule], Any]] | FxPassManager
+TransformPasses = _PassesLike | Mapping[str, _PassesLike] | None
+"""What `lower` takes as transform passes: for all methods, or by method name."""
 
 
 @dataclass(frozen=True, slots=True)

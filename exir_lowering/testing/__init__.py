@@ -2,7 +2,8 @@
 
 from exir_lowering.testing import check_backend, conformance_tests
 
-print(check_backend(MyBackend, MyDelegate))                  # raises ConformanceError when a case fails
+print(check_backend(MyBackend, MyDelegate))                  # raises ConformanceError when a case fails; the report
+                                                             # counts the cases, and says why some were skipped
 
 test_conformance = conformance_tests(MyBackend, MyDelegate)  # in a test module: a pytest test for each case
 """

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from exir_lowering.plugins.backend import CompileSpec
+from executorch.exir.backend.backend_details import BackendDetails
+
+from exir_lowering.plugins.backend import Backend, CompileSpec, TagsNodes
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.testing.report import ConformanceError, ConformanceReport
 from exir_lowering.testing.samples import Case
-from exir_lowering.testing.suite import AVAILABLE, Suite, make_suite
-
-_SOMETHING = "suite/something-passes"
+from exir_lowering.testing.suite import AVAILABLE, SOMETHING_PASSES, Suite, SuiteSettings, make_suite
 
 
 def check_backend(
-    backend: Any,
+    backend: Backend | type[Backend] | type[BackendDetails] | str,
     delegate: Delegate | type[Delegate] | None = None,
     *,
-    partitioner: Any = None,
+    partitioner: TagsNodes | str | None = None,
     supports: Any = None,
     compile_specs: Sequence[CompileSpec] = (),
     cases: Sequence[Case | str] | None = None,
@@ -27,61 +27,46 @@ def check_backend(
 ) -> ConformanceReport:
     """Try a backend and its delegate in every case, and raise when one fails.
 
-        from exir_lowering.testing import check_backend
-
-        report = check_backend(MyBackend, MyDelegate)
-        print(report)  # how many cases of each feature passed, and why the others were skipped
-
-    Each case is a small program. It is lowered twice, which has to give equal bytes and change nothing, then executed,
-    and the outputs of several calls are compared with those of eager PyTorch.
-
-    A backend need not take every operator. Those that its partitioner leaves stay on the host, and a case of which it
-    gets nothing is skipped. Without a partitioner the backend is given everything, and may refuse in `preprocess` with
-    a NotImplementedError or an InputError that names what it does not take; the case is skipped then.
+    A case is a small program. It is lowered twice, which has to give equal bytes and change nothing, then executed, and
+    the outputs of several calls are compared with eager PyTorch's. A backend need not take every operator: what its
+    partitioner leaves stays on the host, and a case of which it gets nothing is skipped. Without a partitioner it is
+    given everything, and may refuse in `preprocess` with a NotImplementedError or an InputError that names what it does
+    not take; the case is skipped then.
 
     Args:
         backend: A `Backend` (object or class), an ExecuTorch `BackendDetails` class, or the id of an installed backend.
-        delegate: The delegate that executes its payloads. None for a backend that ExecuTorch's runtime has itself, or
-            whose delegate is installed; when there is none, payloads are made and not executed, and cases are
-            "lowered" rather than "passed". One that is given has to be available: "suite/available" fails otherwise.
+        delegate: The delegate that executes its payloads; it has to be available, or "suite/available" fails. None for
+            a backend whose delegate ExecuTorch's runtime has or that is installed; where there is none, payloads are
+            made and not executed, and cases are "lowered" rather than "passed".
         partitioner: An ExecuTorch `Partitioner`, or the name of an installed one. By default the one that is installed
             under the backend's id.
         supports: What the backend takes, instead of a partitioner: as for `SupportPartitioner`.
         compile_specs: What the backend is told where there is no partitioner to tell it.
         cases: Names of cases, patterns such as "ops/*", or cases of your own; by default all `CASES`.
         atol: The absolute tolerance of floating-point numbers; by default it depends on their type.
-        rtol: The relative one.
+        rtol: The relative tolerance.
 
     Returns:
-        The report.
+        The report: how many cases of each feature passed, and why the others were skipped.
 
     Raises:
-        ConformanceError: A case failed, or all were skipped. The message names each one that failed, with what was got,
-            what was expected and what to do; `report` has everything.
-        InputError: An argument is not what it should be.
+        ConformanceError: A case failed, or all were skipped. The message names each failure; `report` has everything.
+        InputError: An argument is invalid.
         UnknownPluginError: No backend or partitioner of that name is installed.
         PluginLoadError: The backend or the delegate cannot be made.
     """
-    report = run_conformance(
-        backend,
-        delegate,
-        partitioner=partitioner,
-        supports=supports,
-        compile_specs=compile_specs,
-        cases=cases,
-        atol=atol,
-        rtol=rtol,
-    )
+    settings = SuiteSettings(backend, delegate, partitioner, supports, compile_specs, cases, atol, rtol)
+    report = make_suite(settings).report()
     if not report.conforms:
         raise ConformanceError(report)
     return report
 
 
 def run_conformance(
-    backend: Any,
+    backend: Backend | type[Backend] | type[BackendDetails] | str,
     delegate: Delegate | type[Delegate] | None = None,
     *,
-    partitioner: Any = None,
+    partitioner: TagsNodes | str | None = None,
     supports: Any = None,
     compile_specs: Sequence[CompileSpec] = (),
     cases: Sequence[Case | str] | None = None,
@@ -90,15 +75,7 @@ def run_conformance(
 ) -> ConformanceReport:
     """Try a backend and its delegate in every case, and report what failed without raising it.
 
-    Args:
-        backend: This and the others as for `check_backend`.
-        delegate: The delegate.
-        partitioner: The partitioner.
-        supports: What the backend takes.
-        compile_specs: What the backend is told.
-        cases: Which cases.
-        atol: The absolute tolerance.
-        rtol: The relative tolerance.
+    The arguments are those of `check_backend`.
 
     Returns:
         The report; `report.conforms` tells whether all is well.
@@ -106,24 +83,16 @@ def run_conformance(
     Raises:
         InputError, UnknownPluginError, PluginLoadError: As for `check_backend`.
     """
-    suite = make_suite(
-        backend,
-        delegate,
-        partitioner=partitioner,
-        supports=supports,
-        compile_specs=compile_specs,
-        cases=cases,
-        atol=atol,
-        rtol=rtol,
-    )
-    return suite.report()
+    return make_suite(
+        SuiteSettings(backend, delegate, partitioner, supports, compile_specs, cases, atol, rtol)
+    ).report()
 
 
 def conformance_tests(
-    backend: Any,
+    backend: Backend | type[Backend] | type[BackendDetails] | str,
     delegate: Delegate | type[Delegate] | None = None,
     *,
-    partitioner: Any = None,
+    partitioner: TagsNodes | str | None = None,
     supports: Any = None,
     compile_specs: Sequence[CompileSpec] = (),
     cases: Sequence[Case | str] | None = None,
@@ -142,15 +111,7 @@ def conformance_tests(
     with the reason, and so is one that is lowered where nothing executes it. The test "suite/something-passes" fails
     when the backend supports none of them, "suite/available" when the delegate that is given is not available.
 
-    Args:
-        backend: This and the others as for `check_backend`.
-        delegate: The delegate.
-        partitioner: The partitioner.
-        supports: What the backend takes.
-        compile_specs: What the backend is told.
-        cases: Which cases.
-        atol: The absolute tolerance.
-        rtol: The relative tolerance.
+    The arguments are those of `check_backend`.
 
     Returns:
         A parametrised test function, to be given a name that begins with `test_`.
@@ -160,36 +121,30 @@ def conformance_tests(
     """
     import pytest  # here, as only tests have it
 
-    suite = make_suite(
-        backend,
-        delegate,
-        partitioner=partitioner,
-        supports=supports,
-        compile_specs=compile_specs,
-        cases=cases,
-        atol=atol,
-        rtol=rtol,
-    )
-    by_name = {case.name: case for case in suite.cases}
+    suite = make_suite(SuiteSettings(backend, delegate, partitioner, supports, compile_specs, cases, atol, rtol))
+    names = [case.name for case in suite.cases]
+    names += [SOMETHING_PASSES] if delegate is None else [SOMETHING_PASSES, AVAILABLE]
 
-    @pytest.mark.parametrize("conformance_case", [*by_name, _SOMETHING, *([AVAILABLE] if delegate is not None else [])])
+    @pytest.mark.parametrize("conformance_case", names)
     def test_conformance(conformance_case: str) -> None:
-        if conformance_case == _SOMETHING:
-            _require_one(suite)
-            return
-        if conformance_case == AVAILABLE:
-            if suite.unavailable is not None:
-                pytest.fail(str(suite.unavailable), pytrace=False)
-            return
-        result = suite.run(by_name[conformance_case])
-        if result.status in ("skipped", "lowered"):
-            pytest.skip(result.text)
-        if result.status == "failed":
-            pytest.fail(str(result), pytrace=False)
+        _run_test(suite, conformance_case)
 
     return test_conformance
 
 
-def _require_one(suite: Suite) -> None:
-    if not any(suite.run(case).status in ("passed", "lowered") for case in suite.cases):
-        raise ConformanceError(suite.report())
+def _run_test(suite: Suite, name: str) -> None:
+    """Run the test of one case, or one of those that are about the suite."""
+    import pytest
+
+    if name == SOMETHING_PASSES:
+        if not any(suite.run(case).status in ("passed", "lowered") for case in suite.cases):
+            raise ConformanceError(suite.report())
+        return
+    if name == AVAILABLE:
+        result = suite.unavailable
+    else:
+        result = suite.run(next(case for case in suite.cases if case.name == name))
+    if result is not None and result.status in ("skipped", "lowered"):
+        pytest.skip(result.text)
+    if result is not None and result.status == "failed":
+        pytest.fail(str(result), pytrace=False)

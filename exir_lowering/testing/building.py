@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from exir_lowering.testing.samples import Case, Input, Method
+from exir_lowering.testing.samples import Case, CaseInput, CaseMethod
 
 Hold = Callable[[], Mapping[str, Any]]
 
@@ -34,7 +34,7 @@ def case(
     name: str,
     demand: str,
     function: Callable[..., Any],
-    *inputs: Input,
+    *inputs: CaseInput,
     hold: Hold = nothing,
     sizes: Mapping[str, tuple[int, int]] | None = None,
     least: int = 1,
@@ -53,21 +53,23 @@ def case(
         rest: Further attributes of the case.
     """
     known = dict(sizes or {})
-    return Case(name, demand, lambda: {"forward": Method(function, inputs, hold(), known, least)}, **rest)
+    return Case(name, demand, lambda: {"forward": CaseMethod(function, inputs, hold(), known, least)}, **rest)
 
 
 def methods(
     name: str,
     demand: str,
     functions: Mapping[str, Callable[..., Any]],
-    *inputs: Input,
+    *inputs: CaseInput,
     hold: Callable[[], Mapping[str, Mapping[str, Any]]],
     **rest: Any,
 ) -> Case:
     """Make a case of several methods with the same inputs; `hold` says for each what its module holds."""
 
-    def build() -> Mapping[str, Method]:
+    def build() -> Mapping[str, CaseMethod]:
         held = hold()
-        return {method: Method(function, inputs, held.get(method, {}), {}) for method, function in functions.items()}
+        return {
+            method: CaseMethod(function, inputs, held.get(method, {}), {}) for method, function in functions.items()
+        }
 
     return Case(name, demand, build, **rest)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from exir_lowering.errors import LoweringError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.testing.samples import Call
-from exir_lowering.testing.trial import Broken, Trial, Unsupported, event_names
+from exir_lowering.testing.trial import Broken, Trial, Unsupported, list_event_names
 from exir_lowering.testing.watching import Change, WatchedDelegate
 
 _CHANGED_BYTES = 8
@@ -18,16 +18,16 @@ _THREADS = 4
 _ROUNDS = 8
 
 
-def numbers(trial: Trial) -> None:
+def check_numbers(trial: Trial) -> None:
     """Compare every call with eager PyTorch."""
     delegate = trial.watch()
     program = trial.load(delegate)
     for number, call in enumerate(trial.sample.calls, 1):
         trial.run(program, call, f"call {number}")
-    _look(delegate)
+    _check_seen(delegate)
 
 
-def state(trial: Trial) -> None:
+def check_state(trial: Trial) -> None:
     """Run two programs of one file in turn, then a third one: each has a state of its own, fresh when loaded."""
     delegate = trial.watch()
     programs = {"the first program": trial.load(delegate), "the second program": trial.load(delegate)}
@@ -37,10 +37,10 @@ def state(trial: Trial) -> None:
     fresh = trial.load(delegate)
     for number, call in enumerate(trial.sample.calls, 1):
         trial.run(fresh, call, f"call {number} (in a program that was loaded after others had run)")
-    _look(delegate)
+    _check_seen(delegate)
 
 
-def two_programs(trial: Trial) -> None:
+def check_two_programs(trial: Trial) -> None:
     """Drop one of two programs of a file, and run the other one."""
     delegate = trial.watch()
     first, second = trial.load(delegate), trial.load(delegate)
@@ -49,35 +49,35 @@ def two_programs(trial: Trial) -> None:
     gc.collect()
     for call in trial.sample.calls:
         trial.run(second, call, "a call after another program of the same file was dropped")
-    _look(delegate)
+    _check_seen(delegate)
 
 
-def handles(trial: Trial) -> None:
+def check_handles(trial: Trial) -> None:
     """Load and drop a program several times; what `compile` returned is destroyed once, and must not pile up."""
-    delegate = _watched(trial.watch())
+    delegate = _require_watched(trial.watch())
     for _ in range(_LOADS):
         program = trial.load(delegate)
         trial.run(program, trial.sample.calls[0], "call 1")
         del program
         gc.collect()
-    _look(delegate)
+    _check_seen(delegate)
     if delegate.destroyed != delegate.compiled or delegate.again:
         raise Broken(
             "destroy",
             f"{delegate.compiled} handles were compiled, {delegate.destroyed} destroyed, and {delegate.again} of them "
-            f"again, after {_LOADS} programs were loaded and dropped; expected each to be destroyed once. Keep nothing "
-            "of the program alive, such as the exception, the frame or the program itself.",
+            f"more than once, after {_LOADS} programs were loaded and dropped; expected each to be destroyed once. "
+            "Keep no part of the program alive, such as the exception, the frame or the program itself.",
         )
-    alive = delegate.alive()
+    alive = delegate.count_alive()
     if alive >= _LOADS:
         raise Broken(
             "destroy",
-            f"{alive} handles are alive after {_LOADS} programs were loaded and dropped; expected none. Let "
-            "go in `destroy` of what `compile` returned: take it out of lists and caches.",
+            f"{alive} handles are alive after {_LOADS} programs were loaded and dropped; expected none. "
+            "Release in `destroy` what `compile` returned: remove it from lists and caches.",
         )
 
 
-def threads(trial: Trial) -> None:
+def check_threads(trial: Trial) -> None:
     """Run one program in several threads."""
     program = trial.load(trial.watch())
     failures: list[Broken] = []
@@ -98,91 +98,95 @@ def threads(trial: Trial) -> None:
         raise failures[0]
 
 
-def profile(trial: Trial) -> None:
+def check_profile(trial: Trial) -> None:
     """Profile a call: events are recorded then only, so that a wrong identifier is seen here and nowhere else."""
-    delegate = _watched(trial.watch())
+    delegate = _require_watched(trial.watch())
     program = trial.load(delegate)
-    for call in _firsts(trial.sample.calls):
+    for call in _first_of_each_method(trial.sample.calls):
         try:
             rows = program.profile(call.method, *call.inputs).rows
         except Exception as error:
             let_through(error)
             raise Broken("profile", f"profiling method {call.method!r} ({trial.engine}) failed: {error}") from error
         names = {row.name for row in rows if row.kind == "instruction"}
-        unknown = sorted(names - event_names(trial.lowered))
+        unknown = sorted(names - list_event_names(trial.lowered))
         if unknown:
             raise Broken(
                 "profile",
                 f"`execute` recorded {unknown[0]!r}, which is not in the debug_handle_map of any payload. Use the "
                 "map's keys as identifiers in `context.event(...)`.",
             )
-    _look(delegate)
+    _check_seen(delegate)
 
 
-def wrong_number_of_inputs(trial: Trial) -> None:
+def check_wrong_number_of_inputs(trial: Trial) -> None:
     """Execute a payload with one input less and one more."""
-    delegate = _own(trial.watch(probe=True))
+    delegate = _require_own(trial.watch(probe=True))
     program = trial.load(delegate)
     for call in trial.sample.calls:
         trial.run(program, call, "a call after `execute` was given a wrong number of inputs")
     if delegate.accepted:
         raise Broken(
             "inputs",
-            f"`execute` took {delegate.accepted[0]} and raised nothing. A file does not say where the inputs of a call "
-            "end, so `execute` may be tried with more or fewer: write their number into the payload and compare.",
+            f"`execute` accepted {delegate.accepted[0]} without raising. A file does not say where the inputs of a "
+            "call end, so `execute` may be tried with more or fewer: write their number into the payload and compare.",
         )
-    _look(delegate)
+    _check_seen(delegate)
 
 
-def no_payload(trial: Trial) -> None:
-    """Compile what is no payload."""
-    _refused(trial, {"an empty payload": lambda p: b"", "bytes of another kind": lambda p: b"no payload of a backend"})
+def check_no_payload(trial: Trial) -> None:
+    """Compile bytes that are not a payload."""
+    _check_refusals(
+        trial, {"an empty payload": lambda p: b"", "bytes of another kind": lambda p: b"no payload of a backend"}
+    )
 
 
-def truncated_payload(trial: Trial) -> None:
+def check_truncated_payload(trial: Trial) -> None:
     """Compile payloads that are cut off."""
 
     def cut(share: float) -> Change:
         return lambda payload: payload[: max(1, int(len(payload) * share))]
 
     changes = {f"the first {share:.0%} of a payload": cut(share) for share in (0.1, 0.25, 0.5, 0.75, 0.9)}
-    _refused(trial, {**changes, "a payload without its last byte": lambda payload: payload[:-1]})
+    _check_refusals(trial, {**changes, "a payload without its last byte": lambda payload: payload[:-1]})
 
 
-def changed_start(trial: Trial) -> None:
+def check_changed_start(trial: Trial) -> None:
     """Compile payloads with one of the first bytes changed."""
 
     def change(position: int) -> Change:
         return lambda p: p[:position] + bytes([p[position] ^ 0x55]) + p[position + 1 :] if position < len(p) else b""
 
-    _refused(trial, {f"a payload with byte {i} changed": change(i) for i in range(_CHANGED_BYTES)})
+    _check_refusals(trial, {f"a payload with byte {i} changed": change(i) for i in range(_CHANGED_BYTES)})
 
 
 CHECKS: Mapping[str, Callable[[Trial], None]] = {
-    "numbers": numbers,
-    "state": state,
-    "two-programs": two_programs,
-    "handles": handles,
-    "threads": threads,
-    "profile": profile,
-    "wrong-number-of-inputs": wrong_number_of_inputs,
-    "no-payload": no_payload,
-    "truncated-payload": truncated_payload,
-    "changed-start": changed_start,
+    "numbers": check_numbers,
+    "state": check_state,
+    "two-programs": check_two_programs,
+    "handles": check_handles,
+    "threads": check_threads,
+    "profile": check_profile,
+    "wrong-number-of-inputs": check_wrong_number_of_inputs,
+    "no-payload": check_no_payload,
+    "truncated-payload": check_truncated_payload,
+    "changed-start": check_changed_start,
 }
 """The checks, by the name that cases use."""
 
 
-def _refused(trial: Trial, changes: Mapping[str, Change]) -> None:
+def _check_refusals(trial: Trial, changes: Mapping[str, Change]) -> None:
     """Load and run changed payloads: something has to be raised, or the numbers have to be right."""
     for what, change in changes.items():
-        delegate = _own(trial.watch(change))
+        delegate = _require_own(trial.watch(change))
         try:
             program = trial.open(delegate)
-            results = [(call, program.run(call.method, *call.inputs)) for call in _firsts(trial.sample.calls)]
+            results = [
+                (call, program.run(call.method, *call.inputs)) for call in _first_of_each_method(trial.sample.calls)
+            ]
         except LoweringError:
             continue
-        problems = [problem for call, outputs in results if (problem := trial.difference(outputs, call))]
+        problems = [problem for call, outputs in results if (problem := trial.describe_difference(outputs, call))]
         if problems:
             raise Broken(
                 "payload",
@@ -194,27 +198,27 @@ def _refused(trial: Trial, changes: Mapping[str, Change]) -> None:
         trial.run(good, call, "a call after damaged payloads were refused")
 
 
-def _firsts(calls: Iterable[Call]) -> Iterable[Call]:
+def _first_of_each_method(calls: Iterable[Call]) -> Iterable[Call]:
     seen: dict[str, Call] = {}
     for call in calls:
         seen.setdefault(call.method, call)
     return seen.values()
 
 
-def _own(delegate: WatchedDelegate | None) -> WatchedDelegate:
+def _require_own(delegate: WatchedDelegate | None) -> WatchedDelegate:
     if delegate is None:
         raise Unsupported("the runtime's own delegates are not given damaged payloads: they may end the process")
     return delegate
 
 
-def _watched(delegate: WatchedDelegate | None) -> WatchedDelegate:
+def _require_watched(delegate: WatchedDelegate | None) -> WatchedDelegate:
     if delegate is None:
         raise Unsupported("the runtime's own delegates cannot be watched")
     return delegate
 
 
-def _look(delegate: WatchedDelegate | None) -> None:
-    """Look at what was seen while a delegate was at work."""
+def _check_seen(delegate: WatchedDelegate | None) -> None:
+    """Check what was seen while a delegate was at work."""
     if delegate is None:
         return
     if delegate.written:
@@ -224,4 +228,6 @@ def _look(delegate: WatchedDelegate | None) -> None:
             "Compute into new tensors.",
         )
     if delegate.raised:
-        raise Broken("destroy", f"`destroy` raised {delegate.raised[0]}. It lets go of one handle, once, and no other.")
+        raise Broken(
+            "destroy", f"`destroy` raised {delegate.raised[0]}. It has to release one handle, once, and no other."
+        )

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from exir_lowering.testing.building import Hold, case, nothing, parameter, weight
-from exir_lowering.testing.samples import Case, Input, tensor
+from exir_lowering.testing.samples import Case, CaseInput, tensor
 
 _MATRIX = tensor(2, 3)
 _UNIT = tensor(2, 3, values="unit")
@@ -19,7 +19,7 @@ _POSITIVE = tensor(2, 3, values="positive")
 _INDEX = torch.int64
 _IMAGE = tensor(1, 4, 6, 6)
 
-_Row = tuple[str, Callable[..., Any], tuple[Input, ...]]
+_Row = tuple[str, Callable[..., Any], tuple[CaseInput, ...]]
 
 _ELEMENTWISE: tuple[_Row, ...] = (
     ("add", lambda m, x, y: x + y, (_MATRIX, _MATRIX)),
@@ -64,7 +64,7 @@ _REDUCING: tuple[_Row, ...] = (
     ("bmm", lambda m, x, y: torch.bmm(x, y), (tensor(2, 2, 3), tensor(2, 3, 2))),
 )
 
-_HOLDING: tuple[tuple[str, Hold, Callable[..., Any], Input], ...] = (
+_HOLDING: tuple[tuple[str, Hold, Callable[..., Any], CaseInput], ...] = (
     ("linear", lambda: {"f": nn.Linear(3, 4)}, lambda m, x: m.f(x), _MATRIX),
     ("conv2d", lambda: {"f": nn.Conv2d(4, 3, 3, stride=2, padding=1)}, lambda m, x: m.f(x), _IMAGE),
     ("conv2d-depthwise", lambda: {"f": nn.Conv2d(4, 4, 3, groups=4)}, lambda m, x: m.f(x), _IMAGE),
@@ -124,7 +124,7 @@ def _dtypes() -> Iterator[Case]:
     )
     yield case(
         "dtype/not-finite",
-        "Weights may be infinite or no number.",
+        "Weights may be infinite or NaN.",
         lambda m, x: x + m.w,
         _MATRIX,
         hold=lambda: {"w": torch.tensor([float("inf"), float("-inf"), float("nan")])},

@@ -69,7 +69,7 @@ def _degenerate() -> Iterator[Case]:
         lambda m, x, y: (x - y, x - y), _MATRIX, _MATRIX,
     )  # fmt: skip
     yield case("degenerate/input-twice", "An operator may read one input twice.", lambda m, x: x * x - x, _MATRIX)
-    yield case("degenerate/unused-input", "An input may be of no use.", lambda m, x, y: y - y * y, _MATRIX, _MATRIX)
+    yield case("degenerate/unused-input", "An input may be unused.", lambda m, x, y: y - y * y, _MATRIX, _MATRIX)
     yield case("degenerate/scalar", "Tensors may have no dimension.", lambda m, x, y: x - y, tensor(), tensor())
     yield case("degenerate/empty-tensor", "Tensors may have no element.", lambda m, x: x + x, tensor(0, 3))
     yield case("degenerate/one-element", "Tensors may have one element.", lambda m, x: x * x - x, tensor(1))
@@ -215,11 +215,11 @@ def _life() -> Iterator[Case]:
     whole = case("", "", program, _MATRIX, hold=_two_weights)
     for name, demand in (
         ("life/two-programs", "A file can be loaded twice, and one program dropped while the other one runs."),
-        ("life/handles", "What compile returned is let go when its program is dropped."),
+        ("life/handles", "What compile returned is released when its program is dropped."),
         ("life/threads", "Threads may share a program."),
         ("life/profile", "A call can be profiled; events have identifiers of the debug_handle_map."),
         ("errors/wrong-number-of-inputs", "execute raises when it is given more or fewer inputs than its payload has."),
-        ("errors/no-payload", "compile or execute raises for an empty payload, and for that of something else."),
+        ("errors/no-payload", "compile or execute raises for an empty payload, and for bytes of another kind."),
         ("errors/truncated-payload", "compile or execute raises for a payload that is cut off."),
         ("errors/changed-start", "compile or execute raises for a payload whose first bytes are changed."),
     ):

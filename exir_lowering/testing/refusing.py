@@ -13,7 +13,7 @@ from exir_lowering.errors import BackendFailure, InvariantError, LoweringError
 from exir_lowering.graphs import measures
 
 
-def refusal(error: BackendFailure, programs: Mapping[str, ExportedProgram]) -> str:
+def describe_refusal(error: BackendFailure, programs: Mapping[str, ExportedProgram]) -> str:
     """Return how a backend refused a program; "" when it failed otherwise.
 
     A refusal is a NotImplementedError or a LoweringError that names what is refused: an operator, a value, a weight or
@@ -28,15 +28,15 @@ def refusal(error: BackendFailure, programs: Mapping[str, ExportedProgram]) -> s
     if not isinstance(cause, (NotImplementedError, LoweringError)) or isinstance(cause, InvariantError):
         return ""
     text = str(cause)
-    named = any(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text) for name in _names(programs))
+    named = any(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text) for name in _list_names(programs))
     return text if named else ""
 
 
-def _names(programs: Mapping[str, ExportedProgram]) -> set[str]:
-    return {name for program in programs.values() for name in _program_names(program) if name}
+def _list_names(programs: Mapping[str, ExportedProgram]) -> set[str]:
+    return {name for program in programs.values() for name in _list_names_of(program) if name}
 
 
-def _program_names(program: ExportedProgram) -> Iterator[str]:
+def _list_names_of(program: ExportedProgram) -> Iterator[str]:
     signature = program.graph_signature
     for spec in (*signature.input_specs, *signature.output_specs):
         yield from (str(spec.target or ""), spec.kind.name)
@@ -47,10 +47,10 @@ def _program_names(program: ExportedProgram) -> Iterator[str]:
                 operator = graphs.operator_name(node)
                 yield from (operator, operator.rpartition(".")[0], operator.split(".")[min(1, operator.count("."))])
             for held in measures.tensors(node.meta.get("val")):
-                yield from _tensor_names(held)
+                yield from _list_tensor_names(held)
 
 
-def _tensor_names(held: torch.Tensor) -> Iterator[str]:
+def _list_tensor_names(held: torch.Tensor) -> Iterator[str]:
     yield str(held.dtype).removeprefix("torch.")
     if not all(isinstance(size, int) for size in held.shape):
         yield from ("dynamic shape", "dynamic shapes")

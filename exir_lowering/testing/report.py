@@ -122,7 +122,7 @@ class ConformanceError(LoweringError, AssertionError):
 
 def _nothing(backend_id: str) -> str:
     return (
-        f"No case passed: nothing of backend {backend_id!r} was tried. Give a partitioner= or supports= that takes "
+        f"No case passed: backend {backend_id!r} was not tried. Give a partitioner= or supports= that takes "
         "what the backend supports, or look above why it refuses."
     )
 

@@ -19,7 +19,7 @@ CALLS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Input:
+class CaseInput:
     """A tensor to be made.
 
     Attributes:
@@ -42,14 +42,14 @@ class Input:
             shape[-1], shape[-2] = shape[-2], shape[-1]
         if self.layout == "strided":
             shape[-1] *= 2
-        made = self._values(shape, generator)
+        made = self._make_values(shape, generator)
         if self.layout == "transposed":
             return made.transpose(-1, -2)
         if self.layout == "strided":
             return made[..., ::2]
         return made.contiguous(memory_format=torch.channels_last) if self.layout == "channels_last" else made
 
-    def _values(self, shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
+    def _make_values(self, shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
         if self.values == "index" or self.dtype == torch.bool:
             return torch.randint(0, 2, shape, generator=generator).to(self.dtype)
         if not self.dtype.is_floating_point:
@@ -68,13 +68,13 @@ class Input:
 
 def tensor(
     *shape: int | str, dtype: torch.dtype = torch.float32, values: str = "any", layout: str = "contiguous"
-) -> Input:
-    """Say which tensor to make; see `Input`."""
-    return Input(shape, dtype, values, layout)
+) -> CaseInput:
+    """Say which tensor to make; see `CaseInput`."""
+    return CaseInput(shape, dtype, values, layout)
 
 
 @dataclass(frozen=True, slots=True)
-class Method:
+class CaseMethod:
     """One method of a case.
 
     Attributes:
@@ -86,7 +86,7 @@ class Method:
     """
 
     function: Callable[..., Any]
-    inputs: tuple[Input, ...]
+    inputs: tuple[CaseInput, ...]
     module: Mapping[str, Any]
     sizes: Mapping[str, tuple[int, int]]
     least: int = 1
@@ -108,7 +108,7 @@ class Case:
 
     name: str
     demand: str
-    build: Callable[[], Mapping[str, Method]]
+    build: Callable[[], Mapping[str, CaseMethod]]
     check: str = "numbers"
     host: tuple[str, ...] = ()
     partitions: int = 1
@@ -147,13 +147,13 @@ class Sample:
     calls: tuple[Call, ...]
 
 
-_made: dict[Callable[[], Mapping[str, Method]], Sample] = {}
+_made: dict[Callable[[], Mapping[str, CaseMethod]], Sample] = {}
 
 
-def sample(case: Case) -> Sample:
+def take_sample(case: Case) -> Sample:
     """Make a case's programs and calls, once in a process: conversion to Edge dialect takes most of the time."""
     if case.build not in _made:
-        _made[case.build] = _sample(case)
+        _made[case.build] = _make_sample(case)
     return _made[case.build]
 
 
@@ -162,7 +162,7 @@ def forget(case: Case) -> None:
     _made.pop(case.build, None)
 
 
-def _sample(case: Case) -> Sample:
+def _make_sample(case: Case) -> Sample:
     generator = torch.Generator().manual_seed(0)
     aten: dict[str, ExportedProgram] = {}
     calls: dict[str, list[Call]] = {}
@@ -171,23 +171,25 @@ def _sample(case: Case) -> Sample:
         methods = case.build()
     for name, method in methods.items():
         module = _Module(method.function, method.module).eval()
-        given = [_inputs(method, generator, position) for position in range(CALLS - 1)]
+        given = [_make_inputs(method, generator, position) for position in range(CALLS - 1)]
         given.append(given[0])
         eager = copy.deepcopy(module)
         with torch.no_grad():
-            calls[name] = [Call(name, inputs, _results(eager, inputs)) for inputs in given]
+            calls[name] = [Call(name, inputs, _compute(eager, inputs)) for inputs in given]
             with locks.conversion():
-                aten[name] = export(module, _example(method, given[0]), dynamic_shapes=_dynamic(method))
+                aten[name] = export(
+                    module, _make_example(method, given[0]), dynamic_shapes=_make_dynamic_shapes(method)
+                )
     turns = tuple(call for turn in zip(*calls.values(), strict=True) for call in turn)
     return Sample(aten, dict(lower(aten)), turns)
 
 
-def _inputs(method: Method, generator: torch.Generator, position: int) -> tuple[Any, ...]:
+def _make_inputs(method: CaseMethod, generator: torch.Generator, position: int) -> tuple[Any, ...]:
     sizes = {name: both[position] for name, both in method.sizes.items()}
     return tuple(given.make(generator, sizes) for given in method.inputs)
 
 
-def _example(method: Method, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+def _make_example(method: CaseMethod, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return what a method is exported with: a layout of the caller's own is not seen there."""
     return tuple(
         value if given.layout == "channels_last" else value.contiguous()
@@ -195,18 +197,18 @@ def _example(method: Method, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     )
 
 
-def _results(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(copy.deepcopy(_leaves(module(*copy.deepcopy(inputs)))))
+def _compute(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(copy.deepcopy(_flatten(module(*copy.deepcopy(inputs)))))
 
 
-def _leaves(results: Any) -> list[Any]:
+def _flatten(results: Any) -> list[Any]:
     """Return results as a file has them: flat."""
     if isinstance(results, Mapping):
         results = list(results.values())
-    return [leaf for item in results for leaf in _leaves(item)] if isinstance(results, (list, tuple)) else [results]
+    return [leaf for item in results for leaf in _flatten(item)] if isinstance(results, (list, tuple)) else [results]
 
 
-def _dynamic(method: Method) -> Any:
+def _make_dynamic_shapes(method: CaseMethod) -> Any:
     if not method.sizes:
         return None
     dims = {name: Dim(name, min=method.least, max=8) for name in method.sizes}

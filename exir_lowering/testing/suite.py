@@ -24,22 +24,39 @@ from exir_lowering.runtime import load
 from exir_lowering.testing.cases import CASES
 from exir_lowering.testing.checks import CHECKS
 from exir_lowering.testing.report import CaseResult, ConformanceReport
-from exir_lowering.testing.samples import Case, Sample, forget, sample
+from exir_lowering.testing.samples import Case, Sample, forget, take_sample
 from exir_lowering.testing.trial import (
     Broken,
     Subject,
     Trial,
     Unsupported,
-    check_handles,
-    fingerprint,
+    check_debug_handles,
+    list_payloads,
     lower_case,
-    made,
+    take_fingerprint,
 )
 
 AVAILABLE = "suite/available"
-"""The name of the case that fails when the delegate that was given is not available."""
+"""The name of the test that fails when the delegate that was given is not available."""
+
+SOMETHING_PASSES = "suite/something-passes"
+"""The name of the test that fails when the backend supports no case."""
 
 _BOTH = ("runtime", "interpreter")
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteSettings:
+    """The arguments of `check_backend`, which says what they are, as they were given."""
+
+    backend: Any
+    delegate: Any
+    partitioner: Any
+    supports: Any
+    compile_specs: Sequence[CompileSpec]
+    cases: Sequence[Case | str] | None
+    atol: float | None
+    rtol: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +80,7 @@ class Suite:
     def run(self, case: Case) -> CaseResult:
         """Try one case, once."""
         if case.name not in self.results:
-            self.results[case.name] = _run(self.subject, case, self.note)
+            self.results[case.name] = _try_case(self.subject, case, self.note)
         return self.results[case.name]
 
     def report(self) -> ConformanceReport:
@@ -73,34 +90,32 @@ class Suite:
         return ConformanceReport(self.subject.backend_id, results, self.subject.engines, self.note)
 
 
-def make_suite(
-    backend: Any,
-    delegate: Any,
-    *,
-    partitioner: Any,
-    supports: Any,
-    compile_specs: Sequence[CompileSpec],
-    cases: Sequence[Case | str] | None,
-    atol: float | None,
-    rtol: float | None,
-) -> Suite:
+def make_suite(settings: SuiteSettings) -> Suite:
     """Check the arguments of `check_backend`, and find what they leave out.
+
+    Args:
+        settings: The arguments.
+
+    Returns:
+        The cases, none of which has been tried yet.
 
     Raises:
         InputError, UnknownPluginError, PluginLoadError: As for `check_backend`.
     """
-    chosen = _chosen(cases)
-    for name, tolerance in (("atol", atol), ("rtol", rtol)):
+    cases = _choose_cases(settings.cases)
+    for name, tolerance in (("atol", settings.atol), ("rtol", settings.rtol)):
         _check_tolerance(name, tolerance)
-    backend_id, given = _backend(backend)
-    found, engines, note = _delegate(backend_id, delegate)
-    make, may_refuse = _partitioner(backend_id, partitioner, supports, compile_specs)
-    subject = Subject(backend_id, given, found, make, may_refuse, engines, atol, rtol)
-    unavailable = _unavailable(delegate, note) if delegate is not None and note else None
-    return Suite(subject, chosen, note, unavailable)
+    backend_id, backend = _find_backend(settings.backend)
+    delegate, engines, note = _find_delegate(backend_id, settings.delegate)
+    make_partitioner, may_refuse = _find_partitioner(backend_id, settings)
+    subject = Subject(
+        backend_id, backend, delegate, make_partitioner, may_refuse, engines, settings.atol, settings.rtol
+    )
+    unavailable = _report_unavailable(settings.delegate, note) if settings.delegate is not None and note else None
+    return Suite(subject, cases, note, unavailable)
 
 
-def _unavailable(delegate: Any, note: str) -> CaseResult:
+def _report_unavailable(delegate: Any, note: str) -> CaseResult:
     """Make the failure that keeps a delegate from passing because it was never called."""
     return CaseResult(
         AVAILABLE,
@@ -111,7 +126,7 @@ def _unavailable(delegate: Any, note: str) -> CaseResult:
     )
 
 
-def _backend(backend: Any) -> tuple[str, Any]:
+def _find_backend(backend: Any) -> tuple[str, Any]:
     if isinstance(backend, str):
         registry.find_backend(backend)
         return backend, None
@@ -128,7 +143,7 @@ def _backend(backend: Any) -> tuple[str, Any]:
     return backend_id, backend
 
 
-def _delegate(backend_id: str, delegate: Any) -> tuple[Any, tuple[str, ...], str]:
+def _find_delegate(backend_id: str, delegate: Any) -> tuple[Any, tuple[str, ...], str]:
     """Return the delegate, what executes it, and why nothing does."""
     own = backend_id in availability.own_backends()
     if own and delegate is not None:
@@ -148,20 +163,21 @@ def _delegate(backend_id: str, delegate: Any) -> tuple[Any, tuple[str, ...], str
     return found if delegate is None else delegate, _BOTH if both else _BOTH[:1], ""
 
 
-def _partitioner(
-    backend_id: str, partitioner: Any, supports: Any, compile_specs: Sequence[CompileSpec]
+def _find_partitioner(
+    backend_id: str, settings: SuiteSettings
 ) -> tuple[Callable[[Case], Partitioner], Callable[[Case], bool]]:
     """Return what makes a case's partitioner, and whether the backend may refuse what it is given."""
+    partitioner, supports, compile_specs = settings.partitioner, settings.supports, settings.compile_specs
     if partitioner is not None and supports is not None:
         raise InputError("check_backend: got partitioner= and supports=, expected one of them.")
     if partitioner is None and supports is None:
         try:
             partitioner = registry.find_partitioner(backend_id)
         except UnknownPluginError:
-            return _by_support(backend_id, everything(), compile_specs), lambda case: True
+            return _make_support_partitioner(backend_id, everything(), compile_specs), lambda case: True
     if supports is not None:
         # Whether a backend keeps state is nothing that a support of operators says.
-        return _by_support(backend_id, supports, compile_specs), lambda case: case.stateful
+        return _make_support_partitioner(backend_id, supports, compile_specs), lambda case: case.stateful
     if isinstance(partitioner, str):
         partitioner = registry.find_partitioner(partitioner)
     if not isinstance(partitioner, Partitioner):
@@ -169,25 +185,29 @@ def _partitioner(
             f"check_backend: got partitioner={partitioner!r}, expected an ExecuTorch Partitioner or the name of an "
             "installed one."
         )
-    return lambda case: _without(partitioner, case), lambda case: False
+    return lambda case: _keep_on_host(partitioner, case), lambda case: False
 
 
-def _by_support(backend_id: str, supports: Any, compile_specs: Sequence[CompileSpec]) -> Callable[[Case], Partitioner]:
+def _make_support_partitioner(
+    backend_id: str, supports: Any, compile_specs: Sequence[CompileSpec]
+) -> Callable[[Case], Partitioner]:
     def make(case: Case) -> Partitioner:
         specs = {backend_id: list(compile_specs)}
-        return _without(SupportPartitioner({backend_id: supports}, compile_specs=specs, own_state=case.stateful), case)
+        return _keep_on_host(
+            SupportPartitioner({backend_id: supports}, compile_specs=specs, own_state=case.stateful), case
+        )
 
     make(CASES[0])  # arguments that are wrong are told now
     return make
 
 
-def _without(partitioner: Partitioner, case: Case) -> Partitioner:
+def _keep_on_host(partitioner: Partitioner, case: Case) -> Partitioner:
     if not case.host:
         return partitioner
     return RuledPartitioner(partitioner, deny(op=list(case.host), required=False))
 
 
-def _chosen(cases: Sequence[Case | str] | None) -> tuple[Case, ...]:
+def _choose_cases(cases: Sequence[Case | str] | None) -> tuple[Case, ...]:
     if cases is None:
         return CASES
     listed = [cases] if isinstance(cases, (str, Case)) else cases
@@ -226,13 +246,13 @@ def _check_tolerance(name: str, value: Any) -> None:
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-        raise InputError(f"check_backend: got {name}={value!r}, expected a number that is not negative, or None.")
+        raise InputError(f"check_backend: got {name}={value!r}, expected a number of at least 0, or None.")
 
 
-def _run(subject: Subject, case: Case, note: str) -> CaseResult:
+def _try_case(subject: Subject, case: Case, note: str) -> CaseResult:
     counts: tuple[int, int] = (0, 0)
     try:
-        ready = sample(case)
+        ready = take_sample(case)
     except Exception as error:  # whatever a case of the caller's own raises, or torch.export about it
         let_through(error)
         text = (
@@ -240,20 +260,20 @@ def _run(subject: Subject, case: Case, note: str) -> CaseResult:
             "which run in eager PyTorch and can be exported."
         )
         return CaseResult(case.name, "failed", "build", text)
-    before = fingerprint(ready.edge)
+    before = take_fingerprint(ready.edge)
     try:
         lowered = lower_case(subject, case, ready)
-        counts = _counts(lowered)
+        counts = _count_operators(lowered)
         _check_taken(subject, case, lowered)
-        check_handles(lowered)
+        check_debug_handles(lowered)
         _check_deterministic(subject, case, ready, lowered)
-        content = _emitted(case, lowered)
+        content = _emit(case, lowered)
         for engine in subject.engines:
             CHECKS[case.check](Trial(subject, case, ready, lowered, content, engine))
     except Unsupported as reason:
         return CaseResult(case.name, "skipped", "", str(reason), *counts)
     except Broken as broken:
-        if fingerprint(ready.edge) != before:
+        if take_fingerprint(ready.edge) != before:
             forget(case)
         return CaseResult(case.name, "failed", broken.check, f"{broken}\nIt demands: {case.demand}", *counts)
     if not subject.engines:
@@ -261,7 +281,7 @@ def _run(subject: Subject, case: Case, note: str) -> CaseResult:
     return CaseResult(case.name, "passed", "", "", *counts)
 
 
-def _counts(lowered: LoweredMethods) -> tuple[int, int]:
+def _count_operators(lowered: LoweredMethods) -> tuple[int, int]:
     methods = lowered.report.methods
     return sum(method.delegated for method in methods), sum(len(method.nodes) for method in methods)
 
@@ -277,28 +297,28 @@ def _check_taken(subject: Subject, case: Case, lowered: LoweredMethods) -> None:
 
 def _check_deterministic(subject: Subject, case: Case, ready: Sample, lowered: LoweredMethods) -> None:
     try:
-        again = made(lower_case(subject, case, ready))
+        again = list_payloads(lower_case(subject, case, ready))
     except Unsupported as reason:
         raise Broken("determinism", f"the backend took the case once, and the second time it did not: {reason}") from (
             reason
         )
-    for number, (first, second) in enumerate(zip(made(lowered), again, strict=True)):
+    for number, (first, second) in enumerate(zip(list_payloads(lowered), again, strict=True)):
         if first != second:
             what = "payload" if first[0] != second[0] else "named data"
             raise Broken(
                 "determinism",
                 f"the {what} of partition {number} differs when the same program is lowered twice: "
-                f"{_first_difference(first[0], second[0])}. Equal programs have to give equal bytes, or files cannot "
-                "be compared and cached: no time, id, counter, random number or order of a set may be in them.",
+                f"{_describe_difference(first[0], second[0])}. Equal programs have to give equal bytes, or files "
+                "cannot be compared and cached: no time, id, counter, random number or order of a set may be in them.",
             )
 
 
-def _first_difference(first: bytes, second: bytes) -> str:
+def _describe_difference(first: bytes, second: bytes) -> str:
     at = next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second)))
     return f"from byte {at} on, {first[at : at + 24]!r} and {second[at : at + 24]!r}"
 
 
-def _emitted(case: Case, lowered: LoweredMethods) -> bytes:
+def _emit(case: Case, lowered: LoweredMethods) -> bytes:
     # State that stays on the host has no initial value in a file unless its names are given.
     names = [name for method in case.build().values() for name in method.module] if case.stateful else []
     passes = [InitializedMutableBufferPass(sorted(set(names)))] if names else []

@@ -28,7 +28,7 @@ from exir_lowering.pipeline import lower, to_backend
 from exir_lowering.plugins import registry
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.runtime import LoadedProgram, load
-from exir_lowering.testing.refusing import refusal
+from exir_lowering.testing.refusing import describe_refusal
 from exir_lowering.testing.samples import Call, Case, Sample
 from exir_lowering.testing.watching import Change, WatchedDelegate
 
@@ -132,23 +132,23 @@ class Trial:
         except Exception as error:
             let_through(error)
             raise Broken("runtime", f"{where}: {error}") from error
-        problem = self.difference(outputs, call)
+        problem = self.describe_difference(outputs, call)
         if problem:
             raise Broken("numbers", f"{where}: {problem}")
 
-    def difference(self, outputs: Sequence[Any], call: Call) -> str:
+    def describe_difference(self, outputs: Sequence[Any], call: Call) -> str:
         """Say how outputs differ from those of eager PyTorch; "" when they do not."""
         if len(outputs) != len(call.expected):
             return f"got {len(outputs)} outputs, expected {len(call.expected)}."
         for number, (got, expected) in enumerate(zip(outputs, call.expected, strict=True)):
-            what = self._difference(got, expected)
+            what = self._compare(got, expected)
             if what:
-                return f"output {number} is not that of eager PyTorch: {what} Got {_shown(got)}, expected " + (
-                    f"{_shown(expected)}."
+                return f"output {number} is not that of eager PyTorch: {what} Got {_shorten(got)}, expected " + (
+                    f"{_shorten(expected)}."
                 )
         return ""
 
-    def _difference(self, got: Any, expected: Any) -> str:
+    def _compare(self, got: Any, expected: Any) -> str:
         atol, rtol = (self._tolerance(expected, given) for given in (self.subject.atol, self.subject.rtol))
         try:
             torch.testing.assert_close(got, expected, atol=atol, rtol=rtol, equal_nan=True)
@@ -169,9 +169,9 @@ def lower_case(subject: Subject, case: Case, sample: Sample) -> LoweredMethods:
         Unsupported: The backend does not take it.
         Broken: The backend or the partitioner breaks its contract, or fails.
     """
-    before = fingerprint(sample.edge)
+    before = take_fingerprint(sample.edge)
     partitioner = subject.partitioner(case)
-    programs = _programs(sample, partitioner)
+    programs = _choose_programs(sample, partitioner)
     backends = None if subject.backend is None else {subject.backend_id: subject.backend}
     try:
         make = to_backend if programs is sample.edge else lower
@@ -180,21 +180,21 @@ def lower_case(subject: Subject, case: Case, sample: Sample) -> LoweredMethods:
             warnings.filterwarnings("ignore", message="The rule deny")  # a method may have nothing for the host
             lowered = make(programs, partitioner, backends=backends)
     except BackendFailure as error:
-        said = refusal(error, sample.edge)
+        said = describe_refusal(error, sample.edge)
         if said and subject.may_refuse(case):
             raise Unsupported(f"refused: {said}") from error
-        raise Broken("preprocess", f"{error}\n{_how_to_refuse(error, bool(said))}") from error
+        raise Broken("preprocess", f"{error}\n{_advise_refusal(error, bool(said))}") from error
     except BackendContractError as error:
         raise Broken("contract", str(error)) from error
     except LoweringError as error:
         raise Broken("lower", f"{type(error).__name__}: {error}") from error
-    changed = sorted(name for name, value in fingerprint(sample.edge).items() if before.get(name) != value)
+    changed = sorted(name for name, value in take_fingerprint(sample.edge).items() if before.get(name) != value)
     if changed:
         raise Broken("purity", f"lowering changed {', '.join(changed)}: work on copies of what `preprocess` is given.")
     return lowered
 
 
-def _programs(sample: Sample, partitioner: Partitioner) -> Mapping[str, ExportedProgram]:
+def _choose_programs(sample: Sample, partitioner: Partitioner) -> Mapping[str, ExportedProgram]:
     """Return the programs from `torch.export` when the partitioner wants one of their operators whole."""
     for program in sample.aten.values():
         whole = set(partitioner.ops_to_not_decompose(graphs.copy_program(program))[0])
@@ -203,7 +203,7 @@ def _programs(sample: Sample, partitioner: Partitioner) -> Mapping[str, Exported
     return sample.edge
 
 
-def _how_to_refuse(error: BackendFailure, refused: bool) -> str:
+def _advise_refusal(error: BackendFailure, refused: bool) -> str:
     cause = error.__cause__
     if refused:
         return "The partitioner gave it what it refuses: let the partitioner, or `supports=`, leave that on the host."
@@ -215,26 +215,27 @@ def _how_to_refuse(error: BackendFailure, refused: bool) -> str:
     )
 
 
-def made(lowered: LoweredMethods) -> list[tuple[bytes, dict[str, bytes]]]:
+def list_payloads(lowered: LoweredMethods) -> list[tuple[bytes, dict[str, bytes]]]:
     """Return what the backend made: for each delegate, in order, its payload and its named data."""
     return [
-        (bytes(module.processed_bytes), _named_data(module.named_data_store_output)) for module in _modules(lowered)
+        (bytes(module.processed_bytes), _read_named_data(module.named_data_store_output))
+        for module in _list_modules(lowered)
     ]
 
 
-def event_names(lowered: LoweredMethods) -> set[str]:
+def list_event_names(lowered: LoweredMethods) -> set[str]:
     """Return what a profile without debug information calls the events of the backend's debug handle maps."""
-    maps = (module.meta.get("debug_handle_map") or {} for module in _modules(lowered))
+    maps = (module.meta.get("debug_handle_map") or {} for module in _list_modules(lowered))
     return {key if isinstance(key, str) else f"event {key}" for found in maps for key in found}
 
 
-def check_handles(lowered: LoweredMethods) -> None:
+def check_debug_handles(lowered: LoweredMethods) -> None:
     """Check that debug handle maps name operators of their partitions; ExecuTorch's own classes may give any map.
 
     Raises:
         Broken: One does not.
     """
-    for module in _modules(lowered):
+    for module in _list_modules(lowered):
         found = debug_handles.unknown(module.meta.get("debug_handle_map") or {}, module.original_module.graph_module)
         if found is not None:
             raise Broken(
@@ -245,7 +246,7 @@ def check_handles(lowered: LoweredMethods) -> None:
             )
 
 
-def _modules(lowered: LoweredMethods) -> list[LoweredBackendModule]:
+def _list_modules(lowered: LoweredMethods) -> list[LoweredBackendModule]:
     return [
         module
         for program in lowered.values()
@@ -256,14 +257,14 @@ def _modules(lowered: LoweredMethods) -> list[LoweredBackendModule]:
     ]
 
 
-def _named_data(store: Any) -> dict[str, bytes]:
+def _read_named_data(store: Any) -> dict[str, bytes]:
     if store is None:
         return {}
     tables = [store.pte_data, *getattr(store, "external_data", {}).values()]
     return {key: bytes(store.buffers[entry.buffer_index]) for table in tables for key, entry in table.items()}
 
 
-def fingerprint(programs: Mapping[str, ExportedProgram]) -> dict[str, Any]:
+def take_fingerprint(programs: Mapping[str, ExportedProgram]) -> dict[str, Any]:
     """Return, by name, what identifies each part of some programs."""
     found: dict[str, Any] = {}
     for method, program in programs.items():
@@ -279,6 +280,6 @@ def fingerprint(programs: Mapping[str, ExportedProgram]) -> dict[str, Any]:
     return found
 
 
-def _shown(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = " ".join(str(value).split())
     return text if len(text) <= 160 else f"{text[:160]}..."

@@ -18,7 +18,7 @@ Change = Callable[[bytes], bytes]
 
 
 @dataclass(slots=True, eq=False)
-class _Handle:
+class _WatchedHandle:
     content: Any
     executed: int = 0
     destroyed: int = 0
@@ -58,42 +58,42 @@ class WatchedDelegate(Delegate):
         """Ask the delegate."""
         return self.inner.is_available()
 
-    def compile(self, processed: bytes, compile_specs: list[CompileSpec], context: DelegateContext) -> _Handle:
+    def compile(self, processed: bytes, compile_specs: list[CompileSpec], context: DelegateContext) -> _WatchedHandle:
         """Let the delegate compile a payload, changed or not."""
         payload = processed if self.change is None else self.change(processed)
         content = self.inner.compile(payload, compile_specs, context)
         self.compiled += 1
         if type(content).__weakrefoffset__ and not isinstance(content, type):
             self.kept.append(weakref.ref(content))
-        return _Handle(content)
+        return _WatchedHandle(content)
 
-    def execute(self, handle: _Handle, inputs: list[Any]) -> Sequence[Any]:
+    def execute(self, handle: _WatchedHandle, inputs: list[Any]) -> Sequence[Any]:
         """Let the delegate execute a payload, and compare its inputs before and after."""
         if self.probe and handle.executed == 1:
             self._probe(handle, inputs)
         before = [value.clone() if isinstance(value, torch.Tensor) else value for value in inputs]
         # The same memory, without torch's count of writes: they are found here, and by what is in the memory.
-        outputs = self.inner.execute(handle.content, [_uncounted(value) for value in inputs])
+        outputs = self.inner.execute(handle.content, [_strip_counter(value) for value in inputs])
         handle.executed += 1
         self.written += [
             f"input {number} of {len(inputs)}"
             for number, (old, new) in enumerate(zip(before, inputs, strict=True))
-            if isinstance(new, torch.Tensor) and not _same(old, new)
+            if isinstance(new, torch.Tensor) and not _equal(old, new)
         ]
         return outputs
 
-    def _probe(self, handle: _Handle, inputs: list[Any]) -> None:
+    def _probe(self, handle: _WatchedHandle, inputs: list[Any]) -> None:
         for wrong in (inputs[:-1], [*inputs, *inputs[-1:]]):
             if len(wrong) == len(inputs):
                 continue
             try:
                 self.inner.execute(handle.content, [value.clone() for value in wrong])
-            except Exception as error:  # whatever it is, it is no result
+            except Exception as error:  # whatever it is, nothing was computed
                 let_through(error)
                 continue
             self.accepted.append(f"{len(wrong)} inputs instead of {len(inputs)}")
 
-    def destroy(self, handle: _Handle) -> None:
+    def destroy(self, handle: _WatchedHandle) -> None:
         """Let the delegate destroy a handle."""
         handle.destroyed += 1
         self.destroyed += handle.destroyed == 1
@@ -106,11 +106,13 @@ class WatchedDelegate(Delegate):
             let_through(error)
             self.raised.append(f"{type(error).__name__}: {error}")
 
-    def alive(self) -> int:
+    def count_alive(self) -> int:
         """Return how many different handles are still alive."""
-        return len({id(content) for reference in self.kept if (content := reference()) is not None}) + self._held()
+        return (
+            len({id(content) for reference in self.kept if (content := reference()) is not None}) + self._count_held()
+        )
 
-    def _held(self) -> int:
+    def _count_held(self) -> int:
         """Return how many of `held` somebody else has too: those with more references than a fresh list has here."""
         different = list({id(content): content for content in self.held}.values())
         self.held.clear()
@@ -119,9 +121,9 @@ class WatchedDelegate(Delegate):
         return sum(count > references[-1] for count in references[:-1])
 
 
-def _uncounted(value: Any) -> Any:
+def _strip_counter(value: Any) -> Any:
     return value.data if isinstance(value, torch.Tensor) else value
 
 
-def _same(old: torch.Tensor, new: torch.Tensor) -> bool:
+def _equal(old: torch.Tensor, new: torch.Tensor) -> bool:
     return bool(((old == new) | ((old != old) & (new != new))).all())

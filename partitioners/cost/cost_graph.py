@@ -29,12 +29,12 @@ class ExactCosts:
     """A model's answers, checked and exact.
 
     Raises:
-        InputError: The model has no cost for an operator on the host, or an answer is no cost.
+        InputError: The model has no cost for an operator on the host, or an answer is not a valid cost.
     """
 
     def __init__(self, model: CostModel) -> None:
         self.model = model
-        self.per_byte = _exact("byte_cost", model.byte_cost)
+        self.per_byte = _make_exact("byte_cost", model.byte_cost)
 
     def check(self, offered: Iterable[tuple[Scope, Offer]]) -> None:
         """Check that what can be on the host has a cost there."""
@@ -45,7 +45,7 @@ class ExactCosts:
             if graphs.is_operator(node) and node not in offer.pinned and self.at(scope, node, HOST) is None
         }
         if unknown:
-            raise InputError(_unknown(self.model, list(unknown)))
+            raise InputError(_describe_unknown(self.model, list(unknown)))
 
     def at(self, scope: Scope, node: Node, place: str) -> Fraction | None:
         """Return what an operator costs, the graphs that it calls aside when it is on the host."""
@@ -57,7 +57,7 @@ class ExactCosts:
         if said is None:
             total = Fraction(0) if free else None
         else:
-            total = _exact(f"node_cost({node.name} ({graphs.operator_name(node)}), {place!r})", said)
+            total = _make_exact(f"node_cost({node.name} ({graphs.operator_name(node)}), {place!r})", said)
         if place == HOST:
             return total
         for nested in called:
@@ -69,10 +69,10 @@ class ExactCosts:
 
     def call(self, place: str) -> Fraction:
         """Return what a call costs."""
-        return _exact(f"call_cost({place!r})", self.model.call_cost(place))
+        return _make_exact(f"call_cost({place!r})", self.model.call_cost(place))
 
 
-def _exact(what: str, cost: Any) -> Fraction:
+def _make_exact(what: str, cost: Any) -> Fraction:
     try:
         number = Fraction(cost)
     except (TypeError, ValueError, OverflowError):
@@ -82,7 +82,7 @@ def _exact(what: str, cost: Any) -> Fraction:
     return number
 
 
-def _unknown(model: CostModel, names: Sequence[str]) -> str:
+def _describe_unknown(model: CostModel, names: Sequence[str]) -> str:
     known = sorted({key.partition("(")[0] for key in model.places[HOST]}) if isinstance(model, CostTable) else []
     listed = []
     for name in names:
@@ -187,15 +187,15 @@ class CostGraph:
 
         total, place, data = min(map(elsewhere, possible))
         there = self.problem.costs[unit][0] or 0
-        text = f"{self._told(there)} there, {self._told(total - data - self.calls[place])} on {self.places[place]}"
-        text += f" and {self._told(data)} to move its data" if data > 0 else ""
-        text += f", which saves {self._told(-data)} of moving data" if data < 0 else ""
-        text += f" and {self._told(self.calls[place])} for a call" if self.calls[place] else ""
+        text = f"{self._format(there)} there, {self._format(total - data - self.calls[place])} on {self.places[place]}"
+        text += f" and {self._format(data)} to move its data" if data > 0 else ""
+        text += f", which saves {self._format(-data)} of moving data" if data < 0 else ""
+        text += f" and {self._format(self.calls[place])} for a call" if self.calls[place] else ""
         count = sum(map(graphs.is_operator, self.units[unit]))
         group = f" with the {count} operators that stay together" if count > 1 else ""
         return No("cost", f"{'as cheap' if total == there else 'cheaper'} on the host{group}: {text}", "")
 
-    def _told(self, cost: int) -> str:
+    def _format(self, cost: int) -> str:
         return f"{float(Fraction(cost, self.scale)):.2g} {'s' if self.measure == 'seconds' else self.measure}"
 
 

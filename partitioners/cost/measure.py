@@ -71,28 +71,29 @@ def measure_costs(
     for name, count, least in (("repeat", repeat, 1), ("warmup", warmup, 0)):
         if not isinstance(count, int) or count < least:
             raise InputError(f"measure_costs: got {name}={count!r}, expected a whole number of at least {least}.")
-    pieces = _pieces(program, partitioner)
-    whole = _partitions(program, partitioner)
+    pieces = _excerpt_operators(program, partitioner)
+    whole = _excerpt_partitions(program, partitioner)
     alone = {key: piece.program for key, piece in pieces.items() if len(piece.operators) == 1}
     taken = {key: piece.program for key, piece in (*pieces.items(), *whole.items())}
-    runs = [_Run(name, HOST, _load({name: probe}, None)[name][0], probe) for name, probe in _probes().items()]
-    runs += [_Run(key, HOST, method, alone[key]) for key, (method, _) in _load(alone, None).items()]
+    runs = _load_probes()
+    runs += [_TimedProgram(key, HOST, method, alone[key]) for key, (method, _) in _load(alone, None).items()]
     for key, (method, backend) in _load(taken, partitioner).items():
         if backend is not None:
-            runs.append(_Run(key, backend, method, taken[key]))
-    net = _net(_times(runs, repeat, warmup))
-    places, per_call = _places(net, pieces)
+            runs.append(_TimedProgram(key, backend, method, taken[key]))
+    net = _subtract_overheads(_time(runs, repeat, warmup))
+    places, per_call = _tabulate_costs(net, pieces)
     for place in per_call:
-        factor = _fused([(whole[run.key], s) for run, s in net if run.key in whole], places[place], per_call[place])
+        measured = [(whole[run.key], seconds) for run, seconds in net if run.key in whole]
+        factor = _measure_fusion(measured, places[place], per_call[place])
         places[place] = {key: seconds * factor for key, seconds in places[place].items()}
-    return CostTable(places, _copy_seconds(repeat), per_call)
+    return CostTable(places, _time_copy(repeat), per_call)
 
 
 # -- one program for each operator -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class _Excerpt:
     """Operators as a program of their own.
 
     Attributes:
@@ -104,7 +105,7 @@ class _Piece:
     operators: tuple[str, ...]
 
 
-class _Keep(Backend):
+class _KeepingBackend(Backend):
     """Keeps the first partition of each key, instead of lowering it."""
 
     backend_id = "exir_lowering.measure"
@@ -118,7 +119,7 @@ class _Keep(Backend):
         return PreprocessResult(b"")
 
 
-class _Apart(Partitioner):  # type: ignore[misc]
+class _OneByOnePartitioner(Partitioner):  # type: ignore[misc]
     """Makes each operator a partition, or each group of operators; what another partitioner wants whole stays so."""
 
     def __init__(self, partitioner: Partitioner, *, together: bool) -> None:
@@ -142,7 +143,7 @@ class _Apart(Partitioner):  # type: ignore[misc]
             key = "; ".join(signatures)
             self.operators[key] = signatures
             tag = f"one_{len(tags)}"
-            tags[tag] = DelegationSpec(_Keep.backend_id, [CompileSpec("key", key.encode())])
+            tags[tag] = DelegationSpec(_KeepingBackend.backend_id, [CompileSpec("key", key.encode())])
             for node in nodes:
                 node.meta[graphs.DELEGATION_TAG] = tag
         tag_constant_data(exported_program)
@@ -172,7 +173,7 @@ def _is_static(node: Node) -> bool:
     return all(isinstance(size, int) for size in sizes)
 
 
-class _AsIs(Partitioner):  # type: ignore[misc]
+class _KeyedPartitioner(Partitioner):  # type: ignore[misc]
     """Makes the partitions that another partitioner makes."""
 
     def __init__(self, partitioner: Partitioner) -> None:
@@ -194,53 +195,54 @@ class _AsIs(Partitioner):  # type: ignore[misc]
                 if tag is not None:
                     self.operators[tag] = (*self.operators.get(tag, ()), signature(node))
         tags = {
-            tag: DelegationSpec(_Keep.backend_id, [CompileSpec("key", tag.encode())]) for tag in result.partition_tags
+            tag: DelegationSpec(_KeepingBackend.backend_id, [CompileSpec("key", tag.encode())])
+            for tag in result.partition_tags
         }
         return PartitionResult(result.tagged_exported_program, tags)
 
 
-def _partitions(program: ExportedProgram, partitioner: Partitioner) -> dict[str, _Piece]:
+def _excerpt_partitions(program: ExportedProgram, partitioner: Partitioner) -> dict[str, _Excerpt]:
     """Return each partition that a partitioner makes as a program."""
-    as_is, keep = _AsIs(partitioner), _Keep()
-    lower(program, as_is, backends={_Keep.backend_id: keep})
-    return {key: _Piece(kept, as_is.operators[key]) for key, kept in keep.kept.items() if key in as_is.operators}
+    as_is, keep = _KeyedPartitioner(partitioner), _KeepingBackend()
+    lower(program, as_is, backends={_KeepingBackend.backend_id: keep})
+    return {key: _Excerpt(kept, as_is.operators[key]) for key, kept in keep.kept.items() if key in as_is.operators}
 
 
-def _pieces(program: ExportedProgram, partitioner: Partitioner) -> dict[str, _Piece]:
+def _excerpt_operators(program: ExportedProgram, partitioner: Partitioner) -> dict[str, _Excerpt]:
     """Return each different operator and group as a program."""
-    found: dict[str, _Piece] = {}
+    found: dict[str, _Excerpt] = {}
     for together in (False, True):
-        apart, keep = _Apart(partitioner, together=together), _Keep()
-        lower(program, apart, backends={_Keep.backend_id: keep})
+        apart, keep = _OneByOnePartitioner(partitioner, together=together), _KeepingBackend()
+        lower(program, apart, backends={_KeepingBackend.backend_id: keep})
         if apart.dynamic:
             raise InputError(
                 f"measure_costs: {signature(apart.dynamic[0])} has a size that is not known ahead of time. Export the "
                 f"model with fixed sizes to measure it."
             )
         for key, kept in keep.kept.items():
-            found.setdefault(key, _Piece(kept, apart.operators[key]))
+            found.setdefault(key, _Excerpt(kept, apart.operators[key]))
     return found
 
 
-class _First(torch.nn.Module):
+class _ReturnFirst(torch.nn.Module):
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
         return inputs[0]
 
 
-class _All(torch.nn.Module):
+class _ReturnAll(torch.nn.Module):
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return inputs
 
 
-def _probes() -> dict[str, ExportedProgram]:
+def _make_probes() -> dict[str, ExportedProgram]:
     """Return programs that tell what a run takes without operators."""
     small, block = torch.zeros(1), torch.zeros(_BLOCK)
     with conversion_lock():
         return {
-            "empty": torch.export.export(_First(), (small,)),
-            "inputs": torch.export.export(_First(), (small,) * 5),
-            "outputs": torch.export.export(_All(), (small,) * 5),
-            "block": torch.export.export(_First(), (block,)),
+            "empty": torch.export.export(_ReturnFirst(), (small,)),
+            "inputs": torch.export.export(_ReturnFirst(), (small,) * 5),
+            "outputs": torch.export.export(_ReturnAll(), (small,) * 5),
+            "block": torch.export.export(_ReturnFirst(), (block,)),
         }
 
 
@@ -248,7 +250,7 @@ def _probes() -> dict[str, ExportedProgram]:
 
 
 @dataclass(slots=True)
-class _Run:
+class _TimedProgram:
     """A program that is run again and again.
 
     Attributes:
@@ -267,7 +269,7 @@ class _Run:
     inputs: list[Any] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.inputs = [_example(value) for value in _user_inputs(self.program)]
+        self.inputs = [_make_example(value) for value in _list_user_inputs(self.program)]
 
     @property
     def outputs(self) -> list[Node]:
@@ -278,11 +280,16 @@ class _Run:
     @property
     def moved(self) -> int:
         """Bytes that go in and out."""
-        values = [*_user_inputs(self.program), *(node.meta.get("val") for node in self.outputs)]
+        values = [*_list_user_inputs(self.program), *(node.meta.get("val") for node in self.outputs)]
         return sum(measures.tensor_bytes(tensor) for value in values for tensor in measures.tensors(value))
 
 
-def _user_inputs(program: ExportedProgram) -> list[Any]:
+def _load_probes() -> list[_TimedProgram]:
+    probes = _make_probes().items()
+    return [_TimedProgram(name, HOST, _load({name: probe}, None)[name][0], probe) for name, probe in probes]
+
+
+def _list_user_inputs(program: ExportedProgram) -> list[Any]:
     placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
     specs = program.graph_signature.input_specs
     return [
@@ -292,7 +299,7 @@ def _user_inputs(program: ExportedProgram) -> list[Any]:
     ]
 
 
-def _example(value: Any) -> Any:
+def _make_example(value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
@@ -322,15 +329,15 @@ def _load(programs: Mapping[str, ExportedProgram], partitioner: Partitioner | No
     for name, key in names.items():
         partitions = plans[name].partitions
         whole = len(partitions) == 1 and not plans[name].host
-        loaded[key] = _method(file, name), partitions[0].backend_id if whole else None
+        loaded[key] = _bind_method(file, name), partitions[0].backend_id if whole else None
     return loaded
 
 
-def _method(file: LoadedProgram, name: str) -> Callable[..., Any]:
+def _bind_method(file: LoadedProgram, name: str) -> Callable[..., Any]:
     return lambda *inputs: file.run(name, *inputs)
 
 
-def _times(runs: Sequence[_Run], repeat: int, warmup: int) -> list[_Run]:
+def _time(runs: Sequence[_TimedProgram], repeat: int, warmup: int) -> list[_TimedProgram]:
     """Run everything in turn; return the runs that the runtime has kernels for."""
     possible = []
     for run in runs:
@@ -352,10 +359,10 @@ def _times(runs: Sequence[_Run], repeat: int, warmup: int) -> list[_Run]:
 # -- what it tells -----------------------------------------------------------------------------------------------------
 
 
-_Net = list[tuple[_Run, float]]
+_Net = list[tuple[_TimedProgram, float]]
 
 
-def _net(runs: Sequence[_Run]) -> _Net:
+def _subtract_overheads(runs: Sequence[_TimedProgram]) -> _Net:
     """Take off what a run takes without operators: a fixed time, and some for each input, output and byte."""
     probes = {run.key: run for run in runs}
     empty, more = probes["empty"].seconds, len(probes["inputs"].inputs) - 1
@@ -369,7 +376,7 @@ def _net(runs: Sequence[_Run]) -> _Net:
     return net
 
 
-def _places(net: _Net, pieces: Mapping[str, _Piece]) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
+def _tabulate_costs(net: _Net, pieces: Mapping[str, _Excerpt]) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
     """Return the costs of operators by place, and of a call by backend: the least of what was measured there."""
     net = [(run, seconds) for run, seconds in net if run.key in pieces]
     per_call: dict[str, float] = {}
@@ -384,7 +391,7 @@ def _places(net: _Net, pieces: Mapping[str, _Piece]) -> tuple[dict[str, dict[str
     return places, per_call
 
 
-def _fused(measured: Sequence[tuple[_Piece, float]], costs: Mapping[str, float], call: float) -> float:
+def _measure_fusion(measured: Sequence[tuple[_Excerpt, float]], costs: Mapping[str, float], call: float) -> float:
     """Return the share of its operators' costs that whole partitions need: backends fuse operators."""
     together = alone = 0.0
     for piece, seconds in measured:
@@ -394,7 +401,7 @@ def _fused(measured: Sequence[tuple[_Piece, float]], costs: Mapping[str, float],
     return min(1.0, together / alone) if alone else 1.0
 
 
-def _copy_seconds(repeat: int) -> float:
+def _time_copy(repeat: int) -> float:
     """Return what it takes to copy a byte of 4 MB."""
     source = torch.zeros(1 << 20)
     target = torch.empty_like(source)

@@ -19,7 +19,7 @@ from torch.fx import Node
 
 from exir_lowering import InputError, graphs
 from exir_lowering.graphs import measures
-from exir_lowering.partitioners.supports.support import check_operator
+from exir_lowering.partitioners.supports.checks import check_operator
 from exir_lowering.plugins import let_through
 
 HOST = "host"
@@ -74,7 +74,7 @@ class CostTable:
         """Check the costs and the operator names.
 
         Raises:
-            InputError: A cost is no finite number of at least 0, an operator does not exist, or the host is missing.
+            InputError: A cost is not a finite number of at least 0, an operator does not exist, or the host is missing.
         """
         _check_table(self)
 
@@ -103,7 +103,7 @@ class CostTable:
         """Read a table that `save` wrote.
 
         Raises:
-            InputError: The file cannot be read, is of another version, or its content is not what it should be.
+            InputError: The file cannot be read, is of another version, or its content is invalid.
         """
         where = f"Cost table {os.fspath(path)!r}"
         try:
@@ -175,7 +175,7 @@ class RooflineModel:
         """Check the speeds.
 
         Raises:
-            InputError: A speed is no finite number above 0, a place has one speed only, or the host is missing.
+            InputError: A speed is not a finite number above 0, a place has one speed only, or the host is missing.
         """
         for name, speeds in (("flops_per_second", self.flops_per_second), ("bytes_per_second", self.bytes_per_second)):
             _check_mapping(name, speeds)
@@ -183,8 +183,8 @@ class RooflineModel:
                 _check_cost(f"{name}[{place!r}]", speed, above_zero=True)
         if self.flops_per_second.keys() != self.bytes_per_second.keys() or HOST not in self.flops_per_second:
             raise InputError(
-                f"RooflineModel: flops_per_second has the places {_list(self.flops_per_second)}, bytes_per_second "
-                f"{_list(self.bytes_per_second)}; expected the same ones, {HOST!r} among them."
+                f"RooflineModel: flops_per_second has the places {_join(self.flops_per_second)}, bytes_per_second "
+                f"{_join(self.bytes_per_second)}; expected the same ones, {HOST!r} among them."
             )
         _check_rest(self.per_byte, self.per_call, self.flops_per_second)
 
@@ -216,25 +216,25 @@ def signature(node: Node) -> str:
     A tensor is written as its dtype and sizes, a size that is not known ahead of time as "?"; other arguments as they
     are.
     """
-    arguments = [_written(argument) for argument in node.args]
-    arguments += [f"{name}={_written(node.kwargs[name])}" for name in sorted(node.kwargs)]
+    arguments = [_write_argument(argument) for argument in node.args]
+    arguments += [f"{name}={_write_argument(node.kwargs[name])}" for name in sorted(node.kwargs)]
     return f"{graphs.operator_name(node)}({', '.join(arguments)})"
 
 
-def _written(argument: Any) -> str:
+def _write_argument(argument: Any) -> str:
     if isinstance(argument, Node):
-        return _written_value(argument.meta.get("val"))
+        return _write_value(argument.meta.get("val"))
     if isinstance(argument, (list, tuple)):
-        return f"[{', '.join(map(_written, argument))}]"
+        return f"[{', '.join(map(_write_argument, argument))}]"
     return str(argument)
 
 
-def _written_value(value: Any) -> str:
+def _write_value(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         sizes = (str(size) if isinstance(size, int) else "?" for size in value.shape)
         return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(sizes)}]"
     if isinstance(value, (list, tuple)):
-        return f"[{', '.join(map(_written_value, value))}]"
+        return f"[{', '.join(map(_write_value, value))}]"
     return "?" if value is None or isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) else str(value)
 
 
@@ -245,7 +245,7 @@ def _check_table(table: CostTable) -> None:
     _check_mapping("places", table.places)
     if HOST not in table.places:
         raise InputError(
-            f"A cost table has the places {_list(table.places)}, {HOST!r} is missing: everything can stay there, so "
+            f"A cost table has the places {_join(table.places)}, {HOST!r} is missing: everything can stay there, so "
             f"what it costs there has to be known."
         )
     for place, costs in table.places.items():
@@ -274,7 +274,7 @@ def _check_mapping(name: str, given: Any, known: Any = None) -> None:
         raise InputError(f"Costs: {name} is {given!r}, expected a mapping from names.")
     unknown = [key for key in given if known is not None and key not in known]
     if unknown:
-        raise InputError(f"Costs: {name} names {_list(unknown)}, expected some of {_list(known)}.")
+        raise InputError(f"Costs: {name} names {_join(unknown)}, expected some of {_join(known)}.")
 
 
 def _check_cost(name: str, value: Any, *, above_zero: bool = False) -> None:
@@ -285,7 +285,7 @@ def _check_cost(name: str, value: Any, *, above_zero: bool = False) -> None:
         )
 
 
-def _list(names: Any) -> str:
+def _join(names: Any) -> str:
     return ", ".join(map(repr, names)) or "none"
 
 

@@ -1,87 +1,21 @@
-"""Patterns: plain Python functions, traced to templates, and the support of what matches them."""
+"""Patterns, and the support of what matches them."""
 
 from __future__ import annotations
 
-import inspect
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import networkx as nx
 import torch
-from executorch.exir import to_edge
-from torch.export.graph_signature import InputKind, OutputKind
-from torch.fx import Graph, GraphModule, Node, Proxy
-from torch.fx.proxy import GraphAppendingTracer
+from torch.fx import GraphModule, Node
 
 from exir_lowering import InputError, PartitionerContractError, graphs
-from exir_lowering.partitioners.algorithms.matching import (
-    ANY,
-    GETITEM,
-    Candidate,
-    Held,
-    Input,
-    Matching,
-    Operator,
-    Template,
-    argument_names,
-    arguments,
-    find,
-    has_items,
-)
+from exir_lowering.partitioners.supports.match_search import Candidate
+from exir_lowering.partitioners.supports.matching import Matching, find
+from exir_lowering.partitioners.supports.pattern_functions import read_template
 from exir_lowering.partitioners.supports.support import Check, No, Scope, Support
-from exir_lowering.plugins import conversion_lock, let_through
-
-_SIZES = frozenset({"size", "shape", "normalized_shape", "N", "C", "HxW"})
-"""Arguments that hold sizes: what the example inputs have there says nothing about what to match."""
-
-
-class Constant(torch.Tensor):
-    """As the annotation (or default) of a pattern's parameter: matches parameters, buffers and constants only."""
-
-
-class _OneOf:
-    def __init__(self, operators: Sequence[Any]) -> None:
-        self.__name__ = "one_of"
-        self.names = tuple(dict.fromkeys(_overload_name(target) for target in operators))
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        found: list[Proxy] = []
-        torch.fx.node.map_aggregate(
-            (args, kwargs), lambda item: found.append(item) if isinstance(item, Proxy) else None
-        )
-        if not found:
-            raise InputError(
-                f"one_of({', '.join(self.names)}) was called outside of a pattern. Use it in the function of a "
-                f"Pattern without example_inputs, on that function's parameters or on what operators made of them."
-            )
-        return found[0].tracer.create_proxy("call_function", self, args, kwargs)
-
-
-def one_of(*operators: Any) -> Callable[..., Any]:
-    """Return what stands, in a pattern without example inputs, for any of several operators.
-
-    Args:
-        operators: Operators such as `torch.ops.aten.relu.default`, with the same arguments where they are given.
-
-    Raises:
-        InputError: None is given, or one is no operator overload.
-    """
-    if not operators:
-        raise InputError("one_of() got no operator. Give it operators such as torch.ops.aten.relu.default.")
-    return _OneOf(operators)
-
-
-def _overload_name(target: Any) -> str:
-    name = graphs.target_name(target)
-    if name.count(".") != 2 or not callable(target) or not argument_names(name):
-        raise InputError(
-            f"{target!r} is no operator overload. Expected one such as torch.ops.aten.relu.default"
-            + (f", for example torch.ops.{target}.{target.overloads()[0]}." if hasattr(target, "overloads") else ".")
-        )
-    return name
+from exir_lowering.plugins import let_through
 
 
 @dataclass(frozen=True)
@@ -141,256 +75,16 @@ class Pattern:
         """
         self.name = name or getattr(function, "__name__", type(function).__name__)
         self.priority, self.check = priority, check
-        inputs = _parameters(self.name, function)
-        if example_inputs is None:
-            self.template = _Traced(self.name, function, inputs).template()
-        else:
-            self.template = _Exported(self.name, function, inputs, example_inputs).template()
+        self.template = read_template(self.name, function, example_inputs)
         self.operators = self.template.names
 
     def __repr__(self) -> str:
         return f"Pattern({self.name})"
 
 
-# -- reading a function ------------------------------------------------------------------------------------------------
-
-
-def _parameters(name: str, function: Callable[..., Any]) -> list[Input]:
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError) as error:
-        raise InputError(
-            f"Pattern {name}: {function!r} has no signature to read. Wrap it in a function: def pattern(x): return ..."
-        ) from error
-    inputs = []
-    for parameter in signature.parameters.values():
-        if parameter.kind is not parameter.POSITIONAL_OR_KEYWORD and parameter.kind is not parameter.POSITIONAL_ONLY:
-            raise InputError(
-                f"Pattern {name}: parameter {str(parameter)!r} is not an ordinary one. Give each input of the pattern "
-                f"a parameter of its own, without *args, **kwargs and keyword-only parameters."
-            )
-        default = parameter.default
-        if default is parameter.empty or default is Constant or default is ANY:
-            constant = default is Constant or _says_constant(parameter.annotation)
-            inputs.append(Input(parameter.name, constant, default is ANY))
-    return inputs
-
-
-def _says_constant(annotation: Any) -> bool:
-    if isinstance(annotation, str):  # from __future__ import annotations
-        return annotation.split(".")[-1].strip("'\" ") == "Constant"
-    return annotation is Constant or Constant in getattr(annotation, "__metadata__", ())
-
-
-class _Reader:
-    """Makes a template of a graph."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.terms: dict[Node, Any] = {}
-
-    def error(self, text: str) -> InputError:
-        return InputError(f"Pattern {self.name}: {text}")
-
-    def names(self, node: Node) -> tuple[str, ...]:
-        """Return the names that a node of the pattern may have in a graph."""
-        return (graphs.operator_name(node),)
-
-    def operator(self, node: Node) -> Operator:
-        found = {}
-        for name in self.names(node):
-            given = arguments(name, *torch.fx.node.map_aggregate((node.args, node.kwargs), self.term))
-            found[name] = tuple(map(self.value, argument_names(name), given)) if argument_names(name) else given
-        return Operator(found)
-
-    def term(self, argument: Any) -> Any:
-        return self.terms[argument] if isinstance(argument, Node) else argument
-
-    def value(self, name: str, value: Any) -> Any:
-        """Return what an argument has to match."""
-        return value
-
-    def build(self, graph: Graph, results: Sequence[Any]) -> Template:
-        """Make the template, and refuse what is none."""
-        nodes = [node for node in graph.nodes if node.op == "call_function"]
-        if not nodes:
-            raise self.error("the function calls no operator. Call at least one on its parameters.")
-        for node in nodes:
-            self.terms[node] = self.operator(node)
-        returned: dict[Operator, None] = {}
-        for result in results:
-            term = self.terms.get(result) if isinstance(result, Node) else None
-            if isinstance(term, Operator):
-                returned[term] = None
-            else:
-                raise self.error(
-                    f"it returns {result}, which no operator of it makes. Return the results of operators only; an "
-                    f"input is there for everybody anyway."
-                )
-        for node in nodes:
-            if not node.users:
-                raise self.error(f"the result of {'/'.join(self.names(node))} is neither used nor returned. Return it.")
-        template = Template(tuple(self.terms[node] for node in nodes), tuple(returned))
-        self.check_inputs(template)
-        return template
-
-    def check_inputs(self, template: Template) -> None:
-        """Check that every parameter is used and that the operators hang together."""
-        together: Any = nx.Graph()
-        together.add_nodes_from(template.operators)
-        used = {source for term in template.operators for source in term.read()}
-        for term in template.operators:
-            together.add_edges_from((source, term) for source in term.read() if not _is_wildcard(source))
-        unused = [term.name for term in self.terms.values() if isinstance(term, Input) and term not in used]
-        if unused:
-            raise self.error(f"parameter {unused[0]} is not used by an operator. Remove it.")
-        if not nx.is_connected(together):
-            raise self.error(
-                "its operators are not connected: some share neither a value nor an input with the others. Make two "
-                "patterns of them."
-            )
-
-
-def _is_wildcard(term: Operator | Input) -> bool:
-    return isinstance(term, Input) and term.wildcard
-
-
-class _Tracer(GraphAppendingTracer):
-    """Lets `ANY` be an argument."""
-
-    def create_arg(self, a: Any) -> Any:
-        return a if a is ANY else super().create_arg(a)
-
-
-class _Traced(_Reader):
-    """A function that calls operators itself."""
-
-    def __init__(self, name: str, function: Callable[..., Any], inputs: Sequence[Input]) -> None:
-        super().__init__(name)
-        self.function, self.inputs = function, inputs
-
-    def template(self) -> Template:
-        graph = Graph()
-        tracer = _Tracer(graph)
-        proxies = {}
-        for term in self.inputs:
-            node = graph.placeholder(term.name)
-            self.terms[node] = term
-            proxies[term.name] = Proxy(node, tracer)
-        try:
-            returned = _call(self.function, proxies)
-        except InputError:
-            raise
-        except Exception as error:
-            let_through(error)
-            raise self.error(
-                f"reading the function failed with {type(error).__name__}: {error}. Without example_inputs it may only "
-                f"call operators such as torch.ops.aten.mul.Tensor; give example_inputs for any other PyTorch code."
-            ) from error
-        results = list(returned) if isinstance(returned, (tuple, list)) else [returned]
-        nodes = [result.node if isinstance(result, Proxy) else result for result in results]
-        graph.output([node for node in nodes if isinstance(node, Node)])
-        return self.build(graph, nodes)
-
-    def names(self, node: Node) -> tuple[str, ...]:
-        if isinstance(node.target, _OneOf):
-            return node.target.names
-        if node.target is operator.getitem:
-            return (GETITEM,)
-        try:
-            return (_overload_name(node.target),)
-        except InputError as error:
-            raise self.refused(str(error)) from None
-
-    def refused(self, why: str) -> InputError:
-        return self.error(
-            f"{why} Without example_inputs a pattern calls operators only; give example_inputs, a "
-            f"tensor for each parameter, to write it with Python operators and torch functions."
-        )
-
-    def build(self, graph: Graph, results: Sequence[Any]) -> Template:
-        for node in graph.nodes:
-            if node.op not in ("placeholder", "call_function", "output"):
-                raise self.refused(f"It calls the method {node.target}, which is no operator overload.")
-            if node.target is operator.getitem:
-                self.check_item(node)
-        return super().build(graph, results)
-
-    def check_item(self, node: Node) -> None:
-        """Check that an item is one of the results of an operator."""
-        source = node.args[0]
-        if not isinstance(source, Node) or source.op != "call_function":
-            raise self.error("it picks an item of an input. Make the item the input.")
-        if not any(map(has_items, self.names(source))):
-            raise self.refused("It indexes a tensor; only an operator with several results has items.")
-
-
-def _call(function: Callable[..., Any], values: Mapping[str, Any]) -> Any:
-    """Call a function with values for some parameters and the defaults of the others."""
-    parameters = inspect.signature(function).parameters.values()
-    return function(*(values.get(parameter.name, parameter.default) for parameter in parameters))
-
-
-class _Call(torch.nn.Module):
-    def __init__(self, function: Callable[..., Any], names: Sequence[str]) -> None:
-        super().__init__()
-        self.function, self.names = function, names
-
-    def forward(self, *tensors: torch.Tensor) -> Any:
-        return _call(self.function, dict(zip(self.names, tensors, strict=True)))
-
-
-class _Exported(_Reader):
-    """A function of tensors that torch.export reads."""
-
-    def __init__(
-        self, name: str, function: Callable[..., Any], inputs: Sequence[Input], examples: Sequence[torch.Tensor]
-    ) -> None:
-        super().__init__(name)
-        given = list(examples) if isinstance(examples, (tuple, list)) else [examples]
-        if len(given) != len(inputs) or not all(isinstance(example, torch.Tensor) for example in given):
-            raise self.error(
-                f"example_inputs are {[type(example).__name__ for example in given]}; expected a tensor for each of "
-                f"the parameters {', '.join(term.name for term in inputs) or '(none)'}."
-            )
-        self.function, self.inputs, self.examples = function, inputs, tuple(given)
-
-    def template(self) -> Template:
-        try:
-            module = _Call(self.function, [term.name for term in self.inputs])
-            with conversion_lock():
-                program = to_edge(torch.export.export(module, self.examples)).exported_program()
-        except Exception as error:
-            let_through(error)
-            raise self.error(
-                f"exporting the function with its example_inputs failed with {type(error).__name__}: {error}"
-            ) from error
-        inputs = iter(self.inputs)
-        placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
-        tensors = {**program.state_dict, **program.constants}
-        for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
-            self.terms[node] = next(inputs) if spec.kind is InputKind.USER_INPUT else self.held(tensors[spec.target])
-        if any(node.op == "get_attr" for node in program.graph.nodes):
-            raise self.error("it has control flow. Make a pattern of what is inside of it: nested graphs are matched.")
-        if any(spec.kind is not OutputKind.USER_OUTPUT for spec in program.graph_signature.output_specs):
-            raise self.error("it writes to an input. Return the new value instead.")
-        return self.build(program.graph, list(program.graph.output_node().args[0]))
-
-    def held(self, value: Any) -> Held:
-        if not isinstance(value, torch.Tensor) or value.numel() != 1:
-            raise self.error("it holds a tensor of its own. Make that a parameter, annotated Constant.")
-        return Held(value.detach())
-
-    def value(self, name: str, value: Any) -> Any:
-        return ANY if name in _SIZES else value
-
-
-# -- the support -------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class _Remembered:
-    """A matching by places in the graph: nodes would keep the graph alive that this is remembered for."""
+    """A matching by positions in the graph: nodes would keep the graph alive that this is remembered for."""
 
     graph: tuple[Any, ...]
     matches: tuple[tuple[int, tuple[int, ...]], ...]
@@ -409,7 +103,7 @@ class PatternSupport(Support):
         """Take patterns.
 
         Raises:
-            InputError: There is none, or one of them is something else.
+            InputError: No pattern is given, or something else than a pattern.
         """
         for pattern in patterns:
             if not isinstance(pattern, Pattern):
@@ -422,7 +116,7 @@ class PatternSupport(Support):
     def bind(self, scope: Scope) -> Check:
         """Find the matches of a graph."""
         nodes, found = list(scope.graph_module.graph.nodes), self._matching(scope)
-        taken = {nodes[i] for _, places in found.matches for i in places}
+        taken = {nodes[i] for _, positions in found.matches for i in positions}
         why = {
             nodes[i]: f"pattern {self.patterns[n].name} did not match: {text}" for i, (n, text) in found.reasons.items()
         }
@@ -433,7 +127,7 @@ class PatternSupport(Support):
     def groups(self, scope: Scope) -> Sequence[Sequence[Node]]:
         """Return the nodes of each match, in topological order."""
         nodes = list(scope.graph_module.graph.nodes)
-        return [[nodes[i] for i in places] for _, places in self._matching(scope).matches]
+        return [[nodes[i] for i in positions] for _, positions in self._matching(scope).matches]
 
     def matched(self, scope: Scope) -> frozenset[int]:
         """Return the numbers of the patterns that have a match in a graph."""
@@ -447,31 +141,31 @@ class PatternSupport(Support):
         return f"PatternSupport({', '.join(pattern.name for pattern in self.patterns)})"
 
     def _matching(self, scope: Scope) -> _Remembered:
-        print_of_graph = _fingerprint(scope)
+        fingerprint = _take_fingerprint(scope)
         known = self._remembered.get(scope.graph_module)
-        if known is None or known.graph != print_of_graph:
-            matching = find(scope, [_candidate(pattern, scope) for pattern in self.patterns])
-            known = self._remembered[scope.graph_module] = _by_place(scope, matching, print_of_graph)
+        if known is None or known.graph != fingerprint:
+            matching = find(scope, [_make_candidate(pattern, scope) for pattern in self.patterns])
+            known = self._remembered[scope.graph_module] = _remember(scope, matching, fingerprint)
         return known
 
 
-def _fingerprint(scope: Scope) -> tuple[Any, ...]:
+def _take_fingerprint(scope: Scope) -> tuple[Any, ...]:
     """Return what matching depends on, without a node in it."""
     nodes = scope.graph_module.graph.nodes
     return tuple((n.name, n.op, n.target, str(n.args), str(n.kwargs), n in scope.constants) for n in nodes)
 
 
-def _by_place(scope: Scope, matching: Matching, print_of_graph: tuple[Any, ...]) -> _Remembered:
-    place = {node: i for i, node in enumerate(scope.graph_module.graph.nodes)}
+def _remember(scope: Scope, matching: Matching, fingerprint: tuple[Any, ...]) -> _Remembered:
+    position = {node: i for i, node in enumerate(scope.graph_module.graph.nodes)}
     return _Remembered(
-        print_of_graph,
-        tuple((found.candidate, tuple(place[node] for node in found.nodes)) for found in matching.found),
-        {place[node]: reason for node, reason in matching.reasons.items()},
+        fingerprint,
+        tuple((found.candidate, tuple(position[node] for node in found.nodes)) for found in matching.found),
+        {position[node]: reason for node, reason in matching.reasons.items()},
         {number: (graphs.qualified_name(scope.path, node), text) for number, (node, text) in matching.nearest.items()},
     )
 
 
-def _candidate(pattern: Pattern, scope: Scope) -> Candidate:
+def _make_candidate(pattern: Pattern, scope: Scope) -> Candidate:
     def accept(nodes: tuple[Node, ...], inputs: Mapping[str, Any], results: tuple[Node, ...]) -> bool:
         if pattern.check is None:
             return True
@@ -490,4 +184,4 @@ def _candidate(pattern: Pattern, scope: Scope) -> Candidate:
     return Candidate(pattern.name, pattern.template, pattern.priority, accept)
 
 
-__all__ = ["ANY", "Constant", "Match", "Pattern", "PatternSupport", "one_of"]
+__all__ = ["Match", "Pattern", "PatternSupport"]

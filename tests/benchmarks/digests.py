@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from exir_lowering import load, lower
-from exir_lowering.cli import demo
+from exir_lowering.cli import embeddings
 from exir_lowering.pte import digests
 
 REPEAT = 7
-LENGTH = demo.LENGTHS["short"]
+LENGTH = embeddings.LENGTHS["short"]
 INPUTS = (torch.ones(1, LENGTH, dtype=torch.long), torch.ones(1, LENGTH, dtype=torch.long))
 
 
@@ -67,7 +67,7 @@ def measure(program: Any, external: str | None, folder: Path) -> None:
 
 def main() -> None:
     """Print the figures."""
-    model, _ = demo.load_model()
+    model, _ = embeddings.load_model()
     program = lower(torch.export.export(model, INPUTS), "xnnpack")
     with tempfile.TemporaryDirectory() as folder:
         for external in (None, "weights"):

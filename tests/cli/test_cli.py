@@ -23,6 +23,7 @@ from torch.export import Dim, ExportedProgram, export
 
 import exir_lowering
 from exir_lowering import InvariantError, cli, lower
+from exir_lowering.cli import noise
 from exir_lowering.errors import BackendFailure
 from exir_lowering.partitioners import SupportPartitioner, everything
 from exir_lowering.plugins.registry import PluginInfo
@@ -31,13 +32,13 @@ Main = Callable[..., tuple[int, str, str]]
 RUN = "import sys\nfrom exir_lowering.cli import main\nsys.exit(main())"
 SLOW = """
 import time
-from exir_lowering import cli
+from exir_lowering.cli import programs
 
 def work(_):
     print("ready", flush=True)
     time.sleep(60)
 
-cli._method_files = work
+programs.find_programs = work
 """
 
 
@@ -120,11 +121,31 @@ def test_help_and_usage_come_without_torch(tmp_path: Path) -> None:
         (["--version"], 0, metadata.version("exir-lowering")),
         (["lower", tmp_path / "none.pt2", "-o", "x.pte"], 2, "There is no file"),
         (["run", tmp_path / "none.pte"], 2, "There is no file"),
+        (["run", tmp_path, "--json"], 2, "is a directory"),
+        (["demo", "-o", "x.bin"], 2, "ends in .pte"),
         ([], 2, "COMMAND"),
     ):
         done = command(*argv, code=run + check)
         assert done.returncode == code, done.stderr
         assert part in done.stdout + done.stderr
+
+
+def test_the_run_command_imports_no_step_of_the_compiler_itself() -> None:
+    """What `exir_lowering.load` imports is another matter."""
+    code = (
+        "import sys, exir_lowering.cli.run\n"
+        "loaded = [name for name in sys.modules if name.startswith(('exir_lowering.steps', 'exir_lowering.pipeline', "
+        "'exir_lowering.cli.pt2', 'exir_lowering.cli.embeddings', 'torch', 'executorch'))]\n"
+        "assert not loaded, loaded"
+    )
+    done = command(code=code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_python_m_is_the_same_command_line() -> None:
+    for argv in (["-m", "exir_lowering"], ["-c", RUN]):
+        done = subprocess.run([sys.executable, *argv, "--help"], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0 and done.stdout.startswith("usage: exir-lower "), done.stderr
 
 
 def test_version_names_what_it_stands_on(main: Main) -> None:
@@ -278,7 +299,7 @@ def test_the_noise_below_is_not_shown(models: Path, tmp_path: Path) -> None:
 
 def test_only_known_lines_are_held_back() -> None:
     shown = io.StringIO()
-    stream = cli._WithoutKnownLines(shown)
+    stream = noise.KnownLineFilter(shown)
     pieces = (
         "[",
         "cpuinfo_utils.cpp",
@@ -301,7 +322,7 @@ def test_filters_are_gone_after_a_command(main: Main) -> None:
     before = warnings.filters[:]
     main("plugins")
     assert warnings.filters == before
-    assert not any(logging.getLogger(name).filters for name in cli._KNOWN_LOGS)
+    assert not any(logging.getLogger(name).filters for name in noise.KNOWN_LOGS)
 
 
 @pytest.mark.parametrize("argv", [["--help"], ["plugins"]])

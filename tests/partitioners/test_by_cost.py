@@ -30,7 +30,7 @@ from exir_lowering.partitioners.algorithms.assignment import HOST, Problem, Valu
 from exir_lowering.partitioners.algorithms.limits import Limits
 from exir_lowering.partitioners.by_cost import CostPartitioner
 from exir_lowering.partitioners.cost.tables import CostTable, RooflineModel, signature
-from exir_lowering.partitioners.supports.support import everything, ops
+from exir_lowering.partitioners.supports.checks import everything, ops
 
 # -- graphs of numbers -------------------------------------------------------------------------------------------------
 

@@ -34,8 +34,10 @@ from exir_lowering.partitioners import (
 )
 from exir_lowering.partitioners.algorithms.convex import computing, contract, propose_partitions
 from exir_lowering.partitioners.algorithms.limits import Limits
-from exir_lowering.partitioners.algorithms.matching import Candidate, find
-from exir_lowering.partitioners.supports.support import Scope, dtypes, ops, scopes
+from exir_lowering.partitioners.supports.checks import dtypes, ops
+from exir_lowering.partitioners.supports.match_search import Candidate
+from exir_lowering.partitioners.supports.matching import find
+from exir_lowering.partitioners.supports.support import Scope, scopes
 
 aten = torch.ops.aten
 edge = exir_ops.edge.aten
@@ -582,8 +584,8 @@ BAD: dict[str, tuple[tuple[Any, ...], str]] = {
     "an input returned": ((lambda x: (aten.relu.default(x), x),), "returns x.*Return the results of operators only"),
     "star arguments": ((lambda *x: aten.relu.default(x[0]),), r"parameter '\*x'.*a parameter of its own"),
     "two pieces": ((two_pieces,), "not connected.*two patterns"),
-    "a Python operator": ((lambda x: x + 1,), "no operator overload.*give example_inputs"),
-    "a torch function": ((lambda x: torch.relu(x),), "no operator overload.*give example_inputs"),
+    "a Python operator": ((lambda x: x + 1,), "not an operator overload.*give example_inputs"),
+    "a torch function": ((lambda x: torch.relu(x),), "not an operator overload.*give example_inputs"),
     "a method": ((lambda x: x.relu(),), "method relu.*give example_inputs"),
     "an operator without overload": ((lambda x: aten.relu(x),), r"for example torch.ops.aten.relu.default"),
     "an index": ((lambda x: aten.relu.default(x)[0],), "indexes a tensor.*give example_inputs"),
@@ -613,7 +615,7 @@ def test_supports_want_patterns() -> None:
         PatternSupport(swish)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="at least one"):
         PatternPartitioner("echo")
-    with pytest.raises(InputError, match="no operator overload"):
+    with pytest.raises(InputError, match="not an operator overload"):
         one_of(torch.relu)
 
 

@@ -139,7 +139,7 @@ def test_state_that_one_partition_reads_and_writes_moves_with_it() -> None:
         ({"supports": ops("aten.add")}, "expected a mapping from backend ids"),
         ({"supports": {"": ops("aten.add")}}, "expected a mapping from backend ids"),
         ({"supports": {"echo": 3}}, "A support was expected"),
-        ({"supports": {"echo": MATMUL}, "compile_specs": {"eco": []}}, "none of its backends: echo"),
+        ({"supports": {"echo": MATMUL}, "compile_specs": {"eco": []}}, "not one of its backends: echo"),
         ({"supports": {"echo": MATMUL}, "compile_specs": {"echo": ["x"]}}, "expected a list of CompileSpec"),
         ({"supports": {"echo": MATMUL}, "compile_specs": []}, "expected a mapping from backend ids to lists"),
     ],

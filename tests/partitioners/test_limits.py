@@ -20,7 +20,8 @@ from exir_lowering.graphs import measures, quotient
 from exir_lowering.partitioners.algorithms import limits
 from exir_lowering.partitioners.algorithms.convex import Proposal, computing, propose_partitions
 from exir_lowering.partitioners.algorithms.limits import Limits
-from exir_lowering.partitioners.supports.support import Scope, everything, scopes
+from exir_lowering.partitioners.supports.checks import everything
+from exir_lowering.partitioners.supports.support import Scope, scopes
 
 ATEN = torch.ops.aten
 Result = tuple[list[Proposal], list[Rejection], list[Adjustment]]

@@ -34,13 +34,13 @@ class Archive:
 
         Raises:
             UnsafeFileError: It is a ZIP file of a kind that torch does not write.
-            InputError: It is no ZIP file.
+            InputError: It is not a ZIP file.
         """
         try:
             self._zip = zipfile.ZipFile(file)
         except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError, OverflowError) as error:
             let_through(error)
-            raise InputError(f"it is no archive ({type(error).__name__}: {error})") from error
+            raise InputError(f"it is not a ZIP archive ({type(error).__name__}: {error})") from error
         members = self._zip.infolist()
         if not members or len(members) > MOST_MEMBERS:
             raise InputError(f"it is an archive of {len(members)} files")
@@ -52,7 +52,7 @@ class Archive:
         folder = _folder([one.filename for one in members])
         self._members = {one.filename[len(folder) :]: one for one in members}
         if len(self._members) != len(members):
-            raise UnsafeFileError("it has several members of one name")
+            raise UnsafeFileError("several of its members have the same name")
         self.sizes = {name: one.file_size for name, one in self._members.items()}
 
     def __contains__(self, name: str) -> bool:
@@ -103,4 +103,4 @@ def _check(member: zipfile.ZipInfo) -> None:
         raise UnsafeFileError(f"its member {name!r} is encrypted")
     mode = member.external_attr >> 16
     if stat.S_IFMT(mode) not in (0, stat.S_IFREG):
-        raise UnsafeFileError(f"its member {name!r} is no regular file")
+        raise UnsafeFileError(f"its member {name!r} is not a regular file")

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from exir_lowering.cli.pt2.unsafe import UnsafeFileError
 
 
-def words(text: str) -> frozenset[str]:
+def split_words(text: str) -> frozenset[str]:
     """Return the words of a text, as a closed list."""
     return frozenset(text.split())
 
@@ -29,7 +29,7 @@ _SYMBOL = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}", re.ASCII)
 _FLOAT = re.compile(r"[-+]?([0-9]{1,400}(\.[0-9]{0,400})?|\.[0-9]{1,400})(e[-+]?[0-9]{1,3})?", re.ASCII)
 
 # What torch's symbolic sizes are made of: sympy's own classes, and those of torch.utils._sympy.functions.
-FUNCTIONS = words(
+FUNCTIONS = split_words(
     """
     Add Mul Pow Integer Float Rational Min Max Mod Abs floor ceiling sqrt And Or Not Eq Ne Lt Le Gt Ge Equality
     Unequality StrictLessThan StrictGreaterThan LessThan GreaterThan Piecewise ExprCondPair FloorDiv ModularIndexing
@@ -72,7 +72,7 @@ def check_expression(text: str) -> None:
     Raises:
         UnsafeFileError: It is not made of numbers, symbols, arithmetic and functions of sizes.
     """
-    _Checker("symbolic expression", text, _expression_call, names=True).check()
+    _Checker("symbolic expression", text, _check_expression_call, names=True).check()
 
 
 def check_guard(text: str) -> None:
@@ -81,7 +81,7 @@ def check_guard(text: str) -> None:
     Raises:
         UnsafeFileError: It is not made of numbers, arguments, their sizes, arithmetic and comparisons.
     """
-    _Checker("guard", text, _guard_call, names=False).check()
+    _Checker("guard", text, _check_guard_call, names=False).check()
 
 
 class _Checker:
@@ -96,38 +96,38 @@ class _Checker:
             raise UnsafeFileError(f"a {self.what} of {len(self.text)} characters; torch writes at most {LONGEST}")
         # Other characters are read as these by Python, or as something else by sympy.
         if not self.text.isascii() or not self.text.isprintable():
-            raise self.refused("it has characters that are not ASCII")
+            raise self.refuse("it has characters that are not ASCII")
         try:
             tree = ast.parse(self.text, mode="eval")
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            raise self.refused(f"it cannot be parsed ({type(error).__name__})") from None
+            raise self.refuse(f"it cannot be parsed ({type(error).__name__})") from None
         self.visit(tree.body, 0)
 
-    def refused(self, why: str) -> UnsafeFileError:
+    def refuse(self, why: str) -> UnsafeFileError:
         shown = self.text if len(self.text) <= 120 else f"{self.text[:117]}..."
         return UnsafeFileError(f"the {self.what} {shown!r} is unsafe: {why}")
 
     def visit(self, node: ast.expr, depth: int) -> None:
         self._count += 1
         if depth > DEEPEST or self._count > MOST:
-            raise self.refused(f"it has more than {MOST} parts, or is nested more than {DEEPEST} deep")
+            raise self.refuse(f"it has more than {MOST} parts, or is nested more than {DEEPEST} levels deep")
         for child in self._children(node, depth):
             self.visit(child, depth + 1)
 
     def _children(self, node: ast.expr, depth: int) -> list[ast.expr]:
         """Check one node, and return the parts of it that are to be checked too."""
         if isinstance(node, ast.Constant):
-            self._number(node)
+            self._check_number(node)
             return []
         if isinstance(node, ast.Name):
             if not self._names or not (node.id in _CONSTANTS or _SHORT_SYMBOL.fullmatch(node.id)):
-                raise self.refused(f"it names {node.id!r}")
+                raise self.refuse(f"it names {node.id!r}")
             return []
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd, ast.Not, ast.Invert)):
             return [node.operand]
         if isinstance(node, ast.BinOp) and isinstance(node.op, _OPERATORS + _LOGIC):
             if isinstance(node.op, (ast.Pow, ast.LShift)):
-                self.power(node.left, node.right)
+                self.check_power(node.left, node.right)
             return [node.left, node.right]
         if isinstance(node, ast.BoolOp):
             return node.values
@@ -140,30 +140,30 @@ class _Checker:
         if isinstance(node, ast.Call):
             self._call(self, node, depth)
             return []
-        raise self.refused(f"it has {_kind(node)}")
+        raise self.refuse(f"it has {_shorten(node)}")
 
-    def _number(self, node: ast.Constant) -> None:
+    def _check_number(self, node: ast.Constant) -> None:
         if not isinstance(node.value, (int, float)) or not abs(node.value) <= _LARGEST:
-            raise self.refused(f"it has {_kind(node)}")
+            raise self.refuse(f"it has {_shorten(node)}")
 
-    def power(self, base: ast.expr, exponent: ast.expr) -> None:
+    def check_power(self, base: ast.expr, exponent: ast.expr) -> None:
         """Refuse powers of numbers, which are computed at once and may be of any size, and large exponents."""
-        fixed = _literal(exponent)
-        if (fixed is None and not _has_symbol(exponent)) or (_literal(base) is None and not _has_symbol(base)):
-            raise self.refused("it has a power of numbers")
-        if fixed is not None and abs(fixed) * _degree(base) > _LARGEST_EXPONENT:
-            raise self.refused(f"it has a power of more than {_LARGEST_EXPONENT}")
+        fixed = _read_literal(exponent)
+        if (fixed is None and not _has_symbol(exponent)) or (_read_literal(base) is None and not _has_symbol(base)):
+            raise self.refuse("it has a power of numbers")
+        if fixed is not None and abs(fixed) * _find_degree(base) > _LARGEST_EXPONENT:
+            raise self.refuse(f"it has an exponent above {_LARGEST_EXPONENT}")
 
 
-def _expression_call(checker: _Checker, node: ast.Call, depth: int) -> None:
-    name = _called(node)
+def _check_expression_call(checker: _Checker, node: ast.Call, depth: int) -> None:
+    name = _name_callee(node)
     if name in ("Symbol", "Float"):
         _check_atom(checker, name, node)
         return
     if name not in FUNCTIONS or node.keywords:
-        raise checker.refused(f"it calls {ast.unparse(node.func)}")
+        raise checker.refuse(f"it calls {ast.unparse(node.func)}")
     if name in _POWERS and len(node.args) >= 2:
-        checker.power(node.args[0], node.args[1])
+        checker.check_power(node.args[0], node.args[1])
     for argument in node.args:
         checker.visit(argument, depth + 1)
 
@@ -180,10 +180,10 @@ def _check_atom(checker: _Checker, name: str, node: ast.Call) -> None:
         plain = isinstance(value, str) and _FLOAT.fullmatch(value) is not None
         plain &= all(key == "precision" and type(one) is int and 0 < one <= 1024 for key, one in options.items())
     if not plain or len(options) != len(node.keywords):
-        raise checker.refused(f"it has {ast.unparse(node)}")
+        raise checker.refuse(f"it has {ast.unparse(node)}")
 
 
-def _guard_call(checker: _Checker, node: ast.Call, depth: int) -> None:
+def _check_guard_call(checker: _Checker, node: ast.Call, depth: int) -> None:
     function = node.func
     if isinstance(function, ast.Name):
         known = function.id in _GUARD_FUNCTIONS
@@ -192,7 +192,7 @@ def _guard_call(checker: _Checker, node: ast.Call, depth: int) -> None:
     else:
         known = False
     if not known or node.keywords:
-        raise checker.refused(f"it calls {ast.unparse(function)}")
+        raise checker.refuse(f"it calls {ast.unparse(function)}")
     for argument in node.args:
         checker.visit(argument, depth + 1)
 
@@ -220,34 +220,34 @@ def _is_argument(node: ast.expr) -> bool:
             node = node.value
 
 
-def _literal(node: ast.expr) -> float | None:
+def _read_literal(node: ast.expr) -> float | None:
     """Return the number that a node is, None for anything else."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
-        value = _literal(node.operand)
+        value = _read_literal(node.operand)
         return None if value is None else (-value if isinstance(node.op, ast.USub) else value)
     if isinstance(node, ast.Call):
         # A fraction is at most its numerator.
-        known = _called(node) in ("Integer", "Rational", "Float") and node.args
-        return _literal(node.args[0]) if known else None
+        known = _name_callee(node) in ("Integer", "Rational", "Float") and node.args
+        return _read_literal(node.args[0]) if known else None
     constant = node.value if isinstance(node, ast.Constant) else None
     if isinstance(constant, str):  # in a Float
         return float(constant) if _FLOAT.fullmatch(constant) else None
     return constant if isinstance(constant, (int, float)) else None
 
 
-def _degree(node: ast.AST) -> float:
+def _find_degree(node: ast.AST) -> float:
     """Return the largest power in a node, with powers of powers multiplied."""
-    inner = max(map(_degree, ast.iter_child_nodes(node)), default=1.0)
+    inner = max(map(_find_degree, ast.iter_child_nodes(node)), default=1.0)
     exponent: ast.expr | None = None
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
         exponent = node.right
-    elif isinstance(node, ast.Call) and _called(node) in _POWERS and len(node.args) >= 2:
+    elif isinstance(node, ast.Call) and _name_callee(node) in _POWERS and len(node.args) >= 2:
         exponent = node.args[1]
-    fixed = None if exponent is None else _literal(exponent)
+    fixed = None if exponent is None else _read_literal(exponent)
     return inner if fixed is None else inner * max(abs(fixed), 1.0)
 
 
-def _called(node: ast.Call) -> str:
+def _name_callee(node: ast.Call) -> str:
     return node.func.id if isinstance(node.func, ast.Name) else ""
 
 
@@ -258,6 +258,6 @@ def _has_symbol(node: ast.expr) -> bool:
     )
 
 
-def _kind(node: ast.expr) -> str:
+def _shorten(node: ast.expr) -> str:
     text = ast.unparse(node)
     return f"{text[:57]}..." if len(text) > 60 else text

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from exir_lowering._upstream.operators import registered_operators
-from exir_lowering.cli.pt2.expressions import words
+from exir_lowering.cli.pt2.expressions import split_words
 from exir_lowering.cli.pt2.unsafe import UnsafeFileError
 from exir_lowering.errors import InputError
 
-NAMESPACES = words(
+NAMESPACES = split_words(
     """
     aten prims quantized_decomposed dim_order_ops executorch_prim et_copy export quant_fusion
     torchao torchvision torchaudio llama cadence cortex_m arm tosa
@@ -25,9 +25,9 @@ NAMESPACES = words(
 """Where operators are that compute only: PyTorch's, ExecuTorch's and those of libraries that models are made of."""
 
 REFUSED = frozenset(("aten::from_file", "aten::_print", "aten::_test_string_default", "aten::_test_ambiguous_defaults"))
-"""Operators of these namespaces that do something else than computing, by name without overload."""
+"""Operators of these namespaces that do more than compute, by name without overload."""
 
-HIGHER_ORDER = words(
+HIGHER_ORDER = split_words(
     """
     associative_scan auto_functionalized auto_functionalized_v2 cond flex_attention hints_wrapper invoke_subgraph
     map_impl out_dtype scan strict_mode tag_activation_checkpoint while_loop while_loop_stack_output with_effects wrap
@@ -35,7 +35,7 @@ HIGHER_ORDER = words(
     """
 )
 
-FUNCTIONS = words(
+FUNCTIONS = split_words(
     """
     _operator.eq _operator.ne _operator.le _operator.ge _operator.lt _operator.gt _operator.neg _operator.pos
     _operator.mul _operator.add _operator.sub _operator.floordiv _operator.mod _operator.pow _operator.truediv
@@ -47,13 +47,13 @@ FUNCTIONS = words(
     torch._functorch.predispatch.lazy_load_decompositions
     """
 )
-"""Functions that are no operators: of symbolic sizes, and how `torch.vmap` is written down."""
+"""Functions other than operators: of symbolic sizes, and how `torch.vmap` is written down."""
 
 _OVERLOAD = re.compile(r"torch\.ops\.(\w+)\.(\w+)\.(\w+)", re.ASCII)
 _HIGHER_ORDER = re.compile(r"torch\.ops\.higher_order\.(\w+)", re.ASCII)
 
 
-def registered() -> frozenset[str]:
+def list_registered() -> frozenset[str]:
     """Return the operators of the dispatcher; those of TorchScript, which read and write files too, are not in it."""
     return frozenset(registered_operators())
 
@@ -66,7 +66,7 @@ def check_target(name: str, known: frozenset[str]) -> None:
         known: The operators that are registered in this process.
 
     Raises:
-        UnsafeFileError: It is no operator of the closed lists.
+        UnsafeFileError: It is not in the closed lists.
         InputError: It is not registered in this process.
     """
     higher = _HIGHER_ORDER.fullmatch(name)
@@ -74,7 +74,9 @@ def check_target(name: str, known: frozenset[str]) -> None:
         return
     overload = _OVERLOAD.fullmatch(name)
     if overload is None or overload[1] not in NAMESPACES or f"{overload[1]}::{overload[2]}" in REFUSED:
-        raise UnsafeFileError(f"it calls {name[:200]!r}, which is none of the operators that are known to only compute")
+        raise UnsafeFileError(
+            f"it calls {name[:200]!r}, which is not in the closed lists of operators that only compute"
+        )
     space, operator, kind = overload.groups()
     if f"{space}::{operator}{'' if kind == 'default' else '.' + kind}" not in known:
         raise InputError(

@@ -37,7 +37,7 @@ PATH = re.compile(r"[^\"'\\\x00-\x1f\x7f]*")
 Rule = Callable[[Any], None]
 
 
-def parsed(kind: str, content: bytes | bytearray) -> Any:
+def parse(kind: str, content: bytes | bytearray) -> Any:
     """Read JSON as a class of torch's schema.
 
     Args:
@@ -59,21 +59,22 @@ def parsed(kind: str, content: bytes | bytearray) -> Any:
     except InputError:
         raise
     except (ValueError, TypeError, LookupError, AttributeError, AssertionError, RecursionError) as error:
-        raise InputError(f"it is no {kind} in torch's schema ({type(error).__name__}: {str(error)[:200]})") from error
+        why = f"{type(error).__name__}: {str(error)[:200]}"
+        raise InputError(f"it cannot be read as {kind} of torch's schema ({why})") from error
 
 
-def check(program: Any) -> None:
+def check_program(program: Any) -> None:
     """Check each text of a program that is more than data.
 
     Args:
-        program: The `ExportedProgram` of torch's schema; `parsed` made it.
+        program: The `ExportedProgram` of torch's schema; `parse` made it.
 
     Raises:
         UnsafeFileError: A text is not what torch writes in its place, or the program needs an object of a class of its
             own.
         InputError: The program needs an operator or type that this process does not have.
     """
-    known = operators.registered()
+    known = operators.list_registered()
     own = {
         ("Node", "target"): partial(operators.check_target, known=known),
         ("Argument", "as_operator"): partial(operators.check_target, known=known),
@@ -94,14 +95,14 @@ def check_path(name: Any) -> None:
         UnsafeFileError: It cannot stand in a str of Python.
     """
     if PATH.fullmatch(name) is None or not name.isprintable():
-        raise UnsafeFileError(f"it has a weight of the name {name[:100]!r}")
+        raise UnsafeFileError(f"it has a weight with the name {name[:100]!r}")
 
 
 def check_device(device: Any) -> None:
     """Check the device of a tensor.
 
     Raises:
-        InputError: It is none of `DEVICES`.
+        InputError: It is not one of `DEVICES`.
     """
     if device not in DEVICES:
         raise InputError(f"it has a tensor on the device {device[:100]!r}; expected one of {sorted(DEVICES)}")
@@ -116,46 +117,46 @@ def _walk(value: Any, rules: Mapping[tuple[str, str], Rule]) -> None:
             _walk(item, rules)
     elif dataclasses.is_dataclass(value):
         kind = type(value).__name__
-        for name, item in _items(value):
+        for name, item in _list_fields(value):
             rule = rules.get((kind, name))
             if rule is not None and item is not None:
                 rule(item)
             _walk(item, rules)
 
 
-def _items(value: Any) -> list[tuple[str, Any]]:
+def _list_fields(value: Any) -> list[tuple[str, Any]]:
     """Return the fields of an instance of the schema; a union has one."""
     if is_union(value):
         return [(value.type, value.value)]
     return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
 
 
-def _name(name: Any) -> None:
+def _check_name(name: Any) -> None:
     if not name.isidentifier():
-        raise UnsafeFileError(f"it names a value {name[:100]!r}, which is no name in Python")
+        raise UnsafeFileError(f"it names a value {name[:100]!r}, which is not a Python identifier")
 
 
-def _name_or_nothing(name: Any) -> None:
+def _check_optional_name(name: Any) -> None:
     if name:
-        _name(name)
+        _check_name(name)
 
 
-def _names(names: Any) -> None:
+def _check_names(names: Any) -> None:
     for name in names:
-        _name(name)
+        _check_name(name)
 
 
-def _graph_name(name: Any) -> None:
+def _check_graph_name(name: Any) -> None:
     if not all(part.isidentifier() for part in name.split(".")):
-        raise UnsafeFileError(f"it has a nested graph of the name {name[:100]!r}")
+        raise UnsafeFileError(f"it has a nested graph with the name {name[:100]!r}")
 
 
-def _no_objects(value: Any) -> None:
+def _refuse_objects(value: Any) -> None:
     if value:
-        raise UnsafeFileError("it needs an object of a class of its own (TorchBind), which is kept as a pickle")
+        raise UnsafeFileError("it needs an object of a class of its own (TorchBind), which is stored as a pickle")
 
 
-def _structure(text: Any) -> None:
+def _check_structure(text: Any) -> None:
     try:
         treespecs.loads(text)
     except treespecs.ForeignNameError as error:
@@ -164,17 +165,17 @@ def _structure(text: Any) -> None:
         raise InputError(f"the structure of its arguments or outputs cannot be read: {error}") from error
 
 
-def _guards(guards: Any) -> None:
+def _check_guards(guards: Any) -> None:
     for guard in guards:
         check_guard(guard)
 
 
-def _dialects(names: Any) -> None:
+def _check_dialects(names: Any) -> None:
     if not names or not DIALECTS.issuperset(names):
-        raise InputError(f"it is of the dialects {[name[:50] for name in names]}; expected one of {sorted(DIALECTS)}")
+        raise InputError(f"its dialects are {[name[:50] for name in names]}; expected one of {sorted(DIALECTS)}")
 
 
-def _metadata(metadata: Any) -> None:
+def _check_metadata(metadata: Any) -> None:
     for entry in metadata.get("source_fn_stack", "").split(";"):
         operators.check_source(entry.rpartition(",")[2])
     for key in ("custom", "from_node"):
@@ -184,39 +185,39 @@ def _metadata(metadata: Any) -> None:
 
 _RULES: Mapping[tuple[str, str], Rule] = types.MappingProxyType(
     {
-        ("TensorArgument", "name"): _name_or_nothing,
-        ("TokenArgument", "name"): _name,
-        ("SymIntArgument", "as_name"): _name,
-        ("SymFloatArgument", "as_name"): _name,
-        ("SymBoolArgument", "as_name"): _name,
-        ("GraphArgument", "name"): _graph_name,
-        ("Node", "name"): _name_or_nothing,
-        ("Node", "metadata"): _metadata,
-        ("NamedArgument", "name"): _name_or_nothing,
-        ("Graph", "tensor_values"): _names,
-        ("Graph", "sym_int_values"): _names,
-        ("Graph", "sym_float_values"): _names,
-        ("Graph", "sym_bool_values"): _names,
-        ("Graph", "custom_obj_values"): _no_objects,
-        ("Argument", "as_custom_obj"): _no_objects,
-        ("InputSpec", "custom_obj"): _no_objects,
-        ("InputToConstantInputSpec", "name"): _name_or_nothing,
+        ("TensorArgument", "name"): _check_optional_name,
+        ("TokenArgument", "name"): _check_name,
+        ("SymIntArgument", "as_name"): _check_name,
+        ("SymFloatArgument", "as_name"): _check_name,
+        ("SymBoolArgument", "as_name"): _check_name,
+        ("GraphArgument", "name"): _check_graph_name,
+        ("Node", "name"): _check_optional_name,
+        ("Node", "metadata"): _check_metadata,
+        ("NamedArgument", "name"): _check_optional_name,
+        ("Graph", "tensor_values"): _check_names,
+        ("Graph", "sym_int_values"): _check_names,
+        ("Graph", "sym_float_values"): _check_names,
+        ("Graph", "sym_bool_values"): _check_names,
+        ("Graph", "custom_obj_values"): _refuse_objects,
+        ("Argument", "as_custom_obj"): _refuse_objects,
+        ("InputSpec", "custom_obj"): _refuse_objects,
+        ("InputToConstantInputSpec", "name"): _check_optional_name,
         ("InputToParameterSpec", "parameter_name"): check_path,
         ("InputToBufferSpec", "buffer_name"): check_path,
         ("InputToTensorConstantSpec", "tensor_constant_name"): check_path,
         ("BufferMutationSpec", "buffer_name"): check_path,
         ("ParameterMutationSpec", "parameter_name"): check_path,
         ("GradientToParameterSpec", "parameter_name"): check_path,
-        ("GradientToUserInputSpec", "user_input_name"): _name,
-        ("UserInputMutationSpec", "user_input_name"): _name,
+        ("GradientToUserInputSpec", "user_input_name"): _check_name,
+        ("UserInputMutationSpec", "user_input_name"): _check_name,
         ("ModuleCallEntry", "fqn"): check_path,
-        ("ModuleCallSignature", "in_spec"): _structure,
-        ("ModuleCallSignature", "out_spec"): _structure,
-        ("ModuleCallSignature", "forward_arg_names"): _names,
+        ("ModuleCallSignature", "in_spec"): _check_structure,
+        ("ModuleCallSignature", "out_spec"): _check_structure,
+        ("ModuleCallSignature", "forward_arg_names"): _check_names,
         ("SymExpr", "expr_str"): check_expression,
         ("Device", "type"): check_device,
-        ("ExportedProgram", "guards_code"): _guards,
-        ("ExportedProgram", "verifiers"): _dialects,
+        ("ExportedProgram", "guards_code"): _check_guards,
+        ("ExportedProgram", "verifiers"): _check_dialects,
     }
 )
 
@@ -225,30 +226,30 @@ def _check_keywords(spec: Any) -> None:
     """Check the names of the arguments that are given by name: they are parameters in code that torch makes."""
     parts = spec.children()
     if [part.type for part in parts] != [tuple, dict]:
-        raise InputError("its arguments are no tuple and dict")
+        raise InputError("its arguments are not a tuple and a dict")
     for name in parts[1].context:
         if not isinstance(name, str) or not name.isidentifier():
-            raise UnsafeFileError(f"it has an argument of the name {str(name)[:100]!r}")
+            raise UnsafeFileError(f"it has an argument with the name {str(name)[:100]!r}")
 
 
 def _check_depth(tree: Any) -> None:
     """Check that JSON nests no deeper than torch can read."""
     level = [tree]
     for _ in range(DEEPEST):
-        level = [child for one in level for child in _children(one)]
+        level = [child for one in level for child in _list_children(one)]
         if not level:
             return
-    raise InputError(f"its JSON is nested more than {DEEPEST} deep")
+    raise InputError(f"its JSON is nested more than {DEEPEST} levels deep")
 
 
-def _children(tree: Any) -> list[Any]:
+def _list_children(tree: Any) -> list[Any]:
     if isinstance(tree, dict):
         return list(tree.values())
     return tree if isinstance(tree, list) else []
 
 
 @cache
-def _hints(kind: type) -> dict[str, Any]:
+def _find_hints(kind: type) -> dict[str, Any]:
     return typing.get_type_hints(kind, globalns=schema_names())
 
 
@@ -267,8 +268,8 @@ def _check_types(value: Any, hint: Any) -> None:
         for item in value.values():
             _check_types(item, arguments[1])
     elif isinstance(hint, type) and dataclasses.is_dataclass(hint) and isinstance(value, hint):
-        hints = _hints(hint)
-        for name, item in _items(value):
+        hints = _find_hints(hint)
+        for name, item in _list_fields(value):
             _check_types(item, hints[name])
     elif not _is_plain(value, hint):
         raise TypeError(f"a {type(value).__name__} in place of {hint}")

@@ -42,50 +42,55 @@ def read_program(path: Path) -> ExportedProgram:
         Exception: What torch raises for a program that it cannot read.
     """
     with path.open("rb") as file:
-        parts = _parts(file)
+        parts = _read_parts(file)
     return exported_files.read_program(*parts)
 
 
-def _parts(file: BinaryIO) -> tuple[Any, Any, Any, Any]:
+def _read_parts(file: BinaryIO) -> tuple[Any, Any, Any, Any]:
     """Return a program in torch's schema, its weights, its constants and its example inputs, all checked."""
     archive = Archive(file)
     if _OLD in archive:
-        return _old_parts(archive)
+        return _read_old_parts(archive)
     if bytes(archive.read("archive_format")) != b"pt2":
-        raise InputError("it is no archive of torch.export.save")
+        raise InputError("it is not an archive of torch.export.save")
     version = bytes(archive.read("archive_version"))
     if version.strip() != b"0":
-        raise InputError(f"it is an archive of version {version[:20]!r}, expected version 0")
+        raise InputError(f"its archive version is {version[:20]!r}, expected 0")
     compiled = [name for name in archive.sizes if name.startswith(_COMPILED)]
     if compiled:
         raise UnsafeFileError(f"it has compiled code, which torch.export.load would load ({compiled[0]!r})")
-    serialized = _checked(archive.read(f"models/{MODEL}.json"))
+    serialized = _parse_checked(archive.read(f"models/{MODEL}.json"))
     sample = f"{tensors.EXAMPLES}{MODEL}.pt"
-    examples = tensors.examples(sample, archive.read(sample)) if sample in archive else None
-    return serialized, tensors.weights(archive, MODEL), tensors.constants(archive, MODEL), examples
+    examples = tensors.read_examples(sample, archive.read(sample)) if sample in archive else None
+    return (
+        serialized,
+        tensors.read_tensors(archive, MODEL, "weights"),
+        tensors.read_tensors(archive, MODEL, "constants"),
+        examples,
+    )
 
 
-def _old_parts(archive: Archive) -> tuple[Any, Any, Any, Any]:
+def _read_old_parts(archive: Archive) -> tuple[Any, Any, Any, Any]:
     """Return the parts of a file of PyTorch 2.7 or before."""
     version = archive.read("version").decode("ascii", "replace").split(".")
     if version[0] != str(SCHEMA_MAJOR):
-        raise InputError(f"it is of the schema version {version[0][:20]!r}, expected {SCHEMA_MAJOR}")
-    serialized = _checked(archive.read(_OLD))
+        raise InputError(f"its schema version is {version[0][:20]!r}, expected {SCHEMA_MAJOR}")
+    serialized = _parse_checked(archive.read(_OLD))
     found = []
     for part in ("state_dict", "constants"):
         name = f"serialized_{part}.pt"
         # Before PyTorch 2.1 it had another ending.
         member = name if name in archive else f"serialized_{part}.json"
-        found.append(tensors.state(f"the {part} {member!r}", archive.read(member)))
+        found.append(tensors.read_state(f"the {part} {member!r}", archive.read(member)))
     sample = "serialized_example_inputs.pt"
-    examples = tensors.examples(sample, archive.read(sample)) if sample in archive else None
+    examples = tensors.read_examples(sample, archive.read(sample)) if sample in archive else None
     return serialized, found[0], found[1], examples
 
 
-def _checked(content: bytearray) -> Any:
-    serialized = program.parsed("ExportedProgram", content)
+def _parse_checked(content: bytearray) -> Any:
+    serialized = program.parse("ExportedProgram", content)
     try:
-        program.check(serialized)
+        program.check_program(serialized)
     except json.JSONDecodeError as error:
-        raise InputError(f"its metadata is no JSON ({error})") from error
+        raise InputError(f"its metadata is not JSON ({error})") from error
     return serialized

@@ -6,14 +6,14 @@ import io
 import logging
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from exir_lowering._upstream.exported_files import FAKE_TENSOR_READER, dtype_of
 from exir_lowering._upstream.trees import registered_types
 from exir_lowering.cli.pt2.archive import Archive
-from exir_lowering.cli.pt2.program import check_device, check_path, parsed
+from exir_lowering.cli.pt2.program import check_device, check_path, parse
 from exir_lowering.cli.pt2.unsafe import UnsafeFileError
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
@@ -21,38 +21,35 @@ from exir_lowering.graphs import treespecs
 
 _logger = logging.getLogger(__name__)
 
-WEIGHTS, CONSTANTS, EXAMPLES = "data/weights/", "data/constants/", "data/sample_inputs/"
+EXAMPLES = "data/sample_inputs/"
 MOST_EXAMPLES = 1_000_000
 _PAYLOAD = re.compile(r"[\w.\-]+")
 
 
-def weights(archive: Archive, model: str) -> dict[str, torch.Tensor]:
-    """Return the parameters and buffers of a model.
+def read_tensors(archive: Archive, model: str, part: Literal["weights", "constants"]) -> dict[str, torch.Tensor]:
+    """Return the parameters and buffers of a model, or its constants.
+
+    Args:
+        archive: The archive.
+        model: The model's name in it.
+        part: Which of the two.
+
+    Returns:
+        The tensors by name; those that share memory in the file share it here.
 
     Raises:
         UnsafeFileError: They can only be read in a way that runs code.
         InputError: They are damaged.
     """
-    legacy = f"{WEIGHTS}{model}.pt"
+    legacy = f"data/{part}/{model}.pt"
     if legacy in archive:
-        return state(f"the weights {legacy!r}", archive.read(legacy))
-    return _payloads(archive, WEIGHTS, f"{model}_weights_config.json")
+        return read_state(f"the {part} {legacy!r}", archive.read(legacy))
+    metas = parse("PayloadConfig", archive.read(f"data/{part}/{model}_{part}_config.json")).config
+    shared: dict[str, torch.Tensor] = {}
+    return {name: _read_payload(archive, part, name, meta, shared) for name, meta in metas.items()}
 
 
-def constants(archive: Archive, model: str) -> dict[str, torch.Tensor]:
-    """Return the constants of a model.
-
-    Raises:
-        UnsafeFileError: They can only be read in a way that runs code.
-        InputError: They are damaged.
-    """
-    legacy = f"{CONSTANTS}{model}.pt"
-    if legacy in archive:
-        return state(f"the constants {legacy!r}", archive.read(legacy))
-    return _payloads(archive, CONSTANTS, f"{model}_constants_config.json")
-
-
-def state(what: str, content: bytes | bytearray) -> dict[str, torch.Tensor]:
+def read_state(what: str, content: bytes | bytearray) -> dict[str, torch.Tensor]:
     """Return tensors by name that `torch.save` wrote.
 
     Raises:
@@ -61,16 +58,16 @@ def state(what: str, content: bytes | bytearray) -> dict[str, torch.Tensor]:
     """
     if not content:
         return {}
-    found = _unpickled(what, content)
+    found = _unpickle(what, content)
     tensors = isinstance(found, dict) and all(isinstance(one, torch.Tensor) for one in found.values())
     if not tensors or not all(isinstance(name, str) for name in found):
-        raise InputError(f"{what} are no tensors by name")
+        raise InputError(f"{what} are not a dict of tensors by name")
     for name in found:
         check_path(name)
     return dict(found)
 
 
-def examples(where: str, content: bytes | bytearray) -> Any:
+def read_examples(where: str, content: bytes | bytearray) -> Any:
     """Return the inputs that a program was exported with, None when they are left out.
 
     Lowering does not need them. They are left out when they have values of classes, such as named tuples and data
@@ -86,7 +83,7 @@ def examples(where: str, content: bytes | bytearray) -> Any:
     """
     if not content:
         return None
-    unsafe = _unsafe(f"the example inputs {where!r}", content)
+    unsafe = _list_unsafe(f"the example inputs {where!r}", content)
     foreign = [name for name in unsafe if not _is_value_class(name)]
     if foreign:
         raise UnsafeFileError(
@@ -95,7 +92,7 @@ def examples(where: str, content: bytes | bytearray) -> Any:
     if unsafe:
         _logger.info("The example inputs in %r are left out: they have values of %s.", where, ", ".join(unsafe))
         return None
-    found = _unpickled(f"the example inputs {where!r}", content)
+    found = _unpickle(f"the example inputs {where!r}", content)
     is_call = (
         isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], tuple) and isinstance(found[1], dict)
     )
@@ -103,52 +100,47 @@ def examples(where: str, content: bytes | bytearray) -> Any:
     return found if is_call and _is_bounded(found) else None
 
 
-def _payloads(archive: Archive, folder: str, config: str) -> dict[str, torch.Tensor]:
-    """Return tensors by name; those that share memory in the file share it here."""
-    metas = parsed("PayloadConfig", archive.read(folder + config)).config
-    flat: dict[str, torch.Tensor] = {}
-    found: dict[str, torch.Tensor] = {}
-    for name, meta in metas.items():
-        check_path(name)
-        member = folder + meta.path_name
-        if _PAYLOAD.fullmatch(meta.path_name) is None:
-            raise UnsafeFileError(f"the weight {name!r} is in the member {meta.path_name[:100]!r}")
-        if folder == CONSTANTS and not meta.path_name.startswith("tensor_"):
-            raise UnsafeFileError(f"the constant {name!r} is a pickled object of a class of its own ({member!r})")
-        if meta.use_pickle:
-            found[name] = _pickled_tensor(name, member, archive)
-            continue
-        if meta.tensor_meta is None:
-            raise InputError(f"the weight {name!r} has no shape")
-        if meta.path_name not in flat:
-            flat[meta.path_name] = _flat(name, archive.read(member), meta.tensor_meta)
-        tensor = _view(name, flat[meta.path_name], meta.tensor_meta)
-        grad = meta.tensor_meta.requires_grad
-        found[name] = torch.nn.Parameter(tensor, requires_grad=grad) if meta.is_param else tensor
-    return found
+def _read_payload(archive: Archive, part: str, name: str, meta: Any, shared: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Return one tensor; `shared` has the memory of each member that was read before."""
+    check_path(name)
+    member = f"data/{part}/{meta.path_name}"
+    if _PAYLOAD.fullmatch(meta.path_name) is None:
+        raise UnsafeFileError(f"the weight {name!r} is in the member {meta.path_name[:100]!r}")
+    if part == "constants" and not meta.path_name.startswith("tensor_"):
+        raise UnsafeFileError(f"the constant {name!r} is a pickled object of a class of its own ({member!r})")
+    if meta.use_pickle:
+        return _read_pickled_tensor(name, member, archive)
+    if meta.tensor_meta is None:
+        raise InputError(f"the weight {name!r} has no shape")
+    if meta.path_name not in shared:
+        shared[meta.path_name] = _make_memory(name, archive.read(member), meta.tensor_meta)
+    tensor = _make_view(name, shared[meta.path_name], meta.tensor_meta)
+    return torch.nn.Parameter(tensor, requires_grad=meta.tensor_meta.requires_grad) if meta.is_param else tensor
 
 
-def _flat(name: str, content: bytearray, meta: Any) -> torch.Tensor:
+def _make_memory(name: str, content: bytearray, meta: Any) -> torch.Tensor:
     """Return the memory of a tensor."""
     dtype = dtype_of(meta.dtype)
     if dtype is None:
         raise InputError(f"the weight {name!r} has the dtype {meta.dtype}, which this PyTorch does not have")
     check_device(meta.device.type)
     if len(content) % dtype.itemsize:
-        raise InputError(f"the weight {name!r} has {len(content)} bytes, no multiple of {dtype.itemsize}")
+        raise InputError(f"the weight {name!r} has {len(content)} bytes, which is not a multiple of {dtype.itemsize}")
     tensor = torch.frombuffer(content, dtype=dtype) if content else torch.empty(0, dtype=dtype)
     if meta.device.type != "cpu":
         device = torch.device(meta.device.type, meta.device.index or 0)
         try:
             tensor = tensor.to(device)
         except (RuntimeError, AssertionError, NotImplementedError) as error:
-            raise InputError(f"the weight {name!r} is on {device}, which is not here ({error})") from error
+            raise InputError(
+                f"the weight {name!r} is on {device}, which this machine does not have ({error})"
+            ) from error
     if meta.requires_grad:
         tensor.requires_grad_(True)
     return tensor
 
 
-def _view(name: str, flat: torch.Tensor, meta: Any) -> torch.Tensor:
+def _make_view(name: str, flat: torch.Tensor, meta: Any) -> torch.Tensor:
     """Return a tensor in its memory."""
     numbers = [*meta.sizes, *meta.strides, meta.storage_offset]
     if any(one.type != "as_int" or not 0 <= one.as_int < 2**62 for one in numbers) or len(meta.sizes) > 64:
@@ -157,17 +149,17 @@ def _view(name: str, flat: torch.Tensor, meta: Any) -> torch.Tensor:
     try:
         return torch.as_strided(flat, sizes, strides, meta.storage_offset.as_int)
     except RuntimeError as error:
-        raise InputError(f"the weight {name!r} is not in its memory ({str(error)[:200]})") from error
+        raise InputError(f"the weight {name!r} does not lie within its memory ({str(error)[:200]})") from error
 
 
-def _pickled_tensor(name: str, member: str, archive: Archive) -> torch.Tensor:
-    tensor = _unpickled(f"the weight {name!r}", archive.read(member))
+def _read_pickled_tensor(name: str, member: str, archive: Archive) -> torch.Tensor:
+    tensor = _unpickle(f"the weight {name!r}", archive.read(member))
     if not isinstance(tensor, torch.Tensor):
         raise InputError(f"the weight {name!r} is a {type(tensor).__name__}")
     return tensor
 
 
-def _unsafe(what: str, content: bytes | bytearray) -> list[str]:
+def _list_unsafe(what: str, content: bytes | bytearray) -> list[str]:
     """Return what a pickle calls beside the functions that torch takes for safe."""
     try:
         return list(torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(content)))
@@ -178,8 +170,8 @@ def _unsafe(what: str, content: bytes | bytearray) -> list[str]:
         ) from error
 
 
-def _unpickled(what: str, content: bytes | bytearray) -> Any:
-    unsafe = _unsafe(what, content)
+def _unpickle(what: str, content: bytes | bytearray) -> Any:
+    unsafe = _list_unsafe(what, content)
     if unsafe:
         raise UnsafeFileError(f"{what} are a pickle that calls {', '.join(map(repr, unsafe[:5]))} when it is read")
     try:

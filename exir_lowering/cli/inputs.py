@@ -1,0 +1,146 @@
+"""The inputs of a method on the command line: files, tensors by shape, numbers, lists of numbers."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from exir_lowering.cli.output import find_file
+from exir_lowering.cli.wording import first_line
+from exir_lowering.errors import InputError
+from exir_lowering.errors.interrupts import let_through
+
+if TYPE_CHECKING:
+    import torch
+
+_FILLS = ("randn", "rand", "ones", "zeros", "arange")
+_FILL = re.compile(rf"({'|'.join(_FILLS)}):(?:([a-z]+[0-9]*):)?(\d+(?:x\d+)*|scalar)")
+_SUFFIXES = (".pt", ".pth", ".npy")
+
+
+def check_inputs(given: Sequence[str]) -> None:
+    """Refuse what cannot be an input before anything slow is imported.
+
+    Args:
+        given: The arguments.
+
+    Raises:
+        InputError: One is neither a file that exists nor in one of the other forms.
+    """
+    for text in given:
+        if _is_file(text):
+            find_file(text)
+        elif not _FILL.fullmatch(text):
+            _parse_literal(text)
+
+
+def make_inputs(given: Sequence[str]) -> list[Any]:
+    """Make the inputs that arguments stand for.
+
+    Args:
+        given: The arguments; `check_inputs` took them.
+
+    Returns:
+        The inputs in order: one for an argument, or several for a file with a list.
+
+    Raises:
+        InputError: A file has something else in it, or there is no such tensor.
+    """
+    return [value for text in given for value in _make_input(text)]
+
+
+def _is_file(text: str) -> bool:
+    return Path(text).suffix in _SUFFIXES or Path(text).is_file()
+
+
+def _parse_literal(text: str) -> Any:
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        value = None
+    if isinstance(value, (bool, int, float, list)):
+        return value
+    raise InputError(
+        f"--input {text!r}: expected a file ({', '.join(_SUFFIXES)}), a number, a list of numbers such as "
+        f"[[1,2],[3,4]], or FILL:SHAPE or FILL:DTYPE:SHAPE such as randn:1x3x224x224 or zeros:int64:1x8. "
+        f"FILL is one of {', '.join(_FILLS)}."
+    )
+
+
+def _make_input(text: str) -> Iterator[Any]:
+    """Make the inputs that an argument stands for."""
+    import torch
+
+    fill = _FILL.fullmatch(text)
+    if _is_file(text):
+        value = _read_file(Path(text))
+        yield from value if isinstance(value, (list, tuple)) else (value,)
+    elif fill:
+        yield _fill(text, *fill.groups())
+    else:
+        value = _parse_literal(text)
+        try:
+            yield torch.tensor(value) if isinstance(value, list) else value
+        except (ValueError, TypeError, RuntimeError) as error:
+            let_through(error)
+            raise InputError(
+                f"--input {text!r}: no tensor can be made of the list ({first_line(error)}). Expected numbers, in rows "
+                f"of one length."
+            ) from error
+
+
+def _fill(text: str, fill: str, dtype_name: str | None, shape: str) -> torch.Tensor:
+    """Make a tensor of a shape."""
+    import torch
+
+    dtype = getattr(torch, dtype_name or "float32", None)
+    if not isinstance(dtype, torch.dtype):
+        raise InputError(
+            f"--input {text!r}: torch has no dtype {dtype_name!r}. Expected one such as float32, int64 or bool."
+        )
+    sizes = [] if shape == "scalar" else [int(part) for part in shape.split("x")]
+    try:
+        if fill == "arange":
+            count = 1
+            for part in sizes:
+                count *= part
+            return torch.arange(count).reshape(sizes).to(dtype)
+        made: torch.Tensor = getattr(torch, fill)(sizes, dtype=dtype)
+        return made
+    except (RuntimeError, TypeError) as error:
+        let_through(error)
+        raise InputError(f"--input {text!r}: torch.{fill} cannot make it: {first_line(error)}") from error
+
+
+def _read_file(path: Path) -> Any:
+    """Read a tensor, a number, or a list of these."""
+    import torch
+
+    if path.suffix == ".npy":
+        import numpy
+
+        try:
+            return torch.from_numpy(numpy.load(path, allow_pickle=False))
+        except (OSError, ValueError, TypeError, EOFError) as error:
+            let_through(error)
+            raise InputError(
+                f"--input {str(path)!r}: not a .npy file with a numeric array: {first_line(error)}"
+            ) from error
+    try:
+        # Only tensors and plain values: a file of torch.save can run code otherwise.
+        value = torch.load(path, weights_only=True)
+    except Exception as error:
+        let_through(error)
+        raise InputError(
+            f"--input {str(path)!r}: not a file of torch.save with tensors or numbers only "
+            f"({type(error).__name__}: {first_line(error)}). Save it again: torch.save(tensor, 'x.pt')."
+        ) from error
+    for part in value if isinstance(value, (list, tuple)) else (value,):
+        if not isinstance(part, (torch.Tensor, bool, int, float)):
+            raise InputError(
+                f"--input {str(path)!r}: holds a {type(part).__name__}, expected a tensor, a number or a list of them."
+            )
+    return value

@@ -1,0 +1,133 @@
+"""`exir-lower lower`: exported programs to one `.pte` file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from exir_lowering.cli import programs
+from exir_lowering.cli.command import OK, Command
+from exir_lowering.cli.output import check_target, describe_written, format_size, kept_from_stdout, make_console, say
+from exir_lowering.errors import InputError
+
+if TYPE_CHECKING:
+    from executorch.exir import ExecutorchBackendConfig
+
+    from exir_lowering.lowered import LoweredMethods
+    from exir_lowering.steps.emit import Artifact
+
+_EXAMPLES = """\
+examples:
+  exir-lower lower model.pt2 --partitioner xnnpack -o model.pte
+  exir-lower lower prefill=prefill.pt2 decode=decode.pt2 --partitioner xnnpack -o llm.pte
+  exir-lower lower model.pt2 --partitioner mine --partitioner xnnpack -o model.pte --json > report.json
+
+A .pt2 file is made by torch.export.save(torch.export.export(model, inputs), "model.pt2").
+A file that would run code when it is loaded is refused; give --trust if it comes from somebody you trust.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments.
+
+    Args:
+        parser: The command's parser.
+    """
+    programs.add_arguments(parser)
+    parser.add_argument("-o", "--output", required=True, metavar="OUT.pte", help="the file to write")
+    parser.add_argument(
+        "--external-weights", metavar="NAME", help="put weights into the data file NAME.ptd beside the .pte file"
+    )
+    parser.add_argument(
+        "--keep-originals",
+        action="store_true",
+        help="keep the delegates' original graphs, for machines that lack a backend",
+    )
+    parser.add_argument(
+        "--fuse-quantized",
+        action="store_true",
+        help="fuse quantized patterns on the host, such as an embedding of quantized weights, into quantized operators",
+    )
+    parser.add_argument("--sizes", action="store_true", help="tell what takes how many bytes in the files")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON instead of tables")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Lower the programs, write the files and print the report.
+
+    Args:
+        arguments: The command's arguments, parsed.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        LoweringError: An argument or program is wrong, or a plug-in failed.
+    """
+    files = programs.find_programs(arguments.models)
+    target = check_target(arguments.output, ".pte")
+    if arguments.external_weights is not None:
+        _check_data_name(arguments.external_weights)
+    with kept_from_stdout(arguments.json):
+        from exir_lowering.options import LoweringOptions
+        from exir_lowering.pipeline import lower
+
+        methods = programs.read_programs(files, arguments.trust)
+        options = LoweringOptions(progress=True, edge_compile_config=programs.make_edge_config(arguments))
+        lowered = lower(methods, arguments.partitioner, options=options)
+        artifact = lowered.emit(
+            _make_emission_config(arguments),
+            external_weights=arguments.external_weights,
+            keep_originals=arguments.keep_originals,
+        )
+        artifact.save(target)
+    (_print_json if arguments.json else _print_tables)(arguments, lowered, artifact)
+    say(_list_written(target, artifact), error=arguments.json)
+    return OK
+
+
+def _check_data_name(name: str) -> None:
+    """Refuse what cannot name a data file before the work, not after it."""
+    if not name.removesuffix(".ptd") or "/" in name or "\\" in name:
+        raise InputError(
+            f"--external-weights {name!r}: expected the name of a file beside the .pte file, without a directory, such "
+            "as 'weights'."
+        )
+
+
+def _make_emission_config(arguments: argparse.Namespace) -> ExecutorchBackendConfig | None:
+    """Return how a file is emitted, None for ExecuTorch's default."""
+    from executorch.exir import ExecutorchBackendConfig
+
+    return ExecutorchBackendConfig(do_quant_fusion_and_const_prop=True) if arguments.fuse_quantized else None
+
+
+def _print_json(arguments: argparse.Namespace, lowered: LoweredMethods, artifact: Artifact) -> None:
+    report = json.loads(lowered.report.to_json())
+    if arguments.sizes:
+        report["stored"] = [asdict(row) for row in artifact.stored]
+    print(json.dumps(report, indent=2))
+
+
+def _print_tables(arguments: argparse.Namespace, lowered: LoweredMethods, artifact: Artifact) -> None:
+    make_console().print(lowered.report.table())
+    if arguments.sizes:
+        from exir_lowering.steps import placement
+
+        make_console().print(placement.table(artifact.stored, limit=20))
+    host = sum(len(method.host) for method in lowered.report.methods)
+    if host and arguments.partitioner:
+        say(f"{host} operators stay on the host; `exir-lower plan` with the same arguments tells why.")
+
+
+def _list_written(target: Path, artifact: Artifact) -> str:
+    written = [f"{describe_written(path)}." for path in (target, target.with_suffix(".debug.json"))]
+    for name, data in artifact.data_files.items():
+        written.append(f"Wrote {target.parent / name} ({format_size(len(data))}).")
+    return "\n".join(written)
+
+
+COMMAND = Command("lower", "lower .pt2 files to one .pte file", add_arguments, execute, _EXAMPLES)

@@ -1,0 +1,137 @@
+"""The program `exir-lower`: its parser, what becomes of errors, the exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import errno
+import io
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib import metadata
+
+from exir_lowering.cli import demo, lower, plan, plugins, run
+from exir_lowering.cli.command import DEFECT, INTERRUPTED, MISTAKE, PIPE_CLOSED
+from exir_lowering.cli.noise import quieten
+from exir_lowering.cli.output import say
+from exir_lowering.cli.wording import describe
+from exir_lowering.errors import InvariantError, LoweringError
+from exir_lowering.errors.interrupts import let_through, raised_by_handler
+
+COMMANDS = (lower.COMMAND, plan.COMMAND, run.COMMAND, plugins.COMMAND, demo.COMMAND)
+"""The commands, in the order of the help."""
+
+# Why a terminal, a pipe or a redirected output takes no more.
+_FULL = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+_DESCRIPTION = "Lower programs of torch.export to one ExecuTorch .pte file, and run it."
+_EXAMPLES = """\
+examples:
+  exir-lower demo
+  exir-lower plan model.pt2 --partitioner xnnpack --html plan.html
+  exir-lower lower model.pt2 --partitioner xnnpack -o model.pte
+  exir-lower run model.pte --input randn:1x3x224x224
+
+`exir-lower COMMAND --help` explains a command.
+Exit code: 0 done, 2 something that was given is wrong, 1 anything else.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        argv: The arguments without the program's name; those of the process by default.
+
+    Returns:
+        The exit code: 0 done, 2 a mistake in what was given (programs, names, files, plug-ins), 130
+        interrupted, 141 when whoever read the output closed it, 1 anything else.
+    """
+    # A character that the terminal's encoding lacks is shown escaped, rather than a crash after the work.
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        code = _execute(argv)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        _give_up_stdout()
+        return PIPE_CLOSED
+    except OSError as error:
+        let_through(error)
+        _give_up_stdout()
+        with contextlib.suppress(OSError):
+            say(f"exir-lower: the output cannot be written: {error.strerror or error}.", error=True)
+        return DEFECT
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _give_up_stdout() -> None:
+    """Discard what has not been written yet: Python flushes once more when it exits, and that must not fail too."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _execute(argv: Sequence[str] | None) -> int:
+    """Parse the arguments and execute the command; print an error as one paragraph."""
+    try:
+        arguments = _make_parser().parse_args(argv)
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else MISTAKE
+    # Given before or after the command's name; neither of the two may set what the other one found.
+    debug = getattr(arguments, "debug", False)
+    try:
+        with contextlib.nullcontext() if debug else quieten():
+            code: int = arguments.execute(arguments)
+            return code
+    except Exception as error:
+        if raised_by_handler(error) or _is_about_output(error):
+            raise
+        if debug:
+            traceback.print_exception(error)
+        mistake = isinstance(error, LoweringError) and not isinstance(error, InvariantError)
+        say(f"exir-lower {arguments.name}: {describe(error)}", error=True)
+        return MISTAKE if mistake else DEFECT
+
+
+def _is_about_output(error: Exception) -> bool:
+    """Tell whether standard output or error cannot be written: errors about files name the file."""
+    return isinstance(error, OSError) and error.filename is None and error.errno in _FULL
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    debug = argparse.ArgumentParser(add_help=False)
+    debug.add_argument(
+        "--debug",
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help="show the traceback of an error, and everything that the libraries below log",
+    )
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        "exir-lower", description=_DESCRIPTION, epilog=_EXAMPLES, formatter_class=raw, parents=[debug]
+    )
+    parser.add_argument("--version", action="version", version=_versions())
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="name", required=True)
+    for command in COMMANDS:
+        subparser = subparsers.add_parser(
+            command.name,
+            help=command.summary,
+            description=f"{command.summary[0].upper()}{command.summary[1:]}.",
+            epilog=command.examples,
+            formatter_class=raw,
+            parents=[debug],
+        )
+        command.add_arguments(subparser)
+        subparser.set_defaults(execute=command.execute)
+    return parser
+
+
+def _versions() -> str:
+    named = (f"{name} {metadata.version(name)}" for name in ("torch", "executorch"))
+    python = ".".join(map(str, sys.version_info[:3]))
+    return f"exir-lower {metadata.version('exir-lowering')} ({', '.join(named)}, Python {python})"

@@ -1,0 +1,168 @@
+"""What commands print and write: paragraphs, tables, files."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from exir_lowering.errors import InputError
+from exir_lowering.errors.interrupts import let_through
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Let `main` see it; rich exits with code 1."""
+        raise
+
+
+def make_console(*, error: bool = False) -> Console:
+    """Return a console that prints text as it is.
+
+    Args:
+        error: Whether it prints to standard error instead of standard output.
+
+    Returns:
+        The console, without markup and highlighting.
+    """
+    return _Console(stderr=error, highlight=False, markup=False)
+
+
+def make_table(title: str, **options: Any) -> Table:
+    """Return an empty table in the style of this command line.
+
+    Args:
+        title: What stands above it.
+        options: Further arguments of rich's `Table`.
+
+    Returns:
+        The table.
+    """
+    return Table(title=title, box=box.SIMPLE_HEAD, show_edge=False, **options)
+
+
+def say(text: str, *, error: bool = False) -> None:
+    """Print a paragraph; wrapped at words in a terminal, left as it is in a file or pipe.
+
+    Args:
+        text: The paragraph.
+        error: Whether it goes to standard error instead of standard output.
+    """
+    console = make_console(error=error)
+    console.print(text, soft_wrap=not console.is_terminal)
+
+
+def kept_from_stdout(wanted: bool) -> AbstractContextManager[object]:
+    """Return a context in which whatever a plug-in prints goes to standard error: it must not end up inside the JSON.
+
+    Args:
+        wanted: Whether to do so; nothing is changed otherwise.
+
+    Returns:
+        The context.
+    """
+    return contextlib.redirect_stdout(sys.stderr) if wanted else contextlib.nullcontext()
+
+
+def format_size(count: int) -> str:
+    """Return a number of bytes as people read it, with the exact one.
+
+    Args:
+        count: The number.
+
+    Returns:
+        Such as "1.5 MB, 1,500,000 bytes".
+    """
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}, {count:,} bytes"
+    return f"{count} bytes"
+
+
+def describe_written(path: Path) -> str:
+    """Tell that a file was written.
+
+    Args:
+        path: The file.
+
+    Returns:
+        A sentence without its full stop, with the file's size.
+    """
+    return f"Wrote {path} ({format_size(path.stat().st_size)})"
+
+
+def find_file(text: str) -> Path:
+    """Return the path of a file that a command reads.
+
+    Args:
+        text: The argument.
+
+    Returns:
+        The path.
+
+    Raises:
+        InputError: There is no such file.
+    """
+    path = Path(text)
+    if path.is_file():
+        return path
+    if path.is_dir():
+        raise InputError(f"{text!r} is a directory, expected a file.")
+    where = "" if path.parent.is_dir() else f"; there is no directory {str(path.parent)!r} either"
+    raise InputError(f"There is no file {text!r}{where}.")
+
+
+def check_target(text: str, suffix: str = "") -> Path:
+    """Check a path that a command writes to before the work, not after it.
+
+    Args:
+        text: The argument.
+        suffix: What the path has to end in, such as ".pte".
+
+    Returns:
+        The path.
+
+    Raises:
+        InputError: No file can be written there.
+    """
+    path = Path(text)
+    if suffix and path.suffix != suffix:
+        raise InputError(f"Cannot write {text!r}: expected a path that ends in {suffix}, such as 'model{suffix}'.")
+    if path.is_dir():
+        raise InputError(f"Cannot write {text!r}: it is a directory, expected a file.")
+    if not path.parent.is_dir():
+        raise InputError(f"Cannot write {text!r}: there is no directory {str(path.parent)!r}. Make it first.")
+    if not os.access(path.parent, os.W_OK):
+        raise InputError(f"Cannot write {text!r}: no permission to write in {str(path.parent.resolve())!r}.")
+    return path
+
+
+def write_file(path: Path, content: bytes | memoryview) -> None:
+    """Write a file at once, so that a failure leaves what was there.
+
+    Args:
+        path: The file; a pipe or a device is written to, not replaced.
+        content: What it is to hold.
+
+    Raises:
+        InputError: It cannot be written.
+    """
+    from exir_lowering.pte.saving import replace_file
+
+    try:
+        if path.exists() and not path.is_file():
+            path.write_bytes(content)
+        else:
+            replace_file(Path(os.path.realpath(path)), lambda file: file.write(content))
+    except OSError as error:
+        let_through(error)
+        raise InputError(f"Cannot write {str(path)!r}: {error.strerror or error}. What was there is as it was.") from (
+            error
+        )

@@ -1,0 +1,94 @@
+"""`exir-lower plan`: what `lower` would delegate, and why the rest stays on the host."""
+
+from __future__ import annotations
+
+import argparse
+
+from exir_lowering.cli import programs
+from exir_lowering.cli.command import MISTAKE, OK, Command
+from exir_lowering.cli.output import check_target, describe_written, kept_from_stdout, make_console, say, write_file
+from exir_lowering.errors import CoverageError
+
+_EXAMPLES = """\
+examples:
+  exir-lower plan model.pt2 --partitioner xnnpack
+  exir-lower plan model.pt2 --partitioner xnnpack --html plan.html
+  exir-lower plan prefill=prefill.pt2 decode=decode.pt2 --partitioner xnnpack --json > plan.json
+  exir-lower plan model.pt2 --partitioner xnnpack --require-coverage 0.95
+
+A file that would run code when it is loaded is refused; give --trust if it comes from somebody you trust.
+
+Nothing is lowered, so no backend has to be installed. With --require-coverage or --require-full the exit code is 2
+when less is delegated.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments.
+
+    Args:
+        parser: The command's parser.
+    """
+    programs.add_arguments(parser)
+    parser.add_argument("--html", metavar="PLAN.html", help="write a page with the graph of partitions, for a browser")
+    parser.add_argument("--dot", metavar="PLAN.dot", help="write the graph of partitions for Graphviz")
+    parser.add_argument("--json", action="store_true", help="print the plan as JSON instead of tables")
+    parser.add_argument("--require-coverage", type=float, default=0.0, metavar="SHARE", help="such as 0.95")
+    parser.add_argument("--require-full", action="store_true", help="require that every operator is delegated")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Plan, print the plan and write its pictures.
+
+    Args:
+        arguments: The command's arguments, parsed.
+
+    Returns:
+        The exit code; `MISTAKE` when less is delegated than is required.
+
+    Raises:
+        LoweringError: An argument or program is wrong, or a plug-in failed.
+    """
+    files = programs.find_programs(arguments.models)
+    pictures = {
+        suffix: check_target(path, f".{suffix}")
+        for suffix, path in (("html", arguments.html), ("dot", arguments.dot))
+        if path is not None
+    }
+    failure: CoverageError | None = None
+    with kept_from_stdout(arguments.json):
+        from exir_lowering.options import LoweringOptions
+        from exir_lowering.pipeline import plan
+
+        options = LoweringOptions(
+            require_coverage=arguments.require_coverage,
+            require_full=arguments.require_full,
+            progress=True,
+            edge_compile_config=programs.make_edge_config(arguments),
+        )
+        try:
+            planned = plan(programs.read_programs(files, arguments.trust), arguments.partitioner, options=options)
+        except CoverageError as error:
+            failure, planned = error, error.plan
+    for suffix, path in pictures.items():
+        write_file(path, (planned.to_html() if suffix == "html" else planned.to_dot()).encode())
+    console = make_console()
+    if arguments.json:
+        print(planned.to_json())
+    else:
+        console.print(planned.to_text(width=min(max(console.width, 60), 160)), end="", soft_wrap=True)
+    for path in pictures.values():
+        say(f"{describe_written(path)}.", error=arguments.json)
+    if failure is not None:
+        say(f"exir-lower plan: {failure}", error=True)
+        return MISTAKE
+    return OK
+
+
+COMMAND = Command(
+    "plan",
+    "tell what lower would delegate, and why the rest stays on the host",
+    add_arguments,
+    execute,
+    _EXAMPLES,
+)

@@ -1,0 +1,53 @@
+"""`exir-lower plugins`: the installed backends, delegates and partitioners."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+
+from rich.text import Text
+
+from exir_lowering.cli.command import OK, Command
+from exir_lowering.cli.output import kept_from_stdout, make_console, make_table, say
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments.
+
+    Args:
+        parser: The command's parser.
+    """
+    parser.add_argument("--json", action="store_true", help="print the list as JSON")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Print the list of plug-ins, and why those that are broken are.
+
+    Args:
+        arguments: The command's arguments, parsed.
+
+    Returns:
+        The exit code.
+    """
+    with kept_from_stdout(True):
+        from exir_lowering.plugins import registry
+
+        found = list(registry.installed())
+    if arguments.json:
+        print(json.dumps([asdict(plugin) for plugin in found], indent=2))
+        return OK
+    table = make_table("Plug-ins")
+    for column in ("kind", "name", "provided by", "state"):
+        table.add_column(column, overflow="fold")
+    for plugin in found:
+        kind = plugin.group.rpartition(".")[2].removesuffix("s")
+        table.add_row(*map(Text, (kind, plugin.id, plugin.provider, "broken" if plugin.error else "ok")))
+    make_console().print(table)
+    for error in dict.fromkeys(plugin.error for plugin in found if plugin.error):
+        say(f"Broken: {error}")
+    say("ExecuTorch's own backends are found by class name, without being listed here.")
+    return OK
+
+
+COMMAND = Command("plugins", "list the installed backends, delegates and partitioners", add_arguments, execute)

@@ -1,0 +1,195 @@
+"""The programs that `lower` and `plan` are given: their arguments, the files, how they become Edge dialect."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from exir_lowering.cli.output import find_file
+from exir_lowering.cli.wording import first_line
+from exir_lowering.errors import InputError
+from exir_lowering.errors.interrupts import let_through
+from exir_lowering.pte import kinds
+
+if TYPE_CHECKING:
+    from executorch.exir import EdgeCompileConfig
+    from torch.export import ExportedProgram
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Add the arguments that `lower` and `plan` share.
+
+    Args:
+        command: The command's parser.
+    """
+    command.add_argument(
+        "models",
+        nargs="+",
+        metavar="[METHOD=]MODEL.pt2",
+        help='a program; a single one is the method "forward", several need METHOD=MODEL.pt2 each',
+    )
+    command.add_argument(
+        "-p",
+        "--partitioner",
+        action="append",
+        metavar="NAME",
+        help="who chooses what a backend takes (`exir-lower plugins` lists them); given again, the next one "
+        "gets what the ones before left; without any, everything stays on the host",
+    )
+    command.add_argument(
+        "--trust",
+        action="store_true",
+        help="load files as torch.export.load does, which runs code that is in them; without it, a file that would "
+        "run code is refused",
+    )
+    command.add_argument(
+        "--allow-operator",
+        action="append",
+        default=[],
+        metavar="OPERATOR",
+        help="take an operator that is not in the Core ATen operator set, such as aten.histc.default; a backend has to "
+        "take it, or the runtime needs a kernel for it; can be given again",
+    )
+    command.add_argument(
+        "--no-edge-check",
+        action="store_true",
+        help="skip ExecuTorch's check of operators and dtypes in Edge programs",
+    )
+
+
+def find_programs(given: Sequence[str]) -> dict[str, Path]:
+    """Read `[METHOD=]MODEL.pt2` arguments.
+
+    Args:
+        given: The arguments.
+
+    Returns:
+        The file of each method.
+
+    Raises:
+        InputError: A file does not exist, or a method is named twice or not at all.
+    """
+    files: dict[str, Path] = {}
+    for text in given:
+        method, equals, rest = text.partition("=")
+        # A file whose name has an equals sign in it, and no directory of it is a method name.
+        if not equals or Path(text).is_file() or not method.isidentifier():
+            method, rest = "", text
+        if not method and len(given) > 1:
+            raise InputError(
+                f"{text!r}: expected METHOD=FILE, since {len(given)} files are given and each becomes a "
+                f"method of the .pte. Write, for example, {_suggest_method(text)}={text}."
+            )
+        if method and not rest:
+            raise InputError(f"{text!r}: there is no file after the equals sign, expected {method}=MODEL.pt2.")
+        method = method or "forward"
+        if method in files:
+            raise InputError(f"{text!r}: the method {method!r} is given twice. Name each file differently.")
+        files[method] = find_file(rest)
+    return files
+
+
+def read_programs(files: Mapping[str, Path], trust: bool) -> dict[str, ExportedProgram]:
+    """Read the program of each method.
+
+    Args:
+        files: The file of each method.
+        trust: Whether to load files as torch does, which runs code that is in them.
+
+    Returns:
+        The program of each method.
+
+    Raises:
+        InputError: A file cannot be read as an exported program, or would run code and is not trusted.
+    """
+    return {method: _read_program(path, trust) for method, path in files.items()}
+
+
+def make_edge_config(arguments: argparse.Namespace) -> EdgeCompileConfig | None:
+    """Return how programs become Edge dialect.
+
+    Args:
+        arguments: What `add_arguments` added, parsed.
+
+    Returns:
+        ExecuTorch's configuration; None for its default.
+
+    Raises:
+        InputError: An operator that is to be allowed does not exist.
+    """
+    from executorch.exir import EdgeCompileConfig
+
+    from exir_lowering.steps.arguments import operator_named
+
+    allowed = [operator_named("--allow-operator", name) for name in arguments.allow_operator]
+    if not allowed and not arguments.no_edge_check:
+        return None
+    return EdgeCompileConfig(_core_aten_ops_exception_list=allowed, _check_ir_validity=not arguments.no_edge_check)
+
+
+def _suggest_method(path: str) -> str:
+    name = re.sub(r"\W+", "_", Path(path).stem).strip("_")
+    return name if name.isidentifier() else "forward"
+
+
+def _read_program(path: Path, trust: bool) -> ExportedProgram:
+    import torch
+
+    from exir_lowering.cli.pt2 import UnsafeFileError, read_program
+
+    try:
+        return _load_trusted(path) if trust else read_program(path)
+    except Exception as error:
+        let_through(error)
+        if isinstance(error, UnsafeFileError) and kinds.kind_of_file(path) in (None, kinds.PT2):
+            raise InputError(
+                f"{str(path)!r} is not loaded, since it may be made to run code here: {error}. torch.export.save "
+                "writes no such file for an ordinary model. If it comes from somebody you trust, --trust loads it "
+                "nevertheless, and runs what is in it."
+            ) from error
+        reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {first_line(error)}"
+        raise InputError(
+            f"Cannot read {str(path)!r} as an exported program: {_guess_content(path)} ({reason}). Expected a .pt2 "
+            f"file made by torch.export.save, here of torch {torch.__version__}. Export the model again, or copy the "
+            "file again."
+        ) from error
+
+
+def _load_trusted(path: Path) -> ExportedProgram:
+    """Load a file as torch does, whatever it does then."""
+    import torch
+
+    # torch tells the reason to its log and raises an error that points there.
+    logged: list[BaseException] = []
+
+    def keep(record: logging.LogRecord) -> bool:
+        if record.exc_info and record.exc_info[1]:
+            logged.append(record.exc_info[1])
+        return True
+
+    logger = logging.getLogger("torch.export")
+    # Before the filter that drops what the log says.
+    logger.filters.insert(0, keep)
+    try:
+        return torch.export.load(path)
+    except Exception as error:
+        let_through(error)
+        if logged:
+            raise logged[0] from error
+        raise
+    finally:
+        logger.removeFilter(keep)
+
+
+def _guess_content(path: Path) -> str:
+    """Say what a file that is not an exported program seems to be."""
+    kind = kinds.kind_of_file(path)
+    if kind is kinds.PT2:
+        return "it is damaged, or from another version of torch"
+    if kind is not None:
+        return f"it is {kind.name}"
+    return "it is damaged, cut short, or something else" if path.stat().st_size else "it is empty"

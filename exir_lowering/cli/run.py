@@ -1,0 +1,200 @@
+"""`exir-lower run`: a method of a `.pte` file, in the ExecuTorch runtime. No part of the compiler is imported."""
+
+from __future__ import annotations
+
+import argparse
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from rich.table import Table
+from rich.text import Text
+
+from exir_lowering.cli import inputs
+from exir_lowering.cli.command import OK, Command
+from exir_lowering.cli.output import (
+    check_target,
+    describe_written,
+    find_file,
+    kept_from_stdout,
+    make_console,
+    make_table,
+    say,
+    write_file,
+)
+from exir_lowering.errors import InputError
+
+# What --verify says, and what `load` is told.
+_VERIFY: Mapping[str, bool | Literal["full"]] = {"auto": True, "full": "full", "tie": False}
+
+_EXAMPLES = """\
+an input is one of:
+  x.pt, x.npy        a file of torch.save or numpy.save; a list or tuple in it is several inputs
+  randn:1x3x224x224  a tensor of this shape, filled by randn, rand, ones, zeros or arange
+  zeros:int64:1x8    the same with a dtype; the shape "scalar" makes a tensor without dimensions
+  3  1.5  True       a number, or a tensor without dimensions where the method takes one
+  [[1,2],[3,4]]      a tensor with these values
+
+examples:
+  exir-lower run model.pte --input randn:1x3x224x224
+  exir-lower run model.pte --input randn:1x3x224x224 --profile
+  exir-lower run llm.pte --method decode --input ones:int64:1x1 3 --save outputs.pt
+  exir-lower run model.pte --input x.npy --engine interpreter
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments.
+
+    Args:
+        parser: The command's parser.
+    """
+    _add_what_to_run(parser)
+    _add_how_to_run(parser)
+    parser.add_argument("--profile", action="store_true", help="run it once more, and print where the time goes")
+    parser.add_argument(
+        "--json", action="store_true", help="with --profile: print the profile as JSON instead of tables"
+    )
+    parser.add_argument("--save", metavar="OUT.pt", help="save the list of outputs with torch.save")
+
+
+def _add_what_to_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL.pte", help="the file")
+    parser.add_argument("--method", help='the method (default: "forward", or the only one there is)')
+    parser.add_argument(
+        "--input",
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="INPUT",
+        dest="inputs",
+        help="the inputs, in order; see below",
+    )
+    parser.add_argument(
+        "--data",
+        action="append",
+        default=[],
+        metavar="WEIGHTS.ptd",
+        help="a data file that the .pte needs; can be given again",
+    )
+
+
+def _add_how_to_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--verify",
+        choices=tuple(_VERIFY),
+        default="auto",
+        help="what to check by the digests in the files: that the data files belong to the .pte (tie), also the "
+        "tables, and weights and payloads of up to 32 MB (auto, the default), or everything (full)",
+    )
+    parser.add_argument(
+        "--engine",
+        choices=("runtime", "interpreter"),
+        default="runtime",
+        help="what runs it: ExecuTorch's runtime (default), or an interpreter in Python, where there is no C++ "
+        "compiler for Python delegates",
+    )
+    parser.add_argument(
+        "--unavailable",
+        choices=("error", "fallback"),
+        default="error",
+        help="what to do about a backend that this machine lacks: refuse the file (default), or let PyTorch run the "
+        "original graphs that `lower --keep-originals` kept",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of randn and rand (default: 0)")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Load the file, run the method, print and save the outputs.
+
+    Args:
+        arguments: The command's arguments, parsed.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        LoweringError: An argument or file is wrong, or a delegate failed.
+    """
+    source = find_file(arguments.model)
+    data = [find_file(path) for path in arguments.data]
+    save = None if arguments.save is None else check_target(arguments.save)
+    inputs.check_inputs(arguments.inputs)
+    if arguments.json and not arguments.profile:
+        raise InputError("--json prints the profile as JSON: give --profile too.")
+
+    import torch
+
+    from exir_lowering.runtime import load
+
+    torch.manual_seed(arguments.seed)
+    values = inputs.make_inputs(arguments.inputs)
+    with kept_from_stdout(arguments.json):
+        program = load(
+            source,
+            data=data or None,
+            engine=arguments.engine,
+            unavailable=arguments.unavailable,
+            verify=_VERIFY[arguments.verify],
+        )
+        method = _choose_method(arguments.method, program.method_names, source)
+        values = program.as_inputs(method, values)
+        outputs = program.run(method, *values)
+        profile = program.profile(method, *values) if arguments.profile else None
+    if profile is not None and arguments.json:
+        print(profile.to_json())
+    else:
+        make_console().print(_tabulate(f"{source.name}: outputs of {method}", outputs))
+        if profile is not None:
+            make_console().print(profile.table())
+    if arguments.engine == "interpreter":
+        say("Run by the interpreter in Python, which is not ExecuTorch's runtime.", error=arguments.json)
+    if save is not None:
+        _save_outputs(save, outputs)
+        say(f"{describe_written(save)}: the list of outputs, for torch.load.", error=arguments.json)
+    return OK
+
+
+def _save_outputs(path: Path, outputs: Sequence[Any]) -> None:
+    import torch
+
+    content = io.BytesIO()
+    torch.save(outputs, content)
+    write_file(path, content.getbuffer())
+
+
+def _choose_method(wanted: str | None, names: Sequence[str], source: Path) -> str:
+    """Choose the method to run."""
+    if wanted is None and "forward" not in names and len(names) == 1:
+        return names[0]
+    if (wanted or "forward") in names:
+        return wanted or "forward"
+    which = f"there is no method {wanted or 'forward'!r}" + ("" if wanted else ", so --method NAME is needed")
+    raise InputError(f"{str(source)!r}: {which}. The file has {', '.join(map(repr, names))}.")
+
+
+def _tabulate(title: str, outputs: Sequence[Any]) -> Table:
+    table = make_table(title)
+    for column in ("#", "dtype", "shape", "min", "mean", "max"):
+        table.add_column(column, justify="left" if column in ("dtype", "shape") else "right", overflow="fold")
+    for index, value in enumerate(outputs):
+        table.add_row(str(index), *map(Text, _summarize(value)))
+    return table
+
+
+def _summarize(value: Any) -> tuple[str, str, str, str, str]:
+    """Return dtype, shape, min, mean and max of an output."""
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__, "", "", str(value), ""
+    dtype, shape = str(value.dtype).removeprefix("torch."), "x".join(map(str, value.shape)) or "scalar"
+    if not value.numel() or value.is_complex():
+        return dtype, shape, "-", "-", "-"
+    wide = value.detach().double()
+    low, high = (f"{v.item():.6g}" for v in (wide.min(), wide.max()))
+    return dtype, shape, low, f"{wide.mean().item():.6g}", high
+
+
+COMMAND = Command("run", "run a method of a .pte file, in the ExecuTorch runtime", add_arguments, execute, _EXAMPLES)

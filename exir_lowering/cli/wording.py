@@ -1,0 +1,62 @@
+"""How errors are put to somebody at a command line, who gave options and no arguments of Python."""
+
+from __future__ import annotations
+
+import re
+
+from exir_lowering.errors import LoweringError
+
+# How messages name arguments of `load` and `emit`, and how the command line does.
+_OPTIONS = (
+    (re.compile(r'\b(unavailable|engine)="(\w+)"'), r"--\1 \2"),
+    (re.compile(r"\bkeep_originals=True\b"), "--keep-originals"),
+    (re.compile(r"\bas data=(?=[.;, ])"), "with --data"),
+    (re.compile(r"\bverify=False\b"), "--verify tie"),
+    (re.compile(r"\bemit\(ExecutorchBackendConfig\(do_quant_fusion_and_const_prop=True\)\)"), "--fuse-quantized"),
+)
+_EDGE_CONFIG = re.compile(r"\bLoweringOptions\(edge_compile_config=EdgeCompileConfig\(([^()]*)\)\)")
+
+
+def describe(error: Exception) -> str:
+    """Describe an error in one paragraph.
+
+    Args:
+        error: What a command raised.
+
+    Returns:
+        The paragraph, with options of the command line in place of arguments of Python.
+    """
+    if isinstance(error, LoweringError):
+        return _name_options(str(error))
+    if isinstance(error, MemoryError):
+        return f"there is not enough memory{f': {first_line(error)}' if str(error) else ''}."
+    return (
+        f"unexpected {type(error).__name__}: {error}. This is a defect of exir-lower, or of what it calls; "
+        f"the same command with --debug shows where."
+    )
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, without the full stop.
+
+    Args:
+        error: The error.
+
+    Returns:
+        The line; "no message" when there is none.
+    """
+    return (str(error).strip().splitlines() or ["no message"])[0].rstrip(".")
+
+
+def _name_options(text: str) -> str:
+    """Name options of the command line where a message names arguments of Python."""
+    for argument, option in _OPTIONS:
+        text = argument.sub(option, text)
+    return _EDGE_CONFIG.sub(lambda config: _name_edge_options(config[1]), text)
+
+
+def _name_edge_options(config: str) -> str:
+    """Name the options that stand for an EdgeCompileConfig."""
+    unchecked = ["--no-edge-check"] if "_check_ir_validity=False" in config else []
+    operators = [f"--allow-operator {name}" for name in re.findall(r"torch\.ops\.([\w.]+)", config)]
+    return " ".join(unchecked or operators)

@@ -1,0 +1,331 @@
+"""Find one match of a template: by operator name, from an anchor on, with choices that are taken back, bounded."""
+
+from __future__ import annotations
+
+import inspect
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from exir_lowering import graphs
+from exir_lowering.partitioners.supports.support import Scope
+from exir_lowering.partitioners.supports.templates import (
+    ANY,
+    HeldNumber,
+    Template,
+    TemplateInput,
+    TemplateOperator,
+    order_arguments,
+)
+
+_COMMUTATIVE = frozenset(
+    {
+        "aten.add.Tensor", "aten.bitwise_and.Tensor", "aten.bitwise_or.Tensor", "aten.bitwise_xor.Tensor",
+        "aten.eq.Tensor", "aten.fmax.default", "aten.fmin.default", "aten.logical_and.default",
+        "aten.logical_or.default", "aten.logical_xor.default", "aten.maximum.default", "aten.minimum.default",
+        "aten.mul.Tensor", "aten.ne.Tensor",
+    }
+)  # fmt: skip
+"""Operators whose first two operands may be given in either order; add only when its third one, alpha, is 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What is looked for: a template, and who may refuse a match of it.
+
+    Attributes:
+        name: What people call it.
+        template: The graph.
+        priority: Who goes first.
+        accept: Given nodes, inputs and results, whether to take the match.
+    """
+
+    name: str
+    template: Template
+    priority: int
+    accept: Callable[[tuple[Node, ...], Mapping[str, Any], tuple[Node, ...]], bool]
+
+
+def find_constant_value(scope: Scope, node: Node) -> torch.Tensor | None:
+    """Return the value of a constant with one element, None when it is not known in the graph."""
+    if node.op == "get_attr":
+        value = graphs.attribute(scope.graph_module, str(node.target))
+    else:
+        value = getattr(node.meta.get("val"), "constant", None)
+    return value if isinstance(value, torch.Tensor) else None
+
+
+_Todo = tuple[Any, Any, Any] | None
+"""What is still to compare: part of a pattern, node or value, and the rest, as a linked list that choices share."""
+
+
+class SearchedGraph:
+    """A graph, and which of its nodes are taken."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+        self.nodes = list(scope.graph_module.graph.nodes)
+        self.position = {node: i for i, node in enumerate(self.nodes)}
+        self.name: dict[Node, str] = {}
+        self.by_name: dict[str, list[Node]] = {}
+        for node in self.nodes:
+            if node.op == "call_function":
+                name = self.name[node] = graphs.operator_name(node)
+                self.by_name.setdefault(name, []).append(node)
+        self.taken: dict[Node, str] = {}
+        self.users: dict[Node, dict[str, deque[Node]]] = {}
+        self.comparisons = 0
+
+    def ordered(self, nodes: Iterable[Node]) -> tuple[Node, ...]:
+        """Return nodes in graph order."""
+        return tuple(sorted(nodes, key=self.position.__getitem__))
+
+    def free_users(self, node: Node, name: str) -> Iterator[Node]:
+        """Yield the users of a node with a name that are in no match, in graph order; each is passed by once."""
+        if node not in self.users:
+            table = self.users[node] = {}
+            for user in self.ordered(node.users):
+                table.setdefault(self.name.get(user, ""), deque()).append(user)
+        waiting = self.users[node].get(name, deque())
+        while waiting and waiting[0] in self.taken:
+            waiting.popleft()
+        yield from (user for user in waiting if user not in self.taken)
+
+    def is_constant(self, value: Any) -> bool:
+        """Tell whether a value is a node that stands for a parameter, buffer or constant."""
+        return isinstance(value, Node) and (value in self.scope.constants or value.op == "get_attr")
+
+
+class Search:
+    """The search for one match, from an anchor on, with choices that are taken back."""
+
+    def __init__(self, graph: SearchedGraph, candidate: Candidate) -> None:
+        self.graph, self.candidate, self.template = graph, candidate, candidate.template
+        self.bound: dict[TemplateOperator | TemplateInput, Any] = {}
+        self.term_of: dict[Node, TemplateOperator] = {}
+        self.trail: list[TemplateOperator | TemplateInput] = []
+        self.reason = ""
+        self.refused: tuple[Node, ...] = ()
+        self.left = 1024 + 64 * len(self.template.operators)
+
+    def run(self, anchor: Node) -> tuple[Node, ...] | None:
+        """Return the nodes of an accepted match whose last operator is the anchor."""
+        start: _Todo = (self.template.operators[-1], anchor, None)
+        choices: list[tuple[Iterator[_Todo], int]] = [(iter((start,)), 0)]
+        while choices:
+            options, mark = choices[-1]
+            self._take_back(mark)
+            found = list(islice(options, 1))
+            if not found:
+                choices.pop()
+                continue
+            nodes = self._follow(found[0], choices)
+            if nodes is not None:
+                return nodes
+            if self.left <= 0:
+                self._refuse((anchor,), "there are too many ways to compare it with the graph")
+                return None
+        return None
+
+    def _follow(self, todo: _Todo, choices: list[tuple[Iterator[_Todo], int]]) -> tuple[Node, ...] | None:
+        """Go on until the match is complete or fails; leave the choices that there were."""
+        while self.left > 0:
+            options = self._go_up() if todo is None else iter(self._compare(*todo))
+            if options is None:
+                return self._finish()
+            found = list(islice(options, 1))
+            if not found:
+                return None
+            choices.append((options, len(self.trail)))
+            todo = found[0]
+        return None
+
+    def _take_back(self, mark: int) -> None:
+        while len(self.trail) > mark:
+            value = self.bound.pop(term := self.trail.pop())
+            if isinstance(term, TemplateOperator):
+                del self.term_of[value]
+
+    def _bind(self, term: TemplateOperator | TemplateInput, value: Any) -> None:
+        self.bound[term] = value
+        self.trail.append(term)
+
+    def _refuse(self, nodes: tuple[Node, ...], reason: str) -> None:
+        if not self.refused:
+            self.reason, self.refused = reason, nodes
+
+    def _compare(self, term: Any, value: Any, rest: _Todo) -> list[_Todo]:
+        """Return the ways to go on when a part of the pattern and a node or value fit; none when they do not."""
+        self.graph.comparisons += 1
+        self.left -= 1
+        if isinstance(term, TemplateOperator):
+            return self._compare_operator(term, value, rest)
+        if isinstance(term, TemplateInput):
+            if term in self.bound:
+                return [rest] if _is_same(self.bound[term], value) else []
+            if not self._fits_input(term, value):
+                return []
+            self._bind(term, value)
+            return [rest]
+        if isinstance(term, (list, tuple)):
+            if not isinstance(value, (list, tuple)) or len(term) != len(value):
+                return []
+            return [_push(term, value, rest)]
+        return [rest] if self._fits_value(term, value) else []
+
+    def _fits_input(self, term: TemplateInput, value: Any) -> bool:
+        if term.wildcard:
+            return True
+        return (
+            self.graph.is_constant(value)
+            if term.constant
+            else value is not None and value is not inspect.Parameter.empty
+        )
+
+    def _fits_value(self, term: Any, value: Any) -> bool:
+        if term is ANY:
+            return True
+        if isinstance(term, HeldNumber):
+            known = find_constant_value(self.graph.scope, value) if self.graph.is_constant(value) else None
+            return known is not None and known.dtype == term.value.dtype and torch.equal(known, term.value)
+        return not isinstance(value, Node) and bool(term == value)
+
+    def _compare_operator(self, term: TemplateOperator, value: Any, rest: _Todo) -> list[_Todo]:
+        if term in self.bound:
+            return [rest] if self.bound[term] is value else []
+        if not self._may_be(term, value):
+            return []
+        if value in self.graph.taken:
+            why = f"node {value.name} is in a match of pattern {self.graph.taken[value]}"
+            self._refuse(self.graph.ordered(self.term_of), why)
+            return []
+        name = self.graph.name[value]
+        wanted, got = term.arguments[name], order_arguments(name, value.args, value.kwargs)
+        if len(wanted) != len(got):
+            return []
+        self._bind(term, value)
+        self.term_of[value] = term
+        ways = [_push(wanted, got, rest)]
+        if name in _COMMUTATIVE and _commutes(got) and not _is_same(got[0], got[1]):
+            swapped = (got[1], got[0], *got[2:])
+            likely = [self._heads_fit(wanted, got), self._heads_fit(wanted, swapped)]
+            both = [ways[0], _push(wanted, swapped, rest)]
+            ways = [way for way, fits in zip(both, likely, strict=True) if fits]
+        return ways
+
+    def _may_be(self, term: TemplateOperator, value: Any) -> bool:
+        return isinstance(value, Node) and value not in self.term_of and self.graph.name.get(value) in term.arguments
+
+    def _heads_fit(self, wanted: Sequence[Any], got: Sequence[Any]) -> bool:
+        """Look one level ahead, so that most operands have one order only."""
+        for term, value in zip(wanted[:2], got[:2], strict=True):
+            if isinstance(term, (TemplateOperator, TemplateInput)) and term in self.bound:
+                fits = _is_same(self.bound[term], value)
+            elif isinstance(term, TemplateOperator):
+                fits = self._may_be(term, value)
+            else:
+                fits = (
+                    self._fits_input(term, value) if isinstance(term, TemplateInput) else self._fits_value(term, value)
+                )
+            if not fits:
+                return False
+        return True
+
+    def _go_up(self) -> Iterator[_Todo] | None:
+        """Go up from what is bound to an operator that is not; None when all are."""
+        missing = [term for term in self.template.operators if term not in self.bound]
+        for term in missing:
+            for source in term.read():
+                node = self.bound.get(source)
+                if isinstance(node, Node):
+                    return self._users_like(term, node)
+        return iter(()) if missing else None
+
+    def _users_like(self, term: TemplateOperator, node: Node) -> Iterator[_Todo]:
+        for name in term.arguments:
+            for user in self.graph.free_users(node, name):
+                self.left -= 1
+                if user not in self.term_of:
+                    yield term, user, None
+
+    def _finish(self) -> tuple[Node, ...] | None:
+        """Check a match that is complete, and return its nodes if it holds."""
+        results = tuple(self.bound[term] for term in self.template.results)
+        following = [u for n in self.term_of for u in n.users if graphs.is_getitem(u) and u not in self.term_of]
+        nodes = self.graph.ordered([*self.term_of, *(u for u in following if u.args[0] in results or not u.users)])
+        inputs = {term.name: value for term, value in self.bound.items() if isinstance(term, TemplateInput)}
+        reason = self._find_escape(nodes, results) or self._find_held_input(nodes, inputs)
+        if not reason and len(results) > 1:
+            reason = _find_way_back(nodes, self.graph.position)
+        if not reason and not self.candidate.accept(nodes, inputs, results):
+            reason = "its check refused it"
+        if reason:
+            self._refuse(nodes, reason)
+            return None
+        return nodes
+
+    def _find_escape(self, nodes: Sequence[Node], results: Sequence[Node]) -> str:
+        inside = set(nodes)
+        for node in nodes:
+            if node in results or (graphs.is_getitem(node) and node.args[0] in results):
+                continue
+            for user in node.users:
+                if user not in inside:
+                    return f"{node.name}, which is not among its results, is used outside of it by {user.name}"
+        return ""
+
+    def _find_held_input(self, nodes: Sequence[Node], inputs: Mapping[str, Any]) -> str:
+        inside = set(nodes)
+        for name, value in inputs.items():
+            held: list[Node] = []
+            torch.fx.node.map_arg((value,), held.append)
+            if not inside.isdisjoint(held):
+                return f"its input {name} would be {held[0].name}, which is inside of it"
+        return ""
+
+
+def _push(terms: Sequence[Any], values: Sequence[Any], rest: _Todo) -> _Todo:
+    for term, value in zip(reversed(terms), reversed(values), strict=True):
+        rest = (term, value, rest)
+    return rest
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, Node) or isinstance(other, Node):
+        return one is other
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    return type(one) is type(other) and bool(one == other)
+
+
+def _commutes(got: Sequence[Any]) -> bool:
+    return len(got) == 2 or (not isinstance(got[2], Node) and got[2] == 1)
+
+
+def _find_way_back(nodes: Sequence[Node], position: Mapping[Node, int]) -> str:
+    """Return the path that leaves some nodes and comes back, in words; "" when there is none."""
+    inside, last = set(nodes), position[nodes[-1]]
+    parent: dict[Node, Node] = {}
+    stack = list(reversed(nodes))
+    while stack:
+        node = stack.pop()
+        for user in node.users:
+            if user in inside:
+                if node in inside:
+                    continue
+                path = [user, node]
+                while path[-1] not in inside:
+                    path.append(parent[path[-1]])
+                return f"the path {' -> '.join(n.name for n in reversed(path))} leaves it and comes back"
+            if user not in parent and position[user] < last:
+                parent[user] = node
+                stack.append(user)
+    return ""
+
+
+__all__ = ["Candidate", "Search", "SearchedGraph", "find_constant_value"]

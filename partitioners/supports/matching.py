@@ -1,0 +1,150 @@
+"""Choose among the matches of small operator graphs in a large one: which one wins, and which would make a cycle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import networkx as nx
+from torch.fx import Node
+
+from exir_lowering.partitioners.supports.match_search import Candidate, Search, SearchedGraph
+from exir_lowering.partitioners.supports.support import Scope
+
+_ROUNDS = 8
+"""How often one match of each cycle is given up; then half of them are, so that the rounds stay few."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A match: the number of its candidate, and its nodes in graph order."""
+
+    candidate: int
+    nodes: tuple[Node, ...]
+
+
+@dataclass(slots=True)
+class Matching:
+    """The matches of one graph.
+
+    Attributes:
+        found: The chosen matches in topological order, by their last nodes where that is free.
+        reasons: For nodes that were close to being in a match, the candidate's number and why they are not.
+        nearest: For candidates without a match, the node where one was close first, and why it is not a match.
+        comparisons: How many times a part of a pattern was compared with a node or value.
+    """
+
+    found: list[Found] = field(default_factory=list)
+    reasons: dict[Node, tuple[int, str]] = field(default_factory=dict)
+    nearest: dict[int, tuple[Node, str]] = field(default_factory=dict)
+    comparisons: int = 0
+
+
+def find(scope: Scope, candidates: Sequence[Candidate]) -> Matching:
+    """Choose matches that share no node and that can all be contracted at once.
+
+    Higher priority goes first, then more operators, then the match whose last operator comes first in the graph, then
+    the order of the candidates.
+    """
+    graph = SearchedGraph(scope)
+    matching = Matching()
+    ranked: list[Found] = []
+    for _, numbers in sorted(_rank(candidates).items()):
+        for anchor, number in _list_anchors(graph, candidates, numbers):
+            if anchor in graph.taken:
+                matching.nearest.setdefault(number, (anchor, f"it is in a match of pattern {graph.taken[anchor]}"))
+                continue
+            search = Search(graph, candidates[number])
+            nodes = search.run(anchor)
+            if nodes is not None:
+                ranked.append(Found(number, nodes))
+                graph.taken.update(dict.fromkeys(nodes, candidates[number].name))
+            else:
+                if search.refused:
+                    matching.nearest.setdefault(number, (anchor, search.reason))
+                for node in search.refused:
+                    matching.reasons.setdefault(node, (number, search.reason))
+    matching.comparisons = graph.comparisons
+    several = [len(candidate.template.results) > 1 for candidate in candidates]
+    kept = _break_cycles(graph, ranked, several, matching)
+    matching.found = _sort_matches(graph, kept, any(several[found.candidate] for found in kept))
+    return matching
+
+
+def _rank(candidates: Sequence[Candidate]) -> dict[tuple[int, int], list[int]]:
+    ranks: dict[tuple[int, int], list[int]] = {}
+    for number, candidate in enumerate(candidates):
+        ranks.setdefault((-candidate.priority, -len(candidate.template.operators)), []).append(number)
+    return ranks
+
+
+def _list_anchors(
+    graph: SearchedGraph, candidates: Sequence[Candidate], numbers: Sequence[int]
+) -> list[tuple[Node, int]]:
+    pairs = [
+        (anchor, number)
+        for number in numbers
+        for name in candidates[number].template.operators[-1].arguments
+        for anchor in graph.by_name.get(name, ())
+    ]
+    return sorted(pairs, key=lambda pair: (graph.position[pair[0]], pair[1]))
+
+
+def _break_cycles(
+    graph: SearchedGraph, ranked: Sequence[Found], several: Sequence[bool], matching: Matching
+) -> list[Found]:
+    """Give up matches that feed each other both ways, the last ones first.
+
+    All values of a match with one result feed that result, so that only matches with `several` can do it.
+    """
+    kept, turn = list(ranked), 0
+    while sum(several[found.candidate] for found in kept) > 1:
+        given_up: set[int] = set()
+        for component in _find_cycles(graph, kept):
+            inside = [i for i in component if several[kept[i].candidate]]
+            count = 1 if turn < _ROUNDS else max(1, len(inside) // 2)
+            why = f"it and the match at {kept[inside[0]].nodes[-1].name} would feed each other both ways"
+            for i in inside[-count:]:
+                given_up.add(i)
+                matching.nearest.setdefault(kept[i].candidate, (kept[i].nodes[-1], why))
+                matching.reasons.update(dict.fromkeys(kept[i].nodes, (kept[i].candidate, why)))
+        if not given_up:
+            break
+        kept = [found for i, found in enumerate(kept) if i not in given_up]
+        turn += 1
+    return kept
+
+
+def _find_cycles(graph: SearchedGraph, kept: Sequence[Found]) -> list[list[int]]:
+    """Return the numbers of the matches on each knot of cycles that contracting all of them would make."""
+    knots = [knot for knot in nx.strongly_connected_components(_contract_matches(graph, kept)) if len(knot) > 1]
+    return sorted(sorted(item for item in knot if isinstance(item, int)) for knot in knots)
+
+
+def _contract_matches(graph: SearchedGraph, kept: Sequence[Found]) -> Any:
+    """Return the graph with each match as one vertex, its number."""
+    unit: dict[Node, Any] = {node: i for i, found in enumerate(kept) for node in found.nodes}
+    contracted: Any = nx.DiGraph()
+    for node in graph.nodes:
+        source = unit.get(node, node)
+        contracted.add_node(source)
+        targets = (unit.get(user, user) for user in node.users)
+        contracted.add_edges_from((source, target) for target in targets if target != source)
+    return contracted
+
+
+def _sort_matches(graph: SearchedGraph, kept: Sequence[Found], several: bool) -> list[Found]:
+    """Order matches topologically, by their last nodes where that is free; those with one result are so by these."""
+    kept = sorted(kept, key=lambda found: graph.position[found.nodes[-1]])
+    if not several:
+        return kept
+
+    def position(item: Any) -> int:
+        return graph.position[kept[item].nodes[-1] if isinstance(item, int) else item]
+
+    ordered = nx.lexicographical_topological_sort(_contract_matches(graph, kept), key=position)
+    return [kept[item] for item in ordered if isinstance(item, int)]
+
+
+__all__ = ["Found", "Matching", "find"]

@@ -1,0 +1,100 @@
+"""What a type checker says of calls of the public functions: documented forms pass, others do not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+api = pytest.importorskip("mypy.api", reason="the extra 'lint' is not installed")
+
+ROOT = Path(__file__).parent.parent.parent
+
+BEFORE = """\
+from collections.abc import Mapping, Sequence
+from typing import Any
+from exir_lowering import ExplainedResult, LoweredMethods, LoweringPlan, Partitioner, lower, plan, to_backend
+from exir_lowering.backends.xnnpack import xnnpack
+from exir_lowering.partitioners import SupportPartitioner, ops
+from exir_lowering.plugins import PartitionerLike
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+from torch.fx.passes.infra.pass_base import PassBase, PassResult
+from torch.fx.passes.infra.pass_manager import PassManager
+
+class Typed:
+    def partition(self, exported_program: ExportedProgram) -> ExplainedResult: raise NotImplementedError
+
+class Pass(PassBase):
+    def call(self, graph_module: GraphModule) -> PassResult: raise NotImplementedError
+
+def change(module: GraphModule) -> None: ...
+def takes(node: Node) -> bool: return True
+
+def check(program: ExportedProgram, programs: dict[str, ExportedProgram], mine: Partitioner, like: PartitionerLike,
+          several: list[SupportPartitioner], by_name: dict[str, str], typed: Typed) -> None:
+"""
+
+RIGHT = """\
+lower(program)
+lower(program, None)
+lower(program, "xnnpack")
+lower(program, mine)
+lower(program, typed)
+lower(program, xnnpack())
+lower(program, like)
+lower(program, [])
+lower(program, [mine, "xnnpack", typed])
+lower(program, ("xnnpack", mine))
+lower(program, several)
+lower(programs, by_name)
+lower(programs, {"prefill": "xnnpack", "decode": mine})
+lower(programs, {"prefill": ["xnnpack", mine], "decode": None})
+lower(programs, {"prefill": (mine, typed), "decode": typed})
+lower(programs, SupportPartitioner({"mine": ops("aten.add.Tensor") | takes}), transform_passes=[change, Pass()])
+lower(programs, transform_passes=PassManager([change]))
+lower(programs, transform_passes={"prefill": [change], "decode": PassManager([change])})
+result: LoweredMethods = lower(program, "xnnpack", backends={"mine": object()}, options=None)
+planned: LoweringPlan = plan(program, ["xnnpack", mine])
+plan(programs, {"prefill": "xnnpack"}, transform_passes=(change,))
+to_backend(programs, {"prefill": "xnnpack", "decode": [mine]})
+to_backend(program, None)
+"""
+
+WRONG = """\
+lower(program, 3)
+lower(program, ["xnnpack", 3])
+lower(program, {"forward": 3})
+lower(program, {3: "xnnpack"})
+lower(program, takes)
+lower(program, Typed)
+lower(program, object())
+lower(program, transform_passes=3)
+lower(program, transform_passes="fuse")
+lower(program, transform_passes=[3])
+lower(program, options={"progress": True})
+lower(program, "xnnpack", "echo")
+plan(program, 3)
+to_backend(program, 3)
+to_backend(program)
+SupportPartitioner({"mine": 3})
+ops("aten.add.Tensor") | 3
+"""
+
+
+def test_documented_calls_pass_and_others_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    calls = [*RIGHT.splitlines(), *WRONG.splitlines()]
+    code = BEFORE + "".join(f"    {call}\n" for call in calls)
+    first = BEFORE.count("\n") + 1
+    # mypy finds the package, and reads its configuration, from where it is started.
+    monkeypatch.chdir(ROOT)
+    script = tmp_path / "calls.py"
+    script.write_text(code)
+    shown, problem, _ = api.run(["--config-file", "pyproject.toml", "--no-pretty", str(script)])
+    assert not problem, problem
+    refused = {int(line.split(":")[1]): line for line in shown.splitlines() if "calls.py:" in line}
+    wrongly = [refused[first + i] for i in range(len(RIGHT.splitlines())) if first + i in refused]
+    assert not wrongly, wrongly
+    taken = [call for i, call in enumerate(calls) if i >= len(RIGHT.splitlines()) and first + i not in refused]
+    assert not taken, taken
+    assert min(refused) >= first, refused
