@@ -37,7 +37,7 @@ def copy_graph_module(graph_module: GraphModule) -> GraphModule:
 def copy_program(
     program: ExportedProgram, graph_module: GraphModule | None = None, *, kind: type[ExportedProgram] = ExportedProgram
 ) -> ExportedProgram:
-    """Copy a program's graph (or take another one), signature and tables; the tensors are shared."""
+    """Copy a program's graph (or use another one), signature and tables; the tensors are shared."""
     return _upstream.assemble_program(
         graph_module=graph_module or copy_graph_module(program.graph_module),
         signature=copy_signature(program),
@@ -53,7 +53,7 @@ def copy_program(
 
 
 def copy_signature(program: ExportedProgram) -> ExportGraphSignature:
-    """Copy a program's signature with the names in it: torch renames them in place when a node is replaced."""
+    """Copy a program's signature, including its names: torch renames them in place when a node is replaced."""
     signature = program.graph_signature
     inputs = [replace(spec, arg=copy.copy(spec.arg)) for spec in signature.input_specs]
     outputs = [replace(spec, arg=copy.copy(spec.arg)) for spec in signature.output_specs]
