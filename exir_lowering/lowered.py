@@ -57,8 +57,8 @@ class LoweredMethods(Mapping[str, ExportedProgram]):
 
         Args:
             config: ExecuTorch's options for emission, including those per method.
-            constant_methods: Values, by name, for methods that return a constant. They are added to those of the lowered
-                EdgeProgramManager; one with the same name replaces it.
+            constant_methods: Values, by name, for methods that return a constant. They are added to those of the
+                lowered EdgeProgramManager; one with the same name replaces it.
             external_weights: Where to put weights, those of delegates and of the host's operators: the name of a `.ptd`
                 data file for all of them, or a function from a weight's key and bytes to the name of its file, or None
                 for the `.pte` file itself. ExecuTorch's runtime opens one data file per program.

@@ -1,6 +1,6 @@
 """Exceptions that pass through because no one is to blame: out of memory, and those of signal handlers.
 
-Code of plug-ins, torch and ExecuTorch runs under `except Exception`, and what it raises becomes one of our errors, which
+Code of plug-ins, torch and ExecuTorch runs under `except Exception`, and what it raises becomes an error of ours, which
 says who failed. If a signal handler raises a timeout in the middle of that code, the code has not failed, and whoever
 set the timeout expects its own exception. KeyboardInterrupt, SystemExit and GeneratorExit are not `Exception`s anyway.
 """

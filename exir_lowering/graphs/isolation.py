@@ -1,6 +1,6 @@
 """Private copies of programs whose sizes are not known ahead of time.
 
-Nodes describe their values with fake tensors, whose symbolic sizes belong to a shape environment. All copies of a program
+Nodes describe their values with fake tensors, whose symbolic sizes belong to a shape environment. Copies of a program
 share it, and a conversion writes into it: new symbols for sizes that depend on data, which stay pending until a node
 takes them, facts about symbols, and the symbol that a tensor's `nonzero` had last. The next conversion of the program
 would find all of that, so each conversion gets its own values, fake mode and shape environment.

@@ -7,9 +7,9 @@ number: an epoch e has the stage 2e, the gap after it 2e + 1, and the stage must
 the graph stays acyclic when the epochs are contracted.
 
 For one label the minimum number of epochs is known: a path that alternates k times between host and backend needs k
-partitions, and putting each vertex into the epoch of its longest alternating path uses no more. Several labels are scheduled
-greedily, longest remaining alternation first, forwards and backwards, then shortened; LiteRT partitions a graph by
-such alternating epochs too (tensorflow/lite/graph_info.cc).
+partitions, and putting each vertex into the epoch of its longest alternating path uses no more. Several labels are
+scheduled greedily, longest remaining alternation first, forwards and backwards, then shortened; LiteRT partitions a
+graph by such alternating epochs too (tensorflow/lite/graph_info.cc).
 """
 
 from __future__ import annotations

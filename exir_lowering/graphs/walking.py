@@ -92,7 +92,7 @@ OPERAND_LAYOUTS: Mapping[Any, OperandLayout] = {
 
 
 def nested_graphs(graph_module: GraphModule, node: Node) -> Iterator[NestedGraph]:
-    """Yield the graphs that a node calls: of cond, map, scan and while_loop, and of operators that are not known here."""
+    """Yield the graphs that a node calls: of cond, map, scan and while_loop, and of operators not known here."""
     if node.op != "call_function" or is_delegate_call(node):
         return
     for argument in dict.fromkeys(node.all_input_nodes):

@@ -65,8 +65,8 @@ PARALLEL = ("none", "thread", "process")
 class Backend(ABC):
     """Lowers partitions ahead of time.
 
-    A `preprocess` or `preprocess_all` with a parameter `context` gets a `BackendContext`, by keyword. The parameter must
-    have that name: `**options` alone gets nothing.
+    A `preprocess` or `preprocess_all` with a parameter `context` gets a `BackendContext`, by keyword. The parameter
+    must have that name: `**options` alone gets nothing.
 
     Attributes:
         backend_id: The id that is written to the file and looked up by the runtime.

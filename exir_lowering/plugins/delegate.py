@@ -96,8 +96,8 @@ class DelegateContext:
     def event(self, identifier: int | str) -> AbstractContextManager[None]:
         """Return a context that records how long it lasts, for `LoadedProgram.profile` and ExecuTorch's Inspector.
 
-        It is meant for `execute`: keep the context that `compile` gets in the handle. It does nothing outside `execute`,
-        or when nothing is profiled.
+        It is meant for `execute`: keep the context that `compile` gets in the handle. It does nothing outside
+        `execute`, or when nothing is profiled.
 
         Args:
             identifier: A key of the `debug_handle_map` that the backend returned for the payload.
@@ -151,7 +151,8 @@ class Delegate(ABC):
         """Execute a payload.
 
         A file does not say where a call's inputs end. If that is in doubt, the first call may be repeated with more or
-        fewer inputs, until the number of outputs matches what is left: raise if `inputs` are not what the payload needs.
+        fewer inputs, until the number of outputs matches what is left: raise if `inputs` are not what the payload
+        needs.
 
         Args:
             handle: What `compile` returned.

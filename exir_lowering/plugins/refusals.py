@@ -123,8 +123,8 @@ def _configured(
 def _cause(node: Node, words: str) -> str:
     """Return the actual cause if a partitioner's words name something else.
 
-    ExecuTorch's check for XNNPACK says "invalid dtype" for every argument that is not a tensor with elements and a dtype
-    of its own.
+    ExecuTorch's check for XNNPACK says "invalid dtype" for every argument that is not a tensor with elements and a
+    dtype of its own.
     """
     if words != _INVALID_DTYPE:
         return words

@@ -291,7 +291,9 @@ def check_delegates(given: Any) -> Mapping[str, Any]:
         kind = candidate if isinstance(candidate, type) else type(candidate)
         delegate_id = getattr(candidate, "delegate_id", None)
         if not issubclass(kind, Delegate) or not isinstance(delegate_id, str) or not delegate_id:
-            raise InputError(f"delegates: got {candidate!r}, which is not a delegate or has no delegate_id; {expected}.")
+            raise InputError(
+                f"delegates: got {candidate!r}, which is not a delegate or has no delegate_id; {expected}."
+            )
         if delegate_id in by_id:
             raise InputError(f"delegates: two have the id {delegate_id!r}: {by_id[delegate_id]!r} and {candidate!r}.")
         by_id[delegate_id] = candidate

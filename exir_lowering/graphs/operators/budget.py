@@ -58,8 +58,8 @@ def check_memory(size: int) -> None:
     free = free_memory() if size > _LOOK else None
     if free is not None and size > free - _LOOK:
         raise InputError(
-            f"it needs {_shown(size)} of memory, and {_shown(max(free, 0))} are free on this machine. The file requests "
-            "too much, or is damaged"
+            f"it needs {_shown(size)} of memory, and {_shown(max(free, 0))} are free on this machine. The file "
+            "requests too much, or is damaged"
         )
 
 

@@ -88,7 +88,7 @@ class CheckedCall:
         try:
             with torch.no_grad():
                 return size_of(self._operator.call(*placed, **given))
-        except Exception as error:  # shapes that depend on values; or wrong arguments, which the operator itself reports
+        except Exception as error:  # shapes depend on values; or arguments are wrong, which the operator reports
             interrupts.let_through(error)
             return _UNKNOWN * size_of((args, list(kwargs.values())))
 
