@@ -68,10 +68,10 @@ def lifted_inputs(program: ExportedProgram) -> dict[Node, InputSpec]:
 
 
 def own_state(programs: Iterable[ExportedProgram]) -> None:
-    """Give programs state of their own, as it is now: the model may run on, and they may run, without a trace.
+    """Give programs their own copy of the current state, so that later runs of theirs and of the model are independent.
 
     Args:
-        programs: Private copies; their tables are changed. Those that share a buffer share it afterwards.
+        programs: Private copies, whose tables are changed. Programs that share a buffer still share it afterwards.
     """
     copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
     for program in programs:

@@ -79,7 +79,7 @@ def schedule(graph: Dag) -> list[int]:
     sequence = kinds * fewest(graph) if len(kinds) == 1 else _shortened(graph, _greedy(graph, kinds))
     stages = _latest(graph, sequence)
     if stages is None:
-        raise InvariantError("The sequence of a schedule has no place for a vertex. Please report this program.")
+        raise InvariantError("The sequence of a schedule has no epoch for a vertex. Please report this program.")
     _move_earlier(graph, sequence, stages)
     _move_later(graph, sequence, stages)
     used = sorted({stage for stage, label in zip(stages, graph.labels, strict=True) if label is not None})
@@ -144,7 +144,7 @@ def _epochs(graph: Dag, preferred: Label) -> list[Label]:
 
 
 class _EpochByEpoch:
-    """Takes what the host has ready, then all of one label, which it chooses when nothing of the last one is ready."""
+    """Takes what is ready for the host, then for one label until nothing is left, and then chooses the next label."""
 
     def __init__(self, labels: Sequence[Label | None], remaining: Callable[[int], int], preferred: Label) -> None:
         self.sequence: list[Label] = []
@@ -166,7 +166,7 @@ class _EpochByEpoch:
         self._count -= 1
         if self._epoch is not None and self._ready[self._epoch]:
             return heapq.heappop(self._ready[self._epoch])[1]
-        self._epoch = None  # over: what the host makes ready of the same label is for another one
+        self._epoch = None  # over: what the host makes ready for the same label belongs to another epoch
         if self._host:
             return self._host.pop()
         choices = [(heap[0][0], label != self._preferred, label) for label, heap in self._ready.items() if heap]
