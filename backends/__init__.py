@@ -1,1 +1,1 @@
-"""Backends that come with exir-lowering."""
+"""The backends that come with exir-lowering."""

@@ -1,4 +1,4 @@
-"""ExecuTorch's OpenVINO backend under one word: an extra, `pip install "exir-lowering[openvino]"`."""
+"""ExecuTorch's OpenVINO backend under one name. It needs an extra: `pip install "exir-lowering[openvino]"`."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ _ARITHMETIC = frozenset(
     {"add", "amax", "amin", "clamp", "cumsum", "div", "max", "maximum", "mean", "min", "minimum", "mul", "prod", "sub",
      "sum", "where"}
 )  # fmt: skip
-"""Operators, by name without overload, that OpenVINO does not have for bools."""
+"""Operators, by name without overload, that OpenVINO does not support for bools."""
 
 _REASONS = {
     "dynamic_shape": "its result has a dynamic size, and ExecuTorch's OpenVINO delegate returns results of the largest "
     "size",
-    "empty": "a tensor of it has no elements, which ExecuTorch's OpenVINO delegate refuses",
-    "rank": "a tensor without dimensions would go in or out of the partition, which ExecuTorch's OpenVINO delegate "
+    "empty": "one of its tensors has no elements, which ExecuTorch's OpenVINO delegate refuses",
+    "rank": "a tensor without dimensions would enter or leave the partition, which ExecuTorch's OpenVINO delegate "
     "refuses",
-    "dtype": "it computes with bools, which OpenVINO cannot",
+    "dtype": "it computes with bools, which OpenVINO does not support",
 }
 
 _PACKAGE = "executorch.backends.openvino"
@@ -57,29 +57,29 @@ def openvino(device: str = "CPU") -> Partitioner:
     """Return a partitioner that gives OpenVINO what ExecuTorch's `OpenvinoPartitioner` takes.
 
     Operators whose results have dynamic sizes stay on the host: ExecuTorch's OpenVINO delegate returns results with
-    the upper bounds of their sizes. So do those with empty tensors, arithmetic of bools, and what would hand a tensor
-    without dimensions in or out of a partition, constants apart: OpenVINO or the delegate refuses these. To leave
-    others out, use `deny` of `exir_lowering.partitioners`.
+    the upper bounds of their sizes. So do operators with empty tensors, arithmetic on bools, and operators that would
+    pass a tensor without dimensions, other than a constant, into or out of a partition: OpenVINO or the delegate
+    refuses these. To exclude others, use `deny` of `exir_lowering.partitioners`.
 
-    Programs of ExecuTorch's `OpenVINOQuantizer` (PT2E int8) need no option, if they were made with
+    Programs of ExecuTorch's `OpenVINOQuantizer` (PT2E int8) need no option if they were made with
     `convert_pt2e(..., fold_quantize=False)`. The quantizer itself needs the extra "openvino-int8".
 
-    The device chooses the precision that it computes with when a file is loaded: CPUs with bfloat16 instructions
-    use them for float32 models, which gives two to three digits.
+    The device chooses its precision when a file is loaded: CPUs with bfloat16 instructions use them for float32 models,
+    which gives two to three correct digits.
 
     Args:
-        device: Where OpenVINO runs the file, one of `openvino.Core().available_devices`. It has to be present when
-            the model is lowered too.
+        device: Where OpenVINO runs the file: one of `openvino.Core().available_devices`. It must also be present when
+            the model is lowered.
 
     Raises:
-        InputError: OpenVINO does not have the device here.
-        PluginLoadError: The OpenVINO that is installed does not work with ExecuTorch.
+        InputError: OpenVINO does not have the device on this machine.
+        PluginLoadError: The installed OpenVINO does not work with ExecuTorch.
     """
     return OpenvinoPartitioner(device)
 
 
 class OpenvinoPartitioner(Partitioner):  # type: ignore[misc]
-    """ExecuTorch's `OpenvinoPartitioner`, kept from what its delegate would get wrong. Arguments as of `openvino`."""
+    """ExecuTorch's `OpenvinoPartitioner` without what its delegate would get wrong. Arguments as for `openvino`."""
 
     def __init__(self, device: str = "CPU") -> None:
         super().__init__()
@@ -116,8 +116,8 @@ class OpenvinoPartitioner(Partitioner):  # type: ignore[misc]
         return ExplainedResult(exported_program, run.destinations, (*run.rejections, *own), run.adjustments)
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[Any], Callable[[Node], bool] | None]:
-        """Ask ExecuTorch's partitioner, but for what stays on the host."""
-        # Where partitions end is not known yet: a tensor without dimensions may cross a border.
+        """Ask ExecuTorch's partitioner, except about what stays on the host."""
+        # Where partitions end is not known yet: any tensor without dimensions may cross a boundary.
         return nested_run.preserved(
             [self.inner],
             ep,
@@ -126,13 +126,13 @@ class OpenvinoPartitioner(Partitioner):  # type: ignore[misc]
 
 
 def _refused(node: Node) -> str:
-    """Return the code of why a node must stay on the host wherever partitions end, "" when it need not."""
+    """Return the code of why a node must stay on the host wherever partitions end, "" if it does not have to."""
     value = node.meta.get("val")
     results = list(measures.tensors(value))
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) or any(map(_dynamic, results)):
         return "dynamic_shape"
     given = [tensor for source in node.all_input_nodes for tensor in measures.tensors(source.meta.get("val"))]
-    # Of several results some may be of no use, as the empty statistics of a batch norm.
+    # Some of several results may be unused, such as the empty statistics of a batch norm.
     used = list(results) if isinstance(value, torch.Tensor) else []
     used += [tensor for user in filter(graphs.is_getitem, node.users) for tensor in measures.tensors(user.meta["val"])]
     if any(size == 0 for tensor in (*used, *given) for size in tensor.shape if isinstance(size, int)):
@@ -149,7 +149,7 @@ def _dynamic(tensor: torch.Tensor) -> bool:
 
 
 def _scalar(node: Node) -> bool:
-    """Tell whether a node's result, or a part of it, is a tensor without dimensions."""
+    """Return whether a node's result, or a part of it, is a tensor without dimensions."""
     return any(tensor.dim() == 0 for tensor in measures.tensors(node.meta.get("val")))
 
 
@@ -161,7 +161,7 @@ def _constants(program: ExportedProgram) -> frozenset[Node]:
 
 
 def _crossing(module: GraphModule, tags: Mapping[Node, str], constants: Collection[Node]) -> set[Node]:
-    """Return operators that hand tensors without dimensions in or out of a partition, or to one that does."""
+    """Return operators that pass tensors without dimensions into or out of a partition, and those linked to them."""
 
     def operator(node: Node) -> Node:
         return operator(node.all_input_nodes[0]) if graphs.is_getitem(node) else node
@@ -173,7 +173,7 @@ def _crossing(module: GraphModule, tags: Mapping[Node, str], constants: Collecti
             continue
         source = operator(node)
         for user in map(operator, (user for user in node.users if not graphs.is_getitem(user))):
-            # Only one partition computes the tensor and reads it: if one end stays, the other one has to.
+            # The tensor must be made and read in one partition: if one end stays on the host, so must the other.
             neighbours.setdefault(source, set()).add(user)
             neighbours.setdefault(user, set()).add(source)
             if tags.get(source) != tags.get(user):
@@ -195,7 +195,7 @@ def _check_device(device: object) -> None:
     available = library.Core().available_devices
     if device not in available:
         raise InputError(
-            f"openvino(device={device!r}): OpenVINO has no such device here, only {', '.join(available) or 'none'}. "
+            f"openvino(device={device!r}): OpenVINO does not have it here, only {', '.join(available) or 'none'}. "
             "It compiles for a device that is present; install its driver, or name another one."
         )
 
@@ -203,8 +203,8 @@ def _check_device(device: object) -> None:
 def _upstream_class() -> Any:
     """Return ExecuTorch's class.
 
-    Its package imports the quantizer too, which needs nncf. So while the partitioner is imported, an empty module
-    stands for the package; it is gone afterwards, and importing the package works, or fails, as ever.
+    Its package also imports the quantizer, which needs nncf. So while the partitioner is imported, an empty module
+    replaces the package. It is removed afterwards, and importing the package works, or fails, as before.
     """
     with conversion_lock():
         stand_in = None
@@ -226,6 +226,6 @@ def _upstream_class() -> Any:
             if stand_in is not None:
                 del sys.modules[_PACKAGE]
     log = logging.getLogger(module.__name__)
-    # It prints the operators that it leaves, and stdout may carry a command's JSON. The report has them.
+    # It prints the operators that it leaves on the host, but stdout may be a command's JSON, and the report has them.
     module.print = lambda *words: log.debug(" ".join(map(str, words)))
     return module.OpenvinoPartitioner

@@ -1,4 +1,4 @@
-"""What `lower` returns: the lowered programs, and the file that they make."""
+"""The result of `lower`: the lowered programs, which can be emitted to a file or run as a module."""
 
 from __future__ import annotations
 
@@ -26,9 +26,8 @@ class LoweredMethods(Mapping[str, ExportedProgram]):
     Attributes:
         programs: The programs; each runs in eager PyTorch too (`.module()`), delegates through their original graphs.
         report: What was delegated, what was not, and why.
-        edge_programs: What was lowered, in Edge dialect.
-        constant_methods: Values that become methods which return them: those of the EdgeProgramManager that was
-            lowered.
+        edge_programs: The programs before lowering, in Edge dialect.
+        constant_methods: Values for methods that return a constant: those of the EdgeProgramManager that was lowered.
     """
 
     programs: Mapping[str, ExportedProgram]
@@ -57,23 +56,23 @@ class LoweredMethods(Mapping[str, ExportedProgram]):
         """Make the `.pte` file and its data files.
 
         Args:
-            config: ExecuTorch's options of emission, per-method ones included.
-            constant_methods: Values by name that become methods which return them, beside those of the lowered
-                EdgeProgramManager; one of the same name takes its place.
-            external_weights: Where weights go, those of delegates and those of the host's operators: the name of a
-                `.ptd` data file for all of them, or a function from a weight's key and bytes to the name of its file,
-                None for the `.pte` file itself. ExecuTorch's runtime opens one data file with a program.
+            config: ExecuTorch's options for emission, including those per method.
+            constant_methods: Values, by name, for methods that return a constant. They are added to those of the
+                lowered EdgeProgramManager; one with the same name replaces it.
+            external_weights: Where to put weights, those of delegates and of the host's operators: the name of a `.ptd`
+                data file for all of them, or a function from a weight's key and bytes to the name of its file, or None
+                for the `.pte` file itself. ExecuTorch's runtime opens one data file per program.
             keep_originals: Whether the file keeps the original graph of each partition, with its weights, so that
                 `load(..., unavailable="fallback")` can execute it in PyTorch where its backend is missing.
-            etrecord: Whether to make ExecuTorch's `ETRecord` too, for its Inspector. It holds the Edge programs with
-                their weights; the artifact's own debug information, which is always made, needs neither.
+            etrecord: Whether to also make ExecuTorch's `ETRecord`, for its Inspector. It holds the Edge programs with
+                their weights; the artifact's own debug information, which is always made, does not need them.
 
         Returns:
-            The artifact. The lowered programs are not changed, so they can be emitted again.
+            The artifact. The lowered programs are unchanged and can be emitted again.
 
         Raises:
-            InputError: The programs cannot be emitted, a name is used twice, the policy is none, or a partition has an
-                operator that cannot be kept.
+            InputError: The programs cannot be emitted, a name is used twice, the policy is invalid, or a partition has
+                an operator that cannot be kept.
         """
         recorded = {name: handled_copy(program) for name, program in self.edge_programs.items()} if etrecord else None
         if constant_methods is None:
@@ -99,25 +98,25 @@ class LoweredMethods(Mapping[str, ExportedProgram]):
         external_weights: Policy | None = None,
         keep_originals: bool = False,
     ) -> LoweredModule:
-        """Make a module whose methods are called as the original ones, and executed by their delegates on this machine.
+        """Make a module whose methods are called like the original ones, and run with their delegates on this machine.
 
-        Where a delegate is not available there is one warning, `BackendUnavailableWarning`, and the methods that need
-        it raise `BackendUnavailableError` when they are called; the module can be saved, and loaded elsewhere.
+        If a delegate is not available, there is one `BackendUnavailableWarning`, and the methods that need it raise
+        `BackendUnavailableError` when they are called. The module can still be saved, and loaded elsewhere.
 
         Args:
-            delegates: As for `load`; or "original": methods run in PyTorch, each partition by its original graph.
+            delegates: As for `load`; or "original" to run each partition's original graph in PyTorch.
             engine: As for `load`.
-            config: ExecuTorch's options of emission.
+            config: ExecuTorch's options for emission.
             external_weights: As for `emit`.
             keep_originals: As for `emit`.
 
         Returns:
-            The module. Its state starts as the model's was at export, and is its own. Constant methods of the lowered
-            EdgeProgramManager are its attributes.
+            The module. Its state starts as the model's was at export, and belongs to it. The constant methods of the
+            lowered EdgeProgramManager are attributes.
 
         Raises:
             InputError: The programs cannot be emitted.
-            BackendFailure: A delegate raised when it compiled a payload.
+            BackendFailure: A delegate raised while compiling a payload.
             PluginLoadError: A delegate could not be made, or its id is provided twice.
         """
         # Here, as the runtime is above this module.

@@ -1,4 +1,4 @@
-"""The values that flow down the line: frozen, typed, printable, nothing else.
+"""The values that flow down the line: frozen, typed and printable.
 
 `edge` -> `EdgeMethod`, `tag` -> `TaggedMethod`, `extract` -> `ExtractedMethod` (with its `Partition`s),
 `group` -> `BackendGroup`, `preprocess` -> `LoweredPartition`.
@@ -25,8 +25,8 @@ class Rejection:
         node: The node's name, with the path of the nested graph that holds it.
         target: The operator.
         reason: The reason, in words.
-        by: Who said so: a partitioner's class, or the step of the compiler.
-        code: The kind of reason, for programs: "op", "dtype", "dropped", "unclaimed", ...
+        by: Who gave the reason: a partitioner's class, or a step of the compiler.
+        code: The kind of reason, for use in code: "op", "dtype", "dropped", "unclaimed", ...
     """
 
     method: str
@@ -42,13 +42,13 @@ class Rejection:
 
 @dataclass(frozen=True, slots=True)
 class Adjustment:
-    """What a partitioner changed about a partition that it could have made.
+    """How a partitioner changed a partition that it could have made.
 
     Attributes:
         method: The method.
         kind: "dropped" (its nodes stay on the host), "cut" (it became several), or "skipped" (a whole backend).
-        nodes: The names of the nodes that it is about, with the path of the nested graph that holds them.
-        reason: Why, in words, with the figures.
+        nodes: The names of the affected nodes, with the path of the nested graph that holds them.
+        reason: Why, in words, with figures.
         by: Who did it.
     """
 
@@ -93,8 +93,8 @@ class TaggedMethod:
         name: The method's name.
         program: A private copy of the method's graph; claimed nodes carry `meta["delegation_tag"]`.
         destinations: For each tag, the backend and compile specs that its nodes go to.
-        rejections: What the partitioner said about the nodes that it left.
-        adjustments: What the partitioner said about partitions that it dropped or cut.
+        rejections: Why the partitioner left the nodes that it did not claim.
+        adjustments: Why the partitioner dropped or cut partitions.
     """
 
     name: str
@@ -136,11 +136,11 @@ class Partition:
     """The nodes of one tag as a program of their own.
 
     Attributes:
-        id: Unique over all methods, and the same in every run.
+        id: Unique across all methods, and the same in every run.
         method: The method that it was taken from.
         tag: The partitioner's tag.
         backend_id: The backend that it goes to.
-        compile_specs: What the partitioner wants the backend to be told.
+        compile_specs: The partitioner's options for the backend.
         program: An Edge-dialect program. Placeholders are ordered parameters, buffers, constants, user inputs.
         site: Where it is called from.
         nodes: The names of the method's nodes that it took, with the path of the nested graph that holds them.
@@ -165,9 +165,9 @@ class ExtractedMethod:
 
     Attributes:
         name: The method's name.
-        program: The owner: what stays, with one pending delegate call for each partition so far.
+        program: The owner: the rest of the method, with a pending delegate call for each partition so far.
         partitions: The partitions that this extraction made, top graph first, in call order.
-        rejections: Nodes that a partitioner claimed and that had to stay.
+        rejections: Nodes that a partitioner claimed but that had to stay on the host.
     """
 
     name: str
@@ -181,7 +181,7 @@ class ExtractedMethod:
 
 @dataclass(frozen=True, slots=True)
 class BackendGroup:
-    """Every partition of every method that goes to one backend: what one `preprocess_all` call gets.
+    """All partitions, of all methods, that go to one backend in a single `preprocess_all` call.
 
     Attributes:
         backend_id: The backend.
@@ -197,7 +197,7 @@ class BackendGroup:
 
 @dataclass(frozen=True, slots=True)
 class LoweredPartition:
-    """A partition and what its backend made of it."""
+    """A partition and the result of its backend."""
 
     partition: Partition
     result: PreprocessResult

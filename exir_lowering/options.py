@@ -1,4 +1,4 @@
-"""Every default of the compiler, in one place."""
+"""The options of the compiler: every default, in one place."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ class LoweringOptions:
     """How to lower.
 
     Attributes:
-        non_convex: What to do with a tag whose nodes cannot be one partition because a path leaves the tag and comes
-            back: "split" it into convex pieces, or "raise" with the path.
-        check_weights: Compare a checksum of every weight that a backend was lent before and after it ran, so that a
-            backend that writes into one is caught. One read of the weights before and one after.
-        edge_compile_config: How `torch.export` output becomes Edge dialect; None is ExecuTorch's default. Not used for
-            programs that are in Edge dialect already.
-        require_coverage: The least share of each method's operators that has to be delegated, 0 to 1. Below it `lower`
-            and `plan` raise a CoverageError that lists what is missing, before any backend is called.
-        require_full: Whether every operator of each method has to be delegated; as `require_coverage=1.0`.
-        progress: Show the steps of long work on standard error when that is a terminal.
+        non_convex: What to do with a tag whose nodes cannot be a single partition because a path leaves the tag and
+            comes back: "split" it into convex pieces, or "raise" an error with the path.
+        check_weights: Whether to compare a checksum of every weight before and after a backend ran, to catch a backend
+            that writes into one. This reads the weights twice.
+        edge_compile_config: How to convert `torch.export` output to Edge dialect; None is ExecuTorch's default. Not
+            used for programs that are already in Edge dialect.
+        require_coverage: The minimum share of each method's operators that must be delegated, 0 to 1. Below it,
+            `lower` and `plan` raise a CoverageError that lists what is missing, before any backend is called.
+        require_full: Whether every operator of each method must be delegated; the same as `require_coverage=1.0`.
+        progress: Whether to show the progress of long work on standard error if that is a terminal.
     """
 
     non_convex: Literal["split", "raise"] = "split"

@@ -1,6 +1,6 @@
-"""A compiler of a few operators, to read: it makes a text of instructions, and its delegate runs them.
+"""A compiler for a few operators, to read: it writes instructions as text, and its delegate runs them.
 
-Names are imported when they are used, so that the run-time side is imported without the compiler.
+Names are imported when they are first used, so that the run-time side does not import the compiler.
 """
 
 import lazy_loader

@@ -1,4 +1,4 @@
-"""The demo compiler: aten add, sub, mul and constants, everything else refused with the line of the model."""
+"""The demo compiler: aten add, sub, mul and constants; it refuses everything else, with the line of the model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CONVERSIONS = ("aten._to_copy.default", "dim_order_ops._to_dim_order_copy.defau
 
 
 class CompilerDemoBackend(Backend):
-    """Compiles partitions to a text of instructions for `CompilerDemoDelegate`."""
+    """Compiles partitions to instructions, as text, for `CompilerDemoDelegate`."""
 
     backend_id = "compiler_demo"
     version = "1"
@@ -30,7 +30,7 @@ class CompilerDemoBackend(Backend):
         """Compile one partition.
 
         Raises:
-            InputError: It has something that the compiler does not know; the message has the model's source line.
+            InputError: It has something that the compiler does not support; the message has the model's source line.
         """
         signature = program.graph_signature
         for spec in signature.output_specs:
@@ -60,12 +60,12 @@ def _inputs(program: ExportedProgram) -> list[Node]:
     inputs = [node for node, spec in _placeholders(program) if spec.kind is InputKind.USER_INPUT]
     for node in inputs:
         if not isinstance(node.meta.get("val"), torch.Tensor):
-            raise _refusal(next(iter(node.users), node), f"Input {node.name}, which is no tensor,")
+            raise _refusal(next(iter(node.users), node), f"Input {node.name}, which is not a tensor,")
     return inputs
 
 
 def _constants(program: ExportedProgram) -> dict[Node, torch.Tensor]:
-    """Return the constants that are computed with; Edge dialect writes a number as a constant, converted if need be."""
+    """Return the constants that are used. Edge dialect turns a number into a constant, converted if necessary."""
     known: dict[Node, torch.Tensor] = {}
     for node, spec in _placeholders(program):
         if spec.kind is not InputKind.USER_INPUT:

@@ -28,7 +28,7 @@ _RUN: Mapping[str, Callable[[Any, Any, Any], torch.Tensor]] = {
 
 @dataclass(frozen=True, slots=True)
 class Executable:
-    """Instructions that were read, the identifiers of their profile events, and the context that takes them."""
+    """The instructions, the identifiers of their profile events, and the context that records these."""
 
     code: Code
     events: list[str]
@@ -44,12 +44,14 @@ class CompilerDemoDelegate(Delegate):
         """Read the instructions.
 
         Raises:
-            InputError: The payload is not what the compiler makes.
+            InputError: The payload is not one of the compiler's.
         """
         code = instructions.parse(processed)
         for instruction in code.instructions:
             if instruction.operator not in _RUN:
-                raise InputError(f"A payload of backend 'compiler_demo' calls {instruction.operator}, which it cannot.")
+                raise InputError(
+                    f"A payload of backend 'compiler_demo' calls {instruction.operator}, which it does not have."
+                )
         return Executable(code, instructions.events(code.instructions), context)
 
     def execute(self, handle: Executable, inputs: list[Any]) -> Sequence[torch.Tensor]:

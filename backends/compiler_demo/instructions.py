@@ -1,4 +1,4 @@
-"""The text that the demo compiler makes, and the way back.
+"""The text that the demo compiler writes, and its parser.
 
     compiler_demo 1
     inputs 1
@@ -6,7 +6,7 @@
     %2 = aten.add %0 %1 alpha=1 # debug_handle 3
     return %2
 
-Values are numbered from the inputs on. A number in an operator's arguments is a constant too.
+Values are numbered, starting with the inputs. A number among an operator's arguments is a constant too.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Instruction:
         operator: One of `OPERATORS`.
         left: The first argument: "%" and the number of a value, or a number.
         right: The second argument.
-        alpha: What the second argument of add and sub is multiplied by.
-        handle: The debug handle of the node that it was made of, -1 when there is none.
+        alpha: The factor of the second argument of add and sub.
+        handle: The debug handle of its node, -1 if there is none.
     """
 
     operator: str
@@ -50,7 +50,7 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """A compiled program: how many inputs, the constants that follow them, the instructions, what is returned."""
+    """A compiled program: the number of inputs, the constants that follow them, the instructions, the results."""
 
     inputs: int
     constants: list[torch.Tensor]
@@ -80,19 +80,19 @@ def parse(text: bytes) -> Code:
     """Read a program.
 
     Raises:
-        InputError: The bytes are no such text, one of another version, or cut off.
+        InputError: The bytes are not such a text, or have another version, or are truncated.
     """
     try:
         lines = bytes(text).decode().split("\n")
     except UnicodeDecodeError as error:
-        raise InputError(f"This is no payload of backend 'compiler_demo': it is no text ({error}).") from error
+        raise InputError(f"This is not a payload of backend 'compiler_demo': it is not text ({error}).") from error
     if lines[0] != HEAD:
         raise InputError(
-            f"This is no payload of backend 'compiler_demo', or one of another version: it starts with "
+            f"This is not a payload of backend 'compiler_demo', or has another version: it starts with "
             f"{lines[0][:40]!r}, expected {HEAD!r}. Lower the model again."
         )
     if len(lines) < 4 or not lines[-2].startswith("return") or lines[-1]:
-        raise InputError(f"A payload of backend 'compiler_demo' is cut off: got {lines[-1][:80]!r} at its end.")
+        raise InputError(f"A payload of backend 'compiler_demo' is truncated: got {lines[-1][:80]!r} at its end.")
     constants: list[torch.Tensor] = []
     instructions: list[Instruction] = []
     inputs = int(_match(r"inputs (\d+)", lines[1], 2)[1])
@@ -123,5 +123,5 @@ def _constant(found: re.Match[str], line: str, position: int) -> torch.Tensor:
     except (ValueError, TypeError, RuntimeError, KeyError) as error:
         let_through(error)
         raise InputError(
-            f"Line {position} of a payload of backend 'compiler_demo' is no constant: {line[:80]!r}: {error}."
+            f"Line {position} of a payload of backend 'compiler_demo' is not a valid constant: {line[:80]!r}: {error}."
         ) from error

@@ -1,4 +1,4 @@
-"""A backend whose payload says, as text, what it was given: for tests, and to see what a real backend would get."""
+"""A backend whose payload describes, as text, what it received: for tests, and to see what a backend would get."""
 
 from exir_lowering.backends.echo.backend import EchoBackend
 

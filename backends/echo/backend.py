@@ -20,16 +20,16 @@ _KINDS = {
 
 
 class EchoBackend(Backend):
-    """Writes down the hand-over: counts, compile specs, constants by name, inputs, operators, mutations, results.
+    """Records what it receives: counts, compile specs, constants by name, inputs, operators, mutations, results.
 
-    Equal hand-overs give equal bytes. The payload cannot be executed.
+    Equal input gives equal bytes. The payload cannot be executed.
     """
 
     backend_id = "echo"
     version = "1"
 
     def preprocess(self, program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
-        """Write down one partition that is lowered on its own."""
+        """Describe one partition that is lowered on its own."""
         return self.preprocess_all({"forward": [program]}, {"forward": [compile_specs]})["forward"][0]
 
     def preprocess_all(
@@ -39,7 +39,7 @@ class EchoBackend(Backend):
         *,
         context: BackendContext | None = None,
     ) -> dict[str, list[PreprocessResult]]:
-        """Write down every partition, with the size of the whole hand-over."""
+        """Describe every partition, with the size of the whole group."""
         partitions = sum(len(programs) for programs in edge_programs.values())
         group = f"group: {len(edge_programs)} methods, {partitions} partitions"
         return {

@@ -1,6 +1,6 @@
-"""The yardstick: any core ATen program in a compact format, executed with torch.
+"""The reference for other backends: any core ATen program in a compact format, executed with torch.
 
-The run-time side, `ReferenceDelegate`, is imported without the compiler: names are imported when they are used.
+Names are imported when they are first used, so that `ReferenceDelegate`, the run-time side, imports no compiler.
 """
 
 import lazy_loader

@@ -1,4 +1,4 @@
-"""The ahead-of-time side of the reference backend: writes partitions down, every weight once."""
+"""The ahead-of-time side of the reference backend: writes partitions, with every weight once."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def _tensor(program: ExportedProgram, target: str) -> torch.Tensor:
     value = program.state_dict.get(target, program.constants.get(target))
     if not isinstance(value, torch.Tensor):
         raise InputError(
-            f"Backend 'reference': {target} is a {type(value).__name__}; weights and constants have to be tensors. "
-            "Leave what reads it on the host."
+            f"Backend 'reference': {target} is a {type(value).__name__}; weights and constants must be tensors. "
+            "Leave the operators that read it on the host."
         )
     return value
 
@@ -94,7 +94,7 @@ class _Writer:
         )
 
     def _inputs(self) -> tuple[list[list[Any]], list[int], dict[str, int]]:
-        """Say what each placeholder is; a tensor that is written under any of its names is a state."""
+        """Classify the placeholders; a tensor that is written under any of its names is a state."""
         signature = self.program.graph_signature
         lifted = {spec.target: _tensor(self.program, spec.target) for _, spec in _lifted(self.program)}
         mutations = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
@@ -136,7 +136,7 @@ class _Writer:
                 )
 
     def _number(self, tensor: torch.Tensor, *, state: bool = False) -> int:
-        """Return a tensor's number; equal weights have one, a state has one of its own."""
+        """Return a tensor's number; equal weights share one, a state has its own."""
         ref = self.store.ref(tensor)
         key = id(tensor) if state else ref
         if key not in self.numbers:
@@ -145,11 +145,11 @@ class _Writer:
         return self.numbers[key]
 
     def _graph(self, module: GraphModule) -> int:
-        """Write a graph, those that it calls included, and return its number; a graph that is called twice has one."""
+        """Write a graph and those that it calls, each only once, and return its number."""
         if id(module) in self.modules:
             return self.modules[id(module)]
         number = self.modules[id(module)] = len(self.graphs)
-        self.graphs.append(None)  # its place: the program comes first
+        self.graphs.append(None)  # a placeholder: the program comes first
         nodes = list(module.graph.nodes)
         values: dict[Node, Any] = {}
         inputs = [node for node in nodes if node.op == "placeholder"]

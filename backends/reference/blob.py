@@ -35,12 +35,12 @@ _NAMED: dict[str, tuple[type, dict[str, Any]]] = {
         },
     ),
 }
-"""Values of torch's own types, by name: these and no other attribute of torch."""
+"""Values of torch's own types, by name: these, and no other attributes of torch."""
 
 
 @dataclass(frozen=True, slots=True)
 class ValueRef:
-    """An argument that is computed: the number of a value of the graph."""
+    """A computed argument: the number of a value of the graph."""
 
     index: int
 
@@ -60,7 +60,7 @@ class Instruction:
         operator: The operator's name, such as "aten.add.Tensor".
         args: Positional arguments: plain values, `ValueRef`, `GraphRef`, lists of them.
         kwargs: The keyword arguments.
-        handle: The debug handle of the node that it was made of, -1 when there is none.
+        handle: The debug handle of its node, -1 if there is none.
     """
 
     operator: str
@@ -74,10 +74,10 @@ class Graph:
     """A graph. Its values are numbered: the inputs, the constants, then the result of each instruction.
 
     Attributes:
-        inputs: How many inputs it has.
-        constants: The constants that it holds, as numbers of the program's tensors.
+        inputs: The number of its inputs.
+        constants: Its constants, as numbers of the program's tensors.
         code: The instructions, in order.
-        results: What it returns, in the words of an argument.
+        results: What it returns, in the form of an argument.
     """
 
     inputs: int
@@ -88,14 +88,14 @@ class Graph:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What a payload says.
+    """The program in a payload.
 
     Attributes:
         tensors: Weights, and the initial values of states.
-        states: For each state that the delegate owns, the number of its initial tensor.
-        inputs: For each input of the first graph ["user"], ["tensor", number] or ["state", number].
-        outputs: For each result of the first graph ["user"] or ["state", number]: it is returned, or written after the
-            call.
+        states: The number of the initial tensor of each state that the delegate owns.
+        inputs: For each input of the first graph, ["user"], ["tensor", number] or ["state", number].
+        outputs: For each result of the first graph, ["user"] if it is returned, or ["state", number] if it is
+            written to a state after the call.
         graphs: The graphs; the first one is the program, the others are called by its operators.
     """
 
@@ -111,7 +111,7 @@ def events(graph: Graph, first: int) -> list[str]:
 
     Args:
         graph: A graph.
-        first: How many instructions the graphs before it have.
+        first: The number of instructions in the graphs before it.
     """
     return [f"{instruction.operator} #{number}" for number, instruction in enumerate(graph.code, first)]
 
@@ -120,7 +120,7 @@ def dump(program: Program) -> bytes:
     """Write a program; equal programs give equal bytes.
 
     Raises:
-        TypeError: An argument is of a type that the format does not have.
+        TypeError: The format does not have the type of an argument.
     """
     operators: dict[str, int] = {}
     tree = {
@@ -150,7 +150,7 @@ def parse(payload: bytes) -> Program:
     """Read a program.
 
     Raises:
-        InputError: The bytes are no reference payload, one of another version, or damaged.
+        InputError: The bytes are not a reference payload, have another version, or are damaged.
     """
     body = _body(payload)
     try:
@@ -171,17 +171,17 @@ def parse(payload: bytes) -> Program:
                 for inputs, constants, code, results in tree["graphs"]
             ],
         )
-    except InputError:  # says it already
+    except InputError:  # has a message already
         raise
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise InputError(
-            f"A reference payload cannot be read: {type(error).__name__}: {error}. Its check sum is right, so it was "
-            "written by something else than this version of the backend. Lower the model again."
+            f"A reference payload cannot be read: {type(error).__name__}: {error}. Its checksum is right, so it was "
+            "not written by this version of the backend. Lower the model again."
         ) from error
 
 
 def _body(payload: bytes) -> bytes:
-    who = "This is no payload of backend 'reference'"
+    who = "This is not a payload of backend 'reference'"
     if len(payload) < _HEADER.size:
         raise InputError(f"{who}, or a truncated one: got {len(payload)} bytes, expected at least {_HEADER.size}.")
     magic, version, checksum, length = _HEADER.unpack_from(payload)
@@ -194,18 +194,18 @@ def _body(payload: bytes) -> bytes:
         )
     body = bytes(payload[_HEADER.size :])
     if len(body) != length:
-        state = "truncated" if len(body) < length else "followed by something else"
+        state = "truncated" if len(body) < length else "followed by other data"
         raise InputError(f"A reference payload is {state}: got a body of {len(body)} bytes, expected {length}.")
     if zlib.crc32(body) != checksum:
-        raise InputError("A reference payload is damaged: its check sum is wrong. Take the file from its source again.")
+        raise InputError("A reference payload is damaged: its checksum is wrong. Get the file from its source again.")
     return body
 
 
 def encode(value: Any) -> Any:
-    """Turn an argument into JSON; what JSON does not have becomes an object with one key, its type.
+    """Turn an argument into JSON; a value that JSON does not have becomes an object whose only key is its type.
 
     Raises:
-        TypeError: The format has no such type.
+        TypeError: The format does not have its type.
     """
     if value is None or isinstance(value, (bool, int, str)):
         return value
@@ -243,7 +243,7 @@ def decode(tree: Any) -> Any:
     if kind in _NAMED:
         known = _NAMED[kind][1]
         if not isinstance(content, str) or content not in known:
-            raise ValueError(f"{str(content)[:80]!r} is no {kind} of a payload")
+            raise ValueError(f"{str(content)[:80]!r} is not a valid {kind}")
         return known[content]
     return _DECODERS[kind](content)
 

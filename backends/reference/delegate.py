@@ -25,14 +25,14 @@ __all__ = ["ReferenceDelegate"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Executable:
-    """A payload that is ready to be executed, with the state that it owns.
+    """A payload that is ready for execution, with its state.
 
     Attributes:
         program: The payload.
         graphs: Its graphs.
         tensors: Its weights.
         states: Its states, each starting from its initial value.
-        spending: What an execution may use.
+        spending: The limits of an execution.
     """
 
     program: Program
@@ -43,7 +43,7 @@ class Executable:
 
 
 class ReferenceDelegate(Delegate):
-    """Executes the payloads of `ReferenceBackend`. Payloads that share weights share them in memory too."""
+    """Executes the payloads of `ReferenceBackend`. Payloads share weights in memory too."""
 
     delegate_id = "reference"
 
@@ -54,7 +54,7 @@ class ReferenceDelegate(Delegate):
         """Read a payload, its weights and the initial values of its states.
 
         Raises:
-            InputError: The payload is no valid one, an operator or named data is missing.
+            InputError: The payload is invalid, or an operator or named data is missing.
         """
         program = blob.parse(processed)
         soundness.check(program)
@@ -72,7 +72,7 @@ class ReferenceDelegate(Delegate):
                 graphs.append(_Graph(graph, graphs, tensors, context, first, spending))
                 first += len(graph.code)
             return Executable(program, graphs, tensors, states, spending)
-        except InputError:  # says it already
+        except InputError:  # has a message already
             raise
         except (IndexError, TypeError, ValueError, RuntimeError) as error:
             let_through(error)
@@ -82,7 +82,7 @@ class ReferenceDelegate(Delegate):
             ) from error
 
     def _weight(self, ref: WeightRef, context: DelegateContext) -> torch.Tensor:
-        """Load a weight, or find it; a file may say of any bytes that they are another file's, so they are compared."""
+        """Load a weight, or reuse a loaded one; the bytes are compared, since a file can choose its keys freely."""
         tensor = ref.load(context.named_data)
         known = self._weights.get(ref)
         if known is not None and torch.equal(_bytes(known), _bytes(tensor)):
@@ -113,7 +113,7 @@ class ReferenceDelegate(Delegate):
 
 
 def _return(handle: Executable, results: Sequence[Any]) -> list[Any]:
-    """Write the states, and return the rest; a result that lies in memory that is written is copied before."""
+    """Write the states, and return the other results; those in memory that is written are copied first."""
     kinds = handle.program.outputs
     if all(kind == "user" for kind, *_ in kinds):
         return list(results)
@@ -128,7 +128,7 @@ def _return(handle: Executable, results: Sequence[Any]) -> list[Any]:
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return all bytes that a weight was made of."""
+    """Return all bytes of a weight's storage."""
     return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
 
 
@@ -137,7 +137,7 @@ def _address(tensor: torch.Tensor) -> int:
 
 
 class _Graph:
-    """A graph that is ready to be called."""
+    """A graph that is ready for calls."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class _Graph:
         first: int,
         spending: budget.Budget,
     ) -> None:
-        """Take a graph; the ones before it have `first` instructions."""
+        """Prepare a graph; those before it have `first` instructions."""
         self._context, self._events, self._spending = context, blob.events(graph, first), spending
         self._inputs = graph.inputs
         self._constants = [tensors[number] for number in graph.constants]
@@ -190,7 +190,7 @@ class _Graph:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """An instruction with its operator found; `dead` are the values that nothing reads after it."""
+    """An instruction with its operator; `dead` are the values that nothing reads after it."""
 
     function: Callable[..., Any]
     args: Any
@@ -199,8 +199,8 @@ class _Step:
 
 
 def _last_uses(graph: Graph, first: int) -> dict[int, list[int]]:
-    """Return for each instruction the values that it is the last to read."""
-    last = {first + number: number for number in range(len(graph.code))}  # a result that nobody reads dies at once
+    """Return, for each instruction, the values that it is the last to read."""
+    last = {first + number: number for number in range(len(graph.code))}  # a result that is never read dies at once
     for number, instruction in enumerate(graph.code):
         last.update(dict.fromkeys(_values((instruction.args, instruction.kwargs)), number))
     for value in _values(graph.results):
@@ -225,7 +225,7 @@ def _bind(argument: Any, graphs: list[_Graph], spending: budget.Budget) -> Any:
 
 
 def _call(graphs: list[_Graph], index: int, spending: budget.Budget, *arguments: Any) -> Any:
-    """Call a graph; who calls it may stack its results, which may be views of less memory."""
+    """Call a graph, and count its results in full: the caller may stack them, even if they are views."""
     spending.step()
     results = graphs[index](*arguments)
     spending.take(checked_calls.size_of(results))

@@ -1,4 +1,4 @@
-"""What a reference payload can call, by name: torch's operators, arithmetic on sizes, operators that call graphs."""
+"""What a reference payload can call, by name: torch's operators, arithmetic on sizes, higher-order operators."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PYTHON: Mapping[str, Callable[..., Any]] = {
 
 
 def _to_dim_order(tensor: torch.Tensor, *, dtype: Any = None, dim_order: Any = None, **rest: Any) -> torch.Tensor:
-    """Copy a tensor: to another type, and to memory in which its dimensions follow each other as they should."""
+    """Copy a tensor, to another dtype and dimension order if requested."""
     if dim_order is None:
         return tensor.to(dtype=dtype or tensor.dtype, copy=True)
     return torch.empty_permuted(tensor.shape, dim_order, dtype=dtype or tensor.dtype).copy_(tensor)
@@ -48,7 +48,7 @@ EDGE: Mapping[str, Callable[..., Any]] = {
     "dim_order_ops._clone_dim_order.default": _to_dim_order,
     "dim_order_ops._empty_dim_order.default": _empty_dim_order,
 }
-"""Operators of Edge dialect that torch does not have, as what they mean."""
+"""The operators of Edge dialect that torch does not have."""
 
 
 def cond(predicate: Any, yes: Callable[..., Any], no: Callable[..., Any], operands: Any = ()) -> Any:
@@ -57,7 +57,7 @@ def cond(predicate: Any, yes: Callable[..., Any], no: Callable[..., Any], operan
 
 
 def map_rows(body: Callable[..., Any], columns: Any, unchanged: Any = ()) -> Any:
-    """Call a graph for each row of some tensors, and stack what it returns."""
+    """Call a graph for each row of some tensors, and stack the results."""
     rows = [body(*(column[i] for column in columns), *unchanged) for i in range(len(columns[0]))]
     if not rows:
         return _no_rows(body(*map(_zero_row, columns), *unchanged))
@@ -65,7 +65,7 @@ def map_rows(body: Callable[..., Any], columns: Any, unchanged: Any = ()) -> Any
 
 
 def scan(step: Callable[..., Any], init: Any, columns: Any, unchanged: Any = ()) -> Any:
-    """Call a graph for each row of some tensors, handing values on from row to row."""
+    """Call a graph for each row of some tensors, carrying values from row to row."""
     carry, rows = list(init), []
     for i in range(len(columns[0])):
         results = step(*carry, *(column[i] for column in columns), *unchanged)
@@ -108,7 +108,7 @@ _LARGEST_SHIFT = 63
 
 
 def _of_numbers(name: str) -> Callable[..., Any]:
-    """Return a Python function for numbers only: for other types it may do anything, such as repeat a text."""
+    """Return a Python function that takes only numbers: with other types it could do more, such as repeat a text."""
     function = PYTHON[name]
 
     def compute(*args: Any) -> Any:
@@ -117,10 +117,10 @@ def _of_numbers(name: str) -> Callable[..., Any]:
             raise TypeError(f"{name} takes numbers, got {', '.join(type(value).__name__ for value in args)}")
         whole = all(isinstance(value, int) for value in given)
         if name in ("pow", "lshift") and whole and abs(given[-1]) > _LARGEST_SHIFT:
-            raise OverflowError(f"{name} by {given[-1]}")  # it would have as many digits as the file likes
+            raise OverflowError(f"{name} by {given[-1]}")  # the file could ask for any number of digits
         result = function(*args)
         if isinstance(result, int) and not -(2**63) <= result < 2**63:
-            raise OverflowError(f"{name} gave {result}, expected a number of 64 bits")
+            raise OverflowError(f"{name} gave {result}, expected a 64-bit number")
         return result
 
     return compute
@@ -139,8 +139,8 @@ def resolve(name: str) -> Callable[..., Any]:
         A function; a `CheckedCall` for torch's own operators.
 
     Raises:
-        InputError: No such operator is registered in this process, or it is none of the closed list of operators that
-            do nothing but compute.
+        InputError: The operator is not registered in this process, or not on the closed list of operators that only
+            compute.
     """
     if name in HIGHER_ORDER:
         return HIGHER_ORDER[name]

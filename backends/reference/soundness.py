@@ -1,6 +1,6 @@
-"""Whether what a payload says fits together; looked at before anything of it is executed.
+"""Check that a payload is consistent, before any of it is executed.
 
-A check sum tells damage from what was written. What was written may be anybody's.
+The checksum only detects damage: anyone may have written the payload.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from exir_lowering import InputError
 from exir_lowering.backends.reference.blob import Graph, GraphRef, Program, ValueRef
 
 DEPTH = 100
-"""How deep graphs may be nested; each level takes some of Python's stack."""
+"""How deep graphs may be nested; each level uses some of Python's stack."""
 
 
 def check(program: Program) -> None:
-    """Check that every number of a program is one of what it counts, and that no graph is called by itself.
+    """Check that every number in a program is in range, and that no graph calls itself.
 
     Raises:
-        InputError: Something does not fit; the payload was not written by this backend.
+        InputError: The payload is inconsistent, so this backend did not write it.
     """
     if not program.graphs:
         raise _unsound("it has no graph")
@@ -62,7 +62,7 @@ def _references(where: str, argument: Any, values: int, graphs: int) -> None:
 
 
 def references(argument: Any) -> Iterator[ValueRef | GraphRef]:
-    """Yield the values and graphs that an argument names."""
+    """Yield the values and graphs to which an argument refers."""
     if isinstance(argument, (ValueRef, GraphRef)):
         yield argument
     elif isinstance(argument, (list, tuple, dict)):
@@ -71,7 +71,7 @@ def references(argument: Any) -> Iterator[ValueRef | GraphRef]:
 
 
 def _depths(graphs: Sequence[Graph]) -> None:
-    """Check that graphs do not call themselves, nor each other without end; without recursion of our own."""
+    """Check that graphs do not call themselves or each other endlessly, without recursion of our own."""
     calls = [
         {r.index for i in graph.code for r in references((i.args, i.kwargs)) if isinstance(r, GraphRef)}
         for graph in graphs
@@ -84,7 +84,7 @@ def _depths(graphs: Sequence[Graph]) -> None:
         for number in level:
             depths[number] = depth
         level = {called for number in level for called in calls[number]}
-    raise _unsound(f"its graphs call each other in a circle, or more than {DEPTH} deep")
+    raise _unsound(f"its graphs call each other in a cycle, or are nested more than {DEPTH} deep")
 
 
 def _kind(what: str, entry: Any, kinds: dict[str, int]) -> str:

@@ -1,4 +1,4 @@
-"""What the reference backend takes: every operator that its delegate can execute; and why not the others."""
+"""What the reference backend takes: every operator that its delegate can execute. For others, it says why not."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ def reference_partitioner(*, own_state: bool = True) -> Partitioner:
     """Return a partitioner that gives the reference backend everything that its delegate can execute.
 
     Args:
-        own_state: Whether a buffer that one partition alone reads and writes moves into it. State in a delegate is
-            its method's own: for state that several methods share, such as the KV cache of a prefill and a decode
-            method, leave it with the runtime, and emit with ExecuTorch's
-            `MemoryPlanningPass(share_mutable_buffers=True)`.
+        own_state: Whether a buffer that only one partition reads and writes moves into it. State in a delegate belongs
+            to one method. If several methods share state, such as the KV cache of a prefill and a decode method, leave
+            it to the runtime, and emit with ExecuTorch's `MemoryPlanningPass(share_mutable_buffers=True)`.
     """
     return SupportPartitioner({"reference": ReferenceSupport()}, own_state=own_state)
 
@@ -59,7 +58,7 @@ def function_name(target: Any) -> str:
 
 
 def refusal(module: GraphModule, node: Node) -> tuple[str, str] | None:
-    """Return why the delegate cannot execute a node, as a code and a text; None when it can."""
+    """Return why the delegate cannot execute a node, as a code and a text; None if it can."""
     return (
         _operator_refusal(node)
         or _argument_refusal(module, node)
@@ -84,18 +83,18 @@ def _operator_refusal(node: Node) -> tuple[str, str] | None:
         return "op", "it calls another delegate"
     if name.count(".") < 2:
         kind = "higher-order operator" if hasattr(torch.ops.higher_order, name) else "Python function"
-        return "op", f"{kind} {name} is none of those that the delegate knows"
+        return "op", f"the delegate does not have the {kind} {name}"
     if name not in _registered(name):
         return "op", f"{name} is not registered in torch"
     if graphs.is_mutating(node):
         return "op", f"{name} writes into its arguments; the delegate executes functional operators"
     if pure_operators.find(name) is None:
-        return "op", f"{pure_operators.why_not(name)}, which a payload may call"
+        return "op", pure_operators.why_not(name)
     return None
 
 
 def _registered(name: str) -> frozenset[str]:
-    """Return the operators that torch knows; a library that was imported late is seen too."""
+    """Return the operators that torch knows, including those of libraries that were imported later."""
     known = graphs.known_operators()
     if name not in known:
         graphs.known_operators.cache_clear()

@@ -1,4 +1,4 @@
-"""XNNPACK, which ExecuTorch's runtime has in every wheel: its partitioner, and its payloads."""
+"""XNNPACK, which is part of ExecuTorch's runtime in every wheel: its partitioner, and its payloads."""
 
 import lazy_loader
 

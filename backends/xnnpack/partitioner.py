@@ -1,4 +1,4 @@
-"""ExecuTorch's XNNPACK backend under one word, with its options."""
+"""ExecuTorch's XNNPACK backend under one name, with its options."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Precision", "xnnpack"]
 
 Precision = Literal["fp32", "static_quant", "dynamic_quant"]
 
-# ExecuTorch's configurations have names without namespaces; those that are not in aten:
+# ExecuTorch's configurations have names without namespaces. These are not in aten:
 _NAMESPACES = {
     "_clone_dim_order": "dim_order_ops",
     "_to_dim_order_copy": "dim_order_ops",
@@ -22,7 +22,7 @@ _NAMESPACES = {
     "quantize_affine": "torchao",
     "dequantize_affine": "torchao",
 }
-# What an operator of a model is in an Edge program, where that is another one; for hints.
+# The operators of a model that are different ones in an Edge program; for hints.
 _EDGE_NAMES = {
     **dict.fromkeys(("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d"), "convolution"),
     "batch_norm": "_native_batch_norm_legit_no_training",
@@ -43,16 +43,16 @@ def xnnpack(
     methods use are in the file once; which delegates share packed weights or a workspace is a setting of the runtime.
 
     Args:
-        operators: Take these operators of the Edge program only, such as "aten.linear" or "aten.add.Tensor", each with
-            the quantisation around it. To leave some out, use `deny` of `exir_lowering.partitioners`.
-        precisions: Take only operators that ExecuTorch's partitioner knows in one of these precisions: "fp32" (float16
-            too), "static_quant", "dynamic_quant" (linear layers and convolutions). Quantised layers are taken as
-            fp32, with their quantisation on the host, when that is the only one.
-        per_op_mode: Give each operator, with the quantisation around it, a delegate of its own.
-        force_non_static_weights_for_f32_linear: Hand the weights of fp32 linear layers to the delegate at each call,
+        operators: Take only these operators of the Edge program, such as "aten.linear" or "aten.add.Tensor", each with
+            the quantisation around it. To exclude some, use `deny` of `exir_lowering.partitioners`.
+        precisions: Take only operators that ExecuTorch's partitioner supports in one of these precisions: "fp32" (also
+            float16), "static_quant", "dynamic_quant" (linear layers and convolutions). With "fp32" alone, quantised
+            layers are taken as fp32, with their quantisation on the host.
+        per_op_mode: Give each operator, with the quantisation around it, its own delegate.
+        force_non_static_weights_for_f32_linear: Pass the weights of fp32 linear layers to the delegate in each call,
             instead of packing them when the method is loaded: for weights that change, or that two delegates would
             both pack.
-        enable_bf16: Take bfloat16 too; the runtime's XNNPACK has to be new enough.
+        enable_bf16: Also take bfloat16; the runtime's XNNPACK has to be new enough.
 
     Raises:
         InputError: ExecuTorch's partitioner does not know an operator or precision, or a flag is not a bool.
@@ -73,7 +73,7 @@ def xnnpack(
         config_precisions=[ConfigPrecisionType[name.upper()] for name in _precisions(precisions)] or None,
         **flags,
     )
-    # ExecuTorch's configuration for convolutions follows this too, but its runtime refuses what comes of that.
+    # ExecuTorch's configuration for convolutions uses this too, but its runtime refuses the result.
     for config in partitioner.target_partitioner_configs.values():
         if config.target_name == "convolution.default":
             config.force_non_static_weights_for_f32_linear = False

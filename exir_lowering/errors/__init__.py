@@ -1,21 +1,21 @@
-"""What can go wrong, as types.
+"""Error types: what can go wrong.
 
     LoweringError
     ├── InputError (ValueError)          the caller's programs, names, options or run-time inputs
-    ├── UnknownPluginError (LookupError) a backend or partitioner id that nobody provides
-    ├── PluginLoadError                  a plug-in that is broken, or provided twice
-    ├── PartitionerContractError         a partitioner broke its promise, or raised
+    ├── UnknownPluginError (LookupError) no one provides a backend or partitioner id
+    ├── PluginLoadError                  a plug-in is broken, or provided twice
+    ├── PartitionerContractError         a partitioner broke its contract, or raised
     ├── CoverageError                    less is delegated than the options require
-    ├── BackendContractError             a backend or delegate returned something else than it should
+    ├── BackendContractError             a backend or delegate broke its contract
     ├── BackendFailure                   a backend or delegate raised; names the partition or the method
     ├── BackendUnavailableError          a file needs a backend that this machine does not have
     └── InvariantError                   a defect of exir-lowering itself
 
-MemoryError, and what a signal handler raises, pass through as they are: see `interrupts`.
+MemoryError, and exceptions of signal handlers, pass through unchanged: see `interrupts`.
 
-`BackendUnavailableWarning` is no error: what was lowered cannot be executed where it was lowered.
+`BackendUnavailableWarning` is not an error: a model was lowered for a backend that this machine cannot execute.
 
-Each message says who, where, what was got, what was expected and what to do.
+Each message says who, where, what was got, what was expected, and what to do.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class LoweringError(Exception):
 
 
 class InputError(LoweringError, ValueError):
-    """The caller gave something that cannot be lowered, loaded or run."""
+    """The caller passed something that cannot be lowered, loaded or run."""
 
 
 class UnknownPluginError(LoweringError, LookupError):
-    """A backend or partitioner was asked for by an id that nobody provides.
+    """No one provides the requested id of a backend or partitioner.
 
     Attributes:
-        plugin_id: The id that was asked for.
+        plugin_id: The requested id.
     """
 
     def __init__(self, message: str, *, plugin_id: str) -> None:
@@ -46,15 +46,15 @@ class UnknownPluginError(LoweringError, LookupError):
 
 
 class PluginLoadError(LoweringError):
-    """A plug-in could not be imported, is of the wrong type, or its id is provided twice."""
+    """A plug-in could not be imported, has the wrong type, or its id is provided twice."""
 
 
 class PartitionerContractError(LoweringError):
-    """A partitioner raised, or did more or less than tagging nodes.
+    """A partitioner raised, or did something other than tag nodes.
 
     Attributes:
-        violation: Which promise was broken, one of `VIOLATIONS`.
-        details: The names that the message was made of (partitioner, node, tag, user, user_tag).
+        violation: Which rule was broken, one of `VIOLATIONS`.
+        details: The names in the message (partitioner, node, tag, user, user_tag).
     """
 
     VIOLATIONS = (
@@ -88,17 +88,17 @@ class CoverageError(LoweringError):
 
 
 class BackendContractError(LoweringError):
-    """A backend's results are not what they should be, it wrote into a weight, or a delegate did wrong.
+    """A backend returned invalid results or wrote into a weight, or a delegate broke its contract.
 
-    What a delegate returns has to have the number, dtypes and shapes that its file tells; its inputs are not written.
+    A delegate must return the number, dtypes and shapes of outputs that its file declares, and not write its inputs.
     """
 
 
 class BackendFailure(LoweringError):
-    """A backend raised while it preprocessed, or its delegate while it executed; the original is `__cause__`.
+    """A backend raised during preprocessing, or a delegate during execution; the original is `__cause__`.
 
     Attributes:
-        debug_handle: The debug handle of the operator that failed, when a delegate knows it.
+        debug_handle: The debug handle of the operator that failed, if known.
     """
 
     def __init__(self, message: str, *, debug_handle: int | None = None) -> None:
@@ -107,19 +107,19 @@ class BackendFailure(LoweringError):
 
 
 class BackendUnavailableError(LoweringError):
-    """A file needs a backend that neither the runtime of this machine nor an available delegate has."""
+    """A file needs a backend that neither the runtime of this machine nor an available delegate provides."""
 
 
 class BackendUnavailableWarning(UserWarning):
-    """A model was lowered for a backend whose payloads this machine cannot execute; another one may."""
+    """A model was lowered for a backend whose payloads this machine cannot execute; another machine may."""
 
 
 class InvariantError(LoweringError):
-    """Something that exir-lowering guarantees does not hold: a defect of exir-lowering, please report it."""
+    """Something that exir-lowering guarantees does not hold: a defect of exir-lowering. Please report it."""
 
 
 def named_handle(error: BaseException) -> int | None:
-    """Return the debug handle that an exception of a plug-in, or one of its causes, names in `debug_handle`."""
+    """Return the debug handle in the `debug_handle` of a plug-in's exception, or of one of its causes."""
     seen: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:

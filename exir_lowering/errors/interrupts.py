@@ -1,8 +1,8 @@
-"""What is nobody's mistake passes through: memory that ran out, and what a signal handler raised.
+"""Exceptions that pass through because no one is to blame: out of memory, and those of signal handlers.
 
-Code of plug-ins, of torch and of ExecuTorch runs under `except Exception`, and what it raises becomes an error of ours
-that says who failed. A timeout that a signal handler raises in the middle of it is not that code's failure, and whoever
-set the timeout catches its own exception. KeyboardInterrupt, SystemExit and GeneratorExit are no `Exception` at all.
+Code of plug-ins, torch and ExecuTorch runs under `except Exception`, and what it raises becomes an error of ours, which
+says who failed. If a signal handler raises a timeout in the middle of that code, the code has not failed, and whoever
+set the timeout expects its own exception. KeyboardInterrupt, SystemExit and GeneratorExit are not `Exception`s anyway.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _STAR = 0x04  # inspect.CO_VARARGS
 
 
 def let_through(error: BaseException) -> None:
-    """Raise what passes through: the exception itself, or the one that others made it of.
+    """Raise what passes through: the exception itself, or the one that led to it.
 
-    It is the first line of an `except Exception` clause.
+    This is the first line of every `except Exception` clause.
 
     Args:
-        error: What was caught.
+        error: The exception that was caught.
     """
     found = passing(error)
     if found is not None:
@@ -30,13 +30,13 @@ def let_through(error: BaseException) -> None:
 
 
 def passing(error: BaseException) -> BaseException | None:
-    """Return what is to be raised instead of an error that blames somebody; None when there is nothing.
+    """Return the exception to raise instead of an error that blames someone, or None.
 
-    Libraries catch exceptions too, and raise others: a MemoryError counts where an exception declares it as its cause,
-    an interrupt wherever it led to the exception.
+    Libraries catch exceptions too, and raise others: a MemoryError counts if an exception declares it as its cause, an
+    interrupt if it led to the exception in any way.
 
     Args:
-        error: What was caught.
+        error: The exception that was caught.
     """
     for found, declared in _chain(error):
         interrupted = isinstance(found, KeyboardInterrupt) or raised_by_handler(found)
@@ -46,10 +46,10 @@ def passing(error: BaseException) -> BaseException | None:
 
 
 def raised_by_handler(error: BaseException) -> bool:
-    """Tell whether a Python signal handler raised an exception.
+    """Return whether a Python signal handler raised an exception.
 
-    In the traceback the handler's frame follows the one that was interrupted, which it got as an argument behind the
-    number of the signal. A handler that no longer has its arguments is known as long as it is set.
+    In the traceback, the handler's frame follows the interrupted frame, which the handler got as an argument after the
+    number of the signal. A handler that no longer holds its arguments is recognised as long as it is set.
     """
     frames = list(_frames(error.__traceback__))
     handlers = set(_registered()) if len(frames) > 1 else set()
@@ -57,7 +57,7 @@ def raised_by_handler(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException) -> Iterator[tuple[BaseException, bool]]:
-    """Yield an exception and those that it was made of, and whether `raise ... from` declared each step to it."""
+    """Yield an exception and those that led to it, each with whether `raise ... from` declared every step to it."""
     seen: set[int] = set()
     current: BaseException | None = error
     declared = True
@@ -75,7 +75,7 @@ def _frames(traceback: TracebackType | None) -> Iterator[FrameType]:
 
 
 def _was_given(frame: FrameType, interrupted: FrameType) -> bool:
-    """Tell whether a function was called with the number of a signal and the frame that it interrupted."""
+    """Return whether a function was called with the number of a signal and the interrupted frame."""
     code, values = frame.f_code, frame.f_locals
     given = [values.get(name) for name in code.co_varnames[: code.co_argcount]]
     if code.co_flags & _STAR:
@@ -86,11 +86,11 @@ def _was_given(frame: FrameType, interrupted: FrameType) -> bool:
 
 
 def _registered() -> Iterator[CodeType]:
-    """Yield the code of the signal handlers that are set now."""
+    """Yield the code of the signal handlers that are currently set."""
     for number in _SIGNALS:
         handler = signal.getsignal(number)
         if callable(handler):
-            # A function or a method, one in a functools.partial, an object that can be called.
+            # A function or method, one wrapped in functools.partial, or a callable object.
             for function in (handler, getattr(handler, "func", None), type(handler).__call__):
                 code = getattr(function, "__code__", None)
                 if isinstance(code, CodeType):

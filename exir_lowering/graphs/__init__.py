@@ -1,4 +1,4 @@
-"""The kit for graphs: what the compiler, partitioners and backends share to walk, copy, order and measure them."""
+"""The graph kit: how the compiler, partitioners and backends walk, copy, order and measure graphs."""
 
 import lazy_loader
 

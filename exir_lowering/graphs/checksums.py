@@ -1,4 +1,4 @@
-"""Checksums of weights, by which a write into one is noticed."""
+"""Checksums of weights, to detect writes into them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import torch
 
 
 def weight_digests(tensors: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Digest the memory of tensors, each storage once, without copying it.
+    """Compute checksums of the memory of tensors, each storage once, without copying it.
 
     Args:
         tensors: Tensors by name.
 
     Returns:
-        For each name what identifies its content; nothing for tensors without memory to read (fake, meta, sparse).
+        A value that identifies the content, for each name except those of tensors without readable memory (fake, meta,
+        sparse).
     """
     storages: dict[int, tuple[int, ...]] = {}
     digests: dict[str, tuple[int, ...]] = {}
@@ -33,7 +34,7 @@ def weight_digests(tensors: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 def _readable(tensor: Any) -> bool:
     return (
-        type(tensor) in (torch.Tensor, torch.nn.Parameter)  # subclasses may have no memory of their own
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)  # subclasses may not have their own memory
         and tensor.layout is torch.strided
         and tensor.device.type == "cpu"
     )
@@ -43,9 +44,9 @@ _BLOCK = 512
 
 
 def _checksum(storage: torch.UntypedStorage) -> int:
-    """Add up blocks of 64-bit words at memory speed, each word times its place, then run a CRC over the sums.
+    """Sum up blocks of 64-bit words at memory speed, each word times a factor, then run a CRC over the sums.
 
-    The factors are odd, so that no change of one word and hardly any exchange of two is lost.
+    The factors are odd and differ, so that no change of a single word, and hardly any exchange of two, goes unnoticed.
     """
     memory = torch.empty(0, dtype=torch.uint8).set_(storage)
     words = memory[: memory.numel() // 8 * 8].view(torch.int64) if storage.data_ptr() % 8 == 0 else memory[:0]

@@ -1,6 +1,6 @@
-"""Keeping Python's cyclic garbage collector from walking over everything again and again while graphs are built.
+"""Keep Python's cyclic garbage collector from walking over everything repeatedly while graphs are built.
 
-Both are settings of the process: they last as long as any thread needs them.
+Both functions change settings of the process, for as long as any thread needs them.
 """
 
 from __future__ import annotations
@@ -14,21 +14,22 @@ from exir_lowering._upstream.locks import Shared
 
 @contextmanager
 def heap_frozen() -> Iterator[Callable[[], None]]:
-    """Set aside what is alive: inside of the context, the collector looks at new objects only.
+    """Set aside all live objects: within the context, the collector looks at new objects only.
 
-    Building graphs makes many objects and little garbage, which triggers full collections. Each walks all that torch
-    has loaded, a million objects, and costs as much as lowering hundreds of partitions, at moments that depend on what
-    ran before. Backends gain too: their passes rebuild graphs dozens of times.
+    Building graphs makes many objects and little garbage, which triggers full collections. Each one walks everything
+    that torch has loaded, a million objects, and costs as much as lowering hundreds of partitions, at moments that
+    depend on what ran before. Backends benefit too: their passes rebuild graphs dozens of times.
 
-    The value is a function that sets aside what has been made since, for objects that will stay alive. It does nothing
-    where somebody else froze the heap, and will want it to stay so.
+    Yields:
+        A function that also sets aside the objects made since then, for those that will stay alive. It does nothing if
+        the heap was already frozen by other code, which may rely on that.
     """
     with _FROZEN:
         yield lambda: gc.freeze() if _frozen_here else None
 
 
 def paused() -> AbstractContextManager[None]:
-    """Keep the collector from running at all: for code of ours that makes no garbage."""
+    """Keep the collector from running at all, for our own code that makes no garbage."""
     return _PAUSED
 
 

@@ -37,7 +37,7 @@ def copy_graph_module(graph_module: GraphModule) -> GraphModule:
 def copy_program(
     program: ExportedProgram, graph_module: GraphModule | None = None, *, kind: type[ExportedProgram] = ExportedProgram
 ) -> ExportedProgram:
-    """Copy a program's graph (or take another one), signature and tables; the tensors are shared."""
+    """Copy a program's graph (or use another one), signature and tables; the tensors are shared."""
     return assemble_program(
         graph_module=graph_module or copy_graph_module(program.graph_module),
         signature=copy_signature(program),
@@ -53,7 +53,7 @@ def copy_program(
 
 
 def copy_signature(program: ExportedProgram) -> ExportGraphSignature:
-    """Copy a program's signature with the names in it: torch renames them in place when a node is replaced."""
+    """Copy a program's signature, including its names: torch renames them in place when a node is replaced."""
     signature = program.graph_signature
     inputs = [replace(spec, arg=copy.copy(spec.arg)) for spec in signature.input_specs]
     outputs = [replace(spec, arg=copy.copy(spec.arg)) for spec in signature.output_specs]
@@ -68,10 +68,10 @@ def lifted_inputs(program: ExportedProgram) -> dict[Node, InputSpec]:
 
 
 def own_state(programs: Iterable[ExportedProgram]) -> None:
-    """Give programs state of their own, as it is now: the model may run on, and they may run, without a trace.
+    """Give programs their own copy of the current state, so that later runs of theirs and of the model are independent.
 
     Args:
-        programs: Private copies; their tables are changed. Those that share a buffer share it afterwards.
+        programs: Private copies, whose tables are changed. Programs that share a buffer still share it afterwards.
     """
     copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
     for program in programs:

@@ -1,7 +1,7 @@
 """Debug handles: the numbers by which payloads, events and failures name the operators of a method.
 
-ExecuTorch numbers them from 1 in each method, nested graphs included. Nodes that were decomposed from one operator of
-the exported program share its number. Programs that were not made by ExecuTorch's own conversion may have none.
+ExecuTorch numbers operators from 1 in each method, nested graphs included. Nodes that were decomposed from the same
+operator of the exported program share its number. Programs that ExecuTorch's own conversion did not make may have none.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ KEY = "debug_handle"
 
 
 def handle(node: Node) -> int | None:
-    """Return a node's debug handle, None when it has none; ExecuTorch writes 0 for that too."""
+    """Return a node's debug handle, or None; 0, which ExecuTorch writes too, means that it has none."""
     value = node.meta.get(KEY)
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
 def highest(graph_module: GraphModule) -> int:
-    """Return the highest handle of a method, 0 when it has none."""
+    """Return the highest handle of a method, or 0."""
     return max((handle(node) or 0 for node in _nodes(graph_module)), default=0)
 
 
 def fill(graph_module: GraphModule) -> None:
-    """Give each node that computes a debug handle, in place and in nested graphs too; those that have one keep it.
+    """Give a debug handle to each computing node that has none, in place, in nested graphs too.
 
-    A node shares the handle of what it was decomposed from, a getitem that of its operator; others get new ones, in the
-    graph's order.
+    A node gets the handle of what it was decomposed from, a getitem that of its operator; others get new handles, in
+    the graph's order.
     """
     missing = [node for node in _nodes(graph_module) if node.op == "call_function" and handle(node) is None]
     if not missing:
@@ -56,26 +56,26 @@ def fill(graph_module: GraphModule) -> None:
 
 
 def handled_copy(program: ExportedProgram) -> ExportedProgram:
-    """Copy a program, and give each operator that has none a debug handle: the same ones each time."""
+    """Copy a program and fill in missing debug handles; every copy gets the same ones."""
     copied = graphs.copy_program(program)
     fill(copied.graph_module)
     return copied
 
 
 def all_of(graph_module: GraphModule) -> list[int]:
-    """Return the handles of a graph and of those that are nested in it, in ascending order."""
+    """Return the handles of a graph and of its nested graphs, in ascending order."""
     return sorted({found for node in _nodes(graph_module) if (found := handle(node)) is not None})
 
 
 def unknown(handle_map: Any, graph_module: GraphModule) -> tuple[Any, Any] | None:
-    """Return the first entry of a backend's debug handle map that names what is no handle of its partition.
+    """Return the first entry of a backend's debug handle map with a handle that its partition does not have.
 
     Args:
-        handle_map: For each identifier a handle, or several of them.
+        handle_map: One or several handles for each identifier.
         graph_module: The partition.
 
     Returns:
-        The identifier, and the first of its handles that no operator has; None when all is well.
+        The identifier, and the first of its handles that no operator has; None if all of them exist.
     """
     known = frozenset(all_of(graph_module))
     for identifier, named in handle_map.items():
@@ -91,7 +91,7 @@ def _nodes(graph_module: GraphModule) -> Iterator[Node]:
 
 
 def _origin(node: Node) -> str | None:
-    """Return what ExecuTorch tells operators of the exported program apart by, None when that is not known."""
+    """Return what identifies the operator in the exported program for ExecuTorch, None if that is not known."""
     sources = node.meta.get("from_node")
     if not sources:
         return None

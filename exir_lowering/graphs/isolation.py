@@ -1,9 +1,9 @@
-"""Private copies of programs with sizes that are not known ahead of time.
+"""Private copies of programs whose sizes are not known ahead of time.
 
-Nodes describe their values by fake tensors, whose symbolic sizes belong to one shape environment. It is shared by every
-copy of a program, and a conversion writes into it: new symbols for sizes that depend on data, which are then pending
-until a node takes them, what is known of symbols, and the symbol that a tensor's `nonzero` had last time. A program's
-second conversion would find all that; so each conversion gets values, a fake mode and a shape environment of its own.
+Nodes describe their values with fake tensors, whose symbolic sizes belong to a shape environment. Copies of a program
+share it, and a conversion writes into it: new symbols for sizes that depend on data, which stay pending until a node
+takes them, facts about symbols, and the symbol that a tensor's `nonzero` had last. The next conversion of the program
+would find all of that, so each conversion gets its own values, fake mode and shape environment.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from exir_lowering._upstream.trees import pytree
 
 
 def isolate(program: ExportedProgram, *, unbacked: bool = False) -> ExportedProgram:
-    """Give a private copy of a program values of its own, if it has symbolic sizes.
+    """Give a private copy of a program its own values, if it has symbolic sizes.
 
     Args:
-        program: The copy; `val` in the metadata of its nodes is replaced. Values that are no plain fake tensors (those
-            of tensor subclasses, sparse ones) have no copy: then nothing is replaced.
-        unbacked: Whether only sizes that depend on data count: those are what a second conversion stumbles over.
+        program: The copy; `val` in the metadata of its nodes is replaced. Nothing is replaced if a value is not a plain
+            fake tensor (but sparse, or of a tensor subclass) and cannot be copied.
+        unbacked: Whether only sizes that depend on data count, which are those that break a second conversion.
 
     Returns:
         The same program.
@@ -50,7 +50,7 @@ def isolate(program: ExportedProgram, *, unbacked: bool = False) -> ExportedProg
 
 
 def _has_symbols(graph_module: GraphModule, unbacked: bool) -> bool:
-    """Tell whether the environment that a program's sizes belong to has symbols; mostly a look at one input."""
+    """Return whether the shape environments of a program have symbols; usually, the first input answers it."""
     environments = set()
     for _, module in graphs.walk(graph_module):
         for node in module.graph.nodes:

@@ -1,4 +1,4 @@
-"""What a node costs to compute and to hand over: floating-point operations and bytes, from shapes alone."""
+"""What it costs to compute a node and to hand over its result: operations and bytes, from shapes alone."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def tensor_bytes(tensor: torch.Tensor) -> int:
-    """Return the bytes of a tensor's elements; a dimension that is not known counts with its size when exported."""
+    """Return the bytes of a tensor's elements; an unknown dimension counts with its size at export."""
     return elements(tensor) * tensor.element_size()
 
 
 def elements(tensor: torch.Tensor) -> int:
-    """Return the number of a tensor's elements; a dimension that is not known counts with its size when exported."""
+    """Return the number of a tensor's elements; an unknown dimension counts with its size at export."""
     count = 1
     for size in tensor.shape:
         count *= size_hint(size)
@@ -50,21 +50,21 @@ def elements(tensor: torch.Tensor) -> int:
 
 
 def value_bytes(node: Node) -> int:
-    """Return the bytes of a node's result: of all of them when it has several, 0 for sizes and other numbers."""
+    """Return the bytes of a node's result, or of all its results; 0 for sizes and other numbers."""
     return sum(tensor_bytes(tensor) for tensor in tensors(node.meta.get("val")))
 
 
 def value_elements(node: Node) -> int:
-    """Return the number of elements of a node's result: of all of them when it has several."""
+    """Return the number of elements of a node's result, or of all its results."""
     return sum(elements(tensor) for tensor in tensors(node.meta.get("val")))
 
 
 def flops(node: Node) -> int:
     """Return the floating-point operations of a node.
 
-    Matrix products, convolutions and attention are counted as `torch.utils.flop_counter` does (a multiply-add is two);
-    an operator that moves data counts nothing, any other one operation for each element that it reads or makes,
-    whichever is more.
+    Matrix products, convolutions and attention are counted as `torch.utils.flop_counter` does (a multiply-add is two).
+    Operators that only move data count zero; all others count one operation per element read or made, whichever is
+    more.
     """
     if node.op != "call_function" or is_getitem(node) or is_delegate_call(node):
         return 0
@@ -72,7 +72,7 @@ def flops(node: Node) -> int:
     name = getattr(packet, "__name__", "")
     if name in _MOVES_DATA:
         return 0
-    if name == "linear":  # kept whole by some partitioners; torch's counter sees it decomposed only
+    if name == "linear":  # some partitioners keep it whole; torch's counter only knows its decomposition
         return 2 * value_elements(node) * size_hint(node.args[1].meta["val"].shape[-1])  # type: ignore[union-attr]
     formula = flop_counter.flop_registry.get(packet)
     results = list(tensors(node.meta.get("val")))
@@ -80,7 +80,7 @@ def flops(node: Node) -> int:
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), _sized)
         try:
             return int(formula(*args, **kwargs, out_val=_sized_values(node.meta.get("val"))))
-        except Exception as error:  # a formula of torch that does not know this form of the operator
+        except Exception as error:  # torch's formula does not know this form of the operator
             let_through(error)
             pass
     read = [tensor for source in node.all_input_nodes for tensor in tensors(source.meta.get("val"))]

@@ -1,7 +1,7 @@
-"""Orders of directed graphs whose vertices are numbers, and what can be reached in them.
+"""Topological order and reachability in directed graphs whose vertices are numbers.
 
-The one topological sort is Kahn's algorithm (CACM 5(11), 1962): whichever of the ready vertices comes next is left to a
-queue, so that each use has the order that it needs.
+The topological sort is Kahn's algorithm (CACM 5(11), 1962). A queue decides which of the ready vertices comes next, so
+that each caller gets the order that it needs.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ Vertex = TypeVar("Vertex")
 
 
 class Ready(Protocol):
-    """The vertices whose predecessors have all been taken."""
+    """A queue of the vertices whose predecessors have all been taken."""
 
     def push(self, vertex: int) -> None:
         """Add a vertex that has just become ready."""
 
     def pop(self) -> int:
-        """Take the vertex that comes next."""
+        """Take the next vertex."""
 
     def __len__(self) -> int:
-        """Return how many are ready; 0 ends the sort."""
+        """Return the number of ready vertices; 0 ends the sort."""
 
 
 class LeastFirst:
     """Takes the ready vertex with the least key first.
 
     Args:
-        key: The key of a vertex; its number by default, which keeps the given order where edges allow it.
+        key: Returns the key of a vertex; by default its number, which keeps the given order where the edges allow it.
     """
 
     def __init__(self, key: Callable[[int], Any] | None = None) -> None:
@@ -42,7 +42,7 @@ class LeastFirst:
         heapq.heappush(self._heap, vertex if self._key is None else (self._key(vertex), vertex))
 
     def pop(self) -> int:
-        """Take the vertex with the least key, of equal ones the one with the least number."""
+        """Take the vertex with the least key, or the lowest number if keys are equal."""
         item = heapq.heappop(self._heap)
         return int(item if self._key is None else item[1])
 
@@ -51,14 +51,14 @@ class LeastFirst:
 
 
 def topological(successors: Sequence[Iterable[int]], ready: Ready | None = None) -> list[int]:
-    """Order vertices so that each comes after its predecessors, in time linear in the edges but for the queue.
+    """Order vertices so that each comes after its predecessors, in time linear in the edges, not counting the queue.
 
     Args:
-        successors: For each vertex those that come after it; one that is named twice counts twice.
-        ready: The queue of the ready vertices; `LeastFirst()` by default.
+        successors: The successors of each vertex; one may be listed more than once.
+        ready: The queue of ready vertices; `LeastFirst()` by default.
 
     Returns:
-        The vertices in order. Those that lie on a cycle, or behind one, are missing.
+        The vertices in order, without those on a cycle or after one.
     """
     queue = LeastFirst() if ready is None else ready
     waiting = [0] * len(successors)
@@ -85,16 +85,16 @@ def reach(
     within: Callable[[Vertex], bool],
     goal: Vertex | None = None,
 ) -> dict[Vertex, Vertex]:
-    """Find what can be reached: the transitive closure of a few edges, by depth-first search.
+    """Find the vertices that can be reached through some edges, by depth-first search.
 
     Args:
-        edges: The first steps, each from a vertex to one that is reached; the last one is followed first.
-        successors: The vertices after a vertex.
-        within: Whether a vertex is of interest; the search does not enter others.
+        edges: The first edges to follow; the last one is followed first.
+        successors: Returns the successors of a vertex.
+        within: Returns whether the search may enter a vertex.
         goal: A vertex at which the search ends.
 
     Returns:
-        Each vertex that is reached, with the one that it was reached from.
+        Each vertex that is reached, with its predecessor on the path.
     """
     came_from: dict[Vertex, Vertex] = {}
     stack = list(edges)

@@ -1,8 +1,8 @@
 """The quotient graph: each partition contracted to one vertex, ordered, made acyclic.
 
-Contracting the nodes of one tag is only possible when no path leaves the tag and comes back, and when two tags do not
-feed each other both ways. The contracted graph is sorted in O(nodes + edges + units log units); what cannot be sorted
-lies on a cycle, and just those strongly connected components are split.
+The nodes of a tag can only be contracted if no path leaves the tag and comes back, and if no two tags feed each other.
+The contracted graph is sorted in O(nodes + edges + units log units). What cannot be sorted lies on a cycle, and only
+these strongly connected components are split.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ _SORTED_FIRST = frozenset(
         torch.ops.aten._assert_scalar.default,
     }
 )
-"""Run-time assertions and the arithmetic of sizes, which `legalize_graph` sorts before what depends on data."""
+"""Run-time assertions and arithmetic on sizes, which `legalize_graph` sorts before what depends on data."""
 
 _MERGE_LIMIT = 64
-"""Pieces of one component up to which merging back is tried: each trial searches the component."""
+"""The largest number of pieces in a component for which merging back is tried: each trial searches it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A vertex of the quotient graph: one host node, or every node of one piece, in graph order."""
+    """A vertex of the quotient graph: a host node, or all nodes of a piece, in graph order."""
 
     piece: Piece | None
     nodes: tuple[Node, ...]
@@ -60,11 +60,11 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Cycle:
-    """A way out of a tag and back into it.
+    """A path out of a tag and back into it.
 
     Attributes:
         tag: The tag.
-        path: Names of the nodes on the way; the first and the last one have the tag.
+        path: Names of the nodes on the path; the first and the last one have the tag.
     """
 
     tag: str
@@ -80,10 +80,10 @@ def order(nodes: Sequence[Node], tag_of: Mapping[Node, str], *, explain: bool = 
     Args:
         nodes: The computing nodes of one graph, in graph order.
         tag_of: The tag of each claimed node.
-        explain: Whether to look for the cycles: a search of its own for each tag on one.
+        explain: Whether to find the cycles, which takes a search for each tag on one.
 
     Returns:
-        The units, each after its inputs, and, if asked for, one cycle for each tag that is on one.
+        The units, each after its inputs, and, if `explain`, one cycle for each tag that is on one.
         Units keep the order of the graph where their inputs allow it.
     """
     piece_of = {node: (tag, 0) for node, tag in tag_of.items()}
@@ -101,12 +101,12 @@ def order(nodes: Sequence[Node], tag_of: Mapping[Node, str], *, explain: bool = 
 
 
 def breadth_first(nodes: Sequence[Node]) -> dict[Node, int]:
-    """Return each node's place in the breadth-first topological order that ExecuTorch leaves a graph in.
+    """Return each node's position in the breadth-first topological order in which ExecuTorch leaves a graph.
 
-    ExecuTorch re-sorts the graph so after each partition that it takes out, `torch.fx`'s `legalize_graph`, and that
-    order decides in which order a backend sees its nodes. One such sort gives the same order for all partitions but
-    the first when partitioners number their tags from the end of the graph, as torch.fx's partitioner does, so that
-    payloads come out byte for byte the same.
+    ExecuTorch sorts the graph like this (`torch.fx`'s `legalize_graph`) after taking out a partition, and this decides
+    the order in which a backend sees its nodes. If partitioners number their tags from the end of the graph, as
+    torch.fx's partitioner does, one such sort gives the same order for all partitions but the first, so that payloads
+    are identical byte for byte.
 
     Args:
         nodes: Every node of a graph, in graph order.
@@ -117,7 +117,7 @@ def breadth_first(nodes: Sequence[Node]) -> dict[Node, int]:
 
 
 class _FirstReady:
-    """Takes nodes in the order in which they become ready, but those of `_SORTED_FIRST` at once."""
+    """Takes nodes in the order in which they become ready, except that those of `_SORTED_FIRST` come first."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self._nodes = nodes
@@ -162,7 +162,7 @@ def _kahn(nodes: Sequence[Node], piece_of: Mapping[Node, Piece]) -> tuple[list[U
 
 
 def _split(nodes: Sequence[Node], piece_of: dict[Node, Piece], stuck: Sequence[Unit], explain: bool) -> list[Cycle]:
-    """Split the tags of each strongly connected component into levels; `piece_of` is updated."""
+    """Split the tags of each strongly connected component into levels, and update `piece_of`."""
     successors = _edges(stuck)
     graph = nx.DiGraph([(i, j) for i, following in enumerate(successors) for j in following])
     components = [sorted(c) for c in nx.strongly_connected_components(graph) if len(c) > 1]
@@ -179,10 +179,10 @@ def _split(nodes: Sequence[Node], piece_of: dict[Node, Piece], stuck: Sequence[U
 
 
 def _assign_levels(members: Sequence[Node], piece_of: dict[Node, Piece]) -> dict[Node, Piece]:
-    """Give each claimed node a level that rises with each entry into a tag from outside of it.
+    """Give each claimed node a level that rises with each entry into a tag from outside.
 
-    Every edge inside the component keeps or raises the level, and entering a tag raises it, so no cycle of pieces is
-    left: it would have to enter a piece, and come back to the level it left.
+    Every edge inside the component keeps or raises the level, and entering a tag raises it. So no cycle of pieces
+    remains: it would have to enter a piece and return to the level that it left.
     """
     inside = set(members)
     level: dict[Node, int] = {}
@@ -200,7 +200,7 @@ def _assign_levels(members: Sequence[Node], piece_of: dict[Node, Piece]) -> dict
 
 
 def _merge_back(members: Sequence[Node], piece_of: dict[Node, Piece]) -> None:
-    """Join neighbouring pieces of a tag again where that closes no cycle; levels split more than they must."""
+    """Merge neighbouring pieces of a tag again if that closes no cycle: levels split more than necessary."""
     units = _units(members, piece_of)
     pieces = [unit.piece for unit in units if unit.piece is not None]
     if len(pieces) > _MERGE_LIMIT:

@@ -1,15 +1,15 @@
-"""The schedule behind the proposals: which partition each vertex of a directed acyclic graph goes to.
+"""The schedule behind the proposals: to which partition each vertex of a directed acyclic graph goes.
 
 Vertices are numbered in topological order and have a label, the backend that takes them, or None for the host. A
 schedule is a sequence of epochs, each with a label; every labelled vertex goes to an epoch of its label so that no edge
-leads to an earlier epoch, and the vertices of an epoch are one partition. Host vertices lie between epochs. In one
-number: an epoch e has the stage 2e, the gap behind it 2e + 1, and along each edge the stage must not fall. Contracting
-the epochs therefore leaves the graph acyclic.
+leads to an earlier epoch, and the vertices of an epoch are one partition. Host vertices lie between epochs. As a single
+number: an epoch e has the stage 2e, the gap after it 2e + 1, and the stage must not decrease along an edge. Therefore
+the graph stays acyclic when the epochs are contracted.
 
-For one label the fewest epochs are known: a path that alternates k times between host and backend needs k partitions,
-and putting each vertex into the epoch of its longest alternating path uses no more. Several labels are scheduled
-greedily, longest remaining alternation first, forwards and backwards, then shortened; LiteRT partitions a graph by
-such alternating epochs too (tensorflow/lite/graph_info.cc).
+For one label the minimum number of epochs is known: a path that alternates k times between host and backend needs k
+partitions, and putting each vertex into the epoch of its longest alternating path uses no more. Several labels are
+scheduled greedily, longest remaining alternation first, forwards and backwards, then shortened; LiteRT partitions a
+graph by such alternating epochs too (tensorflow/lite/graph_info.cc).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Edges = Sequence[Sequence[int]]
 Label = str
 
 _TRIALS = 2_000_000
-"""Vertices to look at, at most, when epochs of several labels are left out on trial."""
+"""How many vertices are examined, at most, when epochs of several labels are left out on trial."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,11 @@ class Dag:
     """A directed acyclic graph whose vertices are numbered in topological order.
 
     Attributes:
-        predecessors: For each vertex the vertices before it, each once.
-        successors: For each vertex the vertices after it, each once.
-        labels: For each vertex its backend, None for the host.
-        size: How many bytes a vertex hands over.
-        leaves: For each vertex whether the caller of the graph gets its result.
+        predecessors: The vertices before each vertex, each once.
+        successors: The vertices after each vertex, each once.
+        labels: The backend of each vertex, None for the host.
+        size: Returns how many bytes a vertex hands over.
+        leaves: Returns whether the caller of the graph gets the result of a vertex.
     """
 
     predecessors: Edges
@@ -57,9 +57,9 @@ def dag(predecessors: Edges, labels: Sequence[Label | None]) -> Dag:
 
 
 def fewest(graph: Dag) -> int:
-    """Return the most alternations on a path: no acyclic contraction has fewer partitions.
+    """Return the largest number of alternations on a path: no acyclic contraction has fewer partitions.
 
-    For one label it is the number of partitions that `schedule` makes, for several a bound.
+    For one label this is the number of partitions that `schedule` makes, for several it is a lower bound.
     """
     return max(_alternations(graph.predecessors, graph.labels), default=0)
 
@@ -71,7 +71,7 @@ def schedule(graph: Dag) -> list[int]:
         graph: The graph.
 
     Returns:
-        For each vertex the number of its epoch, from 1 in topological order; 0 for the host.
+        The number of each vertex's epoch, from 1 in topological order; 0 for the host.
     """
     kinds = list(dict.fromkeys(label for label in graph.labels if label is not None))
     if not kinds:
@@ -79,7 +79,7 @@ def schedule(graph: Dag) -> list[int]:
     sequence = kinds * fewest(graph) if len(kinds) == 1 else _shortened(graph, _greedy(graph, kinds))
     stages = _latest(graph, sequence)
     if stages is None:
-        raise InvariantError("The sequence of a schedule has no place for a vertex. Please report this program.")
+        raise InvariantError("The sequence of a schedule has no epoch for a vertex. Please report this program.")
     _move_earlier(graph, sequence, stages)
     _move_later(graph, sequence, stages)
     used = sorted({stage for stage, label in zip(stages, graph.labels, strict=True) if label is not None})
@@ -88,7 +88,7 @@ def schedule(graph: Dag) -> list[int]:
 
 
 def _alternations(predecessors: Edges, labels: Sequence[Label | None]) -> list[int]:
-    """Return for each vertex the most segments of equal labels, the host's not counted, on a path that ends there."""
+    """Return, for each vertex, the largest number of backend segments on a path that ends there."""
     most = [0] * len(labels)
     for vertex, label in enumerate(labels):
         count = 0
@@ -134,7 +134,7 @@ def _reversed(graph: Dag) -> Dag:
 
 
 def _epochs(graph: Dag, preferred: Label) -> list[Label]:
-    """Take everything of one label that is ready, then of the label with the longest alternation still to come."""
+    """Take everything ready of one label, then of the label with the longest remaining alternation."""
     last = len(graph.labels) - 1
     flipped = _reversed(graph)
     remaining = _alternations(flipped.predecessors, flipped.labels)
@@ -144,7 +144,7 @@ def _epochs(graph: Dag, preferred: Label) -> list[Label]:
 
 
 class _EpochByEpoch:
-    """Takes what the host has ready, then all of one label, which it chooses when nothing of the last one is ready."""
+    """Takes what is ready for the host, then for one label until nothing is left, and then chooses the next label."""
 
     def __init__(self, labels: Sequence[Label | None], remaining: Callable[[int], int], preferred: Label) -> None:
         self.sequence: list[Label] = []
@@ -166,7 +166,7 @@ class _EpochByEpoch:
         self._count -= 1
         if self._epoch is not None and self._ready[self._epoch]:
             return heapq.heappop(self._ready[self._epoch])[1]
-        self._epoch = None  # over: what the host makes ready of the same label is for another one
+        self._epoch = None  # over: what the host makes ready for the same label belongs to another epoch
         if self._host:
             return self._host.pop()
         choices = [(heap[0][0], label != self._preferred, label) for label, heap in self._ready.items() if heap]
@@ -197,7 +197,7 @@ def _shortened(graph: Dag, sequence: list[Label]) -> list[Label]:
 
 
 def _latest(graph: Dag, sequence: Sequence[Label]) -> list[int] | None:
-    """Put each vertex as late as it can be; None when one of them finds no epoch."""
+    """Put each vertex as late as possible; return None if there is no epoch for one of them."""
     floor = _floors(sequence)
     stages = [0] * len(graph.labels)
     top = 2 * len(sequence) + 1
@@ -218,7 +218,7 @@ def _latest(graph: Dag, sequence: Sequence[Label]) -> list[int] | None:
 
 
 def _floors(sequence: Sequence[Label]) -> dict[Label, list[int]]:
-    """For each label and epoch, the latest epoch of that label up to it; 0 for none."""
+    """Return, for each label and epoch, the latest epoch of that label up to it, or 0."""
     floors: dict[Label, list[int]] = {label: [0] for label in dict.fromkeys(sequence)}
     for number, label in enumerate(sequence, 1):
         for other, table in floors.items():
@@ -239,7 +239,7 @@ def _move_earlier(graph: Dag, sequence: Sequence[Label], stages: list[int]) -> N
 
 
 def _move_later(graph: Dag, sequence: Sequence[Label], stages: list[int]) -> None:
-    """Move vertices to where their results are read, in reverse topological order, where fewer bytes cross then."""
+    """Move vertices to where their results are read, in reverse topological order, if then fewer bytes cross."""
     top = 2 * len(sequence) + 1
     for vertex in range(len(stages) - 1, -1, -1):
         label = graph.labels[vertex]

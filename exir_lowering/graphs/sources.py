@@ -1,4 +1,4 @@
-"""The model's source lines: how a stack trace is read, which of its lines counts, and how a message tells it."""
+"""The model's source lines: reading stack traces, choosing the line that matters, and putting it into messages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 LISTED = 6
-"""How many source lines a message tells before it says how many more there are."""
+"""How many source lines a message lists before it gives the number of the others."""
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 _SHARED = ("executorch", "exir_lowering")  # packages that hold several plug-ins, and what calls them
@@ -29,7 +29,7 @@ class Frame:
         file: The file, as the trace names it.
         line: The line's number.
         function: The function that it is in.
-        code: The line, "" when the trace does not have it.
+        code: The line, "" if the trace does not have it.
     """
 
     file: str
@@ -44,7 +44,7 @@ class Frame:
 
 @lru_cache(maxsize=4096)  # many nodes come from one line
 def frames(trace: str) -> tuple[Frame, ...]:
-    """Read a stack trace, the outermost line first. Lines of generated code are left out."""
+    """Read a stack trace, outermost line first, without lines of generated code."""
     found = list(_FRAME.finditer(trace))
     read = []
     for number, frame in enumerate(found, start=1):
@@ -56,19 +56,19 @@ def frames(trace: str) -> tuple[Frame, ...]:
 
 
 def innermost(stack: Sequence[Frame]) -> int | None:
-    """Return which line of a stack is the innermost one of the model, None for an empty stack.
+    """Return the index of the innermost line of the model in a stack, None for an empty stack.
 
-    Lines of torch itself are passed over, as long as there are others.
+    Lines of torch itself are skipped if there are others.
     """
     own = [number for number, frame in enumerate(stack) if not frame.file.startswith(_TORCH)]
     return own[-1] if own else (len(stack) - 1 if stack else None)
 
 
 def raised_at(error: BaseException, plugin: type) -> Frame | None:
-    """Return the line of a plug-in's own code from which an exception came; None when the traceback has no such line.
+    """Return the line of a plug-in's own code from which an exception came, None if the traceback has no such line.
 
-    That is the innermost one in the package of its class, or in its file if there is no package: what it calls raises
-    too. Packages that hold many plug-ins count by folder.
+    It is the innermost one in the package of the plug-in's class, or in its file if there is no package, because the
+    code that a plug-in calls may raise too. In packages with many plug-ins, the folder counts instead.
 
     Args:
         error: The exception.
@@ -96,13 +96,13 @@ def _function(member: object) -> object:
 
 
 def told(lines: Sequence[str]) -> str:
-    """Return source lines as a message ends with them, "" when there are none."""
+    """Return source lines as the end of a message, "" if there are none."""
     if len(lines) < 2:
         return "".join(f"Source code: {line}" for line in lines)
     return "\n".join(["Source code:", *listed(lines)])
 
 
 def listed(lines: Sequence[str]) -> list[str]:
-    """Return the first of some source lines, indented, and how many more there are."""
+    """Return the first source lines, indented, and the number of the others."""
     more = [f"    and {len(lines) - LISTED} more lines of the model"] if len(lines) > LISTED else []
     return [f"    {line}" for line in lines[:LISTED]] + more

@@ -1,4 +1,4 @@
-"""What must stay together in one graph: a node with the getitems of its results, groups, and what a group encloses."""
+"""What must stay together in a graph: a node and its getitems, groups, and what a group encloses."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from exir_lowering.graphs.walking import is_getitem
 
 
 class Sets:
-    """Disjoint sets of the numbers below a count, each named by its least one."""
+    """Disjoint sets of the numbers below a count, each named by its lowest number."""
 
     def __init__(self, count: int) -> None:
         self._parent = list(range(count))
 
     def find(self, item: int) -> int:
-        """Return the name of the set that a number is in."""
+        """Return the name of the set that contains a number."""
         root, parent = item, self._parent
         while parent[root] != root:
             root = parent[root]
@@ -26,17 +26,17 @@ class Sets:
         return root
 
     def join(self, one: int, other: int) -> None:
-        """Make the sets of two numbers one set."""
+        """Merge the sets of two numbers."""
         one, other = self.find(one), self.find(other)
         if one != other:
             self._parent[max(one, other)] = min(one, other)
 
 
 class Together:
-    """The computing nodes of one graph, in sets that stay together; each set is named by the place of its first node.
+    """The computing nodes of a graph, in sets that stay together; a set is named by the position of its first node.
 
     Args:
-        nodes: The nodes, in graph order. A getitem is with its producer from the start.
+        nodes: The nodes, in graph order. From the start, a getitem is in the set of its producer.
     """
 
     def __init__(self, nodes: Sequence[Node]) -> None:
@@ -49,18 +49,18 @@ class Together:
                 self.sets.join(producer, i)
 
     def find(self, node: Node) -> int:
-        """Return the name of the set that a node is in."""
+        """Return the name of the set that contains a node."""
         return self.sets.find(self.place[node])
 
     def join(self, group: Iterable[Node]) -> bool:
-        """Keep the nodes of a group together, those that are of the graph; tell whether there are several."""
+        """Keep the nodes of a group that are in the graph together; return whether there are several."""
         places = [self.place[node] for node in group if node in self.place]
         for other in places[1:]:
             self.sets.join(places[0], other)
         return len(places) > 1
 
     def join_equal(self, key_of: Mapping[Node, Hashable]) -> bool:
-        """Keep nodes with the same key together; tell whether any node has a key."""
+        """Keep nodes with the same key together; return whether any node has a key."""
         first: dict[Hashable, int] = {}
         for i, node in enumerate(self.nodes):
             if node in key_of:
@@ -68,7 +68,7 @@ class Together:
         return bool(first)
 
     def successors(self) -> dict[int, dict[int, None]]:
-        """Return for each set, in graph order, the sets that read its results."""
+        """Return, for each set in graph order, the sets that read its results."""
         found: dict[int, dict[int, None]] = {}
         for i, node in enumerate(self.nodes):
             root = self.sets.find(i)
@@ -81,14 +81,14 @@ class Together:
         return found
 
     def knots(self) -> Iterator[list[int]]:
-        """Yield the sets of each knot of cycles, in graph order: together they are convex, alone they are not."""
+        """Yield the sets of each strongly connected component: together they are convex, alone they are not."""
         graph = nx.DiGraph([(root, other) for root, after in self.successors().items() for other in after])
         for component in nx.strongly_connected_components(graph):
             if len(component) > 1:
                 yield sorted(component)
 
     def close(self) -> None:
-        """Join the sets of each knot of cycles."""
+        """Merge the sets of each strongly connected component."""
         for first, *others in list(self.knots()):
             for other in others:
                 self.sets.join(first, other)

@@ -1,8 +1,9 @@
-"""How values are nested (`torch.utils._pytree.TreeSpec`), read from the JSON of `treespec_dumps`.
+"""Structures of nested values (`torch.utils._pytree.TreeSpec`), read from the JSON of `treespec_dumps`.
 
-torch's own `treespec_loads` imports modules that the text names, and takes their attributes. Here a text chooses among
-what this process knows already: the types that are registered with pytree, the enumerations that are defined, and a
-closed table of default factories. Nothing is imported, and no attribute is looked up by a name from the text.
+torch's own `treespec_loads` imports modules that the text names, and looks up their attributes. Here, a text can only
+choose from what this process already knows: the types that are registered with pytree, the enumerations that are
+defined, and a closed table of default factories. Nothing is imported, and no attribute is looked up by a name from the
+text.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from exir_lowering.errors.interrupts import let_through
 
 PROTOCOL = 1
 LARGEST, DEEPEST, MOST = 1 << 24, 150, 250_000
-"""The limits of a text: its characters, how deep it nests, how many nodes it has."""
+"""The limits of a text: its length, its nesting depth, and the number of its nodes."""
 
 _PYTHON_TYPES = (bool, bytes, complex, dict, float, frozenset, int, list, object, set, str, tuple)
 FACTORIES: Mapping[tuple[str, str], type] = MappingProxyType(
     {(kind.__module__, kind.__qualname__): kind for kind in (*_PYTHON_TYPES, Counter, OrderedDict, defaultdict, deque)}
 )
-"""The default factories that a `defaultdict` may have: types of Python that do nothing but make an empty value."""
+"""The default factories that a `defaultdict` may have: Python types that only make an empty value."""
 
 _KEYS = (str, bool, int, float, type(None), Enum)
 _FACTORY_FIELDS = {"default_factory_module", "default_factory_name", "dict_context"}
@@ -59,7 +60,7 @@ def loads(text: str) -> Any:
     Raises:
         UnknownTypeError: It has a type that is not registered in this process.
         ForeignNameError: It has an enumeration or a default factory that this process does not know.
-        InputError: The text is not what `treespec_dumps` writes, or it is too large.
+        InputError: The text is not what `treespec_dumps` writes, or is too large.
     """
     if not isinstance(text, str) or len(text) > LARGEST:
         raise InputError(f"a structure is a text of at most {LARGEST} characters, got {_shown(text)}.")
@@ -67,7 +68,7 @@ def loads(text: str) -> Any:
 
 
 class _Reader:
-    """Reads one structure; counts its nodes."""
+    """Reads a structure, and counts its nodes."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -98,7 +99,7 @@ class _Reader:
 
 
 def _registered(name: Any) -> Any:
-    """Return the type that is registered by a name."""
+    """Return the type that is registered under a name."""
     kind = registered_type(name) if isinstance(name, str) else None
     if kind is None:
         raise UnknownTypeError(f"{_shown(name)} is not registered with torch.utils._pytree.")
@@ -106,7 +107,7 @@ def _registered(name: Any) -> Any:
 
 
 def _context(kind: Any, context: Any, children: int) -> Any:
-    """Return the context of a node: what it is beside its type and children."""
+    """Return the context of a node, which describes it further than its type and children."""
     own = _CONTEXTS.get(kind)
     if own is not None:
         return own(context, children)
@@ -126,7 +127,7 @@ def _context(kind: Any, context: Any, children: int) -> Any:
 
 
 def _plain(context: Any) -> Any:
-    """Return a context that is JSON in a str."""
+    """Return a context that is a str of JSON."""
     if not isinstance(context, str):
         raise InputError(f"a context is JSON in a str, got {_shown(context)}.")
     return _with_enums(_json(context), 0)
@@ -164,7 +165,7 @@ def _named_tuple(context: Any, children: int) -> Any:
     kind = _registered(context)
     fields = namedtuple_fields(kind)
     if fields is None:
-        raise InputError(f"{_shown(context)} is no named tuple.")
+        raise InputError(f"{_shown(context)} is not a named tuple.")
     if len(fields) != children:
         raise InputError(f"{_shown(context)} has the fields {fields}, and {children} values.")
     return kind
@@ -191,7 +192,7 @@ _CONTEXTS: Mapping[Any, Callable[[Any, int], Any]] = MappingProxyType(
 
 
 def _with_enums(value: Any, depth: int) -> Any:
-    """Return JSON with its enumerators, which pytree writes as objects."""
+    """Replace the objects as which pytree writes enumerators by the enumerators."""
     if depth > DEEPEST:
         raise InputError(f"a context that is nested more than {DEEPEST} deep.")
     if isinstance(value, list):
@@ -204,9 +205,9 @@ def _with_enums(value: Any, depth: int) -> Any:
 
 
 def _enumerator(kind: Any, name: Any) -> Enum:
-    """Return an enumerator of an enumeration that is defined in this process.
+    """Return a member of an enumeration that is defined in this process.
 
-    When two are defined by the same name, a module was loaded again: the later one is in use.
+    If two enumerations have the same name, a module was reloaded, and the later one is in use.
     """
     for one in reversed(enumerations()):
         if isinstance(kind, str) and f"{one.__module__}:{one.__qualname__}" == kind:
@@ -227,7 +228,7 @@ def _json(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"a structure is no JSON ({type(error).__name__}: {error}).") from None
+        raise InputError(f"a structure is not JSON ({type(error).__name__}: {error}).") from None
 
 
 def _shown(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""FX graphs and the graphs nested in them: kinds of nodes, and ways through all of them."""
+"""FX graphs and the graphs nested in them: kinds of nodes, and iteration over all of them."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class NestedGraph:
         name: The attribute that holds it.
         module: The graph module.
         call: The node that calls it.
-        bound: For each placeholder, the node of the calling graph that it stands for unchanged, or None
-            (a slice, a carried value).
+        bound: For each placeholder, the node of the calling graph whose value it receives unchanged, or None (for a
+            slice or a carried value).
     """
 
     name: str
@@ -37,19 +37,19 @@ class NestedGraph:
 
 
 def is_getitem(node: Node) -> bool:
-    """Tell whether a node picks one of several results."""
+    """Return whether a node picks one of several results."""
     return node.op == "call_function" and node.target is operator.getitem
 
 
 def is_delegate_call(node: Node) -> bool:
-    """Tell whether a node calls a delegate."""
+    """Return whether a node calls a delegate."""
     return node.op == "call_function" and node.target is CALL_DELEGATE
 
 
 def is_operator(node: Node) -> bool:
-    """Tell whether a node is an operator: what partitions are made of, what a plan counts.
+    """Return whether a node is an operator: partitions consist of these, and plans count them.
 
-    Calls of a delegate are none, and getitem is a part of the operator whose result it picks.
+    Delegate calls are not operators, and getitem belongs to the operator whose result it picks.
     """
     return node.op == "call_function" and not is_getitem(node) and not is_delegate_call(node)
 
@@ -60,7 +60,7 @@ def qualified_name(path: tuple[str, ...], node: Node) -> str:
 
 
 def attribute(module: torch.nn.Module, target: str) -> Any:
-    """Return what a get_attr node names."""
+    """Return the attribute that a get_attr node names."""
     value: Any = module
     for atom in target.split("."):
         value = getattr(value, atom)
@@ -73,9 +73,9 @@ class OperandLayout:
 
     Attributes:
         graphs: Positions of the graphs among the arguments.
-        before: Positions of the operand lists that come first among the placeholders and change on the way
+        before: Positions of the operand lists that come first among the placeholders and do not arrive unchanged
             (slices of map and scan, carried values).
-        unchanged: The position of the operand list that every graph gets as it is.
+        unchanged: The position of the operand list that every graph gets unchanged.
     """
 
     graphs: tuple[int, ...]
@@ -92,7 +92,7 @@ OPERAND_LAYOUTS: Mapping[Any, OperandLayout] = {
 
 
 def nested_graphs(graph_module: GraphModule, node: Node) -> Iterator[NestedGraph]:
-    """Yield the graphs that a node calls: those of cond, map, scan and while_loop, and of operators not known here."""
+    """Yield the graphs that a node calls: of cond, map, scan and while_loop, and of operators not known here."""
     if node.op != "call_function" or is_delegate_call(node):
         return
     for argument in dict.fromkeys(node.all_input_nodes):
@@ -133,7 +133,7 @@ def walk(graph_module: GraphModule, path: tuple[str, ...] = ()) -> Iterator[tupl
 def delegates(
     graph_module: GraphModule, path: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], GraphModule, str]]:
-    """Yield each delegate call in the order in which a file numbers them: its graph's path, graph, and attribute."""
+    """Yield the path, graph and attribute of each delegate call, in the order in which a file numbers them."""
     for node in graph_module.graph.nodes:
         if is_delegate_call(node):
             yield path, graph_module, str(node.args[0].target)
@@ -142,7 +142,7 @@ def delegates(
 
 
 def staying_nodes(graph_module: GraphModule, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Node]]:
-    """Yield every node with the path of its graph; a tagged call moves with its graphs, whose nodes are left out."""
+    """Yield every node with the path of its graph, except nodes of graphs that move with a tagged call."""
     seen: set[str] = set()
     for node in graph_module.graph.nodes:
         yield path, node

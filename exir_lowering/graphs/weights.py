@@ -1,4 +1,4 @@
-"""A store that keeps every weight once, across the partitions and methods that backends lower."""
+"""A store that keeps every weight once, across all partitions and methods that backends lower."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _ALIGNMENT = 16
 
 @dataclass(frozen=True, slots=True)
 class WeightRef:
-    """Where a tensor's elements are in the named data, and how they lie there.
+    """Where the elements of a tensor are in the named data, and how they are laid out.
 
     Attributes:
-        key: The key of the named data; "" when all elements are zero and nothing is stored.
-        offset: Where the first element is, in bytes.
+        key: The key of the named data; "" if all elements are zero and nothing is stored.
+        offset: The offset of the first element, in bytes.
         dtype: The type of the elements.
         shape: The sizes.
         strides: The strides, in elements.
@@ -43,7 +43,7 @@ class WeightRef:
 
     @classmethod
     def from_json(cls, fields: Any) -> WeightRef:
-        """Make a reference of what `to_json` returned.
+        """Make a reference from what `to_json` returned.
 
         Raises:
             InputError: It is something else.
@@ -60,7 +60,7 @@ class WeightRef:
         raise InputError(f"A reference to a weight is damaged: {str(fields)[:200]}. Lower the model again.")
 
     def load(self, named_data: Callable[[str], bytes | None]) -> torch.Tensor:
-        """Make the tensor, in memory of its own.
+        """Load the tensor into its own memory.
 
         Raises:
             InputError: The data is missing, or too short.
@@ -78,7 +78,7 @@ class WeightRef:
         if data is None:
             raise InputError(
                 f"The file has no named data {self.key!r}: load it with the data files it was saved with. If it was "
-                "saved with none, its backend did not return the data (data_store_output)."
+                "saved without any, its backend did not return the data (data_store_output)."
             )
         if len(data) < self.offset + extent:
             raise InputError(
@@ -92,14 +92,14 @@ class WeightRef:
 
 
 class WeightStore:
-    """Refers to tensors by what is in them.
+    """Refers to tensors by their content.
 
-    Tensors that share memory are stored as one piece, tensors of equal content as one piece too; how a tensor lies in
-    the piece is a part of its reference. All-zero pieces are not stored.
+    Tensors that share memory are stored as one piece, and so are tensors with the same content; the reference says how
+    a tensor is laid out in the piece. All-zero pieces are not stored.
 
     Args:
-        tensors: Tensors that `ref` may be asked for, so that those that overlap become one piece. They are read when it
-            is first asked, not changed, and kept while the store is.
+        tensors: Tensors that `ref` may be called with, so that overlapping ones become one piece. They are read on its
+            first call, are not changed, and stay alive as long as the store.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor] = ()) -> None:
@@ -109,14 +109,14 @@ class WeightStore:
         self._pieces: dict[int, list[_Piece]] = {}  # by the address of the storage, which each piece keeps alive
 
     def ref(self, tensor: torch.Tensor) -> WeightRef:
-        """Refer to a tensor; one that the store does not have is added.
+        """Return a reference to a tensor, which is added if the store does not have it.
 
         Args:
-            tensor: A dense tensor on the CPU. A view of a stored one, such as its `detach()`, is found by its memory;
-            one that torch wrote to meanwhile is stored anew.
+            tensor: A dense tensor on the CPU. A view of a stored one, such as its `detach()`, is found by its memory.
+                If torch has written to it since it was stored, it is stored again.
 
         Raises:
-            InputError: The tensor has no plain memory: it is sparse, quantised, or not on the CPU.
+            InputError: The tensor is sparse, quantised, or not on the CPU.
         """
         self._add_announced()
         view = _View.of(tensor)
@@ -125,7 +125,7 @@ class WeightStore:
         pieces = self._pieces.setdefault(view.storage, [])
         piece = next((piece for piece in pieces if piece.has(view)), None)
         if piece is None:
-            piece = self._store(_Piece.of([view]))  # also for a tensor that was written to since it was stored
+            piece = self._store(_Piece.of([view]))  # or it was written to since it was stored
             pieces.append(piece)
         strides = piece.strides or view.strides
         if piece.key:
@@ -133,21 +133,20 @@ class WeightStore:
         return WeightRef(piece.key, view.start - piece.start if piece.key else 0, tensor.dtype, view.shape, strides)
 
     def named_data(self, refs: Iterable[WeightRef]) -> Any:
-        """Make what `PreprocessResult.data_store_output` takes: the data of some references, each key once."""
-        # Not at the top: whoever reads references at run time needs no compiler.
-        from exir_lowering._upstream import delegates
+        """Return the data of some references, each key once, for `PreprocessResult.data_store_output`."""
+        from exir_lowering._upstream import delegates  # not at the top: reading references needs no compiler
 
         keys = dict.fromkeys(ref.key for ref in refs if ref.key)
         return delegates.named_data({key: self._data[key] for key in keys}, _ALIGNMENT)
 
     @property
     def referred(self) -> frozenset[str]:
-        """The keys that `ref` has handed out."""
+        """The keys that `ref` has returned."""
         return frozenset(self._referred)
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The bytes of each key that is stored so far."""
+        """The size in bytes of each key that is stored so far."""
         return {key: len(data) for key, data in self._data.items()}
 
     def _add_announced(self) -> None:
@@ -174,7 +173,7 @@ def _plain(tensor: torch.Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """The bytes of a storage that a tensor reaches."""
+    """The bytes of a storage that a tensor covers."""
 
     memory: torch.Tensor
     start: int
@@ -211,9 +210,9 @@ class _Piece:
         view: The view that reaches farthest.
         start: The first byte.
         end: The byte after the last one.
-        strides: The strides after packing, when the piece is one view with holes; () when it is stored as it lies.
+        strides: The strides after packing, if the piece is one view with holes; () if it is stored unchanged.
         version: How often the view's memory had been written to.
-        key: The key of its data, "" when all bytes are zero.
+        key: The key of its data, "" if all bytes are zero.
     """
 
     view: _View
@@ -225,7 +224,7 @@ class _Piece:
 
     @classmethod
     def of(cls, views: Sequence[_View]) -> _Piece:
-        # Storages of one address may differ in length.
+        # Storages at the same address may differ in length.
         farthest = max(views, key=lambda view: view.end)
         start = min(view.start for view in views)
         alone = all(view.place == views[0].place for view in views)
@@ -234,7 +233,7 @@ class _Piece:
         return cls(farthest, start, farthest.end, strides, version(farthest.memory))
 
     def has(self, view: _View) -> bool:
-        """Tell whether a view of the same storage is stored in the piece, as it is now."""
+        """Return whether the piece stores the current content of a view of the same storage."""
         if self.version != version(self.view.memory):
             return False
         if self.strides:
@@ -251,7 +250,7 @@ class _Piece:
 
 
 def _pieces(views: Sequence[_View]) -> Iterator[_Piece]:
-    """Yield the ranges of a storage that views cover; overlapping views are in one."""
+    """Yield the ranges of a storage that views cover; overlapping views share one."""
     group: list[_View] = []
     end = 0
     for view in sorted(views, key=lambda v: (v.start, v.end)):

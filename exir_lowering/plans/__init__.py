@@ -1,4 +1,4 @@
-"""What a lowering will do or did: the plan of each method, and the views of it: text, data, Graphviz, a page."""
+"""What a lowering will do or did: the plan of each method, as text, JSON, Graphviz or an HTML page."""
 
 import lazy_loader
 

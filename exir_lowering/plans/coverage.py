@@ -1,4 +1,4 @@
-"""Whether as much is delegated as the caller requires."""
+"""Check that as much is delegated as the caller requires."""
 
 from __future__ import annotations
 

@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     from exir_lowering.plans.lowering_plan import LoweringPlan
 
 VERSION = 1
-"""Rises when a field of the JSON changes its meaning or goes away."""
+"""Increased when a field of the JSON changes its meaning or is removed."""
 
 
 def to_json(plan: LoweringPlan) -> str:
-    """Return a plan as JSON, the same for the same plan.
+    """Return a plan as JSON; equal plans give equal text.
 
     Args:
         plan: The plan.
 
     Returns:
         `{"version": 1, "methods": [...]}`: the fields of `MethodPlan` and of what it holds, under their names, and for
-        each method the `coverage` of its `operators`, `flops` and `weights`, 0 to 1, or null where it has none. A
-        report has its own fields besides.
+        each method the `coverage` of its `operators`, `flops` and `weights`, 0 to 1, or null if it has none. A report
+        has additional fields.
     """
     return json.dumps(as_data(plan), indent=2)
 
@@ -37,7 +37,7 @@ def as_data(plan: LoweringPlan) -> dict[str, Any]:
 
 
 def coverages(method: MethodPlan) -> dict[str, float | None]:
-    """Return the delegated shares of a method, 0 to 1; None for a share of nothing."""
+    """Return the delegated shares of a method, 0 to 1; None where the total is zero."""
     return {
         "operators": method.coverage if method.nodes else None,
         "flops": method.flops_coverage if any(node.flops for node in method.nodes) else None,

@@ -15,7 +15,7 @@ _COLOURS = ("#cfe2ff", "#ffe0b8", "#cdeccf", "#f5cfe3", "#e0d6fa", "#c9ecee", "#
 
 
 def to_dot(plan: LoweringPlan) -> str:
-    """Return a plan in the DOT language: a cluster for each method, partitions and host regions in it.
+    """Return a plan in the DOT language: a cluster for each method, with partitions and host regions.
 
     Args:
         plan: The plan.
@@ -46,7 +46,7 @@ def _lines(plan: LoweringPlan) -> Iterator[str]:
 
 
 def _quoted(text: str) -> str:
-    """Quote a text: Graphviz reads backslashes and HTML entities in labels, and no NUL."""
+    """Quote a text: Graphviz interprets backslashes and HTML entities in labels, and rejects NUL."""
     for raw, escaped in (("\0", "�"), ("&", "&amp;"), ("\\", "\\\\"), ('"', '\\"'), ("\r", ""), ("\n", "\\n")):
         text = text.replace(raw, escaped)
     return f'"{text}"'

@@ -1,4 +1,4 @@
-"""Where the vertices and lines of a picture are: rows by longest path, few crossings, straight lines."""
+"""The layout of a picture: rows by longest path, few crossings, straight lines."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from dataclasses import dataclass, field
 BOX_WIDTH, BOX_HEIGHT = 220.0, 56.0
 _GAP_X, _GAP_Y, _LANE, _MARGIN = 28.0, 64.0, 18.0, 24.0
 _LONG = 24
-"""Rows that a line may pass between boxes; longer ones go straight, behind them."""
+"""How many rows a line may cross between boxes; longer lines go straight, behind the boxes."""
 _ALONE = 6
-"""Vertices without any edge in a row."""
+"""How many vertices without edges share a row."""
 _SWEEPS = 6
 _HOME = 0.9
-"""Of its neighbours' distance to the middle, what a box keeps: a long picture stays upright."""
+"""The share of its neighbours' distance from the middle that a box keeps, so that a long picture stays upright."""
 
 Point = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where everything is.
+    """The positions of vertices and lines.
 
     Attributes:
-        ranks: For each vertex its row.
-        centres: For each vertex its centre.
-        routes: For each edge the points that its line goes through, from bottom edge to top edge.
+        ranks: The row of each vertex.
+        centres: The centre of each vertex.
+        routes: The points of each edge's line, from the bottom of its source to the top of its target.
         width: The width of the drawing.
         height: The height of the drawing.
     """
@@ -39,7 +39,7 @@ class Layout:
 
 @dataclass(slots=True)
 class _Rows:
-    """Vertices, and lanes for the lines that pass a row, by row. Items from `vertices` on are lanes."""
+    """Vertices, and lanes for the lines that cross a row, by row. Items from `vertices` on are lanes."""
 
     vertices: int
     ranks: list[int]
@@ -47,7 +47,7 @@ class _Rows:
     above: list[list[int]]
     below: list[list[int]]
     lanes: dict[tuple[int, int], int] = field(default_factory=dict)
-    """The lane of a vertex's lines in a row: all of them share it."""
+    """The lane of a vertex's lines in a row, which all of them share."""
 
     def is_lane(self, item: int) -> bool:
         return item >= self.vertices
@@ -60,7 +60,7 @@ def place(vertices: int, edges: Sequence[tuple[int, int]]) -> Layout:
     """Lay out a directed acyclic graph.
 
     Args:
-        vertices: How many vertices it has. They are numbered in topological order.
+        vertices: The number of its vertices, which are numbered in topological order.
         edges: Its edges, each once.
     """
     rows = _with_lanes(_ranks(vertices, edges), edges)
@@ -77,7 +77,7 @@ def place(vertices: int, edges: Sequence[tuple[int, int]]) -> Layout:
 
 
 def _ranks(vertices: int, edges: Sequence[tuple[int, int]]) -> list[int]:
-    """Rank by longest path; what reads nothing stands just above its first reader, what has no edge below the rest."""
+    """Rank by longest path; sources go just above their first reader, vertices without edges below the rest."""
     ranks = [0] * vertices
     readers: list[list[int]] = [[] for _ in ranks]
     reads = [False] * vertices
@@ -120,7 +120,7 @@ def _with_lanes(ranks: list[int], edges: Sequence[tuple[int, int]]) -> _Rows:
 
 
 def _order(rows: _Rows) -> None:
-    """Order each row by the mean place of the neighbours, down and up in turn."""
+    """Order each row by the mean position of the neighbours, downwards and upwards in turn."""
     place: dict[int, float] = {}
 
     def note(row: Sequence[int]) -> None:
@@ -168,7 +168,7 @@ def _positions(rows: _Rows) -> list[float]:
 
 
 def _fit(rows: _Rows, row: Sequence[int], x: list[float], wanted: Callable[[int], float]) -> None:
-    """Place a row where its items want to be, in the least-squares sense, without an overlap."""
+    """Place the items of a row as close to where they want to be as possible (least squares), without overlap."""
     offsets, offset = [], 0.0
     blocks: list[tuple[float, float, int]] = []  # weighted sum of wishes, weight, items: pooled while they overlap
     for i, item in enumerate(row):
@@ -208,7 +208,7 @@ def _routes(
 
 
 def _ports(rows: _Rows, neighbours: Sequence[Sequence[int]], x: Sequence[float]) -> Mapping[tuple[int, int], float]:
-    """Spread the lines of a vertex over its edge, in the order of where they come from or go to."""
+    """Spread the lines of a vertex along its edge, in the order of their other ends."""
     ports = {}
     for vertex in range(rows.vertices):
         others = sorted(neighbours[vertex], key=lambda other: (x[other], other))

@@ -10,7 +10,7 @@ from exir_lowering.plans.values import MethodPlan
 
 @dataclass(frozen=True, slots=True, repr=False)
 class LoweringPlan:
-    """What `lower` does with programs and partitioners.
+    """What `lower` does with some programs and partitioners.
 
     Attributes:
         methods: A plan for each method, in the order in which they were given.
@@ -20,7 +20,7 @@ class LoweringPlan:
 
     @property
     def backend_ids(self) -> tuple[str, ...]:
-        """The backends that partitions go to, each once, in the order in which they first occur."""
+        """The backends of the partitions, each once, in the order in which they first occur."""
         return tuple(dict.fromkeys(part.backend_id for method in self.methods for part in method.partitions))
 
     def to_text(self, *, width: int = 120) -> str:
@@ -36,11 +36,11 @@ class LoweringPlan:
         return data.to_json(self)
 
     def to_dot(self) -> str:
-        """Return the graph of partitions and of what lies between them for Graphviz."""
+        """Return the graph of partitions, and of what lies between them, for Graphviz."""
         return dot.to_dot(self)
 
     def to_html(self) -> str:
-        """Return one page, which needs no network, with the graph, the coverage and every host operator."""
+        """Return an HTML page with the graph, the coverage and every host operator; it needs no network."""
         return page.to_html(self)
 
     def __repr__(self) -> str:

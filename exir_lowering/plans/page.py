@@ -1,4 +1,4 @@
-"""A plan as one page for the browser, which needs no network."""
+"""A plan as an HTML page that needs no network."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 def to_html(plan: LoweringPlan) -> str:
     """Return a plan as a page: the graph, the coverage, every host operator with its reasons.
 
-    Whatever names the plan holds are shown as text: they reach the page as JSON, and a content security policy lets
-    the browser run the page's own script only, and load nothing.
+    All names in the plan are shown as text: they reach the page as JSON, and a content security policy lets the browser
+    run only the page's own script, and load nothing.
 
     Args:
         plan: The plan.

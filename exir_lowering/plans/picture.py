@@ -1,4 +1,4 @@
-"""The graph that the views draw: each partition one vertex, connected host operators one vertex, and no cycle."""
+"""The graph that the views draw, without cycles: a vertex per partition, and per region of host operators."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from exir_lowering.plans.values import MethodPlan
 
 @dataclass(frozen=True, slots=True)
 class Vertex:
-    """A partition, or host operators that are connected.
+    """A partition, or connected host operators.
 
     Attributes:
         id: Unique in the picture: "partition:" and the partition's id, or "host:" and a number.
-        kind: Which of the two it is.
-        title: What to write on it: the partition's id, or a host region's number and its nested graph.
+        kind: Which of the two.
+        title: Its label: the partition's id, or a host region's number and its nested graph.
         backend: The backend that runs it, None for the host.
         nodes: The names of its operators, in the method's order.
         rank: Its row: edges lead to later rows.
-        x: Where its centre is, to the right.
-        y: Where its centre is, downwards.
+        x: The horizontal position of its centre, rightwards.
+        y: The vertical position of its centre, downwards.
     """
 
     id: str
@@ -47,7 +47,7 @@ class Edge:
         source: The id of the vertex that makes the values.
         target: The id of the vertex that reads them.
         bytes: Bytes of the values, each counted once; 0 from a call to the nested graph that it calls.
-        points: The way of the line.
+        points: The points of the line.
     """
 
     source: str
@@ -74,13 +74,13 @@ class Picture:
 
 
 def picture(method: MethodPlan) -> Picture:
-    """Contract a method's partitions and host operators, and lay the result out.
+    """Contract a method's partitions and host operators, and lay out the result.
 
     Args:
         method: The method.
 
     Raises:
-        ValueError: The partitions cannot be run one after the other: they form a cycle.
+        ValueError: The partitions form a cycle, so they cannot be run in any order.
     """
     members = _regions(method, _contracted(method))
     owner = {name: key for key, names in members.items() for name in names}
@@ -110,7 +110,7 @@ def picture(method: MethodPlan) -> Picture:
 
 
 def label(vertex: Vertex) -> str:
-    """Return the second line of a vertex: who runs how many operators."""
+    """Return the second line of a vertex: its backend and the number of its operators."""
     count = wording.many(len(vertex.nodes), "operator")
     return count if vertex.backend is None else f"{vertex.backend}, {count}"
 
@@ -124,12 +124,12 @@ def _label(key: str) -> str | None:
 
 
 def _graph_of(name: str) -> str:
-    """Return the path of the nested graph that holds a node, "" for the method's own."""
+    """Return the path of the nested graph that holds a node, "" for the top graph."""
     return name.rpartition(".")[0]
 
 
 def _contracted(method: MethodPlan) -> dict[str, list[str]]:
-    """Return the vertices with each partition as one: for each the names of its nodes."""
+    """Return the vertices, with each partition as one, and the names of their nodes."""
     known = {partition.id for partition in method.partitions}
     members: dict[str, list[str]] = {}
     for node in method.nodes:
@@ -141,10 +141,10 @@ def _contracted(method: MethodPlan) -> dict[str, list[str]]:
 
 
 def _regions(method: MethodPlan, members: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    """Contract host operators that are connected, in one epoch and in one graph.
+    """Contract host operators that are connected, within one epoch and one graph.
 
-    The host's own schedule stays acyclic when its epochs are contracted. Nested graphs, which no region may mix with
-    the graph that calls them, cut an epoch into stages: the more often a path changes graphs, the later.
+    The host's own schedule stays acyclic when its epochs are contracted. No region may mix a nested graph with the
+    graph that calls it, so nested graphs divide an epoch into stages: the more often a path changes graphs, the later.
     """
     owner = {name: key for key, names in members.items() for name in names}
     crossing = _crossing(method, owner)
@@ -179,7 +179,7 @@ def _regions(method: MethodPlan, members: Mapping[str, list[str]]) -> dict[str, 
 def _crossing(method: MethodPlan, owner: Mapping[str, str]) -> dict[tuple[str, str], int]:
     """Return the edges between vertices with the bytes of the values that cross, each value once.
 
-    An operator that calls a nested graph has edges without bytes to where that graph starts.
+    An operator that calls a nested graph has edges without bytes to the start of that graph.
     """
     sizes = {node.name: node.result_bytes for node in method.nodes}
     values: dict[tuple[str, str], dict[str, int]] = {}
@@ -206,5 +206,5 @@ def _topological(
     order = topological(successors)
     if len(order) < len(keys):
         cycle = " -> ".join(source for source, _ in nx.find_cycle(nx.DiGraph(crossing.keys())))
-        raise ValueError(f"method {method.name}: partitions of the plan need each other: {cycle}")
+        raise ValueError(f"method {method.name}: the partitions of the plan form a cycle: {cycle}")
     return [keys[i] for i in order]

@@ -1,4 +1,4 @@
-"""From a partitioned method to its plan: which operator went where, and why not."""
+"""From a partitioned method to its plan: where each operator went, and why it stayed on the host."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TRIALS = 32
 """How many sets of operators are tried for advice in a graph: each trial is a pass over the graph."""
 
 _TOGETHER = 4
-"""How many of the most useful sets are also tried together."""
+"""How many of the most useful sets are also tried in combination."""
 
 
 def plan_method(program: ExportedProgram, tagged: Sequence[TaggedMethod], extracted: ExtractedMethod) -> MethodPlan:
@@ -33,11 +33,11 @@ def plan_method(program: ExportedProgram, tagged: Sequence[TaggedMethod], extrac
 
     Args:
         program: The method in Edge dialect, as it was before the first partitioner.
-        tagged: What each partitioner did, in their order.
-        extracted: The method without its partitions, and these.
+        tagged: The result of each partitioner, in their order.
+        extracted: The method and its partitions.
 
     Returns:
-        The plan; it holds no node and no tensor.
+        The plan, which holds no node and no tensor.
     """
     placed = _Placed(program, extracted.partitions)
     measured = _measure(program, placed)
@@ -133,10 +133,10 @@ class _Measured:
     """Bytes of a method.
 
     Attributes:
-        weights: Bytes of each parameter, buffer and constant; tied ones have one key.
-        readers: For each partition (None: the host) the weights that it reads.
-        bytes_in: For each partition the bytes of the values that it reads from outside.
-        bytes_out: For each partition the bytes of the values that it hands out.
+        weights: Bytes of each parameter, buffer and constant; tied ones share a key.
+        readers: The weights that each partition (None: the host) reads.
+        bytes_in: Bytes of the values that each partition reads from outside.
+        bytes_out: Bytes of the values that each partition returns.
     """
 
     weights: dict[int, int]
@@ -228,7 +228,7 @@ def _host(
 
 
 class _Between:
-    """One graph with each partition contracted to a vertex: what forbids merges, and what would allow them."""
+    """One graph with each partition contracted to a vertex: what prevents merges, and what would allow them."""
 
     def __init__(self, nodes: Sequence[PlannedNode], backend_of: Mapping[str, str]) -> None:
         self.nodes, self.backend_of = nodes, backend_of
@@ -255,22 +255,22 @@ class _Between:
 
     @cached_property
     def around(self) -> list[tuple[str, str, Mapping[str, str]]]:
-        """For each pair with a way from the first to the second that leaves both, what lies on ways from the first."""
+        """The pairs with a path from the first to the second that leaves both, and what is reached from the first."""
         found = ((first, second, self._reached(first, second)) for first, second in self._pairs())
         return [(first, second, reached) for first, second, reached in found if second in reached]
 
     def refused_merges(self) -> Iterator[RefusedMerge]:
-        """Yield, for each pair that cannot be one partition, the way that leads around."""
+        """Yield, for each pair that cannot be merged, the path that leaves and re-enters it."""
         for first, second, reached in self.around:
             yield RefusedMerge(first, second, tuple(self._names(reached, second)))
 
     def _reached(self, first: str, second: str) -> dict[str, str]:
-        """Return what lies behind a vertex up to another one, each with where it was reached from."""
+        """Return what is reached from a vertex before another one, each with its predecessor on the path."""
         first_steps = [(first, key) for key in reversed(self.successors[first]) if key != second]
         return reach(first_steps, self.successors.__getitem__, lambda key: self.place[key] <= self.place[second])
 
     def _names(self, came_from: Mapping[str, str], key: str) -> list[str]:
-        """Name the nodes on the way to a vertex."""
+        """Name the nodes on the path to a vertex."""
         names: list[str] = []
         while key in came_from:
             before = came_from[key]
@@ -280,7 +280,7 @@ class _Between:
         return names[::-1]
 
     def advice(self) -> Iterator[Advice]:
-        """Yield what would make fewer partitions: to take all operators on the ways between some of them."""
+        """Yield what would reduce the number of partitions: taking all operators on the paths between some of them."""
         obstacles: dict[str, list[frozenset[str]]] = {}
         for backend_id, operators in islice(dict.fromkeys(self._obstacles()), _TRIALS):
             obstacles.setdefault(backend_id, []).append(operators)
@@ -297,7 +297,7 @@ class _Between:
                     yield Advice(tuple(sorted(operators)), backend_id, before, count)
 
     def _fewest(self, backend_id: str, allowed: frozenset[str]) -> int:
-        """Return the fewest partitions of a backend that the graph can have when it takes some operators too."""
+        """Return the minimum number of a backend's partitions if it took some operators too."""
         labels = []
         for node in self.nodes:
             own = self.backend_of.get(node.partition or "") == backend_id
@@ -306,12 +306,12 @@ class _Between:
 
     @cached_property
     def predecessors(self) -> list[list[int]]:
-        """For each operator the numbers of those whose results it reads."""
+        """For each operator, the numbers of those whose results it reads."""
         number = {node.name: i for i, node in enumerate(self.nodes)}
         return [[number[source] for source in node.inputs if source in number] for node in self.nodes]
 
     def _obstacles(self) -> Iterator[tuple[str, frozenset[str]]]:
-        """Yield, for each pair, its backend and the host operators on the ways from the first to the second."""
+        """Yield, for each pair, its backend and the host operators on the paths from the first to the second."""
         operator_of = {self.key_of[node.name]: node.operator for node in self.nodes if node.partition is None}
         predecessors: dict[str, list[str]] = {key: [] for key in self.successors}
         for key, following in self.successors.items():

@@ -1,4 +1,4 @@
-"""What was delegated, what was not and why, and where the time went."""
+"""The report of a lowering: what was delegated, what was not and why, and where the time went."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from exir_lowering.plans.lowering_plan import LoweringPlan
 
 @dataclass
 class Times:
-    """Seconds spent in each step."""
+    """The seconds spent in each step."""
 
     seconds: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """Add the time that the body takes to a step."""
+        """Add the duration of the body to a step."""
         start = time.perf_counter()
         try:
             yield
@@ -33,11 +33,11 @@ class Times:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Report(LoweringPlan):
-    """What a lowering did: its plan, and what became of it.
+    """What a lowering did: its plan, the sizes of the payloads, and the times.
 
     Attributes:
-        payload_bytes: For each partition the bytes of its payload.
-        seconds: Time by step: edge, tag, extract, plan, preprocess, splice.
+        payload_bytes: The size of each partition's payload in bytes.
+        seconds: The time of each step: edge, tag, extract, plan, preprocess, splice.
     """
 
     payload_bytes: Mapping[str, int]
@@ -45,7 +45,7 @@ class Report(LoweringPlan):
 
     def table(self) -> Table:
         """Return the delegation table."""
-        # Narrow enough for a terminal of 60 columns.
+        # Fits a terminal with 60 columns.
         table = Table(title="Delegation", box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
         for column in ("method", "delegates", "ops\nin them", "ops\non host", "share", "payload"):
             left = column in ("method", "delegates")

@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 __all__ = ["table", "to_json", "to_text"]
 
 MOST = 30
-"""Rows of a list; the others are counted."""
+"""How many rows of a list are shown; the others are counted."""
 
 _SOURCE = 120
-"""Characters of a source line."""
+"""How many characters of a source line are shown."""
 
 _WIDE = 100
-"""Characters that the table of the partitions needs; without them it is a list."""
+"""How many characters the table of partitions needs; on narrower lines it is a list."""
 
 
 def table(plan: LoweringPlan) -> Table:
-    """Return the summary: what of each method goes where. It fits into 60 columns."""
+    """Return the summary: how much of each method goes where. It fits 60 columns."""
     summary = Table(title="Lowering plan", box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     for column in ("method", "partitions", "ops\nin\nthem", "ops\non\nhost", "share"):
         summary.add_column(column, justify="left" if column in ("method", "partitions") else "right", overflow="fold")
@@ -59,10 +59,10 @@ def to_text(plan: LoweringPlan, width: int = 120) -> str:
 
     Args:
         plan: The plan.
-        width: The width of a line, in characters.
+        width: The width of a line in characters.
     """
     out = io.StringIO()
-    # Neither the terminal nor the environment (FORCE_COLOR, COLUMNS) may change the text.
+    # The terminal and the environment (FORCE_COLOR, COLUMNS) must not affect the text.
     console = Console(file=out, width=width, force_terminal=False, color_system=None, highlight=False, emoji=False)
     console.print(table(plan))
     for method in plan.methods:
@@ -133,7 +133,7 @@ def _in_words(partition: PlannedPartition) -> str:
 
 
 def _grouped(host: Sequence[HostNode]) -> Iterator[tuple[str, str]]:
-    """Yield host operators with the same reason as one, the most frequent first, each with one source line."""
+    """Yield host operators grouped by reason, the most frequent first, each group with one source line."""
     groups: dict[tuple[str, str, str], list[HostNode]] = {}
     for node in host:
         groups.setdefault((node.operator, node.reason, node.by), []).append(node)

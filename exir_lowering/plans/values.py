@@ -1,4 +1,4 @@
-"""What lower does, and why, as values: every operator, its partition or the reason why it has none."""
+"""What `lower` does, and why, as values: every operator, with its partition or the reason why it has none."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class PlannedNode:
         name: Its name in the Edge program, with the path of the nested graph that holds it.
         operator: The operator, such as `aten.add.Tensor`.
         partition: The id of its partition, None on the host.
-        module: The path of the module that it came from, "" when that is not known.
-        source: The model's source line, "" when that is not known.
+        module: The path of the module that it came from, "" if not known.
+        source: The model's source line, "" if not known.
         inputs: The names of the operators whose results it reads.
         result_bytes: Bytes of its result.
         flops: Its floating-point operations.
-        calls: The paths of the nested graphs that it calls, as in the names of their operators.
+        calls: The paths of the nested graphs that it calls, as in the names of the operators there.
     """
 
     name: str
@@ -45,7 +45,7 @@ class PlannedPartition:
         nodes: The names of its operators.
         operators: How many of each operator it has.
         weight_bytes: Bytes of the parameters, buffers and constants that it reads.
-        bytes_in: Bytes that are handed to it in each call.
+        bytes_in: Bytes that it is given in each call.
         bytes_out: Bytes that it returns in each call.
         flops: Its floating-point operations.
     """
@@ -67,7 +67,7 @@ class HostNode:
     Attributes:
         node: Its name.
         operator: The operator.
-        reasons: Why, one for each partitioner that was asked, in their order.
+        reasons: Why: one reason for each partitioner that was asked, in their order.
         module: The path of the module that it came from.
         source: The model's source line.
     """
@@ -85,19 +85,19 @@ class HostNode:
 
     @property
     def by(self) -> str:
-        """Who said so."""
+        """Who gave the reasons."""
         return ", ".join(dict.fromkeys(rejection.by for rejection in self.reasons))
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedMerge:
-    """Two partitions of one backend that cannot be one.
+    """Two partitions of a backend that cannot be merged.
 
     Attributes:
         first: The id of the one that runs first.
         second: The id of the other.
-        path: Names of the nodes on a way from the first to the second that leaves both: merged, they would be their
-            own input.
+        path: Names of the nodes on a path from the first to the second that leaves both: if merged, they would depend
+            on themselves.
     """
 
     first: str
@@ -107,13 +107,13 @@ class RefusedMerge:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What would make fewer partitions.
+    """What would reduce the number of partitions.
 
     Attributes:
-        operators: The operators that would have to be taken, all of them.
+        operators: The operators that would all have to be taken.
         backend_id: The backend that would have to take them.
-        before: The fewest partitions of that backend that its graph can have now.
-        after: The fewest that it could have then.
+        before: The minimum number of partitions of that backend in the graph now.
+        after: The minimum number then.
     """
 
     operators: tuple[str, ...]
@@ -132,12 +132,12 @@ class MethodPlan:
 
     Attributes:
         name: The method's name.
-        nodes: Every operator, nested graphs included; getitem is not one, nor is a call of a delegate.
+        nodes: Every operator, nested graphs included; getitem and delegate calls do not count.
         partitions: Its partitions, in call order.
         host: The operators that stay on the host.
         adjustments: Partitions that a partitioner dropped or cut.
-        refused_merges: For each partition and the next one of its backend, the path that forbids one partition.
-        advice: What would make fewer partitions, the most helpful first.
+        refused_merges: For each partition and the next one of its backend, the path that prevents merging them.
+        advice: What would reduce the number of partitions, the most helpful first.
         weight_bytes: Bytes of all parameters, buffers and constants that its operators read.
         delegated_weight_bytes: Bytes of those that partitions read.
     """

@@ -1,4 +1,4 @@
-"""How the views write numbers and shorten what is long."""
+"""How the views write numbers and shorten long texts."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def path(names: Sequence[str], most: int = 6) -> str:
 
 
 def span(names: Sequence[str]) -> str:
-    """Write which nodes something is about: one, or how many from which to which."""
+    """Name the nodes that something is about: one node, or their number with the first and the last."""
     if len(names) < 2:
         return "".join(names) or "nothing"
     return f"{len(names):,} nodes from {names[0]} to {names[-1]}"
 
 
 def counted(counts: Mapping[str, int], most: int = 2) -> str:
-    """Write the most frequent of some counted names: 4 x add, 2 x mul, 3 more."""
+    """Write the most frequent names with their counts: 4 x add, 2 x mul, 3 more."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     shown = [f"{count:,} x {name}" for name, count in ordered[:most]]
     left = sum(count for _, count in ordered[most:])

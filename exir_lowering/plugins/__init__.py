@@ -1,4 +1,4 @@
-"""The contracts of partitioners, backends and delegates, how plug-ins are found, and what they may rely on."""
+"""The contracts of partitioners, backends and delegates, and how plug-ins are found and called."""
 
 import lazy_loader
 

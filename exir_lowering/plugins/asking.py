@@ -1,4 +1,4 @@
-"""Run a partitioner, hear why it leaves what it leaves, and check the form of what it returns."""
+"""Run a partitioner, record why it leaves nodes on the host, and check the form of its result."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Answer:
     """What a partitioner returned.
 
     Attributes:
-        tagged: The program with its tags: the one that it was given, or a copy.
-        destinations: For each tag where it goes.
-        given: The rejections that it gives, by node.
-        adjustments: The adjustments that it gives.
-        heard: What it said of nodes in ExecuTorch's ways.
+        tagged: The tagged program: the one that it was given, or a copy.
+        destinations: The destination of each tag.
+        given: The rejections that it returned, by node.
+        adjustments: The adjustments that it returned.
+        heard: What it reported about nodes in ExecuTorch's ways.
     """
 
     tagged: ExportedProgram
@@ -42,13 +42,13 @@ def ask(who: str, partitioner: Partitioner, program: ExportedProgram) -> Answer:
     """Run a partitioner.
 
     Args:
-        who: How to call it in errors.
+        who: Its name for errors.
         partitioner: The partitioner.
-        program: The program, which gets tags.
+        program: The program to tag.
 
     Raises:
-        InputError: It refuses what its user gave it.
-        PartitionerContractError: It raised, or returned something else than a PartitionResult.
+        InputError: It refuses its user's arguments.
+        PartitionerContractError: It raised, or returned something other than a PartitionResult.
     """
     with refusals.heard() as heard:
         result = _run(who, partitioner, program)
@@ -65,7 +65,7 @@ def ask(who: str, partitioner: Partitioner, program: ExportedProgram) -> Answer:
 def _run(who: str, partitioner: Partitioner, view: ExportedProgram) -> Any:
     try:
         result = partitioner(view)
-    except InputError as error:  # of a partitioner of this package: the user's mistake, not the partitioner's
+    except InputError as error:  # from a partitioner of this package: the user's mistake, not the partitioner's
         raise InputError(f"{who}: {error}") from error
     except PartitionerContractError as error:
         raise PartitionerContractError(f"{who}: {error}", violation=error.violation, details=error.details) from error
@@ -101,7 +101,7 @@ def _destinations(who: str, partitioner: Partitioner, result: Any) -> dict[str, 
 
 
 def _said(who: str, result: Any, name: str, kind: type[_Said]) -> tuple[_Said, ...]:
-    """Return what a partitioner says beside its tags."""
+    """Return what a partitioner returned in addition to its tags."""
     given = getattr(result, name, None) or ()
     if not isinstance(given, (list, tuple)) or not all(isinstance(item, kind) for item in given):
         raise PartitionerContractError(

@@ -1,4 +1,4 @@
-"""What executes a backend's payloads on this machine: ExecuTorch's runtime itself, a delegate, or nothing."""
+"""What can execute a backend's payloads on this machine: ExecuTorch's runtime itself, a delegate, or nothing."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from exir_lowering.plugins import registry
 from exir_lowering.plugins.delegate import Delegate
 
 POSSIBLE = "execution is still possible by saving and loading where the backend is available"
-"""What a warning ends with: lowering is one thing, executing another."""
+"""The end of the warning: the model is lowered, but cannot be executed here."""
 
 bridged: set[str] = set()
-"""Ids under which Python delegates are registered in the runtime, which has no backend of its own for them."""
+"""Ids under which Python delegates are registered in the runtime; it has no backends of its own for them."""
 
 _INSTALL = {"OpenvinoBackend": ': pip install "exir-lowering[openvino]"'}
-"""What brings what a backend of the runtime needs, where an extra does."""
+"""How to install what a backend of the runtime needs, if an extra provides it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Missing:
     """Nothing executes a backend's payloads here.
 
     Attributes:
-        reason: Why not, as a clause.
+        reason: Why, as a clause.
         advice: What to do, as sentences.
     """
 
@@ -42,24 +42,24 @@ class Missing:
 
 
 def runtime_failure() -> str | None:
-    """Say why ExecuTorch's runtime cannot be used on this machine, as a clause; None when it can."""
+    """Return why ExecuTorch's runtime cannot be used on this machine, as a clause; None if it can."""
     try:
         executorch_runtime()
-    except Exception as error:  # whatever its libraries raise when they are imported
+    except Exception as error:  # anything that its libraries may raise when they are imported
         let_through(error)
         return f"the ExecuTorch runtime cannot be imported here ({type(error).__name__}: {error})"
     return None
 
 
 def kernels() -> frozenset[str] | None:
-    """Return the operators that the runtime of this machine has kernels for; None where it has no runtime."""
+    """Return the operators for which the runtime of this machine has kernels; None if there is no runtime."""
     if runtime_failure() is not None:
         return None
     return frozenset(executorch_runtime().operator_registry.operator_names)
 
 
 def own_backends() -> frozenset[str]:
-    """Return the ids of the backends that are built into the runtime of this machine; none where it has no runtime."""
+    """Return the ids of the backends that the runtime of this machine includes; empty if there is no runtime."""
     if runtime_failure() is not None:
         return frozenset()
     return frozenset(executorch_runtime().backend_registry.registered_backend_names) - bridged
@@ -73,11 +73,11 @@ def executor(backend_id: str, given: Mapping[str, Any] | None = None) -> Delegat
         given: A call's delegates, by id.
 
     Returns:
-        A delegate that is available, one that was given first, None for the runtime itself, or why there is nothing.
+        An available delegate (preferably a given one), None for the runtime itself, or why nothing executes them.
 
     Raises:
-        BackendFailure: The delegate raised when it was asked whether it is available.
-        PluginLoadError: The delegate could not be made, or its id is provided twice.
+        BackendFailure: The delegate raised in `is_available`.
+        PluginLoadError: The delegate could not be created, or its id is provided twice.
     """
     own = own_backends()
     has = f"It has {', '.join(sorted(own)) or 'none'}."
@@ -105,11 +105,11 @@ def executor(backend_id: str, given: Mapping[str, Any] | None = None) -> Delegat
 
 
 def warn_unavailable(backend_ids: Iterable[str], *, stacklevel: int) -> None:
-    """Warn, once for each backend, that what was lowered for it cannot be executed on this machine.
+    """Warn, once per backend, that payloads for it cannot be executed on this machine.
 
     Args:
         backend_ids: The backends.
-        stacklevel: As for `warnings.warn`, seen from the caller.
+        stacklevel: As for `warnings.warn`, relative to the caller.
     """
     for backend_id in backend_ids:
         try:

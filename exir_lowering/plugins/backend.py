@@ -1,4 +1,4 @@
-"""What plug-ins implement, and how ExecuTorch's own classes fit in.
+"""The contracts of backends and partitioners, and how ExecuTorch's own classes fit in.
 
 A partitioner is ExecuTorch's `Partitioner`. A backend is a `Backend`; an ExecuTorch `BackendDetails` class is adapted.
 """
@@ -54,8 +54,8 @@ class ExplainedResult(PartitionResult):  # type: ignore[misc]
     """ExecuTorch's `PartitionResult`, with the reasons of a partitioner that explains itself.
 
     Attributes:
-        rejections: For each operator that it left, why. `method` may be "": it is filled in.
-        adjustments: For each partition that it dropped or cut, why. `method` may be "".
+        rejections: Why, for each operator that it left on the host. `method` may be "": it is filled in.
+        adjustments: Why, for each partition that it dropped or cut. `method` may be "".
     """
 
     rejections: Sequence[Rejection] = ()
@@ -64,7 +64,7 @@ class ExplainedResult(PartitionResult):  # type: ignore[misc]
 
 @dataclass(frozen=True, slots=True)
 class BackendContext:
-    """What a backend may use while it lowers; one for all partitions that it is handed.
+    """What a backend may use while it lowers; one context for all partitions of a call.
 
     Attributes:
         weights: Refers to tensors by their content, so that all partitions of all methods, and all backends, keep one
@@ -75,22 +75,22 @@ class BackendContext:
 
 
 PARALLEL = ("none", "thread", "process")
-"""What `Backend.parallel` may be."""
+"""The values of `Backend.parallel`."""
 
 
 class Backend(ABC):
     """Lowers partitions ahead of time.
 
-    A `preprocess` or `preprocess_all` with a parameter `context` is given a `BackendContext` there, by keyword. The
-    parameter must have that name: `**options` alone is given nothing.
+    A `preprocess` or `preprocess_all` with a parameter `context` gets a `BackendContext`, by keyword. The parameter
+    must have that name: `**options` alone gets nothing.
 
     Attributes:
-        backend_id: The id that is written to the file and that the runtime looks up.
-        version: Of the code that makes the payloads; a change means that equal programs may give other bytes.
+        backend_id: The id that is written to the file and looked up by the runtime.
+        version: The version of the code that makes the payloads; after a change, equal programs may give other bytes.
         parallel: Whether `preprocess` may run for several partitions at once, and in what; one of `PARALLEL`. With
-            "none" it runs while no other thread converts. With the others it runs beside them, and takes
+            "none" it runs while no other thread converts. Otherwise it runs concurrently with them, and takes
             `exir_lowering.plugins.conversion_lock()` itself around what torch and ExecuTorch do with graphs. This
-            version calls for one partition of a program at a time.
+            version lowers one partition of a program at a time.
     """
 
     backend_id: ClassVar[str]
@@ -102,9 +102,9 @@ class Backend(ABC):
         """Lower one partition.
 
         Args:
-            program: The partition in Edge dialect, yours to change. Its tensors belong to the user: read only.
+            program: The partition in Edge dialect, yours to change. Its tensors belong to the user and are read-only.
                 Placeholders are ordered parameters, buffers, constants, user inputs.
-            compile_specs: What the partitioner wants the backend to be told.
+            compile_specs: The partitioner's options for the backend.
 
         Returns:
             The payload (`processed_bytes`), and optionally a debug handle map and named data.
@@ -119,19 +119,19 @@ class Backend(ABC):
     ) -> dict[str, list[PreprocessResult]]:
         """Lower every partition of every method that goes to this backend; by default one by one.
 
-        An override that does not use the context may leave the parameter out. One that calls this method for a
-        `preprocess` with a context hands it on: `super().preprocess_all(programs, specs, context=context)`.
+        An override that does not use the context may omit the parameter. If it calls this method for a `preprocess`
+        with a context, it passes it on: `super().preprocess_all(programs, specs, context=context)`.
 
         Args:
-            edge_programs: For each method its partitions, in call order.
-            compile_specs: For each partition its compile specs, in the same shape.
-            context: What `preprocess` is given, if it has a parameter of that name.
+            edge_programs: The partitions of each method, in call order.
+            compile_specs: The compile specs of each partition, in the same shape.
+            context: What `preprocess` gets, if it has a parameter of that name.
 
         Returns:
-            For each method the results, in the same shape.
+            The results of each method, in the same shape.
 
         Raises:
-            BackendContractError: `preprocess` needs a context, and there is none here.
+            BackendContractError: `preprocess` needs a context, and none was passed.
         """
         also = context_argument(self.preprocess, context)
         return {
@@ -144,11 +144,11 @@ class Backend(ABC):
 
     @property
     def one_by_one(self) -> bool:
-        """Whether `preprocess_all` is the default, so that a failure can be told of one partition."""
+        """Whether `preprocess_all` is the default, so that a failure can be attributed to one partition."""
         return type(self).preprocess_all is Backend.preprocess_all
 
     def lend(self, program: ExportedProgram, compile_specs: list[CompileSpec]) -> ExportedProgram | None:
-        """Make the backend's own copy of a partition; None (the default) for one that shares the weights."""
+        """Make the backend's own copy of a partition; None (the default) for a copy that shares the weights."""
         return None
 
 
@@ -170,17 +170,17 @@ class ExecutorchBackend(Backend):
         *,
         context: BackendContext | None = None,
     ) -> dict[str, list[PreprocessResult]]:
-        """Lower all partitions with the class, which knows no context."""
+        """Lower all partitions with the class, which takes no context."""
         results: dict[str, list[PreprocessResult]] = self.details.preprocess_multimethod(edge_programs, compile_specs)
         return results
 
     @property
     def one_by_one(self) -> bool:
-        """Whether the class leaves ExecuTorch's `preprocess_multimethod` as it is."""
+        """Whether the class inherits ExecuTorch's `preprocess_multimethod`."""
         return _function(self.details.preprocess_multimethod) is _function(BackendDetails.preprocess_multimethod)
 
     def lend(self, program: ExportedProgram, compile_specs: list[CompileSpec]) -> ExportedProgram | None:
-        """Let a class that overrides `copy_exported_program_for_preprocess` make its copy; others share the weights."""
+        """Return the copy of a class that overrides `copy_exported_program_for_preprocess`, None for other classes."""
         copy = self.details.copy_exported_program_for_preprocess
         if _function(copy) is _function(BackendDetails.copy_exported_program_for_preprocess):
             return None
@@ -189,10 +189,10 @@ class ExecutorchBackend(Backend):
 
 
 def context_argument(method: Callable[..., Any], context: BackendContext | None) -> dict[str, BackendContext]:
-    """Return what a backend's method is given by keyword: the context, if it has a parameter of that name.
+    """Return the keyword arguments for a backend's method: the context, if it has a parameter of that name.
 
     Raises:
-        BackendContractError: The parameter has no default, and there is no context.
+        BackendContractError: The parameter has no default, and there is no context to pass.
     """
     parameter = inspect.signature(method).parameters.get("context")
     if parameter is None or (context is None and parameter.default is not inspect.Parameter.empty):
@@ -200,7 +200,7 @@ def context_argument(method: Callable[..., Any], context: BackendContext | None)
     if context is None:
         raise BackendContractError(
             f"{getattr(method, '__qualname__', method)} takes a context, and the default preprocess_all was called "
-            "without one. Take a parameter named context in preprocess_all too, and hand it on: "
+            "without one. Give preprocess_all a parameter named context too, and pass it on: "
             "super().preprocess_all(edge_programs, compile_specs, context=context)."
         )
     return {"context": context}

@@ -1,4 +1,4 @@
-"""What a stand-in for torch.fx's `CapabilityBasedPartitioner` needs to know of it."""
+"""What a replacement for torch.fx's `CapabilityBasedPartitioner` needs to know about it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["proposing_with", "qualified_operator", "supported"]
 
 
 def supported(partitioner: CapabilityBasedPartitioner) -> dict[Node, None]:
-    """Ask a partitioner's support for each node, and tell who listens of those that it refuses."""
+    """Return the nodes that a partitioner's support takes, and report those that it refuses."""
     modules = dict(partitioner.graph_module.named_modules())
     found: dict[Node, None] = {}
     for node in partitioner.graph_module.graph.nodes:

@@ -1,4 +1,4 @@
-"""What executes a backend's payloads in the runtime: the other half of a `Backend`, without a compiler."""
+"""The contract of delegates, which execute a backend's payloads in the runtime, without a compiler."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:  # the machine that runs a file need not import ExecuTorch's a
 
 
 class Recorder(Protocol):
-    """Takes the profile events of a delegate's handle; whoever executes the delegate makes one."""
+    """Records the profile events of a delegate's handle; created by whatever executes the delegate."""
 
     @property
     def active(self) -> bool:
-        """Whether events are recorded: the handle is being executed, and somebody profiles."""
+        """Whether events are recorded: the handle is being executed and profiled."""
         ...
 
     def now(self) -> int:
-        """Return the time, in the recorder's unit."""
+        """Return the current time, in the recorder's unit."""
         ...
 
     def record(self, identifier: int | str, start: int, end: int) -> None:
@@ -30,7 +30,7 @@ class Recorder(Protocol):
 
 
 class _Nothing:
-    """An event that nobody records."""
+    """An event that is not recorded."""
 
     __slots__ = ()
 
@@ -42,7 +42,7 @@ class _Nothing:
 
 
 class _Event:
-    """An event: the time that the context lasts."""
+    """An event, which lasts as long as the context."""
 
     __slots__ = ("_identifier", "_recorder", "_start")
 
@@ -64,7 +64,7 @@ def check_identifier(identifier: object) -> None:
     """Check that an event can be recorded under an identifier.
 
     Raises:
-        ValueError: It is neither a number from 0 to 2**31 - 1 nor a str with something in it.
+        ValueError: It is neither an int from 0 to 2**31 - 1 nor a non-empty str without null characters.
     """
     if isinstance(identifier, str) and identifier and "\0" not in identifier:
         return
@@ -72,20 +72,20 @@ def check_identifier(identifier: object) -> None:
         return
     raise ValueError(
         f"event({identifier!r}): expected an identifier of the backend's debug_handle_map: an int from 0 to 2**31 - 1, "
-        "or a str that is not empty and has no null characters."
+        "or a non-empty str without null characters."
     )
 
 
 @dataclass(frozen=True, slots=True)
 class DelegateContext:
-    """What a delegate may know of the file while it compiles a payload; kept in a handle, it takes profile events.
+    """What a delegate may know about the file while it compiles a payload; later, it records profile events.
 
     Attributes:
         method: The name of the method that the payload is part of.
-        named_data: Returns named data of the file (ExecuTorch's NamedDataStore) by its key, None when there is none of
-            that name. It can be called until `compile` returns.
+        named_data: Returns named data of the file (ExecuTorch's NamedDataStore) by its key, or None if there is no such
+            key. It can be called until `compile` returns.
         number: Which of the method's delegates the payload is for, from 0.
-        recorder: Takes the events of `event`; None when nothing is ever profiled.
+        recorder: Records the events of `event`; None if nothing is ever profiled.
     """
 
     method: str
@@ -96,14 +96,14 @@ class DelegateContext:
     def event(self, identifier: int | str) -> AbstractContextManager[None]:
         """Return a context that records how long it lasts, for `LoadedProgram.profile` and ExecuTorch's Inspector.
 
-        It is meant for `execute`: keep the context that `compile` got in the handle. When nothing is profiled, and
-        outside of `execute`, it does nothing.
+        It is meant for `execute`: keep the context that `compile` gets in the handle. It does nothing outside
+        `execute`, or when nothing is profiled.
 
         Args:
             identifier: A key of the `debug_handle_map` that the backend returned for the payload.
 
         Raises:
-            ValueError: While something is profiled: the identifier is none.
+            ValueError: The identifier is invalid; checked only while profiling.
         """
         recorder = self.recorder
         if recorder is None or not recorder.active:
@@ -116,33 +116,33 @@ class Delegate(ABC):
     """Executes payloads of one backend in ExecuTorch's runtime.
 
     `load` finds it by its id: in its `delegates=`, then in the entry points of the group `exir_lowering.delegates`.
-    Runs do not overlap: whoever loads or runs a program waits for others, so a delegate must not wait for a thread that
-    does. `destroy` may be called in any thread. Autocast, inference mode, default devices and dtypes of the caller are
-    set aside meanwhile, and gradients are off.
+    Runs do not overlap: loading or running a program waits for other threads that do so. Therefore a delegate must not
+    wait for such a thread. `destroy` may be called in any thread. The caller's autocast, inference mode, default device
+    and dtype are set aside while a delegate runs, and gradients are off.
 
-    What a delegate raises is raised again by `load` and `run`, as the cause of a BackendFailure. ExecuTorch's own
-    loaders see a number only: that of the exception's attribute `executorch_error`, such as 0x30, if it has one.
+    `load` and `run` raise a BackendFailure whose cause is the delegate's exception. ExecuTorch's own loaders only get a
+    number: the exception's attribute `executorch_error`, such as 0x30, if it has one.
 
     Attributes:
-        delegate_id: The id of the backend, as it is in the file.
+        delegate_id: The id of the backend, as in the file.
     """
 
     delegate_id: ClassVar[str]
 
     def is_available(self) -> bool:
-        """Tell whether payloads can be compiled and executed on this machine; a file is not loaded otherwise."""
+        """Return whether this machine can compile and execute payloads; if not, files with them are not loaded."""
         return True
 
     def compile(self, processed: bytes, compile_specs: list[CompileSpec], context: DelegateContext) -> Any:
-        """Make a payload ready to be executed; called once for each, when its file is loaded.
+        """Prepare a payload for execution; called once for each payload, when its file is loaded.
 
         Args:
             processed: The payload, as the backend made it.
-            compile_specs: What the partitioner told the backend.
+            compile_specs: The partitioner's options for the backend.
             context: The method, and named data of the file.
 
         Returns:
-            Anything: the handle that `execute` and `destroy` get. By default the payload.
+            The handle that `execute` and `destroy` get: any object. By default the payload.
         """
         return processed
 
@@ -150,21 +150,21 @@ class Delegate(ABC):
     def execute(self, handle: Any, inputs: list[Any]) -> Sequence[Any]:
         """Execute a payload.
 
-        A file does not say where a call's inputs end. Where that is in doubt the first call may be made again, with
-        more or fewer inputs, until as many outputs are returned as are left: raise when `inputs` are not what the
-        payload needs.
+        A file does not say where a call's inputs end. If that is in doubt, the first call may be repeated with more or
+        fewer inputs, until the number of outputs matches what is left: raise if `inputs` are not what the payload
+        needs.
 
         Args:
             handle: What `compile` returned.
-            inputs: Tensors, ints, floats and bools. Tensors are the runtime's own memory: they must not be written, nor
-                their views (`run` raises a BackendContractError), and are valid until this call returns; clone what is
-                to be kept.
+            inputs: Tensors, ints, floats and bools. Tensors are the runtime's own memory: neither they nor their views
+                may be written (`run` raises a BackendContractError), and they are valid until this call returns; clone
+                what you want to keep.
 
         Returns:
-            The outputs, of the dtypes and shapes that the file tells: tensors on the CPU, which are copied and may be
-            inputs or views of them, and numbers where a partition returns one.
+            The outputs, with the dtypes and shapes that the file declares: tensors on the CPU, which are copied and may
+            be inputs or views of them, and numbers where a partition returns a number.
         """
 
     def destroy(self, handle: Any) -> None:
-        """Let go of what a handle holds; called once for each, when its program is no longer used."""
+        """Release what a handle holds; called once for each handle, when its program is no longer used."""
         return None

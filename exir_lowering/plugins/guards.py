@@ -1,4 +1,4 @@
-"""What a plug-in holds to while it runs code of others: the lock of conversions, and what is never to be caught."""
+"""Rules for plug-ins that run other code: the conversion lock, and exceptions that must not be caught."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why a partitioner left an operator: what it says itself, or which of its checks failed."""
+"""Why a partitioner left an operator on the host: its own words, or which of its checks failed."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ _SHAPED = ("aten.view_copy.default", "aten.view.default", "aten.expand_copy.defa
 
 @dataclass
 class Refusals:
-    """What was heard of a partitioner while it ran.
+    """The reasons that a partitioner reported while it ran.
 
     Attributes:
-        heard: For each node the reasons and who gave them, in the order in which they were given.
+        heard: For each node, the reasons and who gave them, in the order in which they were given.
     """
 
     heard: dict[Node, dict[str, str]] = field(default_factory=dict)
 
     def hear(self, node: Node, reason: str, by: str) -> None:
-        """Keep one reason for one node."""
+        """Record a reason for a node."""
         self.heard.setdefault(node, {}).setdefault(reason.strip().rstrip("."), by)
 
 
 @contextmanager
 def heard() -> Iterator[Refusals]:
-    """Listen to ExecuTorch's ways of saying why while the context lasts."""
+    """Record the reasons that are reported in ExecuTorch's ways while the context lasts."""
     refusals = Refusals()
     with listening(refusals.hear):
         yield refusals
@@ -57,19 +57,19 @@ def rejections(
     *,
     besides: Collection[str] = (),
 ) -> tuple[Rejection, ...]:
-    """Give each operator that a partitioner left a reason.
+    """Give a reason for each operator that a partitioner left on the host.
 
     Args:
         tagged: The program with the partitioner's tags.
         partitioner: The partitioner.
         given: The rejections that it returned, by node.
-        refusals: What was heard while it ran.
-        besides: Operators that it was not asked for. Its checks must not see them: ExecuTorch's mark nodes as they
-            check, and what was marked is compiled in another way.
+        refusals: The reasons that it reported while it ran.
+        besides: Operators that it was not asked about. Its checks must not see them: ExecuTorch's checks mark nodes,
+            and marked nodes are compiled differently.
 
     Returns:
-        A rejection for each operator without a tag, in graph order, its method left open; operators of graphs that a
-        tagged call moves have none.
+        A rejection for each operator without a tag, in graph order, without its method. Operators in graphs that move
+        with a tagged call have none.
     """
     name = type(partitioner).__name__
     found = []
@@ -90,7 +90,7 @@ def rejections(
 def _reason(
     partitioner: Partitioner, tagged: ExportedProgram, path: tuple[str, ...], node: Node, refusals: Refusals
 ) -> tuple[str, str, str]:
-    """Return the code, the text and who says it: the partitioner's own words first, then the check that fails."""
+    """Return the code, the text and who says so: the partitioner's own words, otherwise the check that fails."""
     said = refusals.heard.get(node)
     if said:
         return "check", _with_values(node, "; ".join(_cause(node, words) for words in said)), next(iter(said.values()))
@@ -103,7 +103,7 @@ def _reason(
 def _configured(
     partitioner: ConfigerationBasedPartitioner, tagged: ExportedProgram, path: tuple[str, ...], node: Node
 ) -> tuple[str, str, str]:
-    """Name the check of a partitioner that is a table of configurations by operator."""
+    """Name the failing check of a partitioner that is a table of configurations by operator."""
     name, operator = type(partitioner).__name__, graphs.operator_name(node)
     if path:
         return "nested", f"{name} looks at the top graph only, and this is in {'.'.join(path)}", ""
@@ -113,7 +113,7 @@ def _configured(
     check = f"{type(config).__name__}.check_constraints"
     try:
         taken = config.check_constraints(node, tagged)
-    except Exception as error:  # a check that relies on what the partitioner does before
+    except Exception as error:  # a check that relies on what the partitioner did before
         let_through(error)
         return "check", f"{check} raised {type(error).__name__}: {error}", check
     if not taken:
@@ -122,10 +122,10 @@ def _configured(
 
 
 def _cause(node: Node, words: str) -> str:
-    """Return why, where a partitioner's words name something else.
+    """Return the actual cause if a partitioner's words name something else.
 
-    ExecuTorch's check for XNNPACK says "invalid dtype" of every argument that is not a tensor with elements and a dtype
-    of its own.
+    ExecuTorch's check for XNNPACK says "invalid dtype" for every argument that is not a tensor with elements and a
+    dtype of its own.
     """
     if words != _INVALID_DTYPE:
         return words
@@ -146,7 +146,7 @@ def _cause(node: Node, words: str) -> str:
 
 
 def _with_values(node: Node, reason: str) -> str:
-    """Add the types of what the operator reads and makes: reasons such as "invalid dtype" leave them out."""
+    """Add the types of an operator's inputs and results: reasons such as "invalid dtype" lack them."""
     read = [tensor for source in node.all_input_nodes for tensor in measures.tensors(source.meta.get("val"))]
     made = list(measures.tensors(node.meta.get("val")))
     arrow = f"{', '.join(map(_type, read)) or 'nothing'} -> {', '.join(map(_type, made)) or 'no tensor'}"

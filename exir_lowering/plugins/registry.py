@@ -1,7 +1,4 @@
-"""Finding plug-ins: registered in this process, entry points (loaded when asked for), ExecuTorch's backend classes.
-
-Who looks for a delegate runs a file: what backends and partitioners are made of is imported when one is asked for.
-"""
+"""Find plug-ins: registered in this process, entry points (loaded on demand), ExecuTorch's backend classes."""
 
 from __future__ import annotations
 
@@ -41,7 +38,7 @@ class PluginInfo:
         group: The entry-point group.
         id: The entry's name.
         provider: The distribution and object that provide it.
-        error: Why it cannot be used, "" when it can.
+        error: Why it cannot be used, "" if it can.
     """
 
     group: str
@@ -57,7 +54,7 @@ def register_backend(backend: _Class) -> _Class:
         The class.
 
     Raises:
-        PluginLoadError: It is no Backend class, has no id or no `preprocess`, or another one has the id.
+        PluginLoadError: It is not a Backend class, has no id or no `preprocess`, or its id is already taken.
     """
     from exir_lowering.plugins.backend import Backend
 
@@ -72,23 +69,23 @@ def register_delegate(delegate: _Class) -> _Class:
         The class.
 
     Raises:
-        PluginLoadError: It is no Delegate class, has no id or no `execute`, or another one has the id.
+        PluginLoadError: It is not a Delegate class, has no id or no `execute`, or its id is already taken.
     """
     _register(DELEGATES, _own_id("register_delegate", delegate, Delegate, "delegate_id"), delegate)
     return delegate
 
 
 def register_partitioner(plugin_id: str) -> Callable[[_Factory], _Factory]:
-    """Register a `Partitioner` class, or a function that makes one, in this process; a decorator with the name.
+    """Return a decorator that registers a `Partitioner` class, or a function that makes one, in this process.
 
     Args:
-        plugin_id: The name by which `lower` finds it.
+        plugin_id: The name under which `lower` finds it.
 
     Returns:
-        The decorator, which returns what it is given.
+        The decorator, which returns its argument.
 
     Raises:
-        PluginLoadError: The name is none, what is decorated cannot be called, or another one has the name.
+        PluginLoadError: The name is invalid or already taken, or what is decorated cannot be called.
     """
     if not isinstance(plugin_id, str) or not plugin_id:
         raise PluginLoadError(
@@ -118,31 +115,31 @@ def _own_id(who: str, plugin: object, kind: type, attribute: str) -> str:
     missing = sorted(getattr(plugin, "__abstractmethods__", ()))
     if missing:
         raise PluginLoadError(
-            f"{who}: {_place(plugin)} has no {' and no '.join(missing)}, which every {kind.__name__} needs: nobody "
-            "could make one. Write it, or register the subclass that has it."
+            f"{who}: {_place(plugin)} has no {' and no '.join(missing)}, which every {kind.__name__} needs: no "
+            "object of it can be created. Write it, or register the subclass that has it."
         )
     return plugin_id
 
 
 def _register(group: str, plugin_id: str, plugin: Any) -> None:
-    """Register a plug-in; one that is defined again at the same place, as in a notebook, replaces the older one."""
+    """Register a plug-in. One that is defined again in the same place, as in a notebook, replaces the older one."""
     earlier = _registered[group].get(plugin_id)
     if earlier is not None and _place(earlier) != _place(plugin):
         raise PluginLoadError(
-            f"{plugin_id!r} in group {group!r} is registered already, by {_place(earlier)}; now by {_place(plugin)}. "
-            "Register it once, or give one of them another id."
+            f"{plugin_id!r} in group {group!r} is already registered, by {_place(earlier)}; now by {_place(plugin)}. "
+            "Register only one of them, or give one of them another id."
         )
     _registered[group][plugin_id] = plugin
 
 
 def _place(plugin: Any) -> str:
-    """Say where a plug-in is defined; objects, such as those of functools.partial, have no such place."""
+    """Return where a plug-in is defined, or its repr if that is not known, as for functools.partial."""
     name = getattr(plugin, "__qualname__", None)
     return f"{plugin.__module__}:{name}" if isinstance(name, str) else repr(plugin)
 
 
 def installed() -> Iterator[PluginInfo]:
-    """Load every plug-in and yield what it is, broken ones with their error."""
+    """Load and describe every plug-in; broken ones have an error."""
     for group in GROUPS:
         for plugin_id in sorted(_known(group)):
             error = ""
@@ -159,7 +156,7 @@ def find_partitioner(plugin_id: str) -> Partitioner:
 
     Raises:
         UnknownPluginError: No distribution provides the id.
-        PluginLoadError: It is provided twice, cannot be imported, or makes something else than a partitioner.
+        PluginLoadError: It is provided twice, cannot be imported, or does not make a partitioner.
     """
     from exir_lowering.plugins.backend import Partitioner
 
@@ -187,8 +184,8 @@ def find_backend(backend_id: str, given: Mapping[str, Any] | None = None) -> Bac
         given: The call's `backends=`: Backend objects or classes, or BackendDetails classes, by id.
 
     Raises:
-        UnknownPluginError: Nobody provides the id.
-        PluginLoadError: It is provided twice, cannot be imported, or is no backend.
+        UnknownPluginError: No one provides the id.
+        PluginLoadError: It is provided twice, cannot be imported, or is not a backend.
     """
     if given is not None and backend_id in given:
         return as_backend(backend_id, given[backend_id])
@@ -210,7 +207,7 @@ def as_backend(backend_id: str, candidate: Any) -> Backend:
     """Turn a Backend object, a Backend class or a BackendDetails class into a Backend.
 
     Raises:
-        PluginLoadError: It is something else, making it raised, or its `parallel` is none of `PARALLEL`.
+        PluginLoadError: It is something else, creating it raised, or its `parallel` is not one of `PARALLEL`.
     """
     from executorch.exir.backend.backend_details import BackendDetails
 
@@ -245,7 +242,7 @@ def _made(who: str, kind: type[_Plugin]) -> _Plugin:
     except Exception as error:
         let_through(error)
         raise PluginLoadError(
-            f"{who}: making {kind.__module__}.{kind.__qualname__} raised {type(error).__name__}: {error}"
+            f"{who}: creating {kind.__module__}.{kind.__qualname__} raised {type(error).__name__}: {error}"
         ) from error
 
 
@@ -257,8 +254,8 @@ def find_delegate(delegate_id: str, given: Mapping[str, Any] | None = None) -> D
         given: The call's `delegates=`: Delegate objects or classes by id.
 
     Raises:
-        UnknownPluginError: Nobody provides the id.
-        PluginLoadError: It is provided twice, cannot be imported, or is no delegate.
+        UnknownPluginError: No one provides the id.
+        PluginLoadError: It is provided twice, cannot be imported, or is not a delegate.
     """
     if given is not None and delegate_id in given:
         return as_delegate(delegate_id, given[delegate_id])
@@ -277,7 +274,7 @@ def as_delegate(delegate_id: str, candidate: Any) -> Delegate:
     """Turn a Delegate object or class into a Delegate.
 
     Raises:
-        PluginLoadError: It is something else, or making it raised.
+        PluginLoadError: It is something else, or creating it raised.
     """
     if isinstance(candidate, type) and issubclass(candidate, Delegate):
         return _made(f"Delegate {delegate_id!r}", candidate)
@@ -289,10 +286,10 @@ def as_delegate(delegate_id: str, candidate: Any) -> Delegate:
 
 
 def check_delegates(given: Any) -> Mapping[str, Any]:
-    """Check the `delegates=` argument of a call, and return it as a mapping.
+    """Check the `delegates=` argument of a call and return it as a mapping.
 
     Raises:
-        InputError: It is no mapping from ids and no sequence of delegates, or has two of one id.
+        InputError: It is neither a mapping from ids nor a sequence of delegates, or two have the same id.
     """
     if given is None:
         return {}
@@ -306,7 +303,9 @@ def check_delegates(given: Any) -> Mapping[str, Any]:
         kind = candidate if isinstance(candidate, type) else type(candidate)
         delegate_id = getattr(candidate, "delegate_id", None)
         if not issubclass(kind, Delegate) or not isinstance(delegate_id, str) or not delegate_id:
-            raise InputError(f"delegates: got {candidate!r} without a delegate_id in it; {expected}.")
+            raise InputError(
+                f"delegates: got {candidate!r}, which is not a delegate or has no delegate_id; {expected}."
+            )
         if delegate_id in by_id:
             raise InputError(f"delegates: two have the id {delegate_id!r}: {by_id[delegate_id]!r} and {candidate!r}.")
         by_id[delegate_id] = candidate
@@ -317,7 +316,7 @@ def check_backends(given: Any) -> None:
     """Check the `backends=` argument of a call.
 
     Raises:
-        InputError: It is no mapping from ids.
+        InputError: It is not a mapping from ids.
     """
     if given is not None and (not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given)):
         raise InputError(f"backends={given!r}: expected a mapping from ids to backends, such as {{'My': My()}}.")
@@ -333,7 +332,7 @@ def _known(group: str) -> set[str]:
 
 
 def _load(group: str, plugin_id: str) -> Any:
-    """Return a plug-in; a class may be registered, and be the object of an entry point of its package too."""
+    """Return a plug-in. A class may be both registered and the object of an entry point of its package."""
     providers = _providers(group, plugin_id)
     if not providers:
         raise UnknownPluginError(
@@ -344,7 +343,7 @@ def _load(group: str, plugin_id: str) -> Any:
     if len(providers) > 1:
         raise PluginLoadError(
             f"{plugin_id!r} in group {group!r} is provided twice: by {' and '.join(providers)}. Uninstall one of them, "
-            "or take its registration away."
+            "or remove its registration."
         )
     if plugin_id in _registered[group]:
         return _registered[group][plugin_id]
@@ -360,7 +359,7 @@ def _load(group: str, plugin_id: str) -> Any:
 
 
 def _providers(group: str, plugin_id: str) -> list[str]:
-    """Return who provides an id, sorted: distributions with their objects, and what is registered besides."""
+    """Return who provides an id, sorted: distributions with their objects, and other registrations."""
     entries = [entry for entry in _entries(group) if entry.name == plugin_id]
     providers = {_provider(entry) for entry in entries}
     if plugin_id in _registered[group]:
@@ -371,7 +370,7 @@ def _providers(group: str, plugin_id: str) -> list[str]:
 
 
 def _same_object(entry: EntryPoint, plugin_id: str, group: str) -> bool:
-    """Tell whether an entry point leads to what is registered; it may name the place that exports it again."""
+    """Return whether an entry point leads to the registered object; it may name a re-export of it."""
     try:
         return bool(entry.load() is _registered[group][plugin_id])
     except Exception as error:
@@ -395,14 +394,14 @@ def _details_classes() -> list[type[BackendDetails]]:
 
 
 def _details_class(name: str) -> type[BackendDetails] | None:
-    """Return the ExecuTorch class of that name; a class defined again at the same place replaces the older one."""
-    named = [cls for cls in _details_classes() if cls.__name__ == name]
+    """Return the ExecuTorch class of a name. One that is defined again in the same place replaces the older one."""
+    named = [cls for cls in BackendDetails.__subclasses__() if cls.__name__ == name]
     places = {(cls.__module__, cls.__qualname__): cls for cls in named}
     if len(places) > 1:
         listed = " and ".join(sorted(".".join(place) for place in places))
         raise PluginLoadError(
             f"Two ExecuTorch backend classes are called {name!r}: {listed}. A class is found by its name alone, so "
-            f"rename one, or say which one is meant with backends={{{name!r}: TheClass}}."
+            f"rename one of them, or choose one with backends={{{name!r}: TheClass}}."
         )
     return next(iter(places.values()), None)
 

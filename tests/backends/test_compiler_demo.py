@@ -146,11 +146,11 @@ def test_damaged_payloads() -> None:
     with pytest.raises(InputError, match="another version: it starts with 'compiler_demo 2'"):
         delegate.compile(good.replace(b"demo 1", b"demo 2"), [], CONTEXT)
     for garbage in (b"\xff\xfe", bytes(range(256))):
-        with pytest.raises(InputError, match="it is no text"):
+        with pytest.raises(InputError, match="it is not text"):
             delegate.compile(garbage, [], CONTEXT)
     with pytest.raises(InputError, match=r"calls aten\.div"):
         delegate.compile(good.replace(b"aten.mul", b"aten.div"), [], CONTEXT)
-    with pytest.raises(InputError, match=r"Line 3 .* is no constant"):
+    with pytest.raises(InputError, match=r"Line 3 .* is not a valid constant"):
         delegate.compile(good.replace(b"constant float32", b"constant float3"), [], CONTEXT)
     with pytest.raises(InputError, match="lacks a line"):
         delegate.compile(good.replace(b"%4 = ", b"%5 = "), [], CONTEXT)

@@ -140,7 +140,7 @@ FOREIGN: Mapping[str, str] = {
 }
 
 WRONG: Mapping[str, str] = {
-    "no JSON": "nonsense",
+    "not JSON": "nonsense",
     "deep JSON": DEEP,
     "deep context": text("builtins.dict", DEEP),
     "no pair": "[1]",
@@ -159,7 +159,7 @@ WRONG: Mapping[str, str] = {
     "an enumerator by number": text("builtins.dict", enumerator(f"{__name__}:Color", 7), 1),
     "a length": text("collections.deque", "1", 2),
     "a named tuple's fields": text("collections.namedtuple", "tests.hostile.Pair", 3),
-    "no named tuple": text("collections.namedtuple", "builtins.list", 1),
+    "not a named tuple": text("collections.namedtuple", "builtins.list", 1),
     "a registered type's context": text("tests.hostile.Tagged", [], 1),
     "children that are none": json.dumps([1, {"type": "builtins.list", "context": "null", "children_spec": {}}]),
 }

@@ -266,7 +266,7 @@ class TestRegistration:
         for name in listed:
             lowered = lower(programs, name, backends={"script": ScriptBackend})
             assert lowered.report.backend_ids == ("script",)
-        with pytest.raises(PluginLoadError, match=r"registered already, by functools\.partial.*; now by .*Factory"):
+        with pytest.raises(PluginLoadError, match=r"already registered, by functools\.partial.*; now by .*Factory"):
             register_partitioner("partial")(Factory())
 
     @pytest.mark.parametrize("parallel", ["threads", True, ["none"]])
@@ -295,7 +295,7 @@ class TestRegistration:
 
     def test_an_id_that_is_taken(self):
         register_backend(type("Mine", (ScriptBackend,), {"backend_id": "mine"}))
-        with pytest.raises(PluginLoadError, match=r"'mine'.*registered already, by .*Mine; now by .*Other"):
+        with pytest.raises(PluginLoadError, match=r"'mine'.*already registered, by .*Mine; now by .*Other"):
             register_backend(type("Other", (ScriptBackend,), {"backend_id": "mine"}))
         # A class that is defined again where it was replaces the older one, as in a notebook.
         again = register_backend(type("Mine", (ScriptBackend,), {"backend_id": "mine"}))

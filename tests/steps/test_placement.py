@@ -140,7 +140,7 @@ class NotHandedOn(Backend):
 
 def test_a_context_that_is_not_handed_on(programs):
     assert not NotHandedOn().one_by_one
-    with pytest.raises(LoweringError, match=r"NotHandedOn.preprocess takes a context.*hand it on: .*context=context"):
+    with pytest.raises(LoweringError, match=r"NotHandedOn.preprocess takes a context.*pass it on: .*context=context"):
         lower(programs, TagPartitioner(backend="storing"), backends={"storing": NotHandedOn})
 
 

@@ -1,4 +1,4 @@
-"""What a payload of XNNPACK is called with: XNNPACK reads and writes the memory of these tensors without a look."""
+"""Check the arguments of a payload of XNNPACK, which reads and writes the memory of these tensors unchecked."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DTYPES: Mapping[int, frozenset[torch.dtype]] = MappingProxyType(
         graph.INT32: frozenset({torch.int32, torch.int64}),
     }
 )
-"""What tensors a value can be; ExecuTorch makes int64 of indices, in place."""
+"""The tensors that a value can be; ExecuTorch turns indices into int64, in place."""
 
 
 def check_call(found: Graph, arguments: Sequence[Argument]) -> None:
@@ -35,7 +35,7 @@ def check_call(found: Graph, arguments: Sequence[Argument]) -> None:
         arguments: The values that it is called with.
 
     Raises:
-        CorruptError: One is no tensor of the type, or not of the shape, that the graph reads or makes.
+        CorruptError: One is not a tensor, or lacks the type or shape that the graph reads or makes.
     """
     try:
         _check(found, arguments)
@@ -67,7 +67,7 @@ def _check(found: Graph, arguments: Sequence[Argument]) -> None:
 
 
 def _dims(tensor: Tensor) -> tuple[int, ...]:
-    """Return a tensor's dimensions in the order in which XNNPACK gets them."""
+    """Return a tensor's dimensions in XNNPACK's order."""
     if tensor.dim_order == (0, 2, 3, 1):
         return tuple(tensor.sizes[dim] for dim in tensor.dim_order)
     return tensor.sizes

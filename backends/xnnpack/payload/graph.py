@@ -30,7 +30,7 @@ BITS: Mapping[int, int] = MappingProxyType(
         BF16: 16,
     }
 )
-"""How many bits an element takes."""
+"""The number of bits of an element."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Value:
         datatype: Its element type.
         dims: Its shape; XNNPACK's own order of dimensions.
         constant: Whether its content is in the file.
-        external: Which of the values it is that the payload is called with; None for one inside of the graph.
+        external: Its position among the values with which the payload is called; None for a value inside the graph.
         given: Whether it is an input of the graph.
         returned: Whether it is an output of the graph.
     """
@@ -63,7 +63,7 @@ class NodeType:
     Attributes:
         name: Its name.
         fields: The fields of its table, in their order.
-        flags: What its flags may be: what ExecuTorch writes.
+        flags: The flags that it may have: those that ExecuTorch writes.
     """
 
     name: str
@@ -76,8 +76,8 @@ class Node:
     """A node of a graph.
 
     Attributes:
-        number: Where it stands.
-        type: What it does.
+        number: Its position.
+        type: Its type.
         numbers: Its fields that are numbers, values by their ids.
         lists: Its fields that are lists.
     """
@@ -108,7 +108,7 @@ class Graph:
     Attributes:
         values: Its values, by their ids.
         nodes: Its nodes, in the order in which they are computed.
-        weights: How many bytes it reads of each constant that is named data of a file.
+        weights: How many bytes it reads of each constant that is in a file's named data.
     """
 
     values: Mapping[int, Value]
@@ -141,7 +141,7 @@ _CAT = ("axis", "input1", "input2", "input3", "input4", "output", "flags", "inpu
 
 
 def _cat(count: int) -> NodeType:
-    # The fields of inputs that it does not have are there, and not read.
+    # The fields of inputs that it does not have exist, but are not read.
     names = tuple(f"-{name}" if name[:5] == "input" and int(name[5:]) > count else name for name in _CAT)
     return NodeType(f"Concatenate{count}", names)
 
@@ -200,4 +200,4 @@ _TYPES: tuple[NodeType, ...] = (
     NodeType("Cos", _ONE),
 )
 NODES: Mapping[int, NodeType] = MappingProxyType(dict(enumerate(_TYPES, 1)))
-"""The types of nodes, by their numbers in the schema. One without fields ExecuTorch's runtime does not compute."""
+"""The types of nodes, by their numbers in the schema. ExecuTorch's runtime does not support those without fields."""

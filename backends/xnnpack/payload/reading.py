@@ -37,8 +37,8 @@ class _Constants:
     """Where the constants of a payload are.
 
     Attributes:
-        sizes: How many bytes each has; None where that is in a file's named data.
-        names: The names of those that are there.
+        sizes: The size of each in bytes; None if it is in a file's named data.
+        names: The names of those in named data.
         read: How many bytes are read of each name.
     """
 
@@ -47,7 +47,7 @@ class _Constants:
     read: dict[str, int] = field(default_factory=dict)
 
     def take(self, index: int, size: int, who: str) -> None:
-        """Read so many bytes of a constant."""
+        """Record that some bytes of a constant are read."""
         check_index(index, len(self.sizes), who, "constants")
         available = self.sizes[index]
         if available is None:
@@ -58,7 +58,7 @@ class _Constants:
 
 
 def weights(payload: memoryview) -> Mapping[str, int]:
-    """Return the named data that a payload reads, and how many bytes of each.
+    """Return the keys of the named data that a payload reads, and how many bytes of each.
 
     Raises:
         CorruptError: The payload is damaged.
@@ -67,13 +67,13 @@ def weights(payload: memoryview) -> Mapping[str, int]:
 
 
 def read_graph(payload: memoryview) -> Graph:
-    """Read the graph in a payload, and check all that does not depend on what it is called with.
+    """Read the graph in a payload, and check everything that does not depend on its arguments.
 
     Args:
-        payload: The payload, which is neither copied nor read beyond its tables.
+        payload: The payload. It is not copied, and only its tables are read.
 
     Raises:
-        CorruptError: The payload is damaged, or of a version that is not known here.
+        CorruptError: The payload is damaged, or has an unknown version.
     """
     try:
         return _read(payload)
@@ -90,17 +90,17 @@ def _read(payload: memoryview) -> Graph:
         raise CorruptError("it has no nodes, or no values")
     externals = table.number(3, "I")
     if externals > _MAX_EXTERNALS:
-        raise CorruptError(f"it is called with {externals} values, {_MAX_EXTERNALS} are the most that there can be")
+        raise CorruptError(f"it is called with {externals} values, expected at most {_MAX_EXTERNALS}")
     constants = _constants(table, space)
     values: dict[int, Value] = {}
     for number, one in enumerate(table.tables(2)):
         value = _value(one, constants, externals)
         if value.id in values or value.id == NO_VALUE:
-            raise CorruptError(f"value {number} has the number {value.id}, as another one has")
+            raise CorruptError(f"value {number} has the number {value.id}, which another value has too")
         values[value.id] = value
     taken = [value.external for value in values.values() if value.external is not None]
     if len(set(taken)) != len(taken):
-        raise CorruptError("two values are the same one of those that it is called with")
+        raise CorruptError("two values stand for the same argument")
     nodes = tuple(_node(number, one, values) for number, one in enumerate(table.tables(1)))
     check_nodes(values, nodes)
     _check_shapes(values, nodes)
@@ -108,26 +108,28 @@ def _read(payload: memoryview) -> Graph:
 
 
 def _check_shapes(values: Mapping[int, Value], nodes: Sequence[Node]) -> None:
-    """Check the shapes that are told: XNNPACK takes memory for them before it computes its own."""
+    """Check the declared shapes: XNNPACK allocates memory for them before it computes its own."""
     free = free_memory()
     for id_, shape in infer(values, nodes, {id_: value.dims for id_, value in values.items() if value.given}).items():
         value = values[id_]
-        if math.prod(value.dims) != math.prod(shape):  # it may be told in another order of dimensions
-            raise CorruptError(f"value {id_} is to have the shape {list(value.dims)}, its node makes {list(shape)}")
+        if math.prod(value.dims) != math.prod(shape):  # the order of the declared dimensions may differ
+            raise CorruptError(
+                f"value {id_} is declared with the shape {list(value.dims)}, its node makes {list(shape)}"
+            )
         if free is not None and _size(value.datatype, shape) > free:
-            raise CorruptError(f"value {id_} has the shape {list(shape)}, this process can have {free} bytes")
+            raise CorruptError(f"value {id_} has the shape {list(shape)}, but only {free} bytes are free")
 
 
 def _parts(payload: memoryview) -> tuple[memoryview, int | None]:
-    """Return a payload's tables, and how many bytes of constants follow; None when they are in the tables."""
+    """Return a payload's tables, and the size of the constants after them; None if they are in the tables."""
     if len(payload) < _HEADER.size or bytes(payload[4:8]) != b"XH00":
         return payload, None
     _, length, start, size, constants, space = _HEADER.unpack_from(payload)
     if length < _HEADER.size:
-        raise CorruptError(f"its header has {length} bytes, {_HEADER.size} are needed")
+        raise CorruptError(f"its header has {length} bytes, expected {_HEADER.size}")
     end = max(start + size, constants + space)
     if end > len(payload):
-        raise CorruptError(f"it tells of {end} bytes, it has {len(payload)}")
+        raise CorruptError(f"its header declares {end} bytes, but it has {len(payload)}")
     return payload[start : start + size], space
 
 
@@ -142,7 +144,7 @@ def _constants(table: Table, space: int | None) -> _Constants:
             sizes.append(None)
             continue
         start, size = one.number(0, "Q"), one.number(1, "Q")
-        # Those without content, such as the first one, have none.
+        # Those without content, such as the first one, have no size.
         if number and start + size > space:
             raise CorruptError(f"constant {number} ends at byte {start + size} of {space}")
         sizes.append(size if size else max(space - start, 0))

@@ -1,4 +1,4 @@
-"""The shapes that a graph of XNNPACK computes, as XNNPACK computes them."""
+"""The shapes of the values in a graph of XNNPACK, computed as XNNPACK does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LIMIT = 1 << 40
 
 
 class _Mismatch(Exception):
-    """The shapes that a node takes do not go together."""
+    """The shapes of a node's inputs do not match."""
 
 
 def check_nodes(values: Mapping[int, Value], nodes: Sequence[Node]) -> None:
@@ -25,7 +25,7 @@ def check_nodes(values: Mapping[int, Value], nodes: Sequence[Node]) -> None:
         nodes: Its nodes.
 
     Raises:
-        CorruptError: One is not.
+        CorruptError: A value is not.
     """
     made = {id_ for id_, value in values.items() if value.constant or value.given}
     for node in nodes:
@@ -34,11 +34,11 @@ def check_nodes(values: Mapping[int, Value], nodes: Sequence[Node]) -> None:
                 raise CorruptError(f"{node} takes value {id_}, which is not made before it")
         for id_ in node.outputs:
             if id_ in made:
-                raise CorruptError(f"{node} makes value {id_}, which is there already")
+                raise CorruptError(f"{node} makes value {id_}, which already exists")
             made.add(id_)
     lost = [id_ for id_, value in values.items() if value.returned and id_ not in made]
     if lost:
-        raise CorruptError(f"value {lost[0]} is returned, and no node makes it")
+        raise CorruptError(f"value {lost[0]} is returned, but no node makes it")
 
 
 def infer(values: Mapping[int, Value], nodes: Sequence[Node], given: Mapping[int, Dims]) -> dict[int, Dims]:
@@ -50,7 +50,7 @@ def infer(values: Mapping[int, Value], nodes: Sequence[Node], given: Mapping[int
         given: The shapes of the inputs, by the ids of the values.
 
     Raises:
-        CorruptError: A node cannot take the shapes that it gets.
+        CorruptError: A node cannot take the shapes of its inputs.
     """
     shapes = {id_: value.dims for id_, value in values.items() if value.constant}
     shapes.update(given)
@@ -84,7 +84,7 @@ def _broadcast_of(first: Dims, second: Dims) -> Dims:
     pairs = zip((1,) * (rank - len(first)) + first, (1,) * (rank - len(second)) + second, strict=True)
     made = []
     for one, other in pairs:
-        _require(one == other or 1 in (one, other), "they are not the same but for dimensions of 1")
+        _require(one == other or 1 in (one, other), "their dimensions must be equal, or 1")
         made.append(other if one == 1 else one)
     return tuple(made)
 
@@ -96,18 +96,18 @@ def _slope(node: Node, taken: Sequence[Dims]) -> Dims:
 
 def _linear(node: Node, taken: Sequence[Dims]) -> Dims:
     rows, filter_, *bias = taken
-    _require(len(filter_) == 2 and len(rows) > 0, "the filter is to have two dimensions, and the input one or more")
+    _require(len(filter_) == 2 and len(rows) > 0, "the filter must have two dimensions, and the input at least one")
     outputs, inputs = reversed(filter_) if node.numbers["flags"] & 1 else filter_
-    _require(rows[-1] == inputs, "the last dimension of the input is to be that of the filter")
-    _require(all(math.prod(one) == outputs for one in bias), "the bias is to have an element for each output")
+    _require(rows[-1] == inputs, "the last dimension of the input must be that of the filter")
+    _require(all(math.prod(one) == outputs for one in bias), "the bias must have an element for each output")
     return (*rows[:-1], outputs)
 
 
 def _product(node: Node, taken: Sequence[Dims]) -> Dims:
     left, right = taken
-    _require(min(len(left), len(right)) >= 2, "both are to be matrices")
+    _require(min(len(left), len(right)) >= 2, "both must be matrices")
     inner, outer = right[-2:] if not node.numbers["flags"] & 1 else right[:-3:-1]
-    _require(left[-1] == inner, "the rows of one are to be as long as the columns of the other")
+    _require(left[-1] == inner, "the rows of one must be as long as the columns of the other")
     return (*_broadcast_of(left[:-2], right[:-2]), left[-2], outer)
 
 
@@ -116,16 +116,16 @@ def _window(node: Node, size: int, before: str, after: str, axis: str) -> int:
     numbers = node.numbers
     kernel, dilation = numbers[f"kernel_{axis}"], numbers.get(f"dilation_{axis}", 1)
     if node.type.name == "AvgPooling2d":
-        dilation = 1  # XNNPACK is not told what stands there
+        dilation = 1  # XNNPACK does not get this field
     stride = numbers.get(f"stride_{axis}", kernel)
-    _require(kernel > 0 and dilation > 0 and stride > 0, "its kernel, stride and dilation are to be above 0")
+    _require(kernel > 0 and dilation > 0 and stride > 0, "its kernel, stride and dilation must be positive")
     space = size + numbers[before] + numbers[after] - ((kernel - 1) * dilation + 1)
     _require(space >= 0, "its kernel is larger than the input")
     return space // stride + 1
 
 
 def _image(taken: Sequence[Dims]) -> tuple[int, int, int, int]:
-    _require(len(taken[0]) == 4 and min(taken[0]) > 0, "the input is to have four dimensions")
+    _require(len(taken[0]) == 4 and min(taken[0]) > 0, "the input must have four dimensions")
     batch, height, width, channels = taken[0]
     return batch, height, width, channels
 
@@ -150,10 +150,12 @@ def _channels(node: Node, taken: Sequence[Dims], filter_: Dims) -> tuple[int, in
     batch, height, width, channels = _image(taken)
     numbers = node.numbers
     groups, inputs, outputs = numbers["groups"], numbers["group_inputs"], numbers["group_outputs"]
-    _require(min(groups, inputs, outputs) > 0, "its groups and their channels are to be above 0")
-    _require(taken[1] == filter_, f"the filter is to have the shape {list(filter_)}")
-    _require(channels == groups * inputs, f"the input is to have {groups} x {inputs} channels")
-    _require(all(math.prod(one) == groups * outputs for one in taken[2:]), "the bias is to have one for each channel")
+    _require(min(groups, inputs, outputs) > 0, "its groups and their channels must be positive")
+    _require(taken[1] == filter_, f"the filter must have the shape {list(filter_)}")
+    _require(channels == groups * inputs, f"the input must have {groups} x {inputs} channels")
+    _require(
+        all(math.prod(one) == groups * outputs for one in taken[2:]), "the bias must have an element for each channel"
+    )
     return batch, height, width, channels
 
 
@@ -166,7 +168,7 @@ def _convolved(node: Node, taken: Sequence[Dims]) -> Dims:
     )
     batch, height, width, _ = _channels(node, taken, filter_)
     if node.type.name == "DepthwiseConv2d":
-        _require(inputs == 1, "each of its groups is to have one channel")
+        _require(inputs == 1, "each of its groups must have one channel")
     high, wide = _window(node, height, "top", "bottom", "height"), _window(node, width, "left", "right", "width")
     return batch, high, wide, groups * outputs
 
@@ -179,10 +181,10 @@ def _transposed(node: Node, taken: Sequence[Dims]) -> Dims:
     made = []
     for size, before, after, axis in ((height, "top", "bottom", "height"), (width, "left", "right", "width")):
         kernel, stride, dilation = (numbers[f"{name}_{axis}"] for name in ("kernel", "stride", "dilation"))
-        _require(min(kernel, stride, dilation) > 0, "its kernel, stride and dilation are to be above 0")
-        _require(numbers[f"adjustment_{axis}"] < stride, "its adjustment is to be below its stride")
+        _require(min(kernel, stride, dilation) > 0, "its kernel, stride and dilation must be positive")
+        _require(numbers[f"adjustment_{axis}"] < stride, "its adjustment must be smaller than its stride")
         full = (size - 1) * stride + (kernel - 1) * dilation + 1 + numbers[f"adjustment_{axis}"]
-        _require(full > numbers[before] + numbers[after], "its padding is larger than what it makes")
+        _require(full > numbers[before] + numbers[after], "its padding is larger than its output")
         made.append(full - numbers[before] - numbers[after])
     return batch, made[0], made[1], groups * outputs
 
@@ -190,7 +192,7 @@ def _transposed(node: Node, taken: Sequence[Dims]) -> Dims:
 def _resized(node: Node, taken: Sequence[Dims]) -> Dims:
     batch, _, _, channels = _image(taken)
     height, width = node.numbers["new_height"], node.numbers["new_width"]
-    _require(min(height, width) > 0, "its new size is to be above 0")
+    _require(min(height, width) > 0, "its new size must be positive")
     return batch, height, width, channels
 
 
@@ -202,13 +204,13 @@ def _permuted(node: Node, taken: Sequence[Dims]) -> Dims:
 
 def _padded(node: Node, taken: Sequence[Dims]) -> Dims:
     before, after = node.lists["before"], node.lists["after"]
-    _require(len(before) == len(after) == len(taken[0]), "its padding is to be one for each dimension")
+    _require(len(before) == len(after) == len(taken[0]), "its padding must have an entry for each dimension")
     return tuple(map(sum, zip(before, taken[0], after, strict=True)))
 
 
 def _reshaped(node: Node, taken: Sequence[Dims]) -> Dims:
     shape, count = node.lists["shape"], math.prod(taken[0])
-    _require(shape.count(0) <= 1, "its new shape has two dimensions that are not known")
+    _require(shape.count(0) <= 1, "its new shape has two unknown dimensions")
     known = math.prod(size for size in shape if size)
     made = tuple(size or count // known for size in shape)
     _require(math.prod(made) == count, f"its new shape is {list(shape)}")
@@ -217,7 +219,7 @@ def _reshaped(node: Node, taken: Sequence[Dims]) -> Dims:
 
 def _sliced(node: Node, taken: Sequence[Dims]) -> Dims:
     offsets, sizes = node.lists["offsets"], node.lists["sizes"]
-    _require(len(offsets) == len(sizes) == len(taken[0]), "its slices are to be one for each dimension")
+    _require(len(offsets) == len(sizes) == len(taken[0]), "it must have a slice for each dimension")
     made = []
     for offset, size, dim in zip(offsets, sizes, taken[0], strict=True):
         _require(offset < dim and offset + size <= dim, f"it takes {size} from {offset} of {dim}")
@@ -232,7 +234,7 @@ def _concatenated(node: Node, taken: Sequence[Dims]) -> Dims:
     _require(-len(first) <= axis < len(first), f"its axis is {axis}")
     axis %= len(first)
     rest = {(dims[:axis], dims[axis + 1 :]) for dims in taken}
-    _require(len(rest) == 1, "they are not the same but for one dimension")
+    _require(len(rest) == 1, "they may differ in one dimension only")
     return (*first[:axis], sum(dims[axis] for dims in taken), *first[axis + 1 :])
 
 
@@ -255,4 +257,4 @@ _RULES: Mapping[str, Callable[[Node, Sequence[Dims]], Dims]] = MappingProxyType(
         "StaticSlice": _sliced,
     }
 )
-"""How shapes follow; from most nodes comes the shape that goes in."""
+"""How the shapes of outputs follow; most nodes keep the shape of their input."""

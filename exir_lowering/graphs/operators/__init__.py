@@ -1,1 +1,1 @@
-"""Operators: their names, and which of them a file may have executed, with what checks."""
+"""Operators: their names, and which ones a file may have executed, with which checks."""

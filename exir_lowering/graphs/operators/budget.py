@@ -1,7 +1,7 @@
-"""What one execution of a file may use: memory that the machine has, and as many steps as ExecuTorch's runtime allows.
+"""Limits for one execution of a file: the free memory, and as many steps as ExecuTorch's runtime allows.
 
-A few bytes of a file can ask for any amount of memory (`full` of 2**40 elements), and a loop for any time. The system
-ends a process that takes more memory than there is; here an error says which operator asked for it.
+A few bytes of a file can request any amount of memory (`full` with 2**40 elements), and a loop any amount of time. The
+system kills a process that uses more memory than there is; here, an error names the operator that requested it.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from exir_lowering.errors import InputError
 __all__ = ["STEPS", "Budget", "free_memory"]
 
 STEPS = 10_000_000
-"""How many operators and calls of graphs one execution may have; ExecuTorch's runtime has the same bound."""
+"""How many operators and calls of graphs one execution may have; ExecuTorch's runtime has the same limit."""
 _LOOK = 64 << 20
-"""How many bytes are given out before the system is asked again what it has, which takes longer than an operator."""
+"""How many bytes may be taken before the free memory is checked again, which takes longer than an operator."""
 _CGROUP = Path("/sys/fs/cgroup")
 
 
 def free_memory() -> int | None:
-    """Return how many bytes can be had without a process being ended for it; None when the system does not say."""
+    """Return how many bytes can be allocated without the process being killed; None if the system does not say."""
     found = []
     with suppress(OSError, ValueError, IndexError):
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         found += [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
-    with suppress(OSError, ValueError, IndexError):  # a container's own limit; what it caches of files can be had too
+    with suppress(OSError, ValueError, IndexError):  # a container's own limit; its file cache is available too
         limit = int((_CGROUP / "memory.max").read_text(encoding="ascii"))
         lines = (_CGROUP / "memory.stat").read_text(encoding="ascii").splitlines()
         files = sum(int(line.split()[1]) for line in lines if line.startswith(("active_file ", "inactive_file ")))
@@ -47,24 +47,24 @@ def free_memory() -> int | None:
 
 
 def check_memory(size: int) -> None:
-    """Check that memory can be had.
+    """Check that memory is available.
 
     Args:
         size: How many bytes.
 
     Raises:
-        InputError: The machine does not have it.
+        InputError: The machine does not have that much.
     """
     free = free_memory() if size > _LOOK else None
     if free is not None and size > free - _LOOK:
         raise InputError(
-            f"it needs {_shown(size)} of memory, and {_shown(max(free, 0))} are free on this machine. The file asks "
-            "for more than it can have, or is damaged"
+            f"it needs {_shown(size)} of memory, and {_shown(max(free, 0))} are free on this machine. The file "
+            "requests too much, or is damaged"
         )
 
 
 class Budget:
-    """Counts what an execution uses. It starts anew with each."""
+    """Counts what an execution uses; reset for each execution."""
 
     __slots__ = ("_steps", "_unseen")
 
@@ -72,29 +72,29 @@ class Budget:
         self._steps, self._unseen = STEPS, 0
 
     def start(self) -> None:
-        """Begin an execution."""
+        """Reset the counts for a new execution."""
         self._steps, self._unseen = STEPS, 0
 
     def step(self) -> None:
         """Count an operator, or the call of a graph.
 
         Raises:
-            InputError: There were too many.
+            InputError: The limit is exceeded.
         """
         self._steps -= 1
         if self._steps < 0:
             raise InputError(
-                f"it was not done after {STEPS:,} steps, the limit of one execution. Does a loop of it end?"
+                f"it did not finish within {STEPS:,} steps, the limit of one execution. Does it have an endless loop?"
             )
 
     def take(self, size: int) -> None:
-        """Count memory that is about to be taken.
+        """Count memory that is about to be allocated.
 
         Args:
             size: How many bytes.
 
         Raises:
-            InputError: The machine does not have it.
+            InputError: The machine does not have that much.
         """
         self._unseen += size
         if self._unseen > _LOOK:
@@ -103,7 +103,7 @@ class Budget:
 
 
 def bytes_of(shape: Sequence[int], itemsize: int) -> int:
-    """Return how many bytes a dense tensor of a shape has."""
+    """Return the size in bytes of a dense tensor."""
     size = itemsize
     for extent in shape:
         size *= extent

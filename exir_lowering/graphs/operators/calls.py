@@ -1,4 +1,4 @@
-"""Call operators of the closed list so that no argument of a file ends the process: checked, and sized beforehand."""
+"""Call operators of the closed list safely: arguments are checked, and the size of results is predicted first."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _WIDEST = torch.complex128.itemsize
 _MAY_COPY = frozenset(
     {"contiguous", "flatten", "reshape", "reshape_as", "resolve_conj", "resolve_neg", "to", "type_as"}
 )
-"""Operators whose results are views of their arguments where they can be."""
+"""Operators whose results are views of their arguments if possible."""
 _UNKNOWN = _WIDEST // 2
-"""How many times as large as its arguments the result of an operator may be whose shape depends on their values."""
+"""The assumed ratio of results to arguments for operators whose result shapes depend on values."""
 
 
 class CheckedCall:
-    """An operator with what its kernel leaves unchecked.
+    """An operator, with checks of what its kernel does not check.
 
     Args:
         name: Its name without a namespace, such as "add".
@@ -44,19 +44,19 @@ class CheckedCall:
         """Call the operator.
 
         Raises:
-            ValueError: The kernel would not survive the arguments.
+            ValueError: The arguments would crash the kernel.
         """
         if self._check is not None:
             self._check(self.by_name(args, kwargs))
         return self._operator.call(*args, **kwargs)
 
     def by_name(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return arguments by name."""
+        """Return the arguments by name."""
         names = (argument.name for argument in self._operator.arguments)
         return {**dict(zip(names, args, strict=False)), **kwargs}
 
     def needs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-        """Return about how many bytes the results will take that are no views of arguments."""
+        """Return the approximate size in bytes of the results, without views of arguments."""
         if self._view:
             return 0
         if torch.Tag.pointwise in self._operator.tags:
@@ -66,7 +66,7 @@ class CheckedCall:
         key = _signature((args, kwargs))
         try:
             known = self._sizes.get(key)
-        except TypeError:  # an argument of no plain type
+        except TypeError:  # an argument that cannot be a key
             return 0
         if known is None:
             if len(self._sizes) >= _KEPT:
@@ -75,11 +75,11 @@ class CheckedCall:
         return known
 
     def _predicted(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-        """Ask torch for the results of tensors without memory."""
+        """Compute the size of the results with tensors on the meta device, which have no memory."""
         given = {name: _meta(value) for name, value in kwargs.items()}
         names = [argument.name for argument in self._operator.arguments]
         placed = [_meta(value) for value in args]
-        if "device" in names:  # otherwise the operator would make what is only to be measured
+        if "device" in names:  # otherwise the operator would allocate its result
             place = names.index("device")
             if place < len(placed):
                 placed[place] = torch.device("meta")
@@ -88,15 +88,13 @@ class CheckedCall:
         try:
             with torch.no_grad():
                 return size_of(self._operator.call(*placed, **given))
-        except (
-            Exception
-        ) as error:  # the shapes depend on values, or arguments are wrong, which the operator itself says
+        except Exception as error:  # shapes depend on values; or arguments are wrong, which the operator reports
             interrupts.let_through(error)
             return _UNKNOWN * size_of((args, list(kwargs.values())))
 
 
 def size_of(value: Any) -> int:
-    """Return how many bytes the tensors in a value would take if none of them were a view.
+    """Return the size in bytes of the tensors in a value, as if none of them were a view.
 
     Args:
         value: A tensor, a number, or a list of values.
@@ -137,9 +135,9 @@ def _signature(value: Any) -> Any:
 
 
 def _broadcast(args: Sequence[Any]) -> int:
-    """Return at most how many bytes the result of a pointwise operator has."""
+    """Return an upper bound for the size in bytes of a pointwise operator's result."""
     extents: list[int] = []
-    width = 4  # what integers become in most of them
+    width = 4  # most of them turn integers into float32
     for tensor in _tensors(args):
         width = max(width, tensor.dtype.itemsize)
         shape = tensor.shape
@@ -151,7 +149,7 @@ def _broadcast(args: Sequence[Any]) -> int:
 
 
 def _repeated(given: Mapping[str, Any]) -> int | None:
-    """Return how many bytes repeat_interleave makes of how often each element is repeated."""
+    """Return the size in bytes of repeat_interleave's result, from its repeats; None if they are not a tensor."""
     tensor, repeats = given.get("self"), given.get("repeats")
     if not isinstance(repeats, torch.Tensor):
         return None

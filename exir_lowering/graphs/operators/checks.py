@@ -1,7 +1,7 @@
-"""What kernels of torch do not check of their arguments, checked before they are called.
+"""Checks of arguments that torch's kernels do not check themselves.
 
 A file chooses the arguments of its operators, and tensors are computed from inputs. These kernels use sizes or indices
-as they are, so that a wrong one ends the process or writes beyond a tensor's memory.
+unchecked, so that a wrong one crashes the process or writes beyond a tensor's memory.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import torch
 __all__ = ["CHECKS", "Check"]
 
 Check = Callable[[Mapping[str, Any]], None]
-"""Takes arguments by name, and raises ValueError when the kernel would not survive them."""
+"""Takes arguments by name, and raises ValueError if they would crash the kernel."""
 
 
 def _embedding_bag(given: Mapping[str, Any]) -> None:
     offsets, count = given["offsets"], given["indices"].numel()
     steps = torch.cat([offsets.new_zeros(1), offsets.flatten(), offsets.new_full((1,), count)]).diff()
     if bool((steps < 0).any()):
-        raise ValueError(f"offsets have to ascend from 0 to the number of indices, {count}")
+        raise ValueError(f"offsets must ascend from 0 to the number of indices, {count}")
 
 
 def _batch_norm(given: Mapping[str, Any]) -> None:
@@ -42,11 +42,11 @@ def _max_pool_backward(given: Mapping[str, Any]) -> None:
     if gradient.shape != indices.shape or tensor.shape[:-2] != indices.shape[:-2]:
         raise ValueError(f"gradients {list(gradient.shape)} and indices {list(indices.shape)} of {list(tensor.shape)}")
     if indices.numel() and not (int(indices.min()) >= 0 and int(indices.max()) < area):
-        raise ValueError(f"indices of max pooling have to be between 0 and {area - 1}")
+        raise ValueError(f"indices of max pooling must be between 0 and {area - 1}")
 
 
 def _division(given: Mapping[str, Any]) -> None:
-    """The smallest integer has no positive counterpart: the processor stops a process that divides it by -1."""
+    """The smallest integer has no positive counterpart: dividing it by -1 crashes the process."""
     left, right = given["self"], given["other"]
     if given.get("rounding_mode") != "trunc" or not isinstance(left, torch.Tensor):
         return
@@ -68,7 +68,7 @@ def _fourier(given: Mapping[str, Any]) -> None:
     if size is not None and not 1 <= size // 2 + 1 <= shape[dims[-1]]:
         raise ValueError(f"last_dim_size {size} for {shape[dims[-1]]} frequencies")
     if 0 in shape:
-        raise ValueError("a Fourier transform of nothing")
+        raise ValueError("a Fourier transform of an empty tensor")
 
 
 CHECKS: Mapping[str, Check] = {

@@ -1,4 +1,4 @@
-"""Operators of nodes: their names as people write them, and what their schemas say."""
+"""The operators of nodes: their names as people write them, and facts from their schemas."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from exir_lowering._upstream import operators
 from exir_lowering._upstream.operators import argument_names, mutates_arguments
 
 OUT_OF_SIGHT = "exir_lowering.out_of_sight.default"
-"""The operator that stands for one that a partitioner must not take, while it runs inside of another partitioner."""
+"""Replaces an operator that a partitioner must not take, while it runs inside another partitioner."""
 
 
 def operator_name(node: Node) -> str:
@@ -20,11 +20,11 @@ def operator_name(node: Node) -> str:
 
 
 _RETRACING = frozenset({"ExportedProgram.module()", "Interpreter_PropagateUnbackedSymInts"})
-"""What torch.export calls the passes in which it decomposes; other passes make nodes for other reasons."""
+"""The names of the passes in which torch.export decomposes; other passes make nodes for other reasons."""
 
 
 def origins(node: Node) -> list[str]:
-    """Return the operators that a node was decomposed from, such as `aten.linear.default` for an addmm."""
+    """Return the operators from which a node was decomposed, such as `aten.linear.default` for an addmm."""
     found: dict[str, None] = {}
     sources = list(node.meta.get("from_node") or ())
     while sources:
@@ -42,17 +42,17 @@ def target_name(operator: Any) -> str:
 
 @lru_cache(maxsize=1)
 def known_operators() -> frozenset[str]:
-    """Return the names of all operators that torch knew when this was first called."""
+    """Return the names of all operators that torch knew at the first call."""
     return operators.known_operators()
 
 
 def is_mutating(node: Node) -> bool:
-    """Tell whether a node's operator writes into its arguments, as far as its schema says."""
+    """Return whether a node's operator writes into its arguments, according to its schema."""
     return mutates_arguments(node.target)
 
 
 def argument(node: Node, name: str) -> Any:
-    """Return what a node passes for an argument of its operator, by name; None when it passes nothing.
+    """Return what a node passes for an argument of its operator, by name; None if it passes nothing.
 
     Args:
         node: The node.

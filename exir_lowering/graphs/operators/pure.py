@@ -1,17 +1,16 @@
-"""The closed list of torch's operators that a file may have executed: they compute results, and do nothing else.
+"""The closed list of torch's operators that a file may have executed: they only compute results.
 
-A file is data, and the operators of this process are more than arithmetic: `aten.from_file` maps a file that a later
-`aten.copy_` writes, `aten.save` writes one, others wait for other machines, seed generators or free memory. So nothing
-is executed because it is registered. An operator is on the list
+A file is data, but the operators of this process do more than arithmetic: `aten.from_file` maps a file that a later
+`aten.copy_` writes, `aten.save` writes one, others wait for other machines, seed generators or free memory. So being
+registered is not enough. An operator has to qualify
 
-* by name: ATen's core operators and its pointwise ones, as torch tags them, the composites and views of them that
-  exported programs have (`_COMPOSITES`, `_VIEWS`), and the few namespaces that are written for such programs
-  (`_NAMESPACES`); and
-* by schema: it writes to none of its arguments, takes tensors, numbers and lists of them only, and text only where the
-  text chooses a mode (`_MODES`).
+* by name: ATen's core and pointwise operators, as torch tags them, the composites and views that exported programs
+  contain (`_COMPOSITES`, `_VIEWS`), and the few namespaces that are written for such programs (`_NAMESPACES`); and
+* by schema: it writes to none of its arguments, and takes only tensors, numbers and lists of them, and text only if the
+  text selects a mode (`_MODES`).
 
-A list of what is forbidden would be shorter, and wrong with the next release of torch or the next library that
-registers operators. What torch tags in a later release is on the list if its schema is as said.
+A list of forbidden operators would be shorter, and wrong with the next release of torch, or the next library that
+registers operators. What torch tags in a later release is on the list if its schema qualifies.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ DTYPES = MappingProxyType(
         )
     }
 )  # fmt: skip
-"""The types of elements that a payload may name: those of dense tensors. Quantised ones end the process in places."""
+"""The element types that a payload may name: those of dense tensors. Quantised types can crash the process."""
 
 
 def _names(text: str) -> frozenset[str]:
@@ -83,7 +82,7 @@ _COMPOSITES = _names(
     vstack where zero zeros zeros_like
     """
 )
-"""What exported programs have beside the core: what Edge dialect does not decompose, or is told to keep whole."""
+"""Other operators of exported programs: those that Edge dialect does not decompose, or is asked to keep whole."""
 
 _VIEWS = _names(
     """
@@ -95,20 +94,20 @@ _VIEWS = _names(
     view_as_complex_copy view_as_real view_as_real_copy view_copy vsplit
     """
 )
-"""Views and their copies; torch's tag has some that do not check what they look at, such as _reshape_alias_copy."""
+"""Views and their copies; torch's tag includes some that do not check their bounds, such as _reshape_alias_copy."""
 
 _UNCHECKED = frozenset({"_adaptive_avg_pool2d_backward", "_pdist_backward", "embedding_dense_backward"})
-"""Core operators whose kernels use sizes or indices of their arguments without a look, anywhere in memory."""
+"""Core operators whose kernels use sizes or indices unchecked, and so may access any memory."""
 
 _ENDLESS = ("mvlgamma", "polynomial")
-"""Parts of the names of pointwise operators that take as many steps for an element as one of their numbers says."""
+"""Parts of the names of pointwise operators whose number of steps per element is one of their arguments."""
 
 _MODES = _names(
     """
     ord approximate assert_msg equation indexing mode norm padding reduce reduction rounding_mode side
     """
 )
-"""Arguments whose text chooses a way to compute."""
+"""Arguments whose text selects a mode."""
 
 _TYPES = _names(
     """
@@ -117,7 +116,7 @@ _TYPES = _names(
     Optional[List[float]] bool Optional[bool] List[bool] Optional[Device] Device Optional[Generator] Generator
     """
 )
-"""Types of arguments, which dtypes and layouts are numbers among. A file has no generator, and the CPU alone."""
+"""Types of arguments; dtypes and layouts are ints. A file can only name the CPU, and no generator."""
 
 _NAMESPACES = frozenset({"quantized_decomposed"})
 """Namespaces that are on the list as a whole."""
@@ -129,13 +128,13 @@ _OTHERS = dict.fromkeys(
 """What torchao's quantised programs call, and what registers it."""
 
 _IN_PLACE = frozenset({"aten._native_batch_norm_legit.out", "aten.copy_.default", "aten.index_put_.default"})
-"""What writes to an argument in files of ExecuTorch's: the runtime's kernels for state."""
+"""Operators in ExecuTorch's files that write to an argument: the runtime's kernels for state."""
 
 _TAGS = frozenset({torch.Tag.core, torch.Tag.pointwise})
 
 
 def find(name: str) -> Operator | None:
-    """Return an operator of the list, None when it is none of the list or not registered in this process.
+    """Return an operator of the list, None if it is not on the list or not registered in this process.
 
     Args:
         name: Its name, such as "aten.add.Tensor".
@@ -147,7 +146,7 @@ def find(name: str) -> Operator | None:
 
 
 def find_kernel(namespace: str, name: str, overload: str) -> Operator | None:
-    """Return the variant of an operator of the list that writes its result to arguments, as ExecuTorch's files have it.
+    """Return the out variant of an operator of the list, which ExecuTorch's files call.
 
     Args:
         namespace: Such as "aten".
@@ -163,14 +162,14 @@ def find_kernel(namespace: str, name: str, overload: str) -> Operator | None:
 
 
 def why_not(name: str) -> str:
-    """Say why an operator is not found, as a clause that starts with its name."""
+    """Return why an operator is not found, as a clause that starts with its name."""
     operator = _registered(name)
     if operator is None:
         return f"{name} is not registered in this process"
     written = [argument.name for argument in operator.arguments if argument.written]
     if written:
         return f"{name} writes to {', '.join(written)}"
-    return f"{name} is not in the closed list of operators that are known to do nothing but compute"
+    return f"{name} is not on the closed list of operators that are known to only compute"
 
 
 def _registered(name: str) -> Operator | None:
@@ -188,7 +187,7 @@ def _registered(name: str) -> Operator | None:
 
 
 def _schema_is_pure(name: str, arguments: Iterable[Argument]) -> bool:
-    modes = name.partition(".")[0] != "aten"  # each of the others is known by name
+    modes = name.partition(".")[0] != "aten"  # each operator of other namespaces is known by name
     return not any(
         argument.written
         or not (
@@ -211,7 +210,7 @@ def _named(name: str, operator: Operator) -> bool:
 
 @lru_cache(maxsize=1024)
 def _family(name: str) -> bool:
-    """Tell whether an operator of the same name, with other results, is on the list."""
+    """Return whether an overload of the same operator is on the list."""
     namespace, base, _ = name.split(".")
     overloads = getattr(getattr(torch.ops, namespace), base).overloads()
     return any(find(f"{namespace}.{base}.{overload}") is not None for overload in overloads)
