@@ -136,18 +136,7 @@ def _emit(
     report: Report,
     recorded: Mapping[str, ExportedProgram] | None,
 ) -> Artifact:
-    if config is not None and not isinstance(config, ExecutorchBackendConfig):
-        raise InputError(f"config: got {type(config).__name__}, expected ExecuTorch's ExecutorchBackendConfig.")
-    if constant_methods is not None and (
-        not isinstance(constant_methods, Mapping) or not all(isinstance(name, str) for name in constant_methods)
-    ):
-        raise InputError(
-            f"constant_methods: got {type(constant_methods).__name__} {constant_methods!r}, expected a mapping from "
-            "method names to values."
-        )
-    both = sorted(set(programs) & set(constant_methods or ()))
-    if both:
-        raise InputError(f"constant_methods: {both} are methods of the program too; choose other names.")
+    _check_arguments(programs, config, constant_methods)
     config = config or ExecutorchBackendConfig()
     shared_state.check(programs, config.memory_planning_pass)
     # ExecuTorch rewrites the graphs that it emits.
@@ -178,6 +167,23 @@ def _emit(
         etrecord = _etrecord(recorded, manager)
     stored = placement.stored(copies, config, manager)
     return Artifact(manager, report, stored, record(programs, emitted), etrecord)
+
+
+def _check_arguments(
+    programs: Mapping[str, ExportedProgram], config: Any, constant_methods: Mapping[str, Any] | None
+) -> None:
+    if config is not None and not isinstance(config, ExecutorchBackendConfig):
+        raise InputError(f"config: got {type(config).__name__}, expected ExecuTorch's ExecutorchBackendConfig.")
+    if constant_methods is not None and (
+        not isinstance(constant_methods, Mapping) or not all(isinstance(name, str) for name in constant_methods)
+    ):
+        raise InputError(
+            f"constant_methods: got {type(constant_methods).__name__} {constant_methods!r}, expected a mapping from "
+            "method names to values."
+        )
+    both = sorted(set(programs) & set(constant_methods or ()))
+    if both:
+        raise InputError(f"constant_methods: {both} are methods of the program too; choose other names.")
 
 
 def _keep_initial_values(program: ExportedProgram) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -17,10 +16,10 @@ from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPas
 from exir_lowering.errors import InputError, LoweringError, UnknownPluginError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.lowered import LoweredMethods
+from exir_lowering.lowered_module.runners import Engine
 from exir_lowering.partitioners import RuledPartitioner, SupportPartitioner, deny, everything
 from exir_lowering.plugins import availability, registry
 from exir_lowering.plugins.backend import Backend, CompileSpec
-from exir_lowering.runtime import load
 from exir_lowering.testing.cases import CASES
 from exir_lowering.testing.checks import CHECKS
 from exir_lowering.testing.report import CaseResult, ConformanceReport
@@ -42,7 +41,7 @@ AVAILABLE = "suite/available"
 SOMETHING_PASSES = "suite/something-passes"
 """The name of the test that fails when the backend supports no case."""
 
-_BOTH = ("runtime", "interpreter")
+_BOTH: tuple[Engine, ...] = ("runtime", "interpreter")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +142,7 @@ def _find_backend(backend: Any) -> tuple[str, Any]:
     return backend_id, backend
 
 
-def _find_delegate(backend_id: str, delegate: Any) -> tuple[Any, tuple[str, ...], str]:
+def _find_delegate(backend_id: str, delegate: Any) -> tuple[Any, tuple[Engine, ...], str]:
     """Return the delegate, what executes it, and why nothing does."""
     own = backend_id in availability.own_backends()
     if own and delegate is not None:
@@ -159,8 +158,7 @@ def _find_delegate(backend_id: str, delegate: Any) -> tuple[Any, tuple[str, ...]
     found = availability.executor(backend_id, None if delegate is None else {backend_id: delegate})
     if isinstance(found, availability.Missing):
         return None, (), found.reason
-    both = not own and "engine" in inspect.signature(load).parameters
-    return found if delegate is None else delegate, _BOTH if both else _BOTH[:1], ""
+    return found if delegate is None else delegate, _BOTH[:1] if own else _BOTH, ""
 
 
 def _find_partitioner(

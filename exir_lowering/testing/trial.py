@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from exir_lowering.errors import (
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs import checksums, debug_handles
 from exir_lowering.lowered import LoweredMethods
+from exir_lowering.lowered_module.runners import Engine
 from exir_lowering.lowered_module.tolerances import tolerance
 from exir_lowering.pipeline import lower, to_backend
 from exir_lowering.plugins import registry
@@ -65,7 +65,7 @@ class Subject:
     delegate: Delegate | type[Delegate] | None
     partitioner: Callable[[Case], Partitioner]
     may_refuse: Callable[[Case], bool]
-    engines: tuple[str, ...]
+    engines: tuple[Engine, ...]
     atol: float | None
     rtol: float | None
 
@@ -88,7 +88,7 @@ class Trial:
     sample: Sample
     lowered: LoweredMethods
     content: bytes
-    engine: str
+    engine: Engine
 
     def watch(self, change: Change | None = None, *, probe: bool = False) -> WatchedDelegate | None:
         """Make a delegate that is watched; None for one of the runtime's own."""
@@ -101,8 +101,7 @@ class Trial:
     def open(self, delegate: WatchedDelegate | None) -> LoadedProgram:
         """Load the file; what is raised is raised."""
         delegates = {} if delegate is None else {self.subject.backend_id: delegate}
-        engine = {"engine": self.engine} if "engine" in inspect.signature(load).parameters else {}
-        return load(self.content, delegates=delegates, **engine)  # type: ignore[arg-type]
+        return load(self.content, delegates=delegates, engine=self.engine)
 
     def load(self, delegate: WatchedDelegate | None) -> LoadedProgram:
         """Load the file.
