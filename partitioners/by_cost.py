@@ -72,7 +72,7 @@ class CostPartitioner(Partitioner):  # type: ignore[misc]
         limits: How small and how large a partition may be; what they drop is left to the host whatever it costs.
 
     Raises:
-        InputError: An argument is not what it should be.
+        InputError: An argument is invalid.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class CostPartitioner(Partitioner):  # type: ignore[misc]
             limits: How small and how large a partition may be.
 
         Raises:
-            InputError: An argument is not what it should be.
+            InputError: An argument is invalid.
         """
         if not isinstance(partitioner, Partitioner):
             raise InputError(
@@ -142,7 +142,7 @@ class CostPartitioner(Partitioner):  # type: ignore[misc]
             no backend can take it.
 
         Raises:
-            InputError: The model has no cost for an operator on the host, or a cost that is none.
+            InputError: The model has no cost for an operator on the host, or a cost that is invalid.
             PartitionerContractError: A support, or the partitioner chosen from, raised or broke its promise.
         """
         offers = self._offers(exported_program)

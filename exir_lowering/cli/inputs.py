@@ -47,7 +47,7 @@ def make_inputs(given: Sequence[str]) -> list[Any]:
         The inputs in order: one for an argument, or several for a file with a list.
 
     Raises:
-        InputError: A file has something else in it, or there is no such tensor.
+        InputError: A file holds something else, or a tensor cannot be made.
     """
     return [value for text in given for value in _make_input(text)]
 

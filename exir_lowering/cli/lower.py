@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="fuse quantized patterns on the host, such as an embedding of quantized weights, into quantized operators",
     )
-    parser.add_argument("--sizes", action="store_true", help="tell what takes how many bytes in the files")
+    parser.add_argument("--sizes", action="store_true", help="show what takes how many bytes in the files")
     parser.add_argument("--json", action="store_true", help="print the report as JSON instead of tables")
 
 
@@ -120,7 +120,7 @@ def _print_tables(arguments: argparse.Namespace, lowered: LoweredMethods, artifa
         make_console().print(placement.table(artifact.stored, limit=20))
     host = sum(len(method.host) for method in lowered.report.methods)
     if host and arguments.partitioner:
-        say(f"{host} operators stay on the host; `exir-lower plan` with the same arguments tells why.")
+        say(f"{host} operators stay on the host; `exir-lower plan` with the same arguments shows why.")
 
 
 def _list_written(target: Path, artifact: Artifact) -> str:

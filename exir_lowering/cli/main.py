@@ -35,7 +35,7 @@ examples:
   exir-lower run model.pte --input randn:1x3x224x224
 
 `exir-lower COMMAND --help` explains a command.
-Exit code: 0 done, 2 something that was given is wrong, 1 anything else.
+Exit code: 0 success, 2 a mistake in what was given, 1 any other failure.
 """
 
 
@@ -46,8 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments without the program's name; those of the process by default.
 
     Returns:
-        The exit code: 0 done, 2 a mistake in what was given (programs, names, files, plug-ins), 130
-        interrupted, 141 when whoever read the output closed it, 1 anything else.
+        The exit code: 0 success, 2 a mistake in what was given (programs, names, files, plug-ins), 130
+        interrupted, 141 when whoever read the output closed it, 1 any other failure.
     """
     # A character that the terminal's encoding lacks is shown escaped, rather than a crash after the work.
     for stream in (sys.stdout, sys.stderr):

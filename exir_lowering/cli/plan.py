@@ -87,7 +87,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 COMMAND = Command(
     "plan",
-    "tell what lower would delegate, and why the rest stays on the host",
+    "show what lower would delegate, and why the rest stays on the host",
     add_arguments,
     execute,
     _EXAMPLES,

@@ -37,8 +37,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "--partitioner",
         action="append",
         metavar="NAME",
-        help="who chooses what a backend takes (`exir-lower plugins` lists them); given again, the next one "
-        "gets what the ones before left; without any, everything stays on the host",
+        help="the partitioner that chooses what a backend takes (`exir-lower plugins` lists them); given again, the "
+        "next one gets what those before it left; without any, everything stays on the host",
     )
     command.add_argument(
         "--trust",
@@ -147,9 +147,9 @@ def _read_program(path: Path, trust: bool) -> ExportedProgram:
         let_through(error)
         if isinstance(error, UnsafeFileError) and kinds.kind_of_file(path) in (None, kinds.PT2):
             raise InputError(
-                f"{str(path)!r} is not loaded, since it may be made to run code here: {error}. torch.export.save "
-                "writes no such file for an ordinary model. If it comes from somebody you trust, --trust loads it "
-                "nevertheless, and runs what is in it."
+                f"{str(path)!r} is not loaded, since it could run code here: {error}. torch.export.save does not write "
+                "such a file for an ordinary model. If it comes from somebody you trust, --trust loads it anyway, and "
+                "runs the code in it."
             ) from error
         reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {first_line(error)}"
         raise InputError(

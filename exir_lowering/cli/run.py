@@ -102,7 +102,7 @@ def _add_how_to_run(parser: argparse.ArgumentParser) -> None:
         help="what to do about a backend that this machine lacks: refuse the file (default), or let PyTorch run the "
         "original graphs that `lower --keep-originals` kept",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of randn and rand (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, help="the seed of randn and rand (default: 0)")
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -170,7 +170,7 @@ def _choose_method(wanted: str | None, names: Sequence[str], source: Path) -> st
         return names[0]
     if (wanted or "forward") in names:
         return wanted or "forward"
-    which = f"there is no method {wanted or 'forward'!r}" + ("" if wanted else ", so --method NAME is needed")
+    which = f"there is no method {wanted or 'forward'!r}" + ("" if wanted else ", so give --method NAME")
     raise InputError(f"{str(source)!r}: {which}. The file has {', '.join(map(repr, names))}.")
 
 

@@ -17,7 +17,7 @@ class CaseResult:
 
     Attributes:
         name: The case.
-        status: "passed", "failed", "lowered": nothing executes what was made of it, so no numbers were compared, or
+        status: "passed", "failed", "lowered": nothing here executes the payloads, so no numbers were compared, or
             "skipped": the backend does not support it.
         check: What failed: "numbers", "determinism", "purity", ...; "" unless it failed.
         text: For a failure who, what was got, what was expected and what to do; otherwise why it did not pass.

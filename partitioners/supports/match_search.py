@@ -285,7 +285,7 @@ class Search:
             held: list[Node] = []
             torch.fx.node.map_arg((value,), held.append)
             if not inside.isdisjoint(held):
-                return f"its input {name} would be {held[0].name}, which is inside of it"
+                return f"its input {name} would be {held[0].name}, which is inside the match"
         return ""
 
 

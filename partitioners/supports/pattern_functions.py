@@ -171,8 +171,8 @@ class _TemplateReader:
                 returned[term] = None
             else:
                 raise self.error(
-                    f"it returns {result}, which no operator of it makes. Return the results of operators only; an "
-                    f"input is there for everybody anyway."
+                    f"it returns {result}, which none of its operators computes. Return the results of operators "
+                    f"only; inputs are available outside of a match anyway."
                 )
         for node in nodes:
             if not node.users:

@@ -503,7 +503,7 @@ def test_inputs_that_are_wrong(
 
 
 def test_runs_that_are_wrong(main: Main, pte: Path, tmp_path: Path) -> None:
-    refused(main("run", pte), "there is no method 'forward', so --method NAME is needed", "'small'", "'large'")
+    refused(main("run", pte), "there is no method 'forward', so give --method NAME", "'small'", "'large'")
     refused(main("run", pte, "--method", "smal"), "there is no method 'smal'", "'small'")
     refused(main("run", tmp_path / "no.pte"), "There is no file")
     refused(main("run", pte, "--save", tmp_path / "no" / "y.pt"), "no directory")

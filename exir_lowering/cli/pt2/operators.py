@@ -1,6 +1,9 @@
 """The operators that an exported program may call, found in the dispatcher's table instead of by attributes.
 
 torch takes a name such as `torch.os.system` apart, and follows it from attribute to attribute.
+
+These lists say what a program may name. `graphs.operators.pure` says what a `.pte` file may have executed by its mere
+name: far less, and by schema. A program that is lowered may have operators of libraries, which backends take whole.
 """
 
 from __future__ import annotations
