@@ -163,6 +163,4 @@ def write_file(path: Path, content: bytes | memoryview) -> None:
             replace_file(Path(os.path.realpath(path)), lambda file: file.write(content))
     except OSError as error:
         let_through(error)
-        raise InputError(
-            f"Cannot write {str(path)!r}: {error.strerror or error}. The file that was there is unchanged."
-        ) from (error)
+        raise InputError(f"Cannot write {str(path)!r}: {error.strerror or error}. Nothing was changed.") from error

@@ -326,7 +326,7 @@ def test_an_input_must_not_be_inside_of_the_match() -> None:
     module = graph_of(build)
     assert matches(module, Pattern(added)) == []
     assert (
-        "its input y would be aten_relu_default, which is inside of it"
+        "its input y would be aten_relu_default, which is inside the match"
         in reasons(module, Pattern(added))["aten_add_tensor"]
     )
 
