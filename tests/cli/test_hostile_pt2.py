@@ -252,7 +252,7 @@ def test_what_would_act(
     assert acted(marker)
     for argv in (["plan", str(path)], ["lower", str(path), "-o", str(tmp_path / "out.pte")]):
         told = refusal(argv, capsys)
-        assert "may be made to run code" in told and "--trust" in told and not acted(marker)
+        assert "it could run code here" in told and "--trust" in told and not acted(marker)
     with pytest.raises(UnsafeFileError):
         read_program(path)
     assert not acted(marker) and not (tmp_path / "out.pte").exists()
