@@ -36,10 +36,10 @@ __all__ = [
 
 
 class TagsNodes(Protocol):
-    """What an ExecuTorch `Partitioner` is to a type checker, which cannot see into ExecuTorch."""
+    """The form of an ExecuTorch `Partitioner`, for type checkers, which do not see ExecuTorch's types."""
 
     def partition(self, exported_program: ExportedProgram, /) -> Any:
-        """Tag the nodes that a backend is to have."""
+        """Tag the nodes that go to a backend."""
 
 
 PartitionersOfMethod = TagsNodes | str | Sequence[TagsNodes | str] | None

@@ -1,4 +1,8 @@
-"""Find plug-ins: registered in this process, entry points (loaded on demand), ExecuTorch's backend classes."""
+"""Find plug-ins: registered in this process, entry points (loaded on demand), ExecuTorch's backend classes.
+
+Looking for a delegate is part of running a file, so the base classes of backends and partitioners are only imported
+when one of these is requested.
+"""
 
 from __future__ import annotations
 

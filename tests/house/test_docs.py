@@ -1,4 +1,4 @@
-"""The Python in the README and the docs runs, page by page; links lead somewhere; no command is stale."""
+"""The Python in the README and the docs runs, page by page; links and named modules exist; no command is stale."""
 
 import re
 import subprocess
@@ -74,6 +74,21 @@ def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
         if not target.startswith("http"):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "SECURITY.md"], ids=lambda page: page.stem)
+def test_modules_that_are_named_exist(page: Path) -> None:
+    for name in re.findall(r"`((?:\w+/)*\w+\.py)`", page.read_text()):
+        folders = (ROOT, ROOT / "exir_lowering", page.parent)
+        assert any((folder / name).exists() for folder in folders), f"{page}: {name}"
+
+
+def test_the_page_of_the_house_has_every_room() -> None:
+    text = (ROOT / "docs" / "concepts" / "house.md").read_text()
+    wings = [ROOT / name for name in ("exir_lowering", "partitioners", "backends", "tests")]
+    rooms = [path.parent for wing in wings for path in wing.glob("*/*.py")]
+    assert not [room for room in rooms if f"{room.name}/" not in text]
+    assert not [path for path in (ROOT / "exir_lowering").glob("[a-z]*.py") if f"{path.name} " not in text]
 
 
 def test_the_example_of_the_readme_is_short() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from exir_lowering._upstream.operators import Operator
-from exir_lowering.errors import interrupts
+from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs.operators import checks as operator_checks
 from exir_lowering.graphs.operators.budget import bytes_of
 
@@ -89,7 +89,7 @@ class CheckedCall:
             with torch.no_grad():
                 return size_of(self._operator.call(*placed, **given))
         except Exception as error:  # shapes depend on values; or arguments are wrong, which the operator reports
-            interrupts.let_through(error)
+            let_through(error)
             return _UNKNOWN * size_of((args, list(kwargs.values())))
 
 
