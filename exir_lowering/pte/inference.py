@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from exir_lowering._upstream.meta_functions import WITHOUT_COMPILER
 from exir_lowering._upstream.operators import FunctionalOperator, functional_operator
 from exir_lowering._upstream.runtime import executorch_runtime
 from exir_lowering.errors.interrupts import let_through
@@ -118,7 +119,7 @@ def _made(
     if operator.dtype:
         named["dtype"] = dtype
     try:
-        with torch.no_grad():
+        with torch.no_grad(), WITHOUT_COMPILER:
             made = operator.call(**named)
     except NotImplementedError:
         return None
