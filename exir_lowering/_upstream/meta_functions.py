@@ -1,7 +1,8 @@
 """What torch's operators compute on tensors without memory, without importing torch's compiler for it.
 
 Many are Python functions that torch's compiler has to leave alone. The first call of each imports the compiler to tell
-it so, which takes as long as importing torch. Where nobody has imported it, there is nobody to be told.
+it so, which takes as long as importing torch. Where nobody has imported it, there is nobody to be told. Likewise each
+check of a shape imports sympy, in case that the shape is symbolic.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from collections.abc import Callable
 from functools import lru_cache
 from types import FunctionType
 from typing import Any
+
+import torch
 
 # Where the functions are registered, and what wraps those that the compiler leaves alone.
 from torch import _compile
@@ -56,11 +59,19 @@ def _content(cell: Any) -> Any:
 def _mark() -> Callable[[], None]:
     if "torch._dynamo" in sys.modules:
         return lambda: None
+    check = torch._check_with
+
+    def check_with(error_type: Any, condition: Any, message: Any) -> Any:
+        return None if condition is True else check(error_type, condition, message)
+
     marked = [function for function in _left_alone() if not hasattr(function, _MARK)]
     for function in marked:
         setattr(function, _MARK, function)
+    setattr(torch, "_check_with", check_with)  # noqa: B010  # a function of another type
 
     def unmark() -> None:
+        if torch._check_with is check_with:
+            setattr(torch, "_check_with", check)  # noqa: B010
         for function in marked:
             if getattr(function, _MARK, None) is function:
                 delattr(function, _MARK)
@@ -69,4 +80,4 @@ def _mark() -> Callable[[], None]:
 
 
 WITHOUT_COMPILER = Shared(_mark)
-"""A context in which operators on tensors without memory do not import torch's compiler."""
+"""A context in which operators on tensors without memory import neither torch's compiler nor sympy."""
