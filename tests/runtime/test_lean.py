@@ -6,6 +6,7 @@ import ast
 import hashlib
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,9 @@ from torch.export import export
 
 import exir_lowering
 from exir_lowering._upstream import executorch_operators, runtime
-from exir_lowering._upstream.operators import functional_operator
+from exir_lowering._upstream.operators import FunctionalOperator, functional_operator
+from exir_lowering.pte import inference
+from exir_lowering.pte.value_kinds import BOOL, DOUBLE, NULL, STRING, TENSOR, Layout
 
 INPUT = (torch.linspace(-1.0, 1.0, 12).reshape(1, 3, 2, 2),)
 
@@ -131,7 +134,7 @@ def test_functions_compute_what_the_operators_do(order: list[int] | None) -> Non
     given = torch.empty(2, 3, 4, 5, device="meta", dtype=torch.int32)
     cases: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
         "_to_dim_order_copy": ((given,), {"dtype": torch.float16, "dim_order": order}),
-        "_empty_dim_order": (([2, 3, 4, 5],), {"dtype": torch.float16, "dim_order": order}),
+        "_empty_dim_order": (([2, 3, 4, 5],), {"dtype": torch.float16, "dim_order": order or [0, 1, 2, 3]}),
         "_clone_dim_order": ((given,), {"dim_order": order}),
     }
     for name, (args, kwargs) in cases.items():
@@ -147,6 +150,44 @@ def test_functions_compute_what_the_operators_do(order: list[int] | None) -> Non
             continue
         made = found.call(*args, **kwargs)
         assert (made.dtype, made.shape, made.stride()) == (expected.dtype, expected.shape, expected.stride())
+
+
+def _pointwise_kernels() -> list[tuple[str, FunctionalOperator]]:
+    names = (name.partition(".")[::2] for name in sorted(runtime.executorch_runtime().operator_registry.operator_names))
+    found = ((name, functional_operator(name, overload)) for name, overload in names)
+    return [(name, one) for name, one in found if one and torch.Tag.pointwise in getattr(one.call, "tags", ())]
+
+
+def test_pointwise_operators_make_of_one_element_what_they_make_of_many() -> None:
+    chosen, compared = random.Random(0), 0
+    shapes = [(), (1,), (3,), (2, 3), (2, 1), (0,), (4,)]
+    for name, operator in _pointwise_kernels():
+        types = {argument.name: str(argument.type) for argument in operator.call._schema.arguments}
+        for _ in range(60):
+            given = tuple(_described(types[argument], chosen, shapes) for _, argument in operator.inputs)
+            quick = inference._pointwise(operator, given)
+            if quick is not None:
+                named = {
+                    argument: inference._value(one) for (_, argument), one in zip(operator.inputs, given, strict=True)
+                }
+                made = operator.call(**named)
+                assert quick == (made.dtype, tuple(made.shape)), (name, given)
+                compared += 1
+    assert compared > 1000
+
+
+def _described(kind: str, chosen: random.Random, shapes: list[tuple[int, ...]]) -> tuple[int, Any]:
+    if "Tensor" in kind:
+        if kind.startswith("Optional") and chosen.random() < 0.3:
+            return NULL, None
+        sizes = chosen.choice(shapes)
+        dtype = chosen.choice([torch.float32, torch.float16, torch.float64, torch.bfloat16, torch.int32, torch.bool])
+        return TENSOR, Layout(dtype, sizes, tuple(range(len(sizes))))
+    if "number" in kind or "float" in kind:
+        return DOUBLE, chosen.choice([1, 2.5, True, 0, -1])
+    if "bool" in kind:
+        return BOOL, chosen.choice([True, False])
+    return (STRING, chosen.choice(["none", "tanh", "floor", "trunc"])) if "str" in kind else (NULL, None)
 
 
 def test_compile_specs_are_executorchs() -> None:
