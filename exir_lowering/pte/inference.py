@@ -152,7 +152,7 @@ def _pointwise(
     try:
         with torch.no_grad():
             made = operator.call(**named)
-            shape = torch.broadcast_shapes(*(one.sizes for one in layouts))
+            shape = torch.broadcast_shapes(*(one.sizes for one in layouts))  # type: ignore[no-untyped-call]
     except Exception as error:
         let_through(error)
         return None  # it is asked again on tensors without memory, which say it as it is for them
