@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 # Where a backend puts data that several payloads share; its module has no public alias.
@@ -25,7 +27,7 @@ __all__ = [
     "add_last_named_data",
     "add_named_data",
     "delegate_info",
-    "forget_delegates",
+    "forgetting_delegates",
     "named_data",
     "named_data_entries",
     "place_named_data",
@@ -33,18 +35,30 @@ __all__ = [
 ]
 
 
-def forget_delegates(programs: Iterable[ExportedProgram]) -> None:
-    """Drop delegates from torch's cache of results on fake tensors.
+@contextmanager
+def forgetting_delegates(programs: Sequence[ExportedProgram]) -> Iterator[None]:
+    """Drop the delegates that torch's cache of results on fake tensors is given while the context lasts.
 
     Emission calls delegates on fake tensors. The cache is the process's, or that of a program's symbols; it is never
     cleared, and its keys are the arguments: the delegates, with their payloads and weights.
+
+    Args:
+        programs: What is emitted.
     """
+    before = {id(table): len(table) for table in _results(programs)}
+    try:
+        yield
+    finally:
+        for table in _results(programs):
+            for key in list(islice(table, before.get(id(table), 0), None)):  # new entries come last
+                if any(isinstance(part, LoweredBackendModule) for part in key.key):
+                    table.pop(key, None)
+
+
+def _results(programs: Iterable[ExportedProgram]) -> list[dict[Any, Any]]:
     modes = [fake_mode_of(program.graph_module) for program in programs]
     own = [mode.shape_env.fake_tensor_cache for mode in modes if mode is not None and mode.shape_env is not None]
-    for table in (FakeTensorMode.cache, *own):
-        for key in list(table):
-            if any(isinstance(part, LoweredBackendModule) for part in key.key):
-                table.pop(key, None)
+    return [FakeTensorMode.cache, *own]
 
 
 def named_data(data: Mapping[str, bytes], alignment: int) -> Any:

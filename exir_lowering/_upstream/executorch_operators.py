@@ -81,7 +81,7 @@ def _empty(size: Sequence[int], *, dtype: torch.dtype, dim_order: Sequence[int] 
     return made
 
 
-def _clone(self: torch.Tensor, *, non_blocking: bool, dim_order: Sequence[int] | None = None) -> torch.Tensor:
+def _clone(self: torch.Tensor, *, non_blocking: bool = False, dim_order: Sequence[int] | None = None) -> torch.Tensor:
     return self.clone(memory_format=_format(dim_order))
 
 

@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 
 from exir_lowering import graphs
 from exir_lowering._upstream import locks
-from exir_lowering._upstream.delegates import forget_delegates
+from exir_lowering._upstream.delegates import forgetting_delegates
 from exir_lowering._upstream.edge import EdgeProgramManager, edge_record, without_validity_checks
 from exir_lowering._upstream.emission import EmittedCall, data_file_contents, emitting, pte_contents
 from exir_lowering._upstream.runtime import import_quantized_kernels
@@ -149,16 +149,15 @@ def _emit(
     _import_kernels(copies)
     if external_weights is not None:
         placement.place(copies, config, external_weights)
+    emitted_from = [*programs.values(), *copies.values()]
     variants = edge_errors.OutVariants(config.to_out_var_pass)
     try:
         edge = EdgeProgramManager(copies, dict(constant_methods or {}), without_validity_checks())
-        with sealing.reserving(edge), emitting() as emitted:
+        with forgetting_delegates(emitted_from), sealing.reserving(edge), emitting() as emitted:
             manager = edge.to_executorch(replace(config, to_out_var_pass=variants))
     except Exception as error:
         let_through(error)
         raise edge_errors.emission(programs, error, config, variants) from error
-    finally:
-        forget_delegates([*programs.values(), *copies.values()])
     if keep_originals:
         originals.check_numbers(programs, manager)
     etrecord = None

@@ -648,7 +648,12 @@ def test_the_run_time_side_imports_no_compiler(tmp_path: Path) -> None:
     torch.save(program.module()(*QUANTIZED_INPUTS).detach(), tmp_path / "expected.pt")
     own, others = _python(RUN_TIME, str(tmp_path)).splitlines()[-2:]
     assert eval(own) == [
+        "exir_lowering._upstream",
+        "exir_lowering._upstream.executorch_operators",
+        "exir_lowering._upstream.locks",
+        "exir_lowering._upstream.meta_functions",
         "exir_lowering._upstream.operators",
+        "exir_lowering._upstream.tensors",
         "exir_lowering.backends",
         "exir_lowering.backends.compiler_demo",
         "exir_lowering.backends.compiler_demo.delegate",
@@ -658,14 +663,20 @@ def test_the_run_time_side_imports_no_compiler(tmp_path: Path) -> None:
         "exir_lowering.backends.reference.delegate",
         "exir_lowering.backends.reference.operators",
         "exir_lowering.backends.reference.soundness",
-        "exir_lowering.graphs.operators.budget",
-        "exir_lowering.graphs.operators.calls",
-        "exir_lowering.plugins.delegate",
+        "exir_lowering.compat",
+        "exir_lowering.compat.moved",
         "exir_lowering.errors",
         "exir_lowering.errors.interrupts",
+        "exir_lowering.graphs",
+        "exir_lowering.graphs.operators",
+        "exir_lowering.graphs.operators.budget",
+        "exir_lowering.graphs.operators.calls",
         "exir_lowering.graphs.operators.checks",
         "exir_lowering.graphs.operators.pure",
         "exir_lowering.graphs.weights",
+        "exir_lowering.plugins",
+        "exir_lowering.plugins.delegate",
+        "exir_lowering.plugins.guards",
     ]
     assert eval(others) == []
 

@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import parameters
 import proposals
+import startup
 from chains import EachBlock, chain
 from executorch.exir.backend.backend_api import MethodProgramsPartitionerSpec, to_backend
 from rich.console import Console
@@ -132,7 +133,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="write the figures here too")
     parser.add_argument("--quick", action="store_true", help="smaller sizes")
-    parser.add_argument("--only", choices=("lowering", "proposals", "parameters"), help="one part")
+    parser.add_argument("--only", choices=("lowering", "proposals", "parameters", "startup"), help="one part")
     arguments = parser.parse_args()
     sizes = [50, 100, 200] if arguments.quick else [50, 100, 200, 400, 800, 1600, 3200]
     best(lambda: exir_lowering.to_backend(chain(20), EachBlock()), 2)  # imports and caches of both engines
@@ -154,6 +155,9 @@ def main() -> None:
     if arguments.only in (None, "parameters"):
         figures["parameters"] = parameters.compare(arguments.quick)
         parameters.show(console, figures["parameters"])
+    if arguments.only in (None, "startup"):
+        figures["startup"] = startup.measure(3 if arguments.quick else 5)
+        startup.show(console, figures["startup"])
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=2))
 

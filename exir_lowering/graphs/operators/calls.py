@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from exir_lowering._upstream.meta_functions import WITHOUT_COMPILER
 from exir_lowering._upstream.operators import Operator
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs.operators import checks as operator_checks
@@ -86,7 +87,7 @@ class CheckedCall:
             else:
                 given["device"] = torch.device("meta")
         try:
-            with torch.no_grad():
+            with torch.no_grad(), WITHOUT_COMPILER:
                 return size_of(self._operator.call(*placed, **given))
         except Exception as error:  # shapes depend on values; or arguments are wrong, which the operator reports
             let_through(error)
