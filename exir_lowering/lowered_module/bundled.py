@@ -13,7 +13,7 @@ from exir_lowering.lowered_module.convention import Convention
 from exir_lowering.lowered_module.record import Cases
 from exir_lowering.lowered_module.runners import Runner
 from exir_lowering.lowered_module.tolerances import tolerance
-from exir_lowering.pte.format import Method
+from exir_lowering.pte.format import MethodSpec
 from exir_lowering.runtime.inputs import show
 
 
@@ -135,7 +135,7 @@ def bundle(pte: Path, suites: Mapping[str, Sequence[tuple[list[Any], list[Any]]]
     return bytes(serialize_from_bundled_program_to_flatbuffer(BundledProgram(None, tests, str(pte))))
 
 
-def can_be_written(method: Method, outputs: Iterable[Sequence[Any]]) -> bool:
+def can_be_written(method: MethodSpec, outputs: Iterable[Sequence[Any]]) -> bool:
     """Tell whether ExecuTorch's format has room for a method's bundled inputs: no None, and tensors only come out."""
     takes = all(value.content is not None for value in method.inputs)
     return takes and all(isinstance(output, torch.Tensor) for case in outputs for output in case)

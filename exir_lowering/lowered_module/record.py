@@ -16,8 +16,8 @@ import torch
 from exir_lowering.errors import InputError
 from exir_lowering.lowered_module import convention, values
 from exir_lowering.lowered_module.convention import Convention
-from exir_lowering.pte.format import Method
-from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, STRING, TENSOR, Value
+from exir_lowering.pte.format import MethodSpec
+from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, STRING, TENSOR, ValueSpec
 
 RECORD = "__exir_lowering__"
 TENSORS = "__exir_lowering_tensors__"
@@ -75,7 +75,7 @@ def constant_methods(record: Record) -> dict[str, list[Any]]:
     return methods
 
 
-def read(where: str, methods: Mapping[str, Method], run: Callable[[str], Sequence[Any]]) -> Record:
+def read(where: str, methods: Mapping[str, MethodSpec], run: Callable[[str], Sequence[Any]]) -> Record:
     """Return the record that is stored in a file.
 
     Args:
@@ -110,7 +110,7 @@ def read(where: str, methods: Mapping[str, Method], run: Callable[[str], Sequenc
         ) from error
 
 
-def _read(stored: Any, methods: Mapping[str, Method], run: Callable[[str], Sequence[Any]]) -> Record:
+def _read(stored: Any, methods: Mapping[str, MethodSpec], run: Callable[[str], Sequence[Any]]) -> Record:
     tensors = values.Tensors(_constants(TENSORS, methods, run) if TENSORS in methods else ())
     read = [convention.from_json(one) for one in _a(list, stored["methods"])]
     conventions = {one.method: one for one in read}
@@ -138,7 +138,7 @@ def _a(kind: type, value: Any) -> Any:
     return value
 
 
-def constant(method: Method) -> Any:
+def constant(method: MethodSpec) -> Any:
     """Return what a constant method returns, None when it is a tensor.
 
     Raises:
@@ -148,7 +148,7 @@ def constant(method: Method) -> Any:
     return value.content if value.kind in (INT, BOOL, DOUBLE, STRING) else None
 
 
-def _constants(name: str, methods: Mapping[str, Method], run: Callable[[str], Sequence[Any]]) -> Sequence[Any]:
+def _constants(name: str, methods: Mapping[str, MethodSpec], run: Callable[[str], Sequence[Any]]) -> Sequence[Any]:
     """Return the tensors of a constant method; one that computes is not run."""
     method = methods[name]
     if method.inputs or method.operators or method.delegations or not all(map(_is_tensor, method.outputs)):
@@ -156,7 +156,7 @@ def _constants(name: str, methods: Mapping[str, Method], run: Callable[[str], Se
     return run(name)
 
 
-def _check_convention(one: Convention, method: Method) -> None:
+def _check_convention(one: Convention, method: MethodSpec) -> None:
     if (len(one.inputs), len(one.written) + len(one.outputs)) != (len(method.inputs), len(method.outputs)):
         raise ValueError(f"method {one.method!r} has another number of inputs or outputs")
     if not all(one.inputs[index] is None and _is_tensor(method.inputs[index]) for index in one.written):
@@ -179,7 +179,7 @@ def _check_cases(
 def _attribute(
     name: str,
     nested: Mapping[str, Any],
-    methods: Mapping[str, Method],
+    methods: Mapping[str, MethodSpec],
     run: Callable[[str], Sequence[Any]],
     tensors: values.Tensors,
 ) -> Any:
@@ -193,7 +193,7 @@ def _attribute(
     return constant(method)
 
 
-def _is_tensor(value: Value) -> bool:
+def _is_tensor(value: ValueSpec) -> bool:
     return value.kind == TENSOR
 
 

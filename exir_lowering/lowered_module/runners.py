@@ -25,8 +25,8 @@ from exir_lowering.lowered_module.convention import Convention
 from exir_lowering.plugins import availability, registry
 from exir_lowering.pte import format as file_format
 from exir_lowering.pte.debug_info import MethodDebug
-from exir_lowering.pte.format import Method
-from exir_lowering.pte.value_kinds import NULL, Tensor, Value
+from exir_lowering.pte.format import MethodSpec
+from exir_lowering.pte.value_kinds import NULL, Tensor, ValueSpec
 from exir_lowering.runtime import LoadedProgram, load
 from exir_lowering.runtime.find import Unavailable
 from exir_lowering.runtime.inputs import describe, prepare, show
@@ -109,7 +109,7 @@ class Source:
     content: memoryview
     given: str | bytes
     data: tuple[Path, ...]
-    methods: Mapping[str, Method]
+    methods: Mapping[str, MethodSpec]
     debug: Callable[[], Mapping[str, MethodDebug]]
     place: Place | None = None
 
@@ -248,7 +248,7 @@ def _with_copied_state(program: ExportedProgram, kind: type[ExportedProgram] = E
     return copied
 
 
-def file_inputs(convention: Convention, method: Method, leaves: Sequence[Any]) -> list[Any]:
+def file_inputs(convention: Convention, method: MethodSpec, leaves: Sequence[Any]) -> list[Any]:
     """Return the values in a method's arguments as its file takes them, in which a str is None.
 
     Raises:
@@ -261,7 +261,7 @@ def file_inputs(convention: Convention, method: Method, leaves: Sequence[Any]) -
     return prepare(f"{convention.method}()", method, given, convention.labels)
 
 
-def check_outputs(convention: Convention, method: Method, outputs: Sequence[Any]) -> None:
+def check_outputs(convention: Convention, method: MethodSpec, outputs: Sequence[Any]) -> None:
     """Check that outputs have the types that the program says.
 
     Raises:
@@ -280,7 +280,7 @@ def check_outputs(convention: Convention, method: Method, outputs: Sequence[Any]
             )
 
 
-def _is_of_type(value: Value, output: Any) -> bool:
+def _is_of_type(value: ValueSpec, output: Any) -> bool:
     expected = value.content
     if not isinstance(expected, Tensor):
         return not isinstance(output, torch.Tensor)

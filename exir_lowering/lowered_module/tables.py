@@ -16,8 +16,8 @@ from executorch.exir.scalar_type import ScalarType
 
 from exir_lowering import _upstream
 from exir_lowering.errors import InputError
-from exir_lowering.lowered_module.values import CODES
-from exir_lowering.pte import digests
+from exir_lowering.pte import digests, header
+from exir_lowering.pte.dtypes import CODES
 
 Piece = bytes | memoryview
 
@@ -41,8 +41,9 @@ def rewrite(content: memoryview, keep: Callable[[str], bool], constants: Mapping
         InputError: The file has its constants in its tables, as those of old versions of ExecuTorch, or its digests
             are damaged.
     """
-    size, base = _extent(content)
-    program = _upstream.read_tables(bytes(content[:size]))
+    extent = header.read_pte(content)
+    base = extent.base
+    program = _upstream.read_tables(bytes(content[: extent.tables]))
     if program.constant_buffer:
         raise InputError("The file was made by an old version of ExecuTorch, which cannot be added to. Make it again.")
     segments: list[list[Piece]] = [[content[base + s.offset : base + s.offset + s.size]] for s in program.segments]
@@ -108,13 +109,6 @@ def _sealed(
         ranges.write(piece)
     first, *rest = ranges.digests()
     return [*pieces[:-1], digests.Seal(first, tuple(rest), data).encode()]
-
-
-def _extent(content: memoryview) -> tuple[int, int]:
-    """Return where the tables end and where the segments start, 0 when there are none."""
-    if bytes(content[8:12]) != b"eh00":
-        return len(content), 0
-    return int.from_bytes(content[16:24], "little"), int.from_bytes(content[24:32], "little")
 
 
 def _aligned(position: int) -> int:

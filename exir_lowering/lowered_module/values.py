@@ -10,9 +10,8 @@ import torch
 
 from exir_lowering import _upstream
 from exir_lowering.errors import InputError
-from exir_lowering.pte.value_kinds import DTYPES
+from exir_lowering.pte.dtypes import CODES
 
-CODES = {dtype: code for code, dtype in DTYPES.items()}
 _DIGITS = 4300  # that Python reads, unless it is told otherwise
 _TOO_LARGE = 10**_DIGITS
 STORABLE = "None, bool, int, float, str, torch.Tensor, and lists, tuples and dicts of these"

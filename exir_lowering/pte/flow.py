@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from exir_lowering.pte.calls import Body
-from exir_lowering.pte.dataflow import DELEGATE, FREE, JUMP, KERNEL, MOVE, Instruction
+from exir_lowering.pte.dataflow import DELEGATE, FREE, JUMP, KERNEL, MOVE, PlanInstruction
 from exir_lowering.pte.flatbuffer import CorruptError
 from exir_lowering.pte.value_kinds import NULL, Tensor
 
@@ -49,7 +49,7 @@ def _waiting(body: Body) -> Iterator[int]:
             yield index
 
 
-def _check_chain(body: Body, chain: Sequence[Instruction], waiting: dict[int, int], ready: int) -> int:
+def _check_chain(body: Body, chain: Sequence[PlanInstruction], waiting: dict[int, int], ready: int) -> int:
     """Check the instructions of a chain; return which values are made at its end, given those at its start."""
     states: list[int | None] = [None] * (len(chain) + 1)
     states[0], again = ready, True
@@ -74,7 +74,7 @@ def _check_chain(body: Body, chain: Sequence[Instruction], waiting: dict[int, in
     return ready if end is None else end
 
 
-def _made(body: Body, instruction: Instruction) -> Collection[int]:
+def _made(body: Body, instruction: PlanInstruction) -> Collection[int]:
     """Return the values that are made by an instruction."""
     code, target, arguments = instruction
     if code == MOVE:
@@ -89,14 +89,14 @@ def _made(body: Body, instruction: Instruction) -> Collection[int]:
     return arguments[2:3] if body.operators[target] == _VIEW else arguments[len(called.types) :]
 
 
-def _check_read(body: Body, instruction: Instruction, waiting: dict[int, int], ready: int) -> None:
+def _check_read(body: Body, instruction: PlanInstruction, waiting: dict[int, int], ready: int) -> None:
     for index in _read(body, instruction):
         if index in waiting and not waiting[index] & ready:
             what = "has no memory" if isinstance(body.values[index].content, Tensor) else "is not made before"
             raise CorruptError(f"an instruction takes value {index}, which {what}")
 
 
-def _read(body: Body, instruction: Instruction) -> Iterator[int]:
+def _read(body: Body, instruction: PlanInstruction) -> Iterator[int]:
     """Return the values that have to be there for an instruction."""
     code, target, arguments = instruction
     if code in (JUMP, FREE, MOVE):
@@ -113,7 +113,7 @@ def _read(body: Body, instruction: Instruction) -> Iterator[int]:
                 yield from body.items(index)
 
 
-def _check_loops(body: Body, chain: Sequence[Instruction]) -> None:
+def _check_loops(body: Body, chain: Sequence[PlanInstruction]) -> None:
     """Refuse a loop without a jump that depends on what the loop makes: once in it, it is never left."""
     for position, (code, target, _) in enumerate(chain):
         if code == JUMP and target <= position:
@@ -123,7 +123,7 @@ def _check_loops(body: Body, chain: Sequence[Instruction]) -> None:
                 raise CorruptError(f"instruction {position} jumps back to {target}, for ever")
 
 
-def _written(body: Body, instruction: Instruction) -> Iterator[int]:
+def _written(body: Body, instruction: PlanInstruction) -> Iterator[int]:
     """Return the tensors that a kernel writes."""
     code, target, arguments = instruction
     called = body.signatures[target] if code == KERNEL else None

@@ -23,7 +23,7 @@ from exir_lowering.errors import (
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.plugins.delegate import Delegate, DelegateContext
 from exir_lowering.pte.format import Delegation
-from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, NULL, Tensor, Value
+from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, NULL, Tensor, ValueSpec
 from exir_lowering.runtime.debugging import Lines, no_lines
 from exir_lowering.runtime.inputs import describe, show
 
@@ -125,7 +125,7 @@ def settle(handle: Handle, execute: Callable[[int], None]) -> None:
     raise failures[0]
 
 
-def execute(handle: Handle, inputs: list[Any], count: int) -> list[tuple[Value, Any]]:
+def execute(handle: Handle, inputs: list[Any], count: int) -> list[tuple[ValueSpec, Any]]:
     """Let a delegate execute, and check all that it returns; return what the file says of each output, and the output.
 
     Args:
@@ -183,7 +183,7 @@ def no_list(handle: Handle, index: int) -> BackendFailure:
     )
 
 
-def _check(handle: Handle, expected: Sequence[Value], returned: Any) -> None:
+def _check(handle: Handle, expected: Sequence[ValueSpec], returned: Any) -> None:
     """Check what a delegate returned; all of it before any is written, as it may be a view of an input."""
     if not isinstance(returned, Sequence) or isinstance(returned, (str, bytes)):
         raise BackendContractError(
@@ -203,7 +203,7 @@ def _check(handle: Handle, expected: Sequence[Value], returned: Any) -> None:
             )
 
 
-def _problem(expected: Value, output: Any) -> str | None:
+def _problem(expected: ValueSpec, output: Any) -> str | None:
     """Say what is wrong with an output; None when it is as the file says."""
     tensor = expected.content
     if not isinstance(tensor, Tensor):
@@ -226,7 +226,7 @@ def _problem(expected: Value, output: Any) -> str | None:
     return None
 
 
-def describe_output(value: Value) -> str:
+def describe_output(value: ValueSpec) -> str:
     """Say what an output has to be."""
     return describe(value) if isinstance(value.content, Tensor) else "a number"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from exir_lowering.pte.format import Method
-from exir_lowering.runtime.trace import Event
+from exir_lowering.pte.format import MethodSpec
+from exir_lowering.runtime.trace import TraceEvent
 
 
 class Engine(Protocol):
@@ -17,7 +17,7 @@ class Engine(Protocol):
         """What `load` calls it."""
         ...
 
-    def run(self, method: Method, inputs: Sequence[Any]) -> list[Any]:
+    def run(self, method: MethodSpec, inputs: Sequence[Any]) -> list[Any]:
         """Run a method.
 
         Args:
@@ -34,7 +34,7 @@ class Engine(Protocol):
         """
         ...
 
-    def record(self, method: Method, inputs: Sequence[Any], runs: int) -> list[Event]:
+    def record(self, method: MethodSpec, inputs: Sequence[Any], runs: int) -> list[TraceEvent]:
         """Run a method that is set up anew, and record what it does; no other run sees its state.
 
         Args:

@@ -11,11 +11,11 @@ import torch
 from exir_lowering import _upstream
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
-from exir_lowering.pte.format import Method
-from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, KINDS, NULL, Tensor, Value
+from exir_lowering.pte.format import MethodSpec
+from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, KINDS, NULL, Tensor, ValueSpec
 
 
-def prepare(where: str, method: Method, inputs: Sequence[Any], names: Sequence[str] | None = None) -> list[Any]:
+def prepare(where: str, method: MethodSpec, inputs: Sequence[Any], names: Sequence[str] | None = None) -> list[Any]:
     """Return the inputs as the runtime takes them.
 
     Args:
@@ -50,7 +50,7 @@ def prepare(where: str, method: Method, inputs: Sequence[Any], names: Sequence[s
     return prepared
 
 
-def with_tensors(method: Method, inputs: Sequence[Any]) -> list[Any]:
+def with_tensors(method: MethodSpec, inputs: Sequence[Any]) -> list[Any]:
     """Return inputs with numbers as tensors where the method takes a tensor without dimensions that can hold them.
 
     Args:
@@ -92,7 +92,7 @@ def look_at(inputs: Sequence[Any]) -> str:
     )
 
 
-def describe(value: Value) -> str:
+def describe(value: ValueSpec) -> str:
     """Say what an input has to be."""
     if isinstance(value.content, Tensor):
         tensor = value.content
@@ -122,7 +122,7 @@ def show(given: Any) -> str:
     return f"of type {type(given).__module__}.{type(given).__qualname__}"
 
 
-def _check(value: Value, given: Any) -> tuple[str | None, Any]:
+def _check(value: ValueSpec, given: Any) -> tuple[str | None, Any]:
     """Return a hint when an input is wrong, "" when there is none to give; and the input as the runtime takes it."""
     if isinstance(value.content, Tensor):
         return _check_tensor(value.content, given)

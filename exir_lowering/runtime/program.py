@@ -15,7 +15,7 @@ from exir_lowering.errors import InputError
 from exir_lowering.plugins import registry
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.pte import data_files, verifying
-from exir_lowering.pte.format import Method
+from exir_lowering.pte.format import MethodSpec
 from exir_lowering.pte.verifying import Verify
 from exir_lowering.runtime import debugging
 from exir_lowering.runtime.engine import Engine
@@ -138,7 +138,7 @@ class LoadedProgram:
         finally:
             self._running.discard((epoch, method))
 
-    def _method(self, who: str, name: object) -> Method:
+    def _method(self, who: str, name: object) -> MethodSpec:
         found = self._file.methods.get(name) if isinstance(name, str) else None
         if found is None:
             raise InputError(f"{who}: {self._unknown(name)}")

@@ -24,7 +24,7 @@ from exir_lowering.plugins import availability
 from exir_lowering.plugins.delegate import Delegate, DelegateContext
 from exir_lowering.pte.dataflow import DELEGATE, JUMP, KERNEL, MOVE
 from exir_lowering.pte.flatbuffer import CorruptError
-from exir_lowering.pte.format import Delegation, Method
+from exir_lowering.pte.format import Delegation, MethodSpec
 from exir_lowering.pte.value_kinds import Tensor
 from exir_lowering.runtime import contract, trace
 from exir_lowering.runtime.find import Unavailable, find_delegates
@@ -34,7 +34,7 @@ from exir_lowering.runtime.interpreter.code import Code, Listing, Payload, read_
 from exir_lowering.runtime.interpreter.kernels import Frame, Kernel, kernel
 from exir_lowering.runtime.interpreter.memory import Slot
 from exir_lowering.runtime.source import ProgramFile
-from exir_lowering.runtime.trace import Event, Trace
+from exir_lowering.runtime.trace import Trace, TraceEvent
 
 _SHARED = 2
 _EXIT_SECONDS = 30.0
@@ -220,12 +220,12 @@ class Interpreter:
         """What `load` calls it."""
         return "interpreter"
 
-    def run(self, method: Method, inputs: Sequence[Any]) -> list[Any]:
+    def run(self, method: MethodSpec, inputs: Sequence[Any]) -> list[Any]:
         """Run a method; see `Engine`."""
         with neutral():
             return self._run(method, inputs)
 
-    def _run(self, method: Method, inputs: Sequence[Any]) -> list[Any]:
+    def _run(self, method: MethodSpec, inputs: Sequence[Any]) -> list[Any]:
         ready = self._load(method)
         try:
             return ready.run(inputs)
@@ -242,7 +242,7 @@ class Interpreter:
                 f"{self.file.where(method.name)} failed in the interpreter: {error}. {look_at(inputs)}"
             ) from error
 
-    def record(self, method: Method, inputs: Sequence[Any], runs: int) -> list[Event]:
+    def record(self, method: MethodSpec, inputs: Sequence[Any], runs: int) -> list[TraceEvent]:
         """Run a method in memory of its own, and record what it does; see `Engine`."""
         recorded = Trace()
         shared = None if self.shared is None else torch.zeros_like(self.shared)
@@ -260,10 +260,10 @@ class Interpreter:
                 with neutral():
                     self._load(method)
 
-    def _missing(self, method: Method) -> list[str]:
+    def _missing(self, method: MethodSpec) -> list[str]:
         return [] if self.kernels is None else sorted(set(method.operators) - self.kernels)
 
-    def _load(self, method: Method) -> Ready:
+    def _load(self, method: MethodSpec) -> Ready:
         """Return a method, set up at its first use."""
         if method.name in self.ready:
             return self.ready[method.name]
@@ -286,17 +286,17 @@ class Interpreter:
                     let_through(error)
         return self.ready[method.name]
 
-    def _set_up(self, method: Method) -> Ready:
+    def _set_up(self, method: MethodSpec) -> Ready:
         where, code = self.file.where(method.name), self.listing.methods[method.name]
         try:
             arenas = memory.arenas(code.arenas[:_SHARED] if self.shared is not None else code.arenas)
             if self.shared is not None:
                 arenas.append(self.shared)
             values = [
-                memory.slot(value.content, place, arenas)
-                if isinstance(value.content, Tensor) and place is not None
+                memory.slot(value.content, storage, arenas)
+                if isinstance(value.content, Tensor) and storage is not None
                 else value.content
-                for value, place in zip(code.values, code.places, strict=True)
+                for value, storage in zip(code.values, code.storage, strict=True)
             ]
         except Exception as error:
             let_through(error)
@@ -316,7 +316,7 @@ class Interpreter:
             )
         return found
 
-    def _calls(self, method: Method, code: Code) -> list[Kernel]:
+    def _calls(self, method: MethodSpec, code: Code) -> list[Kernel]:
         """Return what executes each payload of a method; one that fails destroys those before it."""
         calls: list[Kernel] = []
         try:

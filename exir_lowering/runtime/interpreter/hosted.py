@@ -13,14 +13,14 @@ from executorch.exir import schema
 from executorch.exir.scalar_type import ScalarType
 
 from exir_lowering import _upstream
-from exir_lowering.backends.xnnpack import payload as xnnpack
+from exir_lowering.pte import payloads
+from exir_lowering.pte.dtypes import CODES
 from exir_lowering.pte.format import Delegation
-from exir_lowering.pte.value_kinds import DTYPES, KINDS, NULL, Tensor, Value
+from exir_lowering.pte.value_kinds import KINDS, NULL, Tensor, ValueSpec
 from exir_lowering.runtime.interpreter.code import Payload
 from exir_lowering.runtime.interpreter.kernels import Frame
 
 _ALIGNMENT = 16
-_CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 
 class NotHosted(Exception):
@@ -59,7 +59,7 @@ def host(
     method: str,
     payload: Payload,
     plan: Delegation,
-    values: Sequence[Value],
+    values: Sequence[ValueSpec],
     named: Mapping[str, memoryview],
     data: str | None,
 ) -> HostedCall:
@@ -83,8 +83,9 @@ def host(
     program = _Program(method)
     ids = [program.argument(value, position in inputs, position in outputs) for position, value in enumerate(values)]
     program.call(payload, ids)
-    if payload.backend == xnnpack.BACKEND:
-        names = xnnpack.weights(payload.content).keys()
+    checked = payloads.check_payload(payload.backend, payload.content)
+    if checked is not None:
+        names = checked.weights.keys()
         named = {name: content for name, content in named.items() if name in names}
     content = _upstream.serialized(program.finished(), {name: bytes(view) for name, view in named.items()}, _ALIGNMENT)
     run = _upstream.open_program(content, data).load_method(method)
@@ -104,7 +105,7 @@ class _Program:
         self._payloads: list[bytes] = []
         self._memory = 0
 
-    def argument(self, value: Value, given: bool, returned: bool) -> int:
+    def argument(self, value: ValueSpec, given: bool, returned: bool) -> int:
         """Add a value that the payload is called with; return its number."""
         if isinstance(value.content, Tensor):
             number = self._tensor(value.content, planned=given and returned)
@@ -163,7 +164,7 @@ class _Program:
             dynamism = schema.TensorShapeDynamism.DYNAMIC_BOUND
         return self._add(
             schema.Tensor(
-                scalar_type=ScalarType(_CODES[tensor.dtype]),
+                scalar_type=ScalarType(CODES[tensor.dtype]),
                 storage_offset=0,
                 sizes=list(tensor.sizes),
                 dim_order=list(tensor.dim_order),

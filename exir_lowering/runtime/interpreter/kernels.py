@@ -17,7 +17,7 @@ from exir_lowering.graphs.operators import pure as pure_operators
 from exir_lowering.graphs.operators.budget import Budget
 from exir_lowering.graphs.operators.calls import CheckedCall
 from exir_lowering.plugins import availability
-from exir_lowering.pte.value_kinds import BOOL_LIST, INT_LIST, OPTIONAL_TENSOR_LIST, TENSOR_LIST, Value
+from exir_lowering.pte.value_kinds import BOOL_LIST, INT_LIST, OPTIONAL_TENSOR_LIST, TENSOR_LIST, ValueSpec
 from exir_lowering.runtime.interpreter.memory import DoesNotFit, Slot
 
 Kernel = Callable[["Frame", tuple[int, ...]], None]
@@ -33,7 +33,7 @@ class Frame:
         spending: The memory that operators take.
     """
 
-    plan: Sequence[Value]
+    plan: Sequence[ValueSpec]
     values: list[Any]
     spending: Budget = field(default_factory=Budget)
 

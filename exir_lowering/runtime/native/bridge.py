@@ -33,8 +33,9 @@ from exir_lowering.errors import (
 from exir_lowering.errors.interrupts import let_through, passing
 from exir_lowering.plugins import availability
 from exir_lowering.plugins.delegate import Delegate, DelegateContext
+from exir_lowering.pte.dtypes import DTYPES
 from exir_lowering.pte.format import Delegation
-from exir_lowering.pte.value_kinds import DTYPES, NULL, TENSOR, Tensor, Value
+from exir_lowering.pte.value_kinds import NULL, TENSOR, Tensor, ValueSpec
 from exir_lowering.runtime.contract import (
     DAMAGED,
     Handle,
@@ -369,7 +370,7 @@ class Bridge:
             else:
                 self._library.exir_set_double(argument, output)
 
-    def _write(self, handle: Handle, index: int, value: Value, argument: _Argument, output: torch.Tensor) -> None:
+    def _write(self, handle: Handle, index: int, value: ValueSpec, argument: _Argument, output: torch.Tensor) -> None:
         shape = tuple(output.shape)
         if tuple(argument.sizes[: argument.rank]) != shape:
             error = self._library.exir_resize(argument, (ctypes.c_int32 * len(shape))(*shape), len(shape))
@@ -411,9 +412,9 @@ def _seen(plan: Delegation, arguments: Sequence[_Argument]) -> Delegation:
         if argument.kind == _TENSOR:
             sizes = tuple(argument.sizes[: argument.rank])
             order = tuple(range(argument.rank))
-            values.append(Value(TENSOR, Tensor(DTYPES[argument.dtype], sizes, order, dynamic=True, unbound=False)))
+            values.append(ValueSpec(TENSOR, Tensor(DTYPES[argument.dtype], sizes, order, dynamic=True, unbound=False)))
         else:
-            values.append(Value(NULL, None))
+            values.append(ValueSpec(NULL, None))
     counts = tuple(range(1, len(values) + 1))
     return replace(plan, arguments=len(values), outputs=tuple(values), counts=counts)
 

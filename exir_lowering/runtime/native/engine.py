@@ -17,14 +17,14 @@ from exir_lowering.errors.interrupts import let_through
 from exir_lowering.plugins import availability
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.pte.flatbuffer import CorruptError
-from exir_lowering.pte.format import Method
+from exir_lowering.pte.format import MethodSpec
 from exir_lowering.runtime.fallback import renamed
 from exir_lowering.runtime.find import Unavailable, find_delegates
 from exir_lowering.runtime.inputs import look_at
 from exir_lowering.runtime.native import etdump
 from exir_lowering.runtime.native.bridge import bridge
 from exir_lowering.runtime.source import ProgramFile
-from exir_lowering.runtime.trace import Event
+from exir_lowering.runtime.trace import TraceEvent
 
 _INTERPRETER = 'load(..., engine="interpreter") runs the file without it, in Python: not in the real runtime.'
 
@@ -53,7 +53,7 @@ class NativeEngine:
         """What `load` calls it."""
         return "runtime"
 
-    def run(self, method: Method, inputs: Sequence[Any]) -> list[Any]:
+    def run(self, method: MethodSpec, inputs: Sequence[Any]) -> list[Any]:
         """Run a method; see `Engine`."""
         where = self.file.where(method.name)
         ready = self._load(method)
@@ -69,7 +69,7 @@ class NativeEngine:
                 f"stderr, say where. {look_at(inputs)}"
             ) from error
 
-    def record(self, method: Method, inputs: Sequence[Any], runs: int) -> list[Event]:
+    def record(self, method: MethodSpec, inputs: Sequence[Any], runs: int) -> list[TraceEvent]:
         """Run a method in a program of its own, and record what it does; see `Engine`."""
         where = self.file.where(method.name)
         try:
@@ -105,7 +105,7 @@ class NativeEngine:
             if kernels.issuperset(self.file.methods[name].operators):
                 self._load(self.file.methods[name])
 
-    def _load(self, method: Method) -> Any:
+    def _load(self, method: MethodSpec) -> Any:
         """Return the runtime's method, set up at its first use."""
         if method.name in self.ready:
             return self.ready[method.name]
@@ -140,7 +140,7 @@ class NativeEngine:
                     let_through(error)
         return self.ready[method.name]
 
-    def _set_up(self, method: Method) -> Any:
+    def _set_up(self, method: MethodSpec) -> Any:
         program = self.programs[method.name]
         if method.name not in self.delegated:
             return program.load_method(method.name)
