@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 
-from exir_lowering._upstream import versions
+from exir_lowering._upstream import locks, versions
 from exir_lowering._upstream.ambient import neutral
 from exir_lowering.errors import (
     BackendContractError,
@@ -21,11 +21,13 @@ from exir_lowering.errors import (
     named_handle,
 )
 from exir_lowering.errors.interrupts import let_through
-from exir_lowering.plugins.delegate import Delegate, DelegateContext
+from exir_lowering.plugins.delegate import Delegate, DelegateContext, Recorder
 from exir_lowering.pte.format import Delegation
 from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, NULL, Tensor, ValueSpec
 from exir_lowering.runtime.debugging import Lines, no_lines
 from exir_lowering.runtime.inputs import describe, show
+
+_EXIT_SECONDS = 30.0
 
 DAMAGED = "the file may be damaged. Make or copy it again."
 
@@ -51,50 +53,100 @@ class Handle:
     lines: Lines = no_lines
 
 
-def compile_payload(
-    where: str,
-    delegate: Delegate,
-    plan: Delegation,
-    payload: bytes,
-    specs: list[CompileSpec],
-    context: DelegateContext,
-    lines: Lines = no_lines,
-) -> Handle:
-    """Let a delegate compile a payload.
+@dataclass(frozen=True, slots=True)
+class Compilation:
+    """A payload that a delegate is to compile.
 
-    Args:
+    Attributes:
         where: The method and its file, to begin messages with.
-        delegate: The delegate.
+        method: The name of the method.
         plan: What the file says of this part of the method.
         payload: The payload.
         specs: Its compile specs.
-        context: What the delegate may know of the file.
+        find_data: Returns named data of the file by its key, None when there is none of that name.
+        recorder: Takes the events of the delegate; None when nothing is ever profiled.
         lines: Tells the lines of the model that a failure is about.
+    """
+
+    where: str
+    method: str
+    plan: Delegation
+    payload: bytes
+    specs: Sequence[CompileSpec]
+    find_data: Callable[[str], bytes | None]
+    recorder: Recorder | None = None
+    lines: Lines = no_lines
+
+
+def compile_payload(delegate: Delegate, job: Compilation) -> Handle:
+    """Let a delegate compile a payload.
+
+    Args:
+        delegate: The delegate.
+        job: The payload, and what there is to know of it.
 
     Raises:
         BackendUnavailableError: The delegate says that what it needs is missing.
         BackendFailure: The delegate raised something else.
     """
-    who = f"{where}: delegate {plan.backend!r} ({type(delegate).__module__}.{type(delegate).__qualname__})"
+    plan = job.plan
+    who = f"{job.where}: delegate {plan.backend!r} ({type(delegate).__module__}.{type(delegate).__qualname__})"
+    data = _NamedData(job.find_data)
     try:
         with neutral():
-            content = delegate.compile(payload, specs, context)
+            context = DelegateContext(job.method, data, plan.number, job.recorder)
+            content = delegate.compile(job.payload, list(job.specs), context)
     except BackendUnavailableError as error:
-        raise BackendUnavailableError(f"{where} cannot be set up: {error}") from error
+        raise BackendUnavailableError(f"{job.where} cannot be set up: {error}") from error
     except Exception as error:
         let_through(error)
-        what = f"{who} failed to compile a payload of {len(payload)} bytes: {_said(error)}"
-        raise _failed(what, error, lines(plan.number, error)) from error
-    return Handle(who, delegate, content, plan, plan.counts, lines)
+        what = f"{who} failed to compile a payload of {len(job.payload)} bytes: {_describe_error(error)}"
+        raise _failure(what, error, job.lines(plan.number, error)) from error
+    finally:
+        data.close()
+    return Handle(who, delegate, content, plan, plan.counts, job.lines)
 
 
-def _failed(what: str, error: Exception, lines: str) -> BackendFailure:
+class _NamedData:
+    """Finds named data of a file until a delegate has compiled."""
+
+    def __init__(self, find: Callable[[str], bytes | None]) -> None:
+        self._find: Callable[[str], bytes | None] | None = find
+
+    def close(self) -> None:
+        self._find = None
+
+    def __call__(self, key: str) -> bytes | None:
+        if self._find is None:
+            raise RuntimeError(
+                f"named_data({key!r}): named data can be read until compile returns, keep it in the handle."
+            )
+        if not isinstance(key, str) or "\0" in key:
+            raise TypeError(f"named_data: got {key!r}, expected a str without null characters.")
+        return self._find(key)
+
+
+def destroy(handle: Handle) -> None:
+    """Let a delegate let go of what it compiled. What it raises is shown: nobody can catch it."""
+    try:
+        handle.delegate.destroy(handle.content)
+    except Exception as error:
+        let_through(error)
+        sys.excepthook(type(error), error, error.__traceback__)
+
+
+def keep_others_out() -> None:
+    """Take the lock of the engines when the interpreter ends: no other thread is inside of one when it goes away."""
+    locks.engine().acquire(timeout=_EXIT_SECONDS)
+
+
+def _failure(what: str, error: Exception, lines: str) -> BackendFailure:
     """Make the error that tells what a delegate raised, with the lines of the model."""
-    told = f"{what}{'' if what.endswith('.') else '.'} {lines}" if lines else what
-    return BackendFailure(told, debug_handle=named_handle(error))
+    message = f"{what}{'' if what.endswith('.') else '.'} {lines}" if lines else what
+    return BackendFailure(message, debug_handle=named_handle(error))
 
 
-def _said(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     """Return an exception as words without a full stop, whatever a plug-in made of it."""
     try:
         text = str(error)
@@ -145,8 +197,8 @@ def execute(handle: Handle, inputs: list[Any], count: int) -> list[tuple[ValueSp
     except Exception as error:
         let_through(error)
         shown = ", ".join(map(show, inputs)) or "none"
-        what = f"{handle.who} failed to execute: {_said(error)}. Its inputs were: {shown}"
-        raise _failed(what, error, handle.lines(handle.plan.number, error)) from error
+        what = f"{handle.who} failed to execute: {_describe_error(error)}. Its inputs were: {shown}"
+        raise _failure(what, error, handle.lines(handle.plan.number, error)) from error
     if versions(lent) != before:
         raise _written(handle, lent, before)
     expected = handle.plan.outputs[len(handle.plan.outputs) - count :]
@@ -165,17 +217,7 @@ def _written(handle: Handle, inputs: Sequence[Any], before: Sequence[int]) -> Ba
     )
 
 
-@contextmanager
-def reporting() -> Iterator[None]:
-    """Show what `destroy` raises, which nobody can catch."""
-    try:
-        yield
-    except Exception as error:
-        let_through(error)
-        sys.excepthook(type(error), error, error.__traceback__)
-
-
-def no_list(handle: Handle, index: int) -> BackendFailure:
+def refuse_list(handle: Handle, index: int) -> BackendFailure:
     """Return the failure of a delegate that would be given a list or a str."""
     return BackendFailure(
         f"{handle.who}: its input {index} is a list or a str, which Python delegates are not given. Leave the operator "

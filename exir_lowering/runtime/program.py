@@ -26,7 +26,7 @@ from exir_lowering.runtime.native.engine import open_native
 from exir_lowering.runtime.profiling import Profile, profile
 from exir_lowering.runtime.source import ProgramFile, check_weights, needed_weights, read_source
 
-_ENGINES: Mapping[object, Callable[[ProgramFile, Mapping[str, Any], Unavailable], Engine]] = MappingProxyType(
+_ENGINES: Mapping[object, Callable[[ProgramFile, Mapping[str, Any], Unavailable], Engine[Any]]] = MappingProxyType(
     {"runtime": open_native, "interpreter": open_interpreter}
 )
 
@@ -41,7 +41,7 @@ class LoadedProgram:
     """
 
     _file: ProgramFile
-    _engine: Engine
+    _engine: Engine[Any]
     _running: set[tuple[int, str]] = field(default_factory=set)
 
     @property
@@ -231,4 +231,6 @@ def load(
     verifying.check_all(pte, seal, files, needed_weights(methods), verify)
     file = ProgramFile(pte, files, methods, debugging.find(pte.source, debug))
     with locks.engine():
-        return LoadedProgram(file, _ENGINES[engine](file, given, unavailable))
+        opened = _ENGINES[engine](file, given, unavailable)
+        opened.set_up_delegated()
+        return LoadedProgram(file, opened)
