@@ -45,10 +45,10 @@ def bind(conventions: Mapping[str, Convention], given: Any) -> dict[str, Cases]:
 
 def _bind(convention: Convention, call: tuple[Any, ...] | dict[str, Any]) -> list[Any]:
     leaves = convention.bind((), call) if isinstance(call, dict) else convention.bind(call, {})
-    return _copied(leaves)
+    return _copy(leaves)
 
 
-def _copied(leaves: Sequence[Any]) -> list[Any]:
+def _copy(leaves: Sequence[Any]) -> list[Any]:
     """Return values of our own: the caller may write into its tensors."""
     return [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
 
@@ -57,7 +57,7 @@ def calls(convention: Convention, cases: Cases) -> tuple[Any, ...]:
     """Return bundled inputs as they are given: tuples, or dicts when a parameter is keyword-only."""
     result: list[Any] = []
     for leaves in cases:
-        args, kwargs = convention.arguments(_copied(leaves))
+        args, kwargs = convention.arguments(_copy(leaves))
         result.append({**dict(zip(convention.positional, args, strict=True)), **kwargs} if kwargs else args)
     return tuple(result)
 

@@ -83,9 +83,9 @@ def _prepare(program: ExportedProgram) -> ExportedProgram:
     """Return a program that returns None where it returned a str, which ExecuTorch cannot write."""
     copied = graphs.copy_program(program)
     output = copied.graph.output_node()
-    output.args = (_without_strs(output.args[0]),)
+    output.args = (_drop_strs(output.args[0]),)
     return copied
 
 
-def _without_strs(returned: Any) -> Any:
+def _drop_strs(returned: Any) -> Any:
     return tuple(None if isinstance(item, str) else item for item in returned)

@@ -183,7 +183,7 @@ class LoweredModule(nn.Module):
         They are copies, and cannot be changed in place. Set a dict of lists, or a list for the method "forward".
 
         Raises:
-            InputError: What is set is no call of a method.
+            InputError: What is set is not a call of a method.
         """
         return MappingProxyType(
             {name: bundled.calls(self._conventions[name], cases) for name, cases in self._bundled.items()}

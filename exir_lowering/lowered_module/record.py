@@ -123,7 +123,7 @@ def _read(stored: Any, methods: Mapping[str, MethodSpec], run: Callable[[str], S
         raise ValueError("an attribute is there twice")
     for name in names:
         if not isinstance(name, str) or not name or name.startswith("_") or name in conventions:
-            raise ValueError(f"{name!r} is no name of an attribute")
+            raise ValueError(f"{name!r} is not the name of an attribute")
     nested = _a(dict, stored["nested"])
     attributes = {name: _attribute(name, nested, methods, run, tensors) for name in names}
     bundled = _read_cases(stored["bundled"], tensors)
@@ -152,7 +152,7 @@ def _constants(name: str, methods: Mapping[str, MethodSpec], run: Callable[[str]
     """Return the tensors of a constant method; one that computes is not run."""
     method = methods[name]
     if method.inputs or method.operators or method.delegations or not all(map(_is_tensor, method.outputs)):
-        raise ValueError(f"the method {name!r} is no constant")
+        raise ValueError(f"the method {name!r} is not a constant")
     return run(name)
 
 
@@ -160,7 +160,7 @@ def _check_convention(one: Convention, method: MethodSpec) -> None:
     if (len(one.inputs), len(one.written) + len(one.outputs)) != (len(method.inputs), len(method.outputs)):
         raise ValueError(f"method {one.method!r} has another number of inputs or outputs")
     if not all(one.inputs[index] is None and _is_tensor(method.inputs[index]) for index in one.written):
-        raise ValueError(f"method {one.method!r} writes into an input that is no tensor")
+        raise ValueError(f"method {one.method!r} writes into an input that is not a tensor")
 
 
 def _check_cases(

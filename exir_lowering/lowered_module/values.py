@@ -25,7 +25,7 @@ def encode(where: str, value: Any, tensors: list[torch.Tensor]) -> Any:
     Args:
         where: What the value is, to begin messages with.
         value: The value.
-        tensors: Gets the tensors that are in it; the JSON refers to their places.
+        tensors: Gets the tensors that are in it; the JSON refers to their positions.
 
     Raises:
         InputError: It is, or holds, something that cannot be stored, or it holds itself.
@@ -49,7 +49,7 @@ class Tensors:
             TypeError, LookupError: There is no such tensor, or it was taken.
         """
         if type(number) is not int:
-            raise TypeError(f"{number!r} is no number of a tensor")
+            raise TypeError(f"{number!r} is not the number of a tensor")
         return self._left.pop(number)
 
 
@@ -78,7 +78,7 @@ def decode(json: Any, tensors: Tensors) -> Any:
 
 def _not_finite(text: Any) -> float:
     if not isinstance(text, str):
-        raise TypeError(f"{text!r} is no text of a float")
+        raise TypeError(f"{text!r} is not the text of a float")
     return float(text)
 
 

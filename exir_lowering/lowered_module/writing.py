@@ -64,8 +64,8 @@ def _debug(source: Source, sha256: str) -> bytes | None:
     return DebugInfo(VERSION, sha256, methods).to_json().encode() if methods else None
 
 
-def _is_same(place: Path, path: Path) -> bool:
-    return place.exists() and os.path.samefile(place, path)
+def _is_same(target: Path, path: Path) -> bool:
+    return target.exists() and os.path.samefile(target, path)
 
 
 def _put(content: bytes, file: BinaryIO) -> None:

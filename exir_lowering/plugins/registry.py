@@ -54,7 +54,7 @@ def register_backend(backend: _Class) -> _Class:
         The class.
 
     Raises:
-        PluginLoadError: It is no Backend class, has no id or no `preprocess`, or another one has the id.
+        PluginLoadError: It is not a Backend class, has no id or no `preprocess`, or another one has the id.
     """
     _register(BACKENDS, _own_id("register_backend", backend, Backend, "backend_id"), backend)
     return backend
@@ -67,7 +67,7 @@ def register_delegate(delegate: _Class) -> _Class:
         The class.
 
     Raises:
-        PluginLoadError: It is no Delegate class, has no id or no `execute`, or another one has the id.
+        PluginLoadError: It is not a Delegate class, has no id or no `execute`, or another one has the id.
     """
     _register(DELEGATES, _own_id("register_delegate", delegate, Delegate, "delegate_id"), delegate)
     return delegate
@@ -83,7 +83,8 @@ def register_partitioner(plugin_id: str) -> Callable[[_Factory], _Factory]:
         The decorator, which returns what it is given.
 
     Raises:
-        PluginLoadError: The name is none, what is decorated cannot be called, or another one has the name.
+        PluginLoadError: The name is empty or not a str, what is decorated cannot be called, or another one has the
+            name.
     """
     if not isinstance(plugin_id, str) or not plugin_id:
         raise PluginLoadError(
@@ -181,7 +182,7 @@ def find_backend(backend_id: str, given: Mapping[str, Any] | None = None) -> Bac
 
     Raises:
         UnknownPluginError: Nobody provides the id.
-        PluginLoadError: It is provided twice, cannot be imported, or is no backend.
+        PluginLoadError: It is provided twice, cannot be imported, or is not a backend.
     """
     if given is not None and backend_id in given:
         return as_backend(backend_id, given[backend_id])
@@ -245,7 +246,7 @@ def find_delegate(delegate_id: str, given: Mapping[str, Any] | None = None) -> D
 
     Raises:
         UnknownPluginError: Nobody provides the id.
-        PluginLoadError: It is provided twice, cannot be imported, or is no delegate.
+        PluginLoadError: It is provided twice, cannot be imported, or is not a delegate.
     """
     if given is not None and delegate_id in given:
         return as_delegate(delegate_id, given[delegate_id])
@@ -282,7 +283,7 @@ def find_payload_checks(backend_id: str) -> PayloadChecks | None:
         backend_id: The id of a backend in a file.
 
     Raises:
-        PluginLoadError: It is provided twice, cannot be imported, or is no `PayloadChecks` class.
+        PluginLoadError: It is provided twice, cannot be imported, or is not a `PayloadChecks` class.
     """
     if backend_id not in _known(PAYLOADS):
         return None
@@ -299,7 +300,7 @@ def check_delegates(given: Any) -> Mapping[str, Any]:
     """Check the `delegates=` argument of a call, and return it as a mapping.
 
     Raises:
-        InputError: It is no mapping from ids and no sequence of delegates, or has two of one id.
+        InputError: It is neither a mapping from ids nor a sequence of delegates, or has two of one id.
     """
     if given is None:
         return {}
@@ -324,7 +325,7 @@ def check_backends(given: Any) -> None:
     """Check the `backends=` argument of a call.
 
     Raises:
-        InputError: It is no mapping from ids.
+        InputError: It is not a mapping from ids.
     """
     if given is not None and (not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given)):
         raise InputError(f"backends={given!r}: expected a mapping from ids to backends, such as {{'My': My()}}.")
@@ -351,7 +352,7 @@ def _load(group: str, plugin_id: str) -> Any:
     if len(providers) > 1:
         raise PluginLoadError(
             f"{plugin_id!r} in group {group!r} is provided twice: by {' and '.join(providers)}. Uninstall one of them, "
-            "or take its registration away."
+            "or remove its registration."
         )
     if plugin_id in _registered[group]:
         return _registered[group][plugin_id]

@@ -189,8 +189,8 @@ def _find_results(body: Body) -> None:
         before = dict(found)
         for code, target, arguments in body.instructions():
             if code == MOVE:
-                source, place = arguments
-                _add(body, place, body.kinds(source))
+                source, moved_to = arguments
+                _add(body, moved_to, body.kinds(source))
             elif code == DELEGATE:
                 for index in arguments:
                     if body.values[index].kind == NULL:
@@ -207,7 +207,7 @@ def _add_results(body: Body, called: Signature | None, arguments: Sequence[int])
     elif not called.written:
         given = arguments[: len(called.types)]
         for index in arguments[len(given) : len(given) + called.results]:
-            _add(body, index, called.returned or _computed(body, given))
+            _add(body, index, called.returned or _infer_results(body, given))
 
 
 def _add(body: Body, index: int, kinds: Kinds) -> None:
@@ -218,7 +218,7 @@ def _add(body: Body, index: int, kinds: Kinds) -> None:
         body.results[index] = before | kinds
 
 
-def _computed(body: Body, arguments: Sequence[int]) -> Kinds:
+def _infer_results(body: Body, arguments: Sequence[int]) -> Kinds:
     """Return what an operator makes of its arguments: a number of a tensor or of numbers."""
     tensors = [body.values[index].content for index in arguments if body.values[index].kind == TENSOR]
     for tensor in tensors:
@@ -277,12 +277,12 @@ def _check_move(body: Body, source: int, target: int) -> None:
     wrong = body.kinds(source) - {kind}
     if wrong:
         raise CorruptError(f"value {source}, {KINDS[min(wrong)]}, is moved to value {target}, {KINDS[kind]}")
-    moved, place = body.values[source].content, body.values[target].content
-    if isinstance(moved, Tensor) and isinstance(place, Tensor):
-        same = moved.dtype == place.dtype and len(moved.sizes) == len(place.sizes)
-        fixed = not moved.dynamic and not place.dynamic
-        if not same or (fixed and moved.sizes != place.sizes):
-            raise CorruptError(f"value {source}, {moved}, is moved to value {target}, {place}")
+    moved, into = body.values[source].content, body.values[target].content
+    if isinstance(moved, Tensor) and isinstance(into, Tensor):
+        same = moved.dtype == into.dtype and len(moved.sizes) == len(into.sizes)
+        fixed = not moved.dynamic and not into.dynamic
+        if not same or (fixed and moved.sizes != into.sizes):
+            raise CorruptError(f"value {source}, {moved}, is moved to value {target}, {into}")
 
 
 def _check_free(body: Body, index: int) -> None:

@@ -20,7 +20,7 @@ from exir_lowering.pte.value_kinds import Layout, check_index, layout
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """The places in a file that its methods may refer to.
+    """What the methods of a file may refer to.
 
     Attributes:
         segments: The segments, not copied.
@@ -62,7 +62,7 @@ class Weight:
 
 
 def open_program(file: memoryview) -> tuple[Table, Data]:
-    """Return the root of a `.pte` file's tables, and the places that its methods may refer to.
+    """Return the root of a `.pte` file's tables, and what its methods may refer to.
 
     Args:
         file: The file's content, which is not copied.
@@ -76,7 +76,7 @@ def open_program(file: memoryview) -> tuple[Table, Data]:
     constants = program.table(Program.CONSTANT_SEGMENT)
     data = Data(
         segments,
-        _named(program.tables(Program.NAMED_DATA), segments),
+        _read_named(program.tables(Program.NAMED_DATA), segments),
         _offsets(constants, segments) if constants is not None else (),
         tuple(_offsets(table, segments) for table in program.tables(Program.MUTABLE_DATA_SEGMENTS)),
         tuple(table.content(Buffer.STORAGE) for table in program.tables(Program.CONSTANT_BUFFER)),
@@ -99,7 +99,7 @@ def read_data(file: memoryview) -> dict[str, Weight]:
     space = file[extent.base : extent.base + extent.space]
     segments = _segments(table.tables(data_slots.FlatTensor.SEGMENTS), space)
     entries = list(table.tables(data_slots.FlatTensor.NAMED_DATA))
-    contents = _named(entries, segments)
+    contents = _read_named(entries, segments)
     named = ((entry.text(NamedData.KEY), entry) for entry in entries)
     return {name: Weight(contents[name], _layout(entry)) for name, entry in named}
 
@@ -135,7 +135,7 @@ def _segments(tables: Iterable[Table], space: memoryview) -> tuple[memoryview, .
     return tuple(segments)
 
 
-def _named(tables: Iterable[Table], segments: Sequence[memoryview]) -> dict[str, memoryview]:
+def _read_named(tables: Iterable[Table], segments: Sequence[memoryview]) -> dict[str, memoryview]:
     found = {}
     for table in tables:
         name, index = table.text(NamedData.KEY), table.number(NamedData.SEGMENT_INDEX, "I")

@@ -280,7 +280,7 @@ def _backend(delegate: Table, data: Data, external: dict[str, Layout | int]) -> 
     location = reference.number(slots.BackendDelegateDataReference.LOCATION, "b")
     index = reference.number(slots.BackendDelegateDataReference.INDEX, "I")
     if location not in (DataLocation.INLINE, DataLocation.SEGMENT):
-        raise CorruptError(f"a payload of {backend!r} is in the unknown place {location}")
+        raise CorruptError(f"a payload of {backend!r} has the unknown location {location}")
     contents = data.segments if location == DataLocation.SEGMENT else data.inline_payloads
     check_index(index, len(contents), f"a payload of {backend!r}", "payloads")
     checked = payloads.check_payload(backend, contents[index])

@@ -64,18 +64,20 @@ def read_pte(file: memoryview, whole: int | None = None) -> Extent:
         space = max(available - base, 0)
     end = max(size, base + space) if base else size
     if end > available:
-        raise CorruptError(f"its header tells of {end} bytes, the file has {available}; it may have been cut short")
+        raise CorruptError(
+            f"its header says that there are {end} bytes, the file has {available}; it may have been cut short"
+        )
     if size < _AT + _PTE.size or (base and base < size):
         raise CorruptError(f"its header puts the segments at byte {base}, inside of {size} bytes of tables")
     return Extent(size, base, space if base else 0)
 
 
 def grow_pte(tables: bytearray, more: int) -> None:
-    """Let the header of a `.pte` file tell of more bytes of segments.
+    """Let the header of a `.pte` file say that there are more bytes of segments.
 
     Args:
         tables: What comes before the segments; it is changed.
-        more: How many bytes there are more.
+        more: How many bytes were added.
     """
     magic, length, size, base, space = _PTE.unpack_from(tables, _AT)
     _PTE.pack_into(tables, _AT, magic, length, size, base, space + more)
@@ -99,7 +101,7 @@ def read_ptd(file: memoryview) -> Extent:
     _, length, start, size, base, space = _PTD.unpack_from(file, _AT)
     if length < _PTD.size or start + size > len(file) or base + space > len(file):
         raise CorruptError(
-            f"its header tells of {max(start + size, base + space)} bytes, the file has {len(file)}; "
+            f"its header says that there are {max(start + size, base + space)} bytes, the file has {len(file)}; "
             "it may have been cut short"
         )
     # Offsets in the tables count from the start of the file.

@@ -41,9 +41,9 @@ def check_payload(backend: str, payload: memoryview) -> CheckedPayload | None:
                 "than its source. Install it again."
             )
         return None
-    checked = _guarded(backend, checks, lambda: checks.check(payload))
+    checked = _guard(backend, checks, lambda: checks.check(payload))
     if not isinstance(checked, CheckedPayload):
-        raise BackendFailure(f"{_who(backend, checks)} returned {checked!r}, expected a CheckedPayload.")
+        raise BackendFailure(f"{_describe(backend, checks)} returned {checked!r}, expected a CheckedPayload.")
     return checked
 
 
@@ -59,7 +59,7 @@ def check_call(backend: str, payload: CheckedPayload, arguments: Sequence[ValueS
         CorruptError: They are not what the payload needs.
         BackendFailure: What checks it failed.
     """
-    _guarded(backend, payload, lambda: payload.check_call(arguments))
+    _guard(backend, payload, lambda: payload.check_call(arguments))
 
 
 def find_weights(backend: str, payload: CheckedPayload, data: Data, external: dict[str, Layout | int]) -> None:
@@ -84,7 +84,7 @@ def find_weights(backend: str, payload: CheckedPayload, data: Data, external: di
             external[name] = max(need, size)
 
 
-def _guarded(backend: str, who: object, check: Callable[[], _Result]) -> _Result:
+def _guard(backend: str, who: object, check: Callable[[], _Result]) -> _Result:
     """Return the result of a plug-in's check; what it raises is a verdict on the file, or a failure of its own."""
     try:
         return check()
@@ -92,8 +92,8 @@ def _guarded(backend: str, who: object, check: Callable[[], _Result]) -> _Result
         raise
     except Exception as error:
         let_through(error)
-        raise BackendFailure(f"{_who(backend, who)} failed: {type(error).__name__}: {error}") from error
+        raise BackendFailure(f"{_describe(backend, who)} failed: {type(error).__name__}: {error}") from error
 
 
-def _who(backend: str, plugin: object) -> str:
+def _describe(backend: str, plugin: object) -> str:
     return f"What checks the payloads of {backend!r}, {type(plugin).__module__}.{type(plugin).__qualname__},"

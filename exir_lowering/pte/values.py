@@ -103,7 +103,7 @@ def external_name(tensor: Table) -> str | None:
         return None
     location = extra.number(slots.ExtraTensorInfo.LOCATION, "b")
     if location not in (TensorDataLocation.SEGMENT, TensorDataLocation.EXTERNAL):
-        raise CorruptError(f"a tensor is in the unknown place {location}")
+        raise CorruptError(f"a tensor has the unknown location {location}")
     return extra.text(slots.ExtraTensorInfo.FULLY_QUALIFIED_NAME) if location == TensorDataLocation.EXTERNAL else None
 
 

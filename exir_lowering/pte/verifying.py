@@ -25,7 +25,7 @@ def check_level(verify: object) -> None:
     """Check what a caller wants to be verified.
 
     Raises:
-        InputError: It is none of the levels.
+        InputError: It is not a level.
     """
     if not (isinstance(verify, bool) or (isinstance(verify, str) and verify == "full")):
         raise InputError(f'load: verify: got {verify!r}, expected True, False or "full".')
@@ -44,11 +44,11 @@ def check_program(file: MappedFile, verify: Verify) -> Seal | None:
     try:
         seal = _seal(file.content)
     except (SealError, CorruptError) as error:
-        raise _damaged(file, str(error)) from None
+        raise _damage_error(file, str(error)) from None
     if seal is not None and verify:
         base, ranges = _segment_ranges(file.content)
         if len(ranges) != len(seal.segments) + 1 or hashlib.sha256(file.content[:base]).digest() != seal.tables:
-            raise _changed(file, "what its tables say")
+            raise _change_error(file, "what its tables say")
     return seal
 
 
@@ -81,11 +81,11 @@ def check_all(file: MappedFile, seal: Seal | None, data: DataFiles, needed: froz
         _check_segments(file, seal)
 
 
-def _damaged(file: MappedFile, what: str) -> InputError:
+def _damage_error(file: MappedFile, what: str) -> InputError:
     return InputError(f"{file.name} cannot be loaded: {what}. It was damaged. Make or copy it again.")
 
 
-def _changed(file: MappedFile, what: str) -> InputError:
+def _change_error(file: MappedFile, what: str) -> InputError:
     return InputError(
         f"{file.name} cannot be loaded: {what} is not what was emitted: its digest differs. It was damaged, or changed "
         "after it was emitted. Make or copy it again; verify=False loads what somebody has changed on purpose."
@@ -108,7 +108,7 @@ def _seal(content: memoryview) -> Seal | None:
     sealed = found.named.get(digests.KEY)
     if sealed is None:
         if bytes(content[-len(digests.END) :]) == digests.END:
-            raise SealError("its tables do not tell of its digests, with which it ends")
+            raise SealError("it ends with digests that its tables do not mention")
         return None
     return digests.decode(sealed)
 
@@ -118,7 +118,7 @@ def _check_segments(file: MappedFile, seal: Seal) -> None:
     starts = [base + offset for offset, _ in ranges]
     for number, (start, end) in enumerate(itertools.pairwise(starts)):
         if hashlib.sha256(file.content[start:end]).digest() != seal.segments[number]:
-            raise _changed(file, _segment(number, start, end))
+            raise _change_error(file, _segment(number, start, end))
 
 
 def _segment(number: int, start: int, end: int) -> str:
@@ -129,7 +129,7 @@ def _data_digest(one: DataFile) -> str | None:
     try:
         return digests.find_data_digest(one.named)
     except SealError as error:
-        raise _damaged(one.file, str(error)) from None
+        raise _damage_error(one.file, str(error)) from None
 
 
 def _check_tie(file: MappedFile, seal: Seal, one: DataFile, digest: str | None, needed: frozenset[str]) -> None:
@@ -152,20 +152,20 @@ def _check_data(one: DataFile, digest: str, *, whole: bool) -> None:
         extent = header.read_ptd(content)
         base = extent.base
         if digests.data_digest(content[:base], digest, listed) != digest:
-            raise _changed(one.file, "what its tables say")
+            raise _change_error(one.file, "what its tables say")
         if not whole:
             return
         expected = digests.decode_segments(listed)
         tables = root(content[: extent.tables]).tables(FlatTensor.SEGMENTS)
         ranges = [(base + offset, size) for offset, size in container.segment_ranges(tables)]
     except (SealError, CorruptError) as error:
-        raise _damaged(one.file, str(error)) from None
+        raise _damage_error(one.file, str(error)) from None
     if len(ranges) != len(expected) + 1:
-        raise _damaged(one.file, f"it has {len(ranges)} segments, and digests of {len(expected)}")
+        raise _damage_error(one.file, f"it has {len(ranges)} segments, and digests of {len(expected)}")
     end = base
     for number, (start, size) in enumerate(ranges):
         if any(content[end:start]):
-            raise _changed(one.file, f"bytes {end} to {start}, between two segments,")
+            raise _change_error(one.file, f"bytes {end} to {start}, between two segments,")
         end = start + size
         if number < len(expected) and hashlib.sha256(content[start:end]).digest() != expected[number]:
-            raise _changed(one.file, _segment(number, start, end))
+            raise _change_error(one.file, _segment(number, start, end))

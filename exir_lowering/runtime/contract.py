@@ -200,13 +200,13 @@ def execute(handle: Handle, inputs: list[Any], count: int) -> list[tuple[ValueSp
         what = f"{handle.who} failed to execute: {_describe_error(error)}. Its inputs were: {shown}"
         raise _failure(what, error, handle.lines(handle.plan.number, error)) from error
     if versions(lent) != before:
-        raise _written(handle, lent, before)
+        raise _write_error(handle, lent, before)
     expected = handle.plan.outputs[len(handle.plan.outputs) - count :]
     _check(handle, expected, returned)
     return list(zip(expected, returned, strict=True))
 
 
-def _written(handle: Handle, inputs: Sequence[Any], before: Sequence[int]) -> BackendContractError:
+def _write_error(handle: Handle, inputs: Sequence[Any], before: Sequence[int]) -> BackendContractError:
     tensors = [(index, value) for index, value in enumerate(inputs) if type(value) is torch.Tensor]
     counts = zip(tensors, before, versions(inputs), strict=True)
     index, value = next(tensor for tensor, old, new in counts if old != new)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from executorch.exir.backend.compile_spec_schema import CompileSpec
 
 
-def renamed(file: ProgramFile, ids: Collection[str]) -> tuple[ProgramFile, dict[str, str]]:
+def rename_backends(file: ProgramFile, ids: Collection[str]) -> tuple[ProgramFile, dict[str, str]]:
     """Give backends of a file other ids, in memory: the runtime keeps those that it has, available or not.
 
     Args:

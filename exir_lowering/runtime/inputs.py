@@ -111,9 +111,9 @@ def describe(value: ValueSpec) -> str:
 def show(given: Any) -> str:
     """Say what was given, shortly."""
     if isinstance(given, torch.Tensor):
-        place = "" if given.device.type == "cpu" else f" on {given.device}"
+        device = "" if given.device.type == "cpu" else f" on {given.device}"
         layout = "" if given.layout == torch.strided else f" with the layout {_name(given.layout)}"
-        return f"a tensor of {_name(given.dtype)} of shape {list(given.shape)}{place}{layout}"
+        return f"a tensor of {_name(given.dtype)} of shape {list(given.shape)}{device}{layout}"
     if given is None:
         return "None"
     if isinstance(given, (bool, int, float, str)):
@@ -166,14 +166,14 @@ def _check_tensor(expected: Tensor, given: Any) -> tuple[str | None, Any]:
         plain = given.detach().as_subclass(torch.Tensor)
         if plain.numel() and not plain.data_ptr():
             return f"A {type(given).__name__} has no memory of its own; convert it to a plain tensor.", given
-        return None, _laid_out(plain, expected.dim_order)
+        return None, _lay_out(plain, expected.dim_order)
     except Exception as error:
         let_through(error)
         # Tensors of transforms such as vmap, and subclasses of other libraries.
         return f"Its values cannot be read: {type(error).__name__}: {error}", given
 
 
-def _laid_out(tensor: torch.Tensor, dim_order: Sequence[int]) -> torch.Tensor:
+def _lay_out(tensor: torch.Tensor, dim_order: Sequence[int]) -> torch.Tensor:
     """Return a tensor that lies in memory in the given order of dimensions, without a copy when it does already.
 
     The runtime reads the memory of an input in the order that the file says: one that lies there in another order
@@ -181,8 +181,8 @@ def _laid_out(tensor: torch.Tensor, dim_order: Sequence[int]) -> torch.Tensor:
     """
     tensor = tensor.resolve_conj().resolve_neg()
     inverse = [0] * len(dim_order)
-    for place, dim in enumerate(dim_order):
-        inverse[dim] = place
+    for position, dim in enumerate(dim_order):
+        inverse[dim] = position
     # Sizes of 1 leave strides undetermined; the runtime judges the layout by them.
     ordered = tensor.permute(tuple(dim_order))
     strides = []

@@ -10,12 +10,13 @@ What `load` takes:
   for it, which goes with the program.
 * `delegates` come before those of the entry points. A backend that the runtime has itself cannot be replaced, but in
   the interpreter. Those that the file does not need are not used.
-* `engine`. "runtime" is ExecuTorch's own, for which Python delegates need a C++ compiler once. "interpreter" needs none:
-  it gives the same results, but for rounding, by PyTorch's operators. It is not the real runtime, and refuses operators
-  that this one does not have: it checks the names of kernels, not the dtypes that each kernel of the real runtime
-  supports, so that a file that runs here may still fail there. Backends that the runtime has itself are called in it,
-  payload by payload.
-* `unavailable="fallback"` executes the original graphs of the partitions in PyTorch, with a warning.
+* `engine`. "runtime" is ExecuTorch's own, for which Python delegates need a C++ compiler once. "interpreter" needs
+  none: it gives the same results, but for rounding, by PyTorch's operators. It is not the real runtime, and refuses
+  operators that this one does not have: it checks the names of kernels, not the dtypes that each kernel of the real
+  runtime supports, so that a file that runs here may still fail there. Backends that the runtime has itself are called
+  in it, payload by payload.
+* `unavailable="fallback"` executes the original graphs of a missing backend's partitions in PyTorch, with a warning.
+  The file has these graphs if it was emitted with `keep_originals=True`.
 * `debug`. With debug information failures and profiles name the model's lines. What lies beside the file is left aside,
   with a warning, if it is of another file.
 * `verify`. In any case a data file has to be one that was emitted with the program. True also checks the tables, and
@@ -102,7 +103,7 @@ class LoadedProgram:
         found = self._method("run", method)
         # Views of the inputs are made and let go of with the lock held: both let go of the interpreter's lock, and a
         # thread that waits for it in there when Python exits ends the process.
-        with locks.engine(), self._entered(found.name):
+        with locks.engine(), self._enter(found.name):
             return self._engine.run(found, prepare(self._file.where(found.name), found, inputs))
 
     def as_inputs(self, method: str, values: Sequence[Any]) -> list[Any]:
@@ -136,7 +137,7 @@ class LoadedProgram:
             The times. With the file's debug information each has the model's lines.
 
         Raises:
-            InputError: As for `run`; or `runs` is no number above 0.
+            InputError: As for `run`; or `runs` is not a number above 0.
             BackendFailure, BackendContractError: As for `run`.
         """
         found = self._method("profile", method)
@@ -147,7 +148,7 @@ class LoadedProgram:
         return profile(found, runs, events, self._file.debug.method(found.name))
 
     @contextmanager
-    def _entered(self, method: str) -> Iterator[None]:
+    def _enter(self, method: str) -> Iterator[None]:
         """Keep a delegate from running the method that it is called from: both would write into the same memory."""
         epoch = locks.epoch()  # what another thread of the parent ran, a forked child does not run
         running = [name for number, name in self._running if number == epoch]
@@ -166,10 +167,10 @@ class LoadedProgram:
     def _method(self, who: str, name: object) -> MethodSpec:
         found = self._file.methods.get(name) if isinstance(name, str) else None
         if found is None:
-            raise InputError(f"{who}: {self._unknown(name)}")
+            raise InputError(f"{who}: {self._describe_unknown(name)}")
         return found
 
-    def _unknown(self, method: object) -> str:
+    def _describe_unknown(self, method: object) -> str:
         known = ", ".join(map(repr, self.method_names))
         if not isinstance(method, str):
             got = f"got a {type(method).__name__} as the name of a method of {self._file.name}"
@@ -207,8 +208,7 @@ def load(
         data: The `.ptd` data files, if weights were emitted into some: a path, the content of a file, or a sequence.
         delegates: Delegates, by the id of the backend that they execute or in a sequence, before the installed ones.
         engine: "runtime" is ExecuTorch's own; "interpreter" calls PyTorch's operators, and needs no C++ compiler.
-        unavailable: What to do about a backend that nothing here executes: "error", or "fallback" to the original
-            graphs of its partitions, which a file has that was emitted with `keep_originals=True`.
+        unavailable: What to do about a backend that nothing here executes: "error", or "fallback" to PyTorch.
         debug: The path of the file's debug information; None looks for `model.debug.json` beside `model.pte`.
         verify: What to check of the digests in the files: True the tables, and all of up to 32 MB; "full" everything.
 
@@ -216,8 +216,7 @@ def load(
         The program.
 
     Raises:
-        InputError: An argument is invalid; a file cannot be read, is damaged or of another program; weights are
-            missing.
+        InputError: An argument is invalid; a file cannot be read, is damaged or of another program, or lacks weights.
         BackendUnavailableError: Nothing here executes a backend of the file, or Python delegates cannot be used here.
         BackendFailure: A delegate raised when it compiled a payload; its exception is the `__cause__`.
         PluginLoadError: A delegate, or what checks a backend's payloads, cannot be loaded or is provided twice.

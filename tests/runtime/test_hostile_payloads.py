@@ -435,7 +435,7 @@ def test_types_in_the_text_of_the_demo_compiler() -> None:
         b"%2 = aten.add %0 %1 alpha=1 # debug_handle 1\nreturn %2\n"
     )
     for name in (b"_inductor", b"quint8"):
-        with pytest.raises(InputError, match="is no constant"):
+        with pytest.raises(InputError, match="is not a constant"):
             CompilerDemoDelegate().compile(text.replace(b"_inductor", name), [], DelegateContext("forward", {}.get))
 
 

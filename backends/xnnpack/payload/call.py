@@ -34,7 +34,7 @@ def check_call(found: Graph, arguments: Sequence[ValueSpec]) -> None:
         arguments: The values that it is called with.
 
     Raises:
-        CorruptError: One is no tensor of the type, or not of the shape, that the graph reads or makes.
+        CorruptError: One is not a tensor of the type and shape that the graph reads or makes.
     """
     try:
         _check(found, arguments)

@@ -144,7 +144,7 @@ def _parts(payload: memoryview) -> tuple[memoryview, int | None]:
         raise CorruptError(f"its header has {length} bytes, {_HEADER.size} are needed")
     end = max(start + size, constants + space)
     if end > len(payload):
-        raise CorruptError(f"it tells of {end} bytes, it has {len(payload)}")
+        raise CorruptError(f"its header says that there are {end} bytes, it has {len(payload)}")
     return payload[start : start + size], space
 
 

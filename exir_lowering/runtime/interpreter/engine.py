@@ -29,7 +29,7 @@ from exir_lowering.runtime.find import Unavailable, find_delegates
 from exir_lowering.runtime.inputs import look_at
 from exir_lowering.runtime.interpreter import hosted, memory
 from exir_lowering.runtime.interpreter.code import Code, Listing, Payload, read_code
-from exir_lowering.runtime.interpreter.kernels import Frame, Kernel, kernel
+from exir_lowering.runtime.interpreter.kernels import Kernel, MethodState, kernel
 from exir_lowering.runtime.interpreter.memory import Slot
 from exir_lowering.runtime.source import ProgramFile
 from exir_lowering.runtime.trace import Trace, TraceEvent
@@ -44,14 +44,14 @@ class Ready:
 
     Attributes:
         code: Its code.
-        frame: Its values.
+        state: Its values.
         kernels: What executes each operator.
         calls: What executes each payload.
         trace: Takes what it does, None when nobody asks.
     """
 
     code: Code
-    frame: Frame
+    state: MethodState
     kernels: Sequence[Kernel]
     calls: Sequence[Kernel]
     trace: Trace | None = None
@@ -67,10 +67,10 @@ class Ready:
             TooLong: It does not come to an end.
             LoweringError: A delegate failed.
         """
-        values = self.frame.values
+        values = self.state.values
         for index, given in zip(self.code.inputs, inputs, strict=True):
             if isinstance(given, torch.Tensor):
-                self.frame.slot(index).write(given)
+                self.state.slot(index).write(given)
         left = STEPS
         for chain in self.code.chains:
             position = 0
@@ -84,11 +84,11 @@ class Ready:
 
     def _step(self, position: int, code: int, target: int, arguments: tuple[int, ...]) -> int:
         """Execute an instruction; return the position of the next one."""
-        values = self.frame.values
+        values = self.state.values
         if code in (KERNEL, DELEGATE):
             start = self.trace.begin(position, _EVENTS[code]) if self.trace is not None else 0
             try:
-                (self.kernels if code == KERNEL else self.calls)[target](self.frame, arguments)
+                (self.kernels if code == KERNEL else self.calls)[target](self.state, arguments)
             except LoweringError:
                 raise  # by a delegate
             except Exception as error:
@@ -134,27 +134,27 @@ class PythonCall:
         self.close = weakref.finalize(self, contract.destroy, handle)
         _close_at_exit()
 
-    def __call__(self, frame: Frame, arguments: tuple[int, ...]) -> None:
+    def __call__(self, state: MethodState, arguments: tuple[int, ...]) -> None:
         """Execute the payload.
 
         Args:
-            frame: The values of the method.
+            state: The values of the method.
             arguments: Those that the payload is called with.
         """
-        contract.settle(self.handle, lambda count: self._execute(frame, arguments, count))
+        contract.settle(self.handle, lambda count: self._execute(state, arguments, count))
 
-    def _execute(self, frame: Frame, arguments: tuple[int, ...], count: int) -> None:
+    def _execute(self, state: MethodState, arguments: tuple[int, ...], count: int) -> None:
         first = len(arguments) - count
-        inputs = [self._input(frame, position, index) for position, index in enumerate(arguments[:first])]
+        inputs = [self._input(state, position, index) for position, index in enumerate(arguments[:first])]
         returned = contract.execute(self.handle, inputs, count)
         for index, (_, output) in zip(arguments[first:], returned, strict=True):
             if not isinstance(output, torch.Tensor):
-                frame.values[index] = output
+                state.values[index] = output
             else:
-                frame.slot(index).write(output.detach())
+                state.slot(index).write(output.detach())
 
-    def _input(self, frame: Frame, position: int, index: int) -> Any:
-        value = frame.get(index)
+    def _input(self, state: MethodState, position: int, index: int) -> Any:
+        value = state.get(index)
         if isinstance(value, (list, str)):
             raise contract.refuse_list(self.handle, position)
         # An object of its own: the delegate cannot change the shape of the method's.
@@ -249,7 +249,7 @@ class Interpreter(Engine[Ready]):
                 f"{where} cannot be set up by the interpreter: {error}. The file may be damaged. Make or copy it again."
             ) from error
         kernels = [self._kernel(where, *operator) for operator in code.operators]
-        return Ready(code, Frame(code.values, values), kernels, self._calls(method, code), self.trace)
+        return Ready(code, MethodState(code.values, values), kernels, self._calls(method, code), self.trace)
 
     def _kernel(self, where: str, name: str, overload: str) -> Kernel:
         found = kernel(name, overload)
@@ -268,9 +268,9 @@ class Interpreter(Engine[Ready]):
             for number, (payload, plan) in enumerate(zip(code.payloads, method.delegations, strict=True)):
                 delegate = self.delegates.get(payload.backend)
                 if delegate is not None:
-                    calls.append(self._compiled(method.name, delegate, payload, plan))
+                    calls.append(self._compile(method.name, delegate, payload, plan))
                 else:
-                    calls.append(self._hosted(method.name, code, number, plan))
+                    calls.append(self._host(method.name, code, number, plan))
         except BaseException:
             for call in calls:
                 if isinstance(call, PythonCall):
@@ -278,7 +278,7 @@ class Interpreter(Engine[Ready]):
             raise
         return calls
 
-    def _compiled(self, method: str, delegate: Delegate, payload: Payload, plan: Delegation) -> PythonCall:
+    def _compile(self, method: str, delegate: Delegate, payload: Payload, plan: Delegation) -> PythonCall:
         job = contract.Compilation(
             self.file.where(method),
             method,
@@ -294,7 +294,7 @@ class Interpreter(Engine[Ready]):
     def _find_data(self, key: str) -> bytes | None:
         return next((bytes(data[key]) for data in (self.listing.named, self.external) if key in data), None)
 
-    def _hosted(self, method: str, code: Code, number: int, plan: Delegation) -> Kernel:
+    def _host(self, method: str, code: Code, number: int, plan: Delegation) -> Kernel:
         payload = code.payloads[number]
         called = (
             arguments

@@ -18,7 +18,7 @@ from exir_lowering.pte.dtypes import CODES
 from exir_lowering.pte.format import Delegation
 from exir_lowering.pte.value_kinds import KINDS, NULL, Tensor, ValueSpec
 from exir_lowering.runtime.interpreter.code import Payload
-from exir_lowering.runtime.interpreter.kernels import Frame
+from exir_lowering.runtime.interpreter.kernels import MethodState
 
 _ALIGNMENT = 16
 
@@ -43,16 +43,16 @@ class HostedCall:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
 
-    def __call__(self, frame: Frame, arguments: tuple[int, ...]) -> None:
+    def __call__(self, state: MethodState, arguments: tuple[int, ...]) -> None:
         """Execute the payload.
 
         Args:
-            frame: The values of the method.
+            state: The values of the method.
             arguments: Those that the payload is called with.
         """
-        given = [frame.get(arguments[position]) for position in self.inputs]
+        given = [state.get(arguments[position]) for position in self.inputs]
         for position, output in zip(self.outputs, self.run(given, clone_outputs=False), strict=True):
-            frame.slot(arguments[position]).write(output)
+            state.slot(arguments[position]).write(output)
 
 
 def host(
@@ -87,7 +87,7 @@ def host(
     if checked is not None:
         names = checked.weights.keys()
         named = {name: content for name, content in named.items() if name in names}
-    content = _upstream.serialized(program.finished(), {name: bytes(view) for name, view in named.items()}, _ALIGNMENT)
+    content = _upstream.serialized(program.finish(), {name: bytes(view) for name, view in named.items()}, _ALIGNMENT)
     run = _upstream.open_program(content, data).load_method(method)
     return HostedCall(content, run, inputs, outputs)
 
@@ -124,7 +124,7 @@ class _Program:
         self._delegates.append(schema.BackendDelegate(payload.backend, reference, list(payload.specs)))
         self._instructions.append(schema.Instruction(schema.DelegateCall(0, list(arguments))))
 
-    def finished(self) -> schema.Program:
+    def finish(self) -> schema.Program:
         """Return the program."""
         plan = schema.ExecutionPlan(
             name=self._method,
@@ -152,9 +152,9 @@ class _Program:
         return len(self._values) - 1
 
     def _tensor(self, tensor: Tensor, *, planned: bool) -> int:
-        place = None
+        allocation = None
         if planned:
-            place = schema.AllocationDetails(1, self._memory & 0xFFFFFFFF, self._memory >> 32)
+            allocation = schema.AllocationDetails(1, self._memory & 0xFFFFFFFF, self._memory >> 32)
             size = tensor.dtype.itemsize
             for dimension in tensor.sizes:
                 size *= dimension
@@ -171,7 +171,7 @@ class _Program:
                 requires_grad=False,
                 layout=0,
                 data_buffer_idx=0,
-                allocation_info=place,
+                allocation_info=allocation,
                 shape_dynamism=dynamism,
             )
         )

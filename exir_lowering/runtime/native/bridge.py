@@ -221,9 +221,9 @@ class Bridge:
 
     def _available(self, slot: int) -> int:
         setups = self._thread.setups
-        return int(self._ids[slot] in (setups[-1].delegates if setups else self._served()))
+        return int(self._ids[slot] in (setups[-1].delegates if setups else self._find_served()))
 
-    def _served(self) -> dict[str, Delegate]:
+    def _find_served(self) -> dict[str, Delegate]:
         return {name: delegate for delegates in self._serving for name, delegate in delegates.items()}
 
     def _compile(
@@ -251,9 +251,8 @@ class Bridge:
 
     def _compile_by(self, name: str, context: int, method: str, payload: bytes, specs: list[CompileSpec]) -> int:
         setups = self._thread.setups
-        setup = (
-            setups[-1] if setups else _Setup(_ELSEWHERE, self._served(), iter([_unknown(name, len(payload))]), no_lines)
-        )
+        unread = iter([_describe_unread(name, len(payload))])
+        setup = setups[-1] if setups else _Setup(_ELSEWHERE, self._find_served(), unread, no_lines)
         plan = next(setup.plans, None)
         if plan is None or (plan.backend, plan.payload) != (name, len(payload)):
             raise InputError(
@@ -288,7 +287,7 @@ class Bridge:
             return self._keep(failure)
         try:
             if handle.plan.arguments == _UNKNOWN:
-                handle.plan = _with_arguments(handle.plan, arguments[:count])
+                handle.plan = _add_arguments(handle.plan, arguments[:count])
                 handle.counts = handle.plan.counts
             if count != handle.plan.arguments:
                 raise InputError(f"{handle.who} is called with {count} values, not {handle.plan.arguments}: {DAMAGED}")
@@ -305,7 +304,7 @@ class Bridge:
         for index, (value, output) in enumerate(execute(handle, inputs, count)):
             argument = arguments[first + index]
             if (argument.kind == abi.TENSOR) != isinstance(output, torch.Tensor):
-                raise InputError(f"{handle.who}: the runtime has no place for its output {index}: {DAMAGED}")
+                raise InputError(f"{handle.who}: the runtime cannot take its output {index}: {DAMAGED}")
             if isinstance(output, torch.Tensor):
                 self._write(handle, index, value, argument, output)
             elif isinstance(output, bool):
@@ -344,12 +343,12 @@ class Bridge:
             self._destroy(key)
 
 
-def _unknown(backend: str, payload: int) -> Delegation:
+def _describe_unread(backend: str, payload: int) -> Delegation:
     """Return what is known of a payload whose file was not read: nothing but its size."""
     return Delegation(_UNKNOWN, backend, payload, _UNKNOWN, (), ())
 
 
-def _with_arguments(plan: Delegation, arguments: Sequence[Argument]) -> Delegation:
+def _add_arguments(plan: Delegation, arguments: Sequence[Argument]) -> Delegation:
     """Return what the first call tells of a payload: what the last values may be, of which at least one is returned."""
     values = tuple(map(describe_argument, arguments))
     return replace(plan, arguments=len(values), outputs=values, counts=tuple(range(1, len(values) + 1)))

@@ -19,7 +19,7 @@ from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.pte.flatbuffer import CorruptError
 from exir_lowering.pte.format import MethodSpec
 from exir_lowering.runtime.engine import Engine
-from exir_lowering.runtime.fallback import renamed
+from exir_lowering.runtime.fallback import rename_backends
 from exir_lowering.runtime.find import Unavailable, find_delegates
 from exir_lowering.runtime.inputs import look_at
 from exir_lowering.runtime.native import etdump
@@ -134,7 +134,7 @@ def open_native(file: ProgramFile, given: Mapping[str, Any], unavailable: Unavai
     found = find_delegates(file, given, unavailable)
     taken = availability.own_backends().intersection(found)
     if taken:
-        file, names = renamed(file, sorted(taken))
+        file, names = rename_backends(file, sorted(taken))
         found = {names.get(backend, backend): delegate for backend, delegate in found.items()}
     if found:
         _register(sorted(found))

@@ -18,7 +18,7 @@ def read(content: bytes) -> list[TraceEvent]:
     """Return the events of all executions, in their order; those of loading are left out.
 
     Raises:
-        CorruptError: The content is no ETDump.
+        CorruptError: The content is not an ETDump.
     """
     events: list[TraceEvent] = []
     for run in root(memoryview(content)[4:]).tables(slots.ETDump.RUN_DATA):  # after its size
