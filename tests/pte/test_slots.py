@@ -185,3 +185,11 @@ def test_nodes_have_the_fields_of_the_schema(kind: int) -> None:
 
 def test_the_node_types_are_all_that_there_are() -> None:
     assert set(graph.NODES) == set(schema(XNNPACK).numbers("XNodeUnion").values())
+
+
+def test_no_number_of_a_field_is_written_elsewhere() -> None:
+    root = Path(__file__).parents[2]
+    reads = re.compile(r"\.(number|numbers|real|text|content|table|tables|has)\(\d|Slot\(\d")
+    folders = ("exir_lowering/pte", "exir_lowering/runtime", "exir_lowering/steps", "backends/xnnpack")
+    for path in (path for folder in folders for path in (root / folder).rglob("*.py")):
+        assert not reads.search(path.read_text()), path
