@@ -7,6 +7,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 
+from exir_lowering._upstream import installed
 from exir_lowering.errors import (
     BackendContractError,
     BackendUnavailableError,
@@ -174,7 +175,7 @@ def _load_available(source: Source, delegates: Any, engine: Engine, missing: dic
         loaded = _load_without(source, reasons, delegates, engine)
     except BackendUnavailableError as error:
         # Python delegates cannot be used at all, or not so many of them.
-        own = availability.own_backends()
+        own = installed.own_backends()
         reasons.update({name: str(error) for name, m in source.methods.items() if not own.issuperset(m.backends)})
         loaded = _load_without(source, reasons, delegates, engine)
     missing.update(reasons)

@@ -13,6 +13,7 @@ from typing import Any
 
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
+from exir_lowering.plugins.payload import find_checks
 from exir_lowering.pte import format as file_format
 from exir_lowering.pte.debug_info import SUFFIX, DebugInfo, MethodDebug
 from exir_lowering.pte.format import MethodSpec
@@ -113,7 +114,7 @@ def read_source(
     Raises:
         CorruptError: The file is damaged.
     """
-    return Source(content, given, tuple(data), file_format.read_program(content), debug, origin)
+    return Source(content, given, tuple(data), file_format.read_program(content, find_checks), debug, origin)
 
 
 def data_paths(given: Any) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from exir_lowering._upstream import installed
 from exir_lowering._upstream.runtime import executorch_runtime
 from exir_lowering.errors import (
     BackendFailure,
@@ -20,9 +21,6 @@ from exir_lowering.plugins.delegate import Delegate
 
 POSSIBLE = "execution is still possible by saving and loading where the backend is available"
 """The end of the warning: the model is lowered, but cannot be executed here."""
-
-bridged: set[str] = set()
-"""Ids under which Python delegates are registered in the runtime; it has no backends of its own for them."""
 
 _INSTALL = {"OpenvinoBackend": ': pip install "exir-lowering[openvino]"'}
 """How to install what a backend of the runtime needs, if an extra provides it."""
@@ -41,30 +39,6 @@ class Missing:
     advice: str
 
 
-def runtime_failure() -> str | None:
-    """Return why ExecuTorch's runtime cannot be used on this machine, as a clause; None if it can."""
-    try:
-        executorch_runtime()
-    except Exception as error:  # anything that its libraries may raise when they are imported
-        let_through(error)
-        return f"the ExecuTorch runtime cannot be imported here ({type(error).__name__}: {error})"
-    return None
-
-
-def kernels() -> frozenset[str] | None:
-    """Return the operators for which the runtime of this machine has kernels; None if there is no runtime."""
-    if runtime_failure() is not None:
-        return None
-    return frozenset(executorch_runtime().operator_registry.operator_names)
-
-
-def own_backends() -> frozenset[str]:
-    """Return the ids of the backends that the runtime of this machine includes; empty if there is no runtime."""
-    if runtime_failure() is not None:
-        return frozenset()
-    return frozenset(executorch_runtime().backend_registry.registered_backend_names) - bridged
-
-
 def executor(backend_id: str, given: Mapping[str, Any] | None = None) -> Delegate | Missing | None:
     """Find what executes a backend's payloads.
 
@@ -79,7 +53,7 @@ def executor(backend_id: str, given: Mapping[str, Any] | None = None) -> Delegat
         BackendFailure: The delegate raised in `is_available`.
         PluginLoadError: The delegate could not be created, or its id is provided twice.
     """
-    own = own_backends()
+    own = installed.own_backends()
     has = f"It has {', '.join(sorted(own)) or 'none'}."
     if backend_id in own and backend_id not in (given or ()):
         if executorch_runtime().backend_registry.is_available(backend_id):
@@ -90,7 +64,7 @@ def executor(backend_id: str, given: Mapping[str, Any] | None = None) -> Delegat
     try:
         delegate = registry.find_delegate(backend_id, given)
     except UnknownPluginError as error:
-        reason = runtime_failure() or "the ExecuTorch runtime here does not have it"
+        reason = installed.runtime_failure() or "the ExecuTorch runtime here does not have it"
         return Missing(reason, f"{has} {error} Or lower the model for one of the runtime's backends.")
     who = f"its delegate {type(delegate).__module__}.{type(delegate).__qualname__}"
     try:

@@ -1,17 +1,17 @@
 """What looks into a backend's payloads before ExecuTorch's runtime gets them, and what it is written with.
 
 The runtime hands a payload to its backend as it is, and a backend that trusts it reads and writes wherever a damaged
-one tells it to. Whoever knows the format can check it here. The rest of this module is what the tables of a file are
-read with, as payloads may be flatbuffers too.
+one tells it to. Whoever knows the format can check it here. The other names are what the tables of a file are read
+with, as payloads may be flatbuffers too.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
-
+from exir_lowering._upstream import installed
+from exir_lowering.errors import PluginLoadError
+from exir_lowering.plugins import registry
 from exir_lowering.pte.flatbuffer import CorruptError, Table, root
+from exir_lowering.pte.payloads import CheckedPayload, PayloadChecks
 from exir_lowering.pte.value_kinds import KINDS, Tensor, ValueSpec, check_index
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "Tensor",
     "ValueSpec",
     "check_index",
+    "find_checks",
     "root",
 ]
 
@@ -33,47 +34,24 @@ Entry points are found by what an installation says of itself. One that is incom
 """
 
 
-class CheckedPayload(ABC):
-    """A payload that is in order, as far as it can be told without what it is called with."""
+def find_checks(backend: str) -> PayloadChecks | None:
+    """Find what checks the payloads of a backend.
 
-    @property
-    @abstractmethod
-    def weights(self) -> Mapping[str, int]:
-        """The named data of the file that the payload reads, and how many bytes of each."""
+    Args:
+        backend: The id of the backend in a file. It selects among installed plug-ins, and does nothing else.
 
-    @abstractmethod
-    def check_call(self, arguments: Sequence[ValueSpec]) -> None:
-        """Check what the payload is called with.
+    Returns:
+        The checks; None if no plug-in has any, and the backend is not known to need them.
 
-        Args:
-            arguments: What the file says of the values that it is called with: inputs, then outputs.
-
-        Raises:
-            CorruptError: It would read or write something else than these.
-        """
-
-
-class PayloadChecks(ABC):
-    """Looks into the payloads of one backend.
-
-    Found by the id of the backend, in the entry points of the group `exir_lowering.payloads`; made without arguments.
-
-    Attributes:
-        backend_id: The id of the backend, as it is in the file.
+    Raises:
+        PluginLoadError: They cannot be loaded, or are missing for a backend that needs them in the runtime of this
+            machine.
     """
-
-    backend_id: ClassVar[str]
-
-    @abstractmethod
-    def check(self, payload: memoryview) -> CheckedPayload:
-        """Check a payload.
-
-        Args:
-            payload: The payload, which is not to be copied or written to.
-
-        Returns:
-            What remains to be checked of it.
-
-        Raises:
-            CorruptError: The payload is damaged.
-        """
+    checks = registry.find_payload_checks(backend)
+    if checks is None and backend in NEEDED and backend in installed.own_backends():
+        raise PluginLoadError(
+            f"Payloads of {backend!r} are not given to the ExecuTorch runtime unchecked, and no entry point of "
+            f"group {registry.PAYLOADS!r} has that name: the installation of exir-lowering is incomplete, or older "
+            "than its source. Install it again."
+        )
+    return checks

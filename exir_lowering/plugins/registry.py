@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from exir_lowering.errors import InputError, PluginLoadError, UnknownPluginError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.plugins.delegate import Delegate
-from exir_lowering.plugins.payload import PayloadChecks
+from exir_lowering.pte.payloads import PayloadChecks
 
 if TYPE_CHECKING:
     from executorch.exir.backend.backend_details import BackendDetails

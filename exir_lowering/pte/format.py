@@ -14,7 +14,6 @@ from types import MappingProxyType
 
 import torch
 
-from exir_lowering.plugins.payload import CheckedPayload
 from exir_lowering.pte import dataflow, payloads, slots
 from exir_lowering.pte.calls import Body, check_calls, read_instruction
 from exir_lowering.pte.container import Data, open_program
@@ -22,6 +21,7 @@ from exir_lowering.pte.dataflow import PlanInstruction
 from exir_lowering.pte.flatbuffer import CorruptError, Table
 from exir_lowering.pte.flow import check_flow
 from exir_lowering.pte.inference import check_kernels
+from exir_lowering.pte.payloads import CheckedPayload, FindChecks
 from exir_lowering.pte.signatures import signature
 from exir_lowering.pte.slots import DataLocation, ExecutionPlan
 from exir_lowering.pte.value_kinds import (
@@ -118,11 +118,12 @@ class _Called:
     payload: CheckedPayload | None
 
 
-def read_program(file: memoryview) -> dict[str, MethodSpec]:
+def read_program(file: memoryview, find_checks: FindChecks) -> dict[str, MethodSpec]:
     """Read the methods of a `.pte` file, by name in the order of names.
 
     Args:
         file: The file's content, which is neither copied nor read beyond its tables.
+        find_checks: Finds what checks the payloads of a backend; `exir_lowering.plugins.payload` has it.
 
     Raises:
         CorruptError: The file is not a `.pte` file that the runtime can be given.
@@ -130,7 +131,7 @@ def read_program(file: memoryview) -> dict[str, MethodSpec]:
     program, data = open_program(file)
     methods: dict[str, MethodSpec] = {}
     for plan in program.tables(slots.Program.EXECUTION_PLAN):
-        method = _method(plan, data)
+        method = _method(plan, data, find_checks)
         if method.name in methods:
             raise CorruptError(f"it has two methods {method.name!r}")
         methods[method.name] = method
@@ -139,17 +140,17 @@ def read_program(file: memoryview) -> dict[str, MethodSpec]:
     return {name: methods[name] for name in sorted(methods)}
 
 
-def _method(plan: Table, data: Data) -> MethodSpec:
+def _method(plan: Table, data: Data, find_checks: FindChecks) -> MethodSpec:
     name = plan.text(ExecutionPlan.NAME)
     try:
         if not name:
             raise CorruptError("it has no name")
-        return _checked_method(name, plan, data)
+        return _checked_method(name, plan, data, find_checks)
     except CorruptError as error:
         raise CorruptError(f"method {name!r}: {error}") from None
 
 
-def _checked_method(name: str, plan: Table, data: Data) -> MethodSpec:
+def _checked_method(name: str, plan: Table, data: Data, find_checks: FindChecks) -> MethodSpec:
     missing = [what for field, what in _NEEDED.items() if not plan.has(field)]
     if missing:
         raise CorruptError(f"it has no list of {' and none of '.join(missing)}")
@@ -165,7 +166,7 @@ def _checked_method(name: str, plan: Table, data: Data) -> MethodSpec:
         if isinstance(given := values[index].content, Tensor) and given.constant:
             raise CorruptError(f"value {index} is an input, and a constant")
     operators = [_operator(table) for table in plan.tables(ExecutionPlan.OPERATORS)]
-    backends = [_backend(table, data, external) for table in plan.tables(ExecutionPlan.DELEGATES)]
+    backends = [_backend(table, data, external, find_checks) for table in plan.tables(ExecutionPlan.DELEGATES)]
     chains = [_chain(chain, len(values)) for chain in plan.tables(ExecutionPlan.CHAINS)]
     if not chains:
         raise CorruptError("it has no chain of instructions")
@@ -266,7 +267,7 @@ def _memory(table: Table, value: ValueSpec) -> tuple[Allocation, int, torch.dtyp
     return planned, math.prod(value.content.sizes), value.content.dtype
 
 
-def _backend(delegate: Table, data: Data, external: dict[str, Layout | int]) -> _Called:
+def _backend(delegate: Table, data: Data, external: dict[str, Layout | int], find_checks: FindChecks) -> _Called:
     """Return what a delegate calls; add the weights that the file does not have."""
     backend, reference = delegate.text(slots.BackendDelegate.ID), delegate.table(slots.BackendDelegate.PROCESSED)
     if not backend or not delegate.has(slots.BackendDelegate.COMPILE_SPECS):
@@ -283,7 +284,7 @@ def _backend(delegate: Table, data: Data, external: dict[str, Layout | int]) -> 
         raise CorruptError(f"a payload of {backend!r} has the unknown location {location}")
     contents = data.segments if location == DataLocation.SEGMENT else data.inline_payloads
     check_index(index, len(contents), f"a payload of {backend!r}", "payloads")
-    checked = payloads.check_payload(backend, contents[index])
+    checked = payloads.check_payload(backend, contents[index], find_checks)
     if checked is not None:
         payloads.find_weights(backend, checked, data, external)
     return _Called(backend, len(contents[index]), checked)

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
+from exir_lowering._upstream import installed
 from exir_lowering._upstream.meta_functions import WITHOUT_COMPILER
 from exir_lowering._upstream.operators import FunctionalOperator, functional_operator
 from exir_lowering._upstream.runtime import executorch_runtime
 from exir_lowering.errors.interrupts import let_through
-from exir_lowering.plugins import availability
 from exir_lowering.pte.calls import Body
 from exir_lowering.pte.dataflow import KERNEL
 from exir_lowering.pte.flatbuffer import CorruptError
@@ -68,7 +68,7 @@ def check_kernels(body: Body) -> None:
 @lru_cache(maxsize=1)
 def _kernels() -> frozenset[str]:
     """Return the kernels of the runtime: no other operator is called here because a file names it."""
-    if availability.runtime_failure() is not None:
+    if installed.runtime_failure() is not None:
         return frozenset()
     return frozenset(executorch_runtime().operator_registry.operator_names)
 

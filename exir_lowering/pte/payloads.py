@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar, TypeVar
 
-from exir_lowering.errors import BackendFailure, LoweringError, PluginLoadError
+from exir_lowering.errors import BackendFailure, LoweringError
 from exir_lowering.errors.interrupts import let_through
-from exir_lowering.plugins import availability, registry
-from exir_lowering.plugins.payload import NEEDED, CheckedPayload
 from exir_lowering.pte.container import Data
 from exir_lowering.pte.flatbuffer import CorruptError
 from exir_lowering.pte.value_kinds import Layout, ValueSpec
@@ -16,30 +15,74 @@ from exir_lowering.pte.value_kinds import Layout, ValueSpec
 _Result = TypeVar("_Result")
 
 
-def check_payload(backend: str, payload: memoryview) -> CheckedPayload | None:
+class CheckedPayload(ABC):
+    """A payload that is in order, as far as it can be told without what it is called with."""
+
+    @property
+    @abstractmethod
+    def weights(self) -> Mapping[str, int]:
+        """The named data of the file that the payload reads, and how many bytes of each."""
+
+    @abstractmethod
+    def check_call(self, arguments: Sequence[ValueSpec]) -> None:
+        """Check what the payload is called with.
+
+        Args:
+            arguments: What the file says of the values that it is called with: inputs, then outputs.
+
+        Raises:
+            CorruptError: It would read or write something else than these.
+        """
+
+
+class PayloadChecks(ABC):
+    """Looks into the payloads of one backend.
+
+    Found by the id of the backend, in the entry points of the group `exir_lowering.payloads`; made without arguments.
+
+    Attributes:
+        backend_id: The id of the backend, as it is in the file.
+    """
+
+    backend_id: ClassVar[str]
+
+    @abstractmethod
+    def check(self, payload: memoryview) -> CheckedPayload:
+        """Check a payload.
+
+        Args:
+            payload: The payload, which is not to be copied or written to.
+
+        Returns:
+            What remains to be checked of it.
+
+        Raises:
+            CorruptError: The payload is damaged.
+        """
+
+
+FindChecks = Callable[[str], PayloadChecks | None]
+"""Finds what checks the payloads of a backend, by its id; None for a backend whose payloads nothing checks."""
+
+
+def check_payload(backend: str, payload: memoryview, find_checks: FindChecks) -> CheckedPayload | None:
     """Check a payload, without what it is called with.
 
     Args:
-        backend: The id of its backend. It selects among installed plug-ins, and does nothing else.
+        backend: The id of its backend.
         payload: The payload, which is not copied.
+        find_checks: Finds what checks it.
 
     Returns:
-        What remains to be checked of it; None when no plug-in checks the backend's payloads.
+        What remains to be checked of it; None when nothing checks the backend's payloads.
 
     Raises:
         CorruptError: The payload is damaged.
-        PluginLoadError: What checks it cannot be loaded, or is missing for a backend that needs it in the runtime of
-            this machine.
+        PluginLoadError: What checks it cannot be loaded.
         BackendFailure: What checks it failed.
     """
-    checks = registry.find_payload_checks(backend)
+    checks = find_checks(backend)
     if checks is None:
-        if backend in NEEDED and backend in availability.own_backends():
-            raise PluginLoadError(
-                f"Payloads of {backend!r} are not given to the ExecuTorch runtime unchecked, and no entry point of "
-                f"group {registry.PAYLOADS!r} has that name: the installation of exir-lowering is incomplete, or older "
-                "than its source. Install it again."
-            )
         return None
     checked = _guard(backend, checks, lambda: checks.check(payload))
     if not isinstance(checked, CheckedPayload):

@@ -7,9 +7,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
+from exir_lowering._upstream import installed
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
-from exir_lowering.plugins import availability
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.pte.format import MethodSpec
 from exir_lowering.runtime.source import ProgramFile
@@ -124,5 +124,5 @@ class Engine(ABC, Generic[Prepared]):
 
 def _missing_kernels(method: MethodSpec) -> list[str]:
     """Return the operators of a method that the runtime has no kernel for; none where it cannot be asked."""
-    kernels = availability.kernels()
+    kernels = installed.kernels()
     return [] if kernels is None else sorted(set(method.operators) - kernels)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from exir_lowering.errors import BackendUnavailableError
 from exir_lowering.plugins import registry
 from exir_lowering.plugins.delegate import Delegate, DelegateContext
+from exir_lowering.plugins.payload import find_checks
 from exir_lowering.pte import format as file_format, header, mapping, originals
 from exir_lowering.runtime.source import ProgramFile
 
@@ -36,7 +37,7 @@ def rename_backends(file: ProgramFile, ids: Collection[str]) -> tuple[ProgramFil
         while (found := content.find(wanted, found + 1, end)) >= 0:
             content[found + 4 : found + 4 + len(new.encode())] = new.encode()
     made = bytes(content)
-    methods = file_format.read_program(memoryview(made))
+    methods = file_format.read_program(memoryview(made), find_checks)
     return replace(file, file=mapping.in_memory(file.name, made), methods=methods), names
 
 

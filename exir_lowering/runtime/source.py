@@ -9,6 +9,7 @@ from typing import Any
 
 from exir_lowering._upstream.runtime import open_program
 from exir_lowering.errors import InputError
+from exir_lowering.plugins.payload import find_checks
 from exir_lowering.pte import format as file_format, kinds, mapping
 from exir_lowering.pte.data_files import DataFiles
 from exir_lowering.pte.mapping import MappedFile
@@ -91,7 +92,7 @@ def read_source(source: object) -> tuple[MappedFile, Mapping[str, file_format.Me
         InputError: It is neither a path nor content, cannot be read, or is damaged.
     """
     file = mapping.open_file(source, "load", "the path or the content of a .pte file", ".pte")
-    return file, file.parse(file_format.read_program, kinds.PTE)
+    return file, file.parse(lambda content: file_format.read_program(content, find_checks), kinds.PTE)
 
 
 def needed_weights(methods: Mapping[str, file_format.MethodSpec]) -> frozenset[str]:

@@ -18,14 +18,13 @@ from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule, Node
 
 from exir_lowering import graphs
-from exir_lowering._upstream import edge
+from exir_lowering._upstream import edge, installed
 from exir_lowering._upstream.edge import checks_validity, lacks_out_variant, note_mistyped, out_variant, with_allowed
 from exir_lowering._upstream.fakes import memory_of
 from exir_lowering._upstream.operators import is_view, operator_name, written_arguments
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs.isolation import isolate
-from exir_lowering.plugins import availability
 
 Found = tuple[tuple[str, ...], Node]
 """A node, and the path of the graph that holds it."""
@@ -176,7 +175,7 @@ def _where(nodes: Sequence[Found]) -> list[str]:
 def _kernels(targets: Iterable[Any]) -> list[str]:
     """Say of operators what becomes of them when they are allowed and stay on the host."""
     homeless, missing = [], []
-    known = availability.kernels()
+    known = installed.kernels()
     for target in targets:
         out = out_variant(target)
         if out is None:

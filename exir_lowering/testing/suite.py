@@ -13,6 +13,7 @@ from executorch.exir.backend.backend_details import BackendDetails
 from executorch.exir.backend.partitioner import Partitioner
 from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
 
+from exir_lowering._upstream import installed
 from exir_lowering.errors import InputError, LoweringError, UnknownPluginError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.lowered import LoweredMethods
@@ -144,7 +145,7 @@ def _find_backend(backend: Any) -> tuple[str, Any]:
 
 def _find_delegate(backend_id: str, delegate: Any) -> tuple[Any, tuple[Engine, ...], str]:
     """Return the delegate, what executes it, and why nothing does."""
-    own = backend_id in availability.own_backends()
+    own = backend_id in installed.own_backends()
     if own and delegate is not None:
         raise InputError(
             f"check_backend: the ExecuTorch runtime has {backend_id!r} itself, and keeps it. Leave the delegate "

@@ -14,7 +14,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from exir_lowering import Adjustment, Partitioner, PartitionerContractError, Rejection, graphs
-from exir_lowering.backends.xnnpack.marks import clear_marks
+from exir_lowering.partitioners.algorithms.quantization_marks import clear_marks
 from exir_lowering.plugins import asking, refusals
 
 

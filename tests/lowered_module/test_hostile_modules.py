@@ -196,9 +196,10 @@ def saved(module: LoweredModule, tmp_path_factory: pytest.TempPathFactory) -> by
 
 def with_record(content: bytes, edit: Edit) -> bytes:
     """Return a file whose record is another one."""
+    from exir_lowering.plugins.payload import find_checks
     from exir_lowering.pte.format import read_program
 
-    old = record.constant(read_program(memoryview(content))[record.RECORD])
+    old = record.constant(read_program(memoryview(content), find_checks)[record.RECORD])
     new = edit(old)
     return b"".join(tables.rewrite(memoryview(content), lambda name: name != record.RECORD, {record.RECORD: [new]}))
 

@@ -23,6 +23,7 @@ from torch.export import export
 from exir_lowering import cli, load, lower
 from exir_lowering._upstream.runtime import executorch_runtime
 from exir_lowering.backends.xnnpack.payload import XnnpackPayloads
+from exir_lowering.plugins.payload import find_checks
 from exir_lowering.pte.container import open_program
 from exir_lowering.pte.flatbuffer import Table, root
 from exir_lowering.pte.format import read_program
@@ -359,7 +360,7 @@ def test_data_files(tmp_path: Path, engine: str) -> None:
     assert attempt(whole).startswith("done: ")
     size = sum(struct.unpack_from("<QQ", whole, 16))
     table = root(memoryview(whole)[:size])
-    needed = next(iter(read_program(memoryview(path.read_bytes())).values())).external
+    needed = next(iter(read_program(memoryview(path.read_bytes()), find_checks).values())).external
     entry = next(one for one in table.tables(2) if one.text(0) in needed and one.has(1))
     for field, code, value, words in ((2, "H", 0, "of which method 'forward' needs"), (1, "I", 99, "99 of")):
         damaged = bytearray(whole)

@@ -13,7 +13,7 @@ from torch.export import export
 from exir_lowering import load, lower
 from exir_lowering.errors import BackendFailure, InputError, PluginLoadError
 from exir_lowering.plugins import availability, registry
-from exir_lowering.plugins.payload import NEEDED, CheckedPayload, CorruptError, PayloadChecks, ValueSpec
+from exir_lowering.plugins.payload import NEEDED, CheckedPayload, CorruptError, PayloadChecks, ValueSpec, find_checks
 from exir_lowering.pte import payloads
 from exir_lowering.pte.format import read_program
 
@@ -86,7 +86,7 @@ class TestTheOneOfXnnpack:
     ) -> None:
         provide(monkeypatch)
         monkeypatch.setattr(availability, "own_backends", frozenset)
-        assert read_program(memoryview(content))["forward"].backends == (XNNPACK,)
+        assert read_program(memoryview(content), find_checks)["forward"].backends == (XNNPACK,)
 
     @pytest.mark.parametrize(
         ("value", "message"),

@@ -15,6 +15,7 @@ from executorch.exir.scalar_type import ScalarType
 
 from exir_lowering._upstream.files import serialized
 from exir_lowering._upstream.runtime import open_program
+from exir_lowering.plugins.payload import find_checks
 from exir_lowering.pte import payloads
 from exir_lowering.pte.dtypes import CODES
 from exir_lowering.pte.format import Delegation
@@ -85,7 +86,7 @@ def host(
     program = _Program(method)
     ids = [program.argument(value, position in inputs, position in outputs) for position, value in enumerate(values)]
     program.call(payload, ids)
-    checked = payloads.check_payload(payload.backend, payload.content)
+    checked = payloads.check_payload(payload.backend, payload.content, find_checks)
     if checked is not None:
         names = checked.weights.keys()
         named = {name: content for name, content in named.items() if name in names}

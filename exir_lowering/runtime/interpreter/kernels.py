@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
+from exir_lowering._upstream import installed
 from exir_lowering._upstream.operators import Argument, Operator, find_operator
 from exir_lowering._upstream.runtime import executorch_runtime
 from exir_lowering.graphs.operators import pure as pure_operators
 from exir_lowering.graphs.operators.budget import Budget
 from exir_lowering.graphs.operators.calls import CheckedCall
-from exir_lowering.plugins import availability
 from exir_lowering.pte.value_kinds import BOOL_LIST, INT_LIST, OPTIONAL_TENSOR_LIST, TENSOR_LIST, ValueSpec
 from exir_lowering.runtime.interpreter.memory import DoesNotFit, Slot
 
@@ -93,7 +93,7 @@ def kernel(name: str, overload: str) -> Kernel | None:
 
 
 def _registered_in_runtime(name: str, overload: str) -> bool:
-    if availability.runtime_failure() is not None:
+    if installed.runtime_failure() is not None:
         return False
     full = f"{name}.{overload}" if overload else name
     return full in executorch_runtime().operator_registry.operator_names

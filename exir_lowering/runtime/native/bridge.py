@@ -23,11 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from exir_lowering._upstream import locks
+from exir_lowering._upstream import installed, locks
 from exir_lowering._upstream.runtime import compile_spec
 from exir_lowering.errors import BackendContractError, BackendUnavailableError, InputError
 from exir_lowering.errors.interrupts import let_through, passing
-from exir_lowering.plugins import availability
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.pte.format import Delegation
 from exir_lowering.pte.value_kinds import ValueSpec
@@ -143,7 +142,7 @@ class Bridge:
             self._ids.append(name)
             error = self._library.exir_register(name.encode(), len(self._ids) - 1)
             if error == 0:
-                availability.bridged.add(name)
+                installed.bridged.add(name)
             else:
                 self._ids.pop()
                 raise BackendUnavailableError(

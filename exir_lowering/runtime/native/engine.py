@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from exir_lowering._upstream import locks
+from exir_lowering._upstream import installed, locks
 from exir_lowering._upstream.runtime import executorch_runtime
 from exir_lowering.errors import BackendUnavailableError, InputError, LoweringError
 from exir_lowering.errors.interrupts import let_through
-from exir_lowering.plugins import availability
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.pte.flatbuffer import CorruptError
 from exir_lowering.pte.format import MethodSpec
@@ -124,7 +123,7 @@ def open_native(file: ProgramFile, given: Mapping[str, Any], unavailable: Unavai
         BackendFailure: A delegate raised when it was asked whether it is available.
         PluginLoadError: A delegate could not be made, or its id is provided twice.
     """
-    failure = availability.runtime_failure()
+    failure = installed.runtime_failure()
     if failure is not None:
         raise BackendUnavailableError(
             f"{file.name} cannot be loaded: {failure}. Install executorch again from its wheel for this platform.\n"
@@ -132,7 +131,7 @@ def open_native(file: ProgramFile, given: Mapping[str, Any], unavailable: Unavai
         )
     _check_given(given)
     found = find_delegates(file, given, unavailable)
-    taken = availability.own_backends().intersection(found)
+    taken = installed.own_backends().intersection(found)
     if taken:
         file, names = rename_backends(file, sorted(taken))
         found = {names.get(backend, backend): delegate for backend, delegate in found.items()}
@@ -180,7 +179,7 @@ def _register(ids: Sequence[str]) -> None:
 
 
 def _check_given(given: Mapping[str, Any]) -> None:
-    replaced = sorted(availability.own_backends() & set(given))
+    replaced = sorted(installed.own_backends() & set(given))
     if replaced:
         raise InputError(
             f"delegates: the ExecuTorch runtime has {' and '.join(map(repr, replaced))} itself, and keeps it. Give the "
