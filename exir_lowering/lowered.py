@@ -120,7 +120,7 @@ class LoweredMethods(Mapping[str, ExportedProgram]):
             PluginLoadError: A delegate could not be made, or its id is provided twice.
         """
         # Here, as the runtime is above this module.
-        from exir_lowering.lowered_module.emitted import of_lowered
+        from exir_lowering.lowered_module.emitting import of_lowered
 
         module = of_lowered(
             self.programs,

@@ -13,7 +13,7 @@ from exir_lowering.lowered_module.convention import Convention
 from exir_lowering.lowered_module.record import Cases
 from exir_lowering.lowered_module.runners import Runner
 from exir_lowering.lowered_module.tolerances import tolerance
-from exir_lowering.pte.format import Method
+from exir_lowering.pte.format import MethodSpec
 from exir_lowering.runtime.inputs import show
 
 
@@ -45,10 +45,10 @@ def bind(conventions: Mapping[str, Convention], given: Any) -> dict[str, Cases]:
 
 def _bind(convention: Convention, call: tuple[Any, ...] | dict[str, Any]) -> list[Any]:
     leaves = convention.bind((), call) if isinstance(call, dict) else convention.bind(call, {})
-    return _copied(leaves)
+    return _copy(leaves)
 
 
-def _copied(leaves: Sequence[Any]) -> list[Any]:
+def _copy(leaves: Sequence[Any]) -> list[Any]:
     """Return values of our own: the caller may write into its tensors."""
     return [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
 
@@ -57,7 +57,7 @@ def calls(convention: Convention, cases: Cases) -> tuple[Any, ...]:
     """Return bundled inputs as they are given: tuples, or dicts when a parameter is keyword-only."""
     result: list[Any] = []
     for leaves in cases:
-        args, kwargs = convention.arguments(_copied(leaves))
+        args, kwargs = convention.arguments(_copy(leaves))
         result.append({**dict(zip(convention.positional, args, strict=True)), **kwargs} if kwargs else args)
     return tuple(result)
 
@@ -135,7 +135,7 @@ def bundle(pte: Path, suites: Mapping[str, Sequence[tuple[list[Any], list[Any]]]
     return bytes(serialize_from_bundled_program_to_flatbuffer(BundledProgram(None, tests, str(pte))))
 
 
-def can_be_written(method: Method, outputs: Iterable[Sequence[Any]]) -> bool:
+def can_be_written(method: MethodSpec, outputs: Iterable[Sequence[Any]]) -> bool:
     """Tell whether ExecuTorch's format has room for a method's bundled inputs: no None, and tensors only come out."""
     takes = all(value.content is not None for value in method.inputs)
     return takes and all(isinstance(output, torch.Tensor) for case in outputs for output in case)

@@ -87,7 +87,7 @@ class Convention:
 
     def arguments(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the positional and the keyword arguments that values are in."""
-        args, kwargs = _nested(self.method, "arguments", list(leaves), self.in_spec)
+        args, kwargs = _nest(self.method, "arguments", list(leaves), self.in_spec)
         return args, kwargs
 
     def write_back(self, leaves: Sequence[Any], outputs: Sequence[Any]) -> None:
@@ -118,7 +118,7 @@ class Convention:
         """Return outputs in the structure that the model returns them in."""
         pairs = zip(self.outputs, outputs[len(self.written) :], strict=True)
         leaves = [output if fixed is None else fixed.value for fixed, output in pairs]
-        return _nested(self.method, "outputs", leaves, self.out_spec)
+        return _nest(self.method, "outputs", leaves, self.out_spec)
 
     def output_label(self, index: int) -> str:
         """Return what messages call an output of the program."""
@@ -162,14 +162,14 @@ def of_program(method: str, program: ExportedProgram) -> Convention:
     signature = program.graph_signature
     inputs = [spec.arg for spec in signature.input_specs if spec.kind is InputKind.USER_INPUT]
     outputs = [spec.arg for spec in signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
-    place = {argument.name: index for index, argument in enumerate(inputs)}
+    positions = {argument.name: index for index, argument in enumerate(inputs)}
     mutations = [spec for spec in signature.output_specs if spec.kind is OutputKind.USER_INPUT_MUTATION]
     return make(
         method,
         (names, keywords),
         (entry.in_spec, entry.out_spec),
         ([_leaf(argument) for argument in inputs], [_leaf(argument) for argument in outputs]),
-        [place[str(spec.target)] for spec in mutations],
+        [positions[str(spec.target)] for spec in mutations],
     )
 
 
@@ -203,7 +203,7 @@ def make(
         own = leaves[0][start : start + spec.num_leaves]
         start += spec.num_leaves
         fixed = [leaf.value for leaf in own if leaf is not None]
-        default = _nested(method, "arguments", fixed, spec) if len(fixed) == len(own) else Parameter.empty
+        default = _nest(method, "arguments", fixed, spec) if len(fixed) == len(own) else Parameter.empty
         parameters.append(Parameter(name, kind, default=default))
         labels += [f"argument {name!r}{path}" for path in _paths(spec)]
     # A parameter that is fixed may stand before one that is not.
@@ -234,8 +234,8 @@ def to_json(convention: Convention) -> dict[str, Any]:
         "name": convention.method,
         "positional": list(convention.positional),
         "keywords": list(convention.keywords),
-        "in_spec": _dumped(convention.method, "arguments", convention.in_spec),
-        "out_spec": _dumped(convention.method, "outputs", convention.out_spec),
+        "in_spec": _dump(convention.method, "arguments", convention.in_spec),
+        "out_spec": _dump(convention.method, "outputs", convention.out_spec),
         "inputs": [_leaf_json(leaf) for leaf in convention.inputs],
         "outputs": [_leaf_json(leaf) for leaf in convention.outputs],
         "written": list(convention.written),
@@ -252,8 +252,8 @@ def from_json(json: Mapping[str, Any]) -> Convention:
     """
     method = json["name"]
     if not isinstance(method, str):
-        raise TypeError(f"{method!r} is no name of a method")
-    specs = [_loaded(method, json[part]) for part in ("in_spec", "out_spec")]
+        raise TypeError(f"{method!r} is not the name of a method")
+    specs = [_load(method, json[part]) for part in ("in_spec", "out_spec")]
     parts = specs[0].children()
     if specs[0].type is not tuple or [part.type for part in parts] != [tuple, dict]:
         raise ValueError("the arguments of a method are a tuple and a dict")
@@ -267,7 +267,7 @@ def from_json(json: Mapping[str, Any]) -> Convention:
     return make(method, (names[0], names[1]), (specs[0], specs[1]), (leaves[0], leaves[1]), written)
 
 
-def _loaded(method: str, text: Any) -> Any:
+def _load(method: str, text: Any) -> Any:
     try:
         return treespecs.loads(text)
     except treespecs.UnknownTypeError as error:
@@ -281,7 +281,7 @@ def _loaded(method: str, text: Any) -> Any:
 
 def _names(given: Any) -> list[str]:
     if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
-        raise TypeError(f"{given!r} are no names of parameters")
+        raise TypeError(f"{given!r} are not names of parameters")
     return given
 
 
@@ -295,7 +295,7 @@ def _read_leaf(json: Any) -> Leaf:
     return Fixed(value)
 
 
-def _dumped(method: str, what: str, spec: Any) -> str:
+def _dump(method: str, what: str, spec: Any) -> str:
     reason = "it is not the same when it is read again"
     try:
         text: str = pytree.treespec_dumps(spec)
@@ -332,7 +332,7 @@ def _parameters(convention: Convention) -> list[tuple[str, Any]]:
     return list(zip((*convention.positional, *convention.keywords), children, strict=True))
 
 
-def _nested(method: str, what: str, leaves: list[Any], spec: Any) -> Any:
+def _nest(method: str, what: str, leaves: list[Any], spec: Any) -> Any:
     try:
         return pytree.tree_unflatten(leaves, spec)
     except Exception as error:  # of a registered type, for which a file tells another context than it has

@@ -3,73 +3,32 @@
 from __future__ import annotations
 
 import difflib
-import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
-from exir_lowering.lowered_module import bundled, opening, record, runners
+from exir_lowering.lowered_module import bundled, record, runners
 from exir_lowering.lowered_module.convention import Convention
-from exir_lowering.lowered_module.opening import File
+from exir_lowering.lowered_module.method import LoweredMethod
 from exir_lowering.lowered_module.record import Cases, Record
-from exir_lowering.lowered_module.runners import (
-    DelegateRunner,
-    Engine,
-    Place,
-    Runner,
-    Source,
-)
+from exir_lowering.lowered_module.runners import DelegateRunner, Engine, Runner
+from exir_lowering.lowered_module.source import File, Origin, data_paths, open_source
+from exir_lowering.lowered_module.writing import write_module
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.pte import saving
-from exir_lowering.pte.debug_info import SUFFIX, VERSION, DebugInfo
 from exir_lowering.pte.verifying import Verify
 from exir_lowering.runtime import load
 from exir_lowering.runtime.find import Unavailable
 
 Delegates = Mapping[str, Delegate | type[Delegate]] | Sequence[Delegate | type[Delegate]]
-
-
-class LoweredMethod:
-    """A method of a `LoweredModule`, called as the original was."""
-
-    def __init__(self, runner: Runner, convention: Convention) -> None:
-        self._runner, self._convention = runner, convention
-        self.__name__ = self.__qualname__ = convention.method
-        self.__signature__ = convention.signature
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Execute the method.
-
-        Args:
-            args: The arguments that are given by position.
-            kwargs: The arguments that are given by name. One that was fixed at export may be left out.
-
-        Returns:
-            What the original returns. Tensors belong to the caller. What the original writes into its arguments is
-            written into those that were given.
-
-        Raises:
-            InputError: An argument is missing, surplus or not what the method takes, or the runtime failed.
-            BackendUnavailableError: The method needs a backend that this machine does not have.
-            BackendFailure: A delegate raised.
-            BackendContractError: What a delegate returned is not what the program says.
-            InvariantError: What the runtime returned is not what the program says.
-        """
-        leaves = self._convention.bind(args, kwargs)
-        outputs = self._runner.run(self._convention, leaves)
-        self._convention.write_back(leaves, outputs)
-        return self._convention.restore(outputs)
-
-    def __repr__(self) -> str:
-        return f"<lowered method {self._convention}>"
 
 
 class LoweredModule(nn.Module):
@@ -137,12 +96,12 @@ class LoweredModule(nn.Module):
         if not isinstance(path, (str, os.PathLike)):
             raise InputError(f"LoweredModule.load: got a {type(path).__name__}, expected the path of a .pte file.")
         name = os.fsdecode(path)
-        files = opening.data_paths(data)
-        place = Place([one for one in (path, *files) if os.path.isfile(one)])
+        files = data_paths(data)
+        origin = Origin([one for one in (path, *files) if os.path.isfile(one)])
         program = load(
             path, data=files or None, delegates=delegates, engine=engine, unavailable=unavailable, verify=verify
         )
-        source = opening.opened(name, files, place)
+        source = open_source(name, files, origin)
         contents = record.read(repr(name), source.methods, program.run)
         runner = DelegateRunner(source, delegates, engine=engine, unavailable=unavailable, loaded=program)
         written = frozenset({record.RECORD, record.TENSORS, *contents.attributes})
@@ -176,24 +135,7 @@ class LoweredModule(nn.Module):
         source = self._file.source
         pieces = tables.rewrite(source.content, lambda name: name not in self._file.written, constants)
         try:
-            with saving.Staging() as staging:
-                digest = hashlib.sha256()
-                made = staging.add(target, partial(_write, pieces, digest))
-                beside = {".bpte": self._bundle(made, expected), SUFFIX: _debug(source, digest.hexdigest())}
-                data = {target.parent / path.name: path for path in source.data}
-                for place, path in data.items():
-                    if not _is_same(place, path):
-                        staging.add(place, saving.copy_of(path))
-                for suffix, content in beside.items():
-                    if content is not None:
-                        staging.add(target.with_suffix(suffix), partial(_put, content))
-                own = isinstance(source.given, str) and _is_same(target, Path(source.given))
-                staging.publish(target)
-            if own and source.place is not None:
-                source.place.renew()  # it has the same methods
-            for suffix, content in beside.items():
-                if content is None:  # what is there is of another file
-                    target.with_suffix(suffix).unlink(missing_ok=True)
+            write_module(target, pieces, source, partial(self._bundle, expected))
         except OSError as error:
             let_through(error)
             raise InputError(f"Cannot save to {str(target)!r}: {error}") from error
@@ -243,7 +185,7 @@ class LoweredModule(nn.Module):
         They are copies, and cannot be changed in place. Set a dict of lists, or a list for the method "forward".
 
         Raises:
-            InputError: What is set is no call of a method.
+            InputError: What is set is not a call of a method.
         """
         return MappingProxyType(
             {name: bundled.calls(self._conventions[name], cases) for name, cases in self._bundled.items()}
@@ -292,7 +234,7 @@ class LoweredModule(nn.Module):
         expected: Mapping[str, Cases] = self._expected
         return expected
 
-    def _bundle(self, pte: Path, expected: Mapping[str, Cases]) -> bytes | None:
+    def _bundle(self, expected: Mapping[str, Cases], pte: Path) -> bytes | None:
         """Return ExecuTorch's bundled program; None when there is nothing to bundle."""
         methods = self._file.source.methods
         suites = {}
@@ -395,27 +337,6 @@ class LoweredModule(nn.Module):
         if self._bundled:
             lines.append("bundled inputs: " + ", ".join(f"{name} ({len(c)})" for name, c in self._bundled.items()))
         return "LoweredModule(\n" + "".join(f"  {line}\n" for line in lines) + ")"
-
-
-def _write(pieces: Iterable[bytes | memoryview], digest: Any, file: BinaryIO) -> None:
-    """Write a file, and feed a hash with it."""
-    for piece in pieces:
-        digest.update(piece)
-        file.write(piece)
-
-
-def _debug(source: Source, sha256: str) -> bytes | None:
-    """Return the debug information of a file with the methods of another one; None when nothing is known."""
-    methods = source.debug()
-    return DebugInfo(VERSION, sha256, methods).to_json().encode() if methods else None
-
-
-def _is_same(place: Path, path: Path) -> bool:
-    return place.exists() and os.path.samefile(place, path)
-
-
-def _put(content: bytes, file: BinaryIO) -> None:
-    file.write(content)
 
 
 def _hint(name: object, known: Iterable[str]) -> str:

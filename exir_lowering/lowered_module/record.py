@@ -16,8 +16,8 @@ import torch
 from exir_lowering.errors import InputError
 from exir_lowering.lowered_module import convention, values
 from exir_lowering.lowered_module.convention import Convention
-from exir_lowering.pte.format import Method
-from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, STRING, TENSOR, Value
+from exir_lowering.pte.format import MethodSpec
+from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, STRING, TENSOR, ValueSpec
 
 RECORD = "__exir_lowering__"
 TENSORS = "__exir_lowering_tensors__"
@@ -75,7 +75,7 @@ def constant_methods(record: Record) -> dict[str, list[Any]]:
     return methods
 
 
-def read(where: str, methods: Mapping[str, Method], run: Callable[[str], Sequence[Any]]) -> Record:
+def read(where: str, methods: Mapping[str, MethodSpec], run: Callable[[str], Sequence[Any]]) -> Record:
     """Return the record that is stored in a file.
 
     Args:
@@ -110,7 +110,7 @@ def read(where: str, methods: Mapping[str, Method], run: Callable[[str], Sequenc
         ) from error
 
 
-def _read(stored: Any, methods: Mapping[str, Method], run: Callable[[str], Sequence[Any]]) -> Record:
+def _read(stored: Any, methods: Mapping[str, MethodSpec], run: Callable[[str], Sequence[Any]]) -> Record:
     tensors = values.Tensors(_constants(TENSORS, methods, run) if TENSORS in methods else ())
     read = [convention.from_json(one) for one in _a(list, stored["methods"])]
     conventions = {one.method: one for one in read}
@@ -123,7 +123,7 @@ def _read(stored: Any, methods: Mapping[str, Method], run: Callable[[str], Seque
         raise ValueError("an attribute is there twice")
     for name in names:
         if not isinstance(name, str) or not name or name.startswith("_") or name in conventions:
-            raise ValueError(f"{name!r} is no name of an attribute")
+            raise ValueError(f"{name!r} is not the name of an attribute")
     nested = _a(dict, stored["nested"])
     attributes = {name: _attribute(name, nested, methods, run, tensors) for name in names}
     bundled = _read_cases(stored["bundled"], tensors)
@@ -138,7 +138,7 @@ def _a(kind: type, value: Any) -> Any:
     return value
 
 
-def constant(method: Method) -> Any:
+def constant(method: MethodSpec) -> Any:
     """Return what a constant method returns, None when it is a tensor.
 
     Raises:
@@ -148,19 +148,19 @@ def constant(method: Method) -> Any:
     return value.content if value.kind in (INT, BOOL, DOUBLE, STRING) else None
 
 
-def _constants(name: str, methods: Mapping[str, Method], run: Callable[[str], Sequence[Any]]) -> Sequence[Any]:
+def _constants(name: str, methods: Mapping[str, MethodSpec], run: Callable[[str], Sequence[Any]]) -> Sequence[Any]:
     """Return the tensors of a constant method; one that computes is not run."""
     method = methods[name]
     if method.inputs or method.operators or method.delegations or not all(map(_is_tensor, method.outputs)):
-        raise ValueError(f"the method {name!r} is no constant")
+        raise ValueError(f"the method {name!r} is not a constant")
     return run(name)
 
 
-def _check_convention(one: Convention, method: Method) -> None:
+def _check_convention(one: Convention, method: MethodSpec) -> None:
     if (len(one.inputs), len(one.written) + len(one.outputs)) != (len(method.inputs), len(method.outputs)):
         raise ValueError(f"method {one.method!r} has another number of inputs or outputs")
     if not all(one.inputs[index] is None and _is_tensor(method.inputs[index]) for index in one.written):
-        raise ValueError(f"method {one.method!r} writes into an input that is no tensor")
+        raise ValueError(f"method {one.method!r} writes into an input that is not a tensor")
 
 
 def _check_cases(
@@ -179,7 +179,7 @@ def _check_cases(
 def _attribute(
     name: str,
     nested: Mapping[str, Any],
-    methods: Mapping[str, Method],
+    methods: Mapping[str, MethodSpec],
     run: Callable[[str], Sequence[Any]],
     tensors: values.Tensors,
 ) -> Any:
@@ -193,7 +193,7 @@ def _attribute(
     return constant(method)
 
 
-def _is_tensor(value: Value) -> bool:
+def _is_tensor(value: ValueSpec) -> bool:
     return value.kind == TENSOR
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
@@ -13,16 +10,13 @@ import torch
 from exir_lowering.errors import (
     BackendContractError,
     BackendUnavailableError,
-    InputError,
     InvariantError,
 )
-from exir_lowering.errors.interrupts import let_through
 from exir_lowering.lowered_module.convention import Convention
+from exir_lowering.lowered_module.source import Source
 from exir_lowering.plugins import availability, registry
-from exir_lowering.pte import format as file_format
-from exir_lowering.pte.debug_info import MethodDebug
-from exir_lowering.pte.format import Method
-from exir_lowering.pte.value_kinds import NULL, Tensor, Value
+from exir_lowering.pte.format import MethodSpec
+from exir_lowering.pte.value_kinds import NULL, Tensor, ValueSpec
 from exir_lowering.runtime import LoadedProgram, load
 from exir_lowering.runtime.find import Unavailable
 from exir_lowering.runtime.inputs import describe, prepare, show
@@ -44,70 +38,6 @@ class Runner(Protocol):
     def describe(self, name: str) -> str:
         """Say what executes a method."""
         ...
-
-
-class Place:
-    """The paths that a file and its data files were loaded from, and which files they were."""
-
-    def __init__(self, paths: Sequence[str | os.PathLike[str]]) -> None:
-        """Look at the files.
-
-        Raises:
-            InputError: One is not there.
-        """
-        self._paths = tuple(paths)
-        self.renew()
-
-    def renew(self) -> None:
-        """Take the files that are there now for the ones that were loaded.
-
-        Raises:
-            InputError: One is not there.
-        """
-        self._identities = [_identity(path) for path in self._paths]
-
-    def check(self) -> None:
-        """Check that the files are still those that were loaded.
-
-        Raises:
-            InputError: One is gone, or is another one.
-        """
-        for path, identity in zip(self._paths, self._identities, strict=True):
-            if _identity(path) != identity:
-                raise InputError(
-                    f"{os.fsdecode(path)!r} was replaced or changed after the module was loaded from it: it may hold "
-                    "another model. Load the module again."
-                )
-
-
-def _identity(path: str | os.PathLike[str]) -> tuple[int, ...]:
-    try:
-        found = os.stat(path)
-    except OSError as error:
-        let_through(error)
-        raise InputError(f"{os.fsdecode(path)!r} cannot be read (any more): {error}. Load the module again.") from error
-    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
-
-
-@dataclass(frozen=True, eq=False)
-class Source:
-    """A `.pte` file that is loaded.
-
-    Attributes:
-        content: The file.
-        given: Its path or content, for `load`.
-        data: Its data files.
-        methods: What it says about its methods.
-        debug: Returns what the debug handles of its methods stand for; nothing where it is not known.
-        place: Where it was loaded from; None when it is in memory.
-    """
-
-    content: memoryview
-    given: str | bytes
-    data: tuple[Path, ...]
-    methods: Mapping[str, Method]
-    debug: Callable[[], Mapping[str, MethodDebug]]
-    place: Place | None = None
 
 
 class DelegateRunner:
@@ -165,12 +95,12 @@ class DelegateRunner:
         Raises:
             InputError: The file is another one than the one that was loaded.
         """
-        place = self._source.place
-        if place is not None:
-            place.check()
+        origin = self._source.origin
+        if origin is not None:
+            origin.check()
         fresh = DelegateRunner(self._source, self._delegates, engine=self._engine, unavailable=self._unavailable)
-        if place is not None:
-            place.check()  # it may have been replaced while it was loaded
+        if origin is not None:
+            origin.check()  # it may have been replaced while it was loaded
         return fresh
 
     def describe(self, name: str) -> str:
@@ -179,7 +109,7 @@ class DelegateRunner:
         return f"{by}, which cannot be executed here" if name in self.missing else by
 
 
-def file_inputs(convention: Convention, method: Method, leaves: Sequence[Any]) -> list[Any]:
+def file_inputs(convention: Convention, method: MethodSpec, leaves: Sequence[Any]) -> list[Any]:
     """Return the values in a method's arguments as its file takes them, in which a str is None.
 
     Raises:
@@ -192,7 +122,7 @@ def file_inputs(convention: Convention, method: Method, leaves: Sequence[Any]) -
     return prepare(f"{convention.method}()", method, given, convention.labels)
 
 
-def check_outputs(convention: Convention, method: Method, outputs: Sequence[Any]) -> None:
+def check_outputs(convention: Convention, method: MethodSpec, outputs: Sequence[Any]) -> None:
     """Check that outputs have the types that the program says.
 
     Raises:
@@ -211,7 +141,7 @@ def check_outputs(convention: Convention, method: Method, outputs: Sequence[Any]
             )
 
 
-def _is_of_type(value: Value, output: Any) -> bool:
+def _is_of_type(value: ValueSpec, output: Any) -> bool:
     expected = value.content
     if not isinstance(expected, Tensor):
         return not isinstance(output, torch.Tensor)
@@ -261,18 +191,3 @@ def _load_without(source: Source, methods: Mapping[str, str], delegates: Any, en
 
     rest = tables.rewrite(source.content, lambda name: name not in methods, {})
     return _load(source, b"".join(rest), delegates, engine)
-
-
-def read(
-    content: memoryview,
-    given: str | bytes,
-    data: Sequence[Path],
-    debug: Callable[[], Mapping[str, MethodDebug]],
-    place: Place | None = None,
-) -> Source:
-    """Read what a file says about its methods.
-
-    Raises:
-        CorruptError: The file is damaged.
-    """
-    return Source(content, given, tuple(data), file_format.read_program(content), debug, place)

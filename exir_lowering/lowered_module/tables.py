@@ -16,8 +16,8 @@ from executorch.exir.scalar_type import ScalarType
 
 from exir_lowering._upstream.files import read_tables, write_tables
 from exir_lowering.errors import InputError
-from exir_lowering.lowered_module.values import CODES
-from exir_lowering.pte import digests
+from exir_lowering.pte import digests, header
+from exir_lowering.pte.dtypes import CODES
 
 Piece = bytes | memoryview
 
@@ -41,30 +41,22 @@ def rewrite(content: memoryview, keep: Callable[[str], bool], constants: Mapping
         InputError: The file has its constants in its tables, as those of old versions of ExecuTorch, or its digests
             are damaged.
     """
-    size, base = _extent(content)
-    program = read_tables(bytes(content[:size]))
+    extent = header.read_pte(content)
+    base = extent.base
+    program = read_tables(bytes(content[: extent.tables]))
     if program.constant_buffer:
         raise InputError("The file was made by an old version of ExecuTorch, which cannot be added to. Make it again.")
     segments: list[list[Piece]] = [[content[base + s.offset : base + s.offset + s.size]] for s in program.segments]
-    aligned = [_aligned(base) if s.offset == 0 else min(_aligned(s.offset), _aligned(base)) for s in program.segments]
-    seal = _without_seal(program, segments, aligned)
+    aligned = [
+        _find_alignment(base) if s.offset == 0 else min(_find_alignment(s.offset), _find_alignment(base))
+        for s in program.segments
+    ]
+    seal = _take_seal(program, segments, aligned)
     kept = [plan for plan in program.execution_plan if keep(plan.name)]
     gone = [plan for plan in program.execution_plan if not keep(plan.name)]
-    offsets, pieces = _trimmed(program.constant_segment, segments, kept, gone)
-    end = sum(map(len, pieces))
+    offsets, pieces = _trim(program.constant_segment, segments, kept, gone)
     for name, outputs in constants.items():
-        values = []
-        for output in outputs:
-            if isinstance(output, torch.Tensor):
-                pieces.append(bytes(-end % _ALIGNMENT))
-                end += len(pieces[-1])
-                offsets.append(end)
-                pieces.append(bytes(output.reshape(-1).view(torch.uint8).numpy()))
-                end += len(pieces[-1])
-                values.append(schema.EValue(_tensor(output, len(offsets) - 1)))
-            else:
-                values.append(schema.EValue(_scalar(output)))
-        kept.append(_plan(name, values))
+        kept.append(_plan(name, _add_values(outputs, offsets, pieces)))
     index = program.constant_segment.segment_index
     if index >= len(segments):
         index = len(segments)
@@ -74,11 +66,26 @@ def rewrite(content: memoryview, keep: Callable[[str], bool], constants: Mapping
     program.execution_plan = kept
     program.constant_segment = schema.SubsegmentOffsets(segment_index=index, offsets=offsets)
     if seal is None:
-        return _assembled(program, segments, aligned, _aligned(base))
-    return _sealed(program, segments, aligned, _aligned(base), seal.data)
+        return _assemble(program, segments, aligned, _find_alignment(base))
+    return _seal(program, segments, aligned, _find_alignment(base), seal.data)
 
 
-def _without_seal(program: Any, segments: list[list[Piece]], aligned: list[int]) -> digests.Seal | None:
+def _add_values(outputs: Iterable[Any], offsets: list[int], pieces: list[Piece]) -> list[Any]:
+    """Return what a constant method returns, and add its tensors to the constants: their offsets and content."""
+    values, end = [], sum(map(len, pieces))
+    for output in outputs:
+        if not isinstance(output, torch.Tensor):
+            values.append(schema.EValue(_scalar(output)))
+            continue
+        pieces.append(bytes(-end % _ALIGNMENT))
+        offsets.append(end + len(pieces[-1]))
+        pieces.append(bytes(output.reshape(-1).view(torch.uint8).numpy()))
+        end = offsets[-1] + len(pieces[-1])
+        values.append(schema.EValue(_tensor(output, len(offsets) - 1)))
+    return values
+
+
+def _take_seal(program: Any, segments: list[list[Piece]], aligned: list[int]) -> digests.Seal | None:
     """Take the seal out of a file, and return it; None when there is none."""
     found = [datum for datum in program.named_data or [] if datum.key == digests.KEY]
     if not found:
@@ -95,13 +102,13 @@ def _without_seal(program: Any, segments: list[list[Piece]], aligned: list[int])
     return seal
 
 
-def _sealed(
+def _seal(
     program: Any, segments: list[list[Piece]], aligned: list[int], base: int, data: Mapping[str, str]
 ) -> list[Piece]:
     """Return a file with a seal as its last segment."""
     program.named_data = [*(program.named_data or []), schema.NamedData(digests.KEY, len(segments))]
     reserved = bytes(digests.size(len(segments), data))
-    pieces = _assembled(program, [*segments, [reserved]], [*aligned, _BASE], base)
+    pieces = _assemble(program, [*segments, [reserved]], [*aligned, _BASE], base)
     starts = [len(pieces[0]) + segment.offset for segment in program.segments]
     ranges = digests.RangeDigests(starts)
     for piece in pieces:
@@ -110,19 +117,12 @@ def _sealed(
     return [*pieces[:-1], digests.Seal(first, tuple(rest), data).encode()]
 
 
-def _extent(content: memoryview) -> tuple[int, int]:
-    """Return where the tables end and where the segments start, 0 when there are none."""
-    if bytes(content[8:12]) != b"eh00":
-        return len(content), 0
-    return int.from_bytes(content[16:24], "little"), int.from_bytes(content[24:32], "little")
-
-
-def _aligned(position: int) -> int:
+def _find_alignment(position: int) -> int:
     """Return what a position was aligned to, so that it is again."""
     return max(min(position & -position, _LARGEST), _ALIGNMENT)
 
 
-def _trimmed(
+def _trim(
     constants: schema.SubsegmentOffsets, segments: Sequence[list[Piece]], kept: Iterable[Any], gone: Iterable[Any]
 ) -> tuple[list[int], list[Piece]]:
     """Return the constants without those at their end that only methods which go have."""
@@ -144,7 +144,7 @@ def _constants(plans: Iterable[Any]) -> set[int]:
     return {tensor.data_buffer_idx for tensor in tensors if tensor.allocation_info is None} - {0}
 
 
-def _assembled(program: Any, segments: Sequence[list[Piece]], aligned: Sequence[int], base: int) -> list[Piece]:
+def _assemble(program: Any, segments: Sequence[list[Piece]], aligned: Sequence[int], base: int) -> list[Piece]:
     pieces: list[Piece] = []
     end = 0
     program.segments = []

@@ -10,9 +10,8 @@ import torch
 
 from exir_lowering._upstream.fakes import FakeTensor
 from exir_lowering.errors import InputError
-from exir_lowering.pte.value_kinds import DTYPES
+from exir_lowering.pte.dtypes import CODES
 
-CODES = {dtype: code for code, dtype in DTYPES.items()}
 _DIGITS = 4300  # that Python reads, unless it is told otherwise
 _TOO_LARGE = 10**_DIGITS
 STORABLE = "None, bool, int, float, str, torch.Tensor, and lists, tuples and dicts of these"
@@ -26,7 +25,7 @@ def encode(where: str, value: Any, tensors: list[torch.Tensor]) -> Any:
     Args:
         where: What the value is, to begin messages with.
         value: The value.
-        tensors: Gets the tensors that are in it; the JSON refers to their places.
+        tensors: Gets the tensors that are in it; the JSON refers to their positions.
 
     Raises:
         InputError: It is, or holds, something that cannot be stored, or it holds itself.
@@ -50,7 +49,7 @@ class Tensors:
             TypeError, LookupError: There is no such tensor, or it was taken.
         """
         if type(number) is not int:
-            raise TypeError(f"{number!r} is no number of a tensor")
+            raise TypeError(f"{number!r} is not the number of a tensor")
         return self._left.pop(number)
 
 
@@ -79,7 +78,7 @@ def decode(json: Any, tensors: Tensors) -> Any:
 
 def _not_finite(text: Any) -> float:
     if not isinstance(text, str):
-        raise TypeError(f"{text!r} is no text of a float")
+        raise TypeError(f"{text!r} is not the text of a float")
     return float(text)
 
 

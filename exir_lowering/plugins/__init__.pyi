@@ -1,4 +1,4 @@
-from . import asking as asking, capability as capability, refusals as refusals, registry as registry
+from . import asking as asking, capability as capability, payload as payload, refusals as refusals, registry as registry
 from .backend import (
     Backend as Backend,
     BackendContext as BackendContext,
@@ -12,6 +12,7 @@ from .backend import (
 )
 from .delegate import Delegate as Delegate, DelegateContext as DelegateContext
 from .guards import conversion_lock as conversion_lock, let_through as let_through
+from .payload import CheckedPayload as CheckedPayload, PayloadChecks as PayloadChecks
 from .registry import (
     register_backend as register_backend,
     register_delegate as register_delegate,

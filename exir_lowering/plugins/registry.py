@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from exir_lowering.errors import InputError, PluginLoadError, UnknownPluginError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.plugins.delegate import Delegate
+from exir_lowering.plugins.payload import PayloadChecks
 
 if TYPE_CHECKING:
     from executorch.exir.backend.backend_details import BackendDetails
@@ -23,7 +24,8 @@ _Plugin = TypeVar("_Plugin")
 BACKENDS = "exir_lowering.backends"
 DELEGATES = "exir_lowering.delegates"
 PARTITIONERS = "exir_lowering.partitioners"
-GROUPS = (BACKENDS, DELEGATES, PARTITIONERS)
+PAYLOADS = "exir_lowering.payloads"
+GROUPS = (BACKENDS, DELEGATES, PARTITIONERS, PAYLOADS)
 
 _Class = TypeVar("_Class", bound=type)
 _Factory = TypeVar("_Factory", bound=Callable[[], Any])
@@ -283,6 +285,26 @@ def as_delegate(delegate_id: str, candidate: Any) -> Delegate:
     raise PluginLoadError(
         f"Delegate {delegate_id!r}: got {candidate!r}, expected an exir_lowering.Delegate (object or class)."
     )
+
+
+def find_payload_checks(backend_id: str) -> PayloadChecks | None:
+    """Find what checks the payloads of a backend; None when no plug-in does.
+
+    Args:
+        backend_id: The id of a backend in a file.
+
+    Raises:
+        PluginLoadError: It is provided twice, cannot be imported, or is not a `PayloadChecks` class.
+    """
+    if backend_id not in _known(PAYLOADS):
+        return None
+    kind = _load(PAYLOADS, backend_id)
+    if not isinstance(kind, type) or not issubclass(kind, PayloadChecks):
+        raise PluginLoadError(
+            f"Payload checks {backend_id!r}: got {kind!r}, expected a subclass of exir_lowering.plugins.PayloadChecks. "
+            f"Correct the entry point in group {PAYLOADS!r}."
+        )
+    return _made(f"Payload checks {backend_id!r}", kind)
 
 
 def check_delegates(given: Any) -> Mapping[str, Any]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import torch
 
-from exir_lowering.pte.dataflow import DELEGATE, FREE, JUMP, KERNEL, MOVE, Instruction
+from exir_lowering.pte.dataflow import DELEGATE, FREE, JUMP, KERNEL, MOVE, PlanInstruction
 from exir_lowering.pte.flatbuffer import CorruptError, Table
 from exir_lowering.pte.signatures import ANYTHING, Kinds, Signature
+from exir_lowering.pte.slots import DelegateCall, FreeCall, Instruction, JumpFalseCall, KernelCall, MoveCall
 from exir_lowering.pte.value_kinds import (
     BOOL,
     DOUBLE,
@@ -21,9 +23,11 @@ from exir_lowering.pte.value_kinds import (
     TENSOR,
     TENSOR_LIST,
     Tensor,
-    Value,
+    ValueSpec,
     check_index,
 )
+
+_Operands = Callable[[Table], tuple[int, tuple[int, ...]]]
 
 _ITEMS = {INT_LIST: INT, TENSOR_LIST: TENSOR, OPTIONAL_TENSOR_LIST: TENSOR}
 """Lists whose items are values themselves, with the kind of these."""
@@ -44,8 +48,8 @@ class Body:
         results: The kinds of values that instructions make, by value; `check_calls` finds them.
     """
 
-    chains: Sequence[Sequence[Instruction]]
-    values: Sequence[Value]
+    chains: Sequence[Sequence[PlanInstruction]]
+    values: Sequence[ValueSpec]
     operators: Sequence[tuple[str, str]]
     signatures: Sequence[Signature | None]
     delegates: int
@@ -53,7 +57,7 @@ class Body:
     outputs: frozenset[int]
     results: dict[int, Kinds] = field(default_factory=dict)
 
-    def instructions(self) -> Iterator[Instruction]:
+    def instructions(self) -> Iterator[PlanInstruction]:
         """Return all instructions."""
         for chain in self.chains:
             yield from chain
@@ -80,7 +84,7 @@ class Body:
         return ".".join(part for part in self.operators[target] if part)
 
 
-def read_instruction(table: Table, size: int) -> Instruction:
+def read_instruction(table: Table, size: int) -> PlanInstruction:
     """Return the kind of an instruction, what it calls or where it jumps to, and the values it takes.
 
     Args:
@@ -90,21 +94,47 @@ def read_instruction(table: Table, size: int) -> Instruction:
     Raises:
         CorruptError: It is of an unknown kind, or refers to a value that is not there.
     """
-    code, content = table.number(0, "B"), table.table(1)
-    if code not in (KERNEL, DELEGATE, MOVE, JUMP, FREE) or content is None:
+    code, content = table.number(Instruction.INSTR_ARGS_TYPE, "B"), table.table(Instruction.INSTR_ARGS)
+    if code not in _OPERANDS or content is None:
         raise CorruptError(f"an instruction has the unknown type {code}")
-    target = 0
-    if code in (KERNEL, DELEGATE):
-        if not content.has(1):
-            raise CorruptError("a call has no list of arguments")
-        target, arguments = content.number(0, "i"), content.numbers(1, "i")
-    elif code == MOVE:
-        arguments = (content.number(0, "i"), content.number(1, "i"))
-    else:
-        target, arguments = content.number(1, "i") if code == JUMP else 0, (content.number(0, "i"),)
+    target, arguments = _OPERANDS[code](content)
     for index in arguments:
         check_index(index, size, "an instruction", "values")
     return code, target, arguments
+
+
+def _read_call(callee: int, args: int) -> _Operands:
+    def read(content: Table) -> tuple[int, tuple[int, ...]]:
+        if not content.has(args):
+            raise CorruptError("a call has no list of arguments")
+        return content.number(callee, "i"), content.numbers(args, "i")
+
+    return read
+
+
+def _read_move(content: Table) -> tuple[int, tuple[int, ...]]:
+    return 0, (content.number(MoveCall.MOVE_FROM, "i"), content.number(MoveCall.MOVE_TO, "i"))
+
+
+def _read_jump(content: Table) -> tuple[int, tuple[int, ...]]:
+    slots = JumpFalseCall
+    return content.number(slots.DESTINATION_INSTRUCTION, "i"), (content.number(slots.COND_VALUE_INDEX, "i"),)
+
+
+def _read_free(content: Table) -> tuple[int, tuple[int, ...]]:
+    return 0, (content.number(FreeCall.VALUE_INDEX, "i"),)
+
+
+_OPERANDS: Mapping[int, _Operands] = MappingProxyType(
+    {
+        KERNEL: _read_call(KernelCall.OP_INDEX, KernelCall.ARGS),
+        DELEGATE: _read_call(DelegateCall.DELEGATE_INDEX, DelegateCall.ARGS),
+        MOVE: _read_move,
+        JUMP: _read_jump,
+        FREE: _read_free,
+    }
+)
+"""What reads what an instruction calls or where it jumps to, and the values it takes, by its kind."""
 
 
 def check_calls(body: Body) -> frozenset[int]:
@@ -159,8 +189,8 @@ def _find_results(body: Body) -> None:
         before = dict(found)
         for code, target, arguments in body.instructions():
             if code == MOVE:
-                source, place = arguments
-                _add(body, place, body.kinds(source))
+                source, moved_to = arguments
+                _add(body, moved_to, body.kinds(source))
             elif code == DELEGATE:
                 for index in arguments:
                     if body.values[index].kind == NULL:
@@ -177,7 +207,7 @@ def _add_results(body: Body, called: Signature | None, arguments: Sequence[int])
     elif not called.written:
         given = arguments[: len(called.types)]
         for index in arguments[len(given) : len(given) + called.results]:
-            _add(body, index, called.returned or _computed(body, given))
+            _add(body, index, called.returned or _infer_results(body, given))
 
 
 def _add(body: Body, index: int, kinds: Kinds) -> None:
@@ -188,7 +218,7 @@ def _add(body: Body, index: int, kinds: Kinds) -> None:
         body.results[index] = before | kinds
 
 
-def _computed(body: Body, arguments: Sequence[int]) -> Kinds:
+def _infer_results(body: Body, arguments: Sequence[int]) -> Kinds:
     """Return what an operator makes of its arguments: a number of a tensor or of numbers."""
     tensors = [body.values[index].content for index in arguments if body.values[index].kind == TENSOR]
     for tensor in tensors:
@@ -247,12 +277,12 @@ def _check_move(body: Body, source: int, target: int) -> None:
     wrong = body.kinds(source) - {kind}
     if wrong:
         raise CorruptError(f"value {source}, {KINDS[min(wrong)]}, is moved to value {target}, {KINDS[kind]}")
-    moved, place = body.values[source].content, body.values[target].content
-    if isinstance(moved, Tensor) and isinstance(place, Tensor):
-        same = moved.dtype == place.dtype and len(moved.sizes) == len(place.sizes)
-        fixed = not moved.dynamic and not place.dynamic
-        if not same or (fixed and moved.sizes != place.sizes):
-            raise CorruptError(f"value {source}, {moved}, is moved to value {target}, {place}")
+    moved, into = body.values[source].content, body.values[target].content
+    if isinstance(moved, Tensor) and isinstance(into, Tensor):
+        same = moved.dtype == into.dtype and len(moved.sizes) == len(into.sizes)
+        fixed = not moved.dynamic and not into.dynamic
+        if not same or (fixed and moved.sizes != into.sizes):
+            raise CorruptError(f"value {source}, {moved}, is moved to value {target}, {into}")
 
 
 def _check_free(body: Body, index: int) -> None:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from exir_lowering.pte import data_slots, header
 from exir_lowering.pte.flatbuffer import CorruptError, Table, root
+from exir_lowering.pte.slots import (
+    BackendDelegateInlineData,
+    Buffer,
+    DataSegment,
+    NamedData,
+    Program,
+    SubsegmentOffsets,
+)
 from exir_lowering.pte.value_kinds import Layout, check_index, layout
-
-PTE_MAGIC = b"ET12"
-PTD_MAGIC = b"FT01"
 
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """The places in a file that its methods may refer to.
+    """What the methods of a file may refer to.
 
     Attributes:
         segments: The segments, not copied.
@@ -57,7 +62,7 @@ class Weight:
 
 
 def open_program(file: memoryview) -> tuple[Table, Data]:
-    """Return the root of a `.pte` file's tables, and the places that its methods may refer to.
+    """Return the root of a `.pte` file's tables, and what its methods may refer to.
 
     Args:
         file: The file's content, which is not copied.
@@ -65,22 +70,17 @@ def open_program(file: memoryview) -> tuple[Table, Data]:
     Raises:
         CorruptError: The file is not a `.pte` file.
     """
-    if len(file) < 8:
-        raise CorruptError(f"it has {len(file)} bytes")
-    magic = bytes(file[4:8])
-    if magic != PTE_MAGIC:
-        raise CorruptError(f"bytes 4 to 8 are {magic!r}, they are {PTE_MAGIC!r} in a .pte file")
-    tables, space = _pte_extent(file)
-    program = root(tables)
-    segments = _segments(program.tables(4), space)
-    constants = program.table(5)
+    extent = header.read_pte(file)
+    program = root(file[: extent.tables])
+    segments = _segments(program.tables(Program.SEGMENTS), file[extent.base : extent.base + extent.space])
+    constants = program.table(Program.CONSTANT_SEGMENT)
     data = Data(
         segments,
-        _named(program.tables(7), segments),
+        _read_named(program.tables(Program.NAMED_DATA), segments),
         _offsets(constants, segments) if constants is not None else (),
-        tuple(_offsets(table, segments) for table in program.tables(6)),
-        tuple(table.content(0) for table in program.tables(2)),
-        tuple(table.content(0) for table in program.tables(3)),
+        tuple(_offsets(table, segments) for table in program.tables(Program.MUTABLE_DATA_SEGMENTS)),
+        tuple(table.content(Buffer.STORAGE) for table in program.tables(Program.CONSTANT_BUFFER)),
+        tuple(table.content(BackendDelegateInlineData.DATA) for table in program.tables(Program.BACKEND_DELEGATE_DATA)),
     )
     return program, data
 
@@ -94,52 +94,38 @@ def read_data(file: memoryview) -> dict[str, Weight]:
     Raises:
         CorruptError: The file is not a `.ptd` file that the runtime can be given.
     """
-    if len(file) < 48:
-        raise CorruptError(f"it has {len(file)} bytes")
-    if bytes(file[4:8]) != PTD_MAGIC or bytes(file[8:12]) != b"FH01":
-        raise CorruptError(f"it starts with {bytes(file[4:12])!r}, a .ptd file has {PTD_MAGIC + b'FH01'!r} there")
-    length, start, size, base, space = struct.unpack_from("<IQQQQ", file, 12)
-    if length < 40 or start + size > len(file) or base + space > len(file):
-        raise CorruptError(
-            f"its header tells of {max(start + size, base + space)} bytes, the file has {len(file)}; "
-            "it may have been cut short"
-        )
-    # Offsets in the tables count from the start of the file.
-    table = root(file[: start + size])
-    segments = _segments(table.tables(1), file[base : base + space])
-    contents = _named(table.tables(2), segments)
-    return {
-        name: Weight(contents[name], layout(described, *range(3)) if described is not None else None)
-        for name, described in ((entry.text(0), entry.table(2)) for entry in table.tables(2))
-    }
+    extent = header.read_ptd(file)
+    table = root(file[: extent.tables])
+    space = file[extent.base : extent.base + extent.space]
+    segments = _segments(table.tables(data_slots.FlatTensor.SEGMENTS), space)
+    entries = list(table.tables(data_slots.FlatTensor.NAMED_DATA))
+    contents = _read_named(entries, segments)
+    named = ((entry.text(NamedData.KEY), entry) for entry in entries)
+    return {name: Weight(contents[name], _layout(entry)) for name, entry in named}
 
 
-def tables_end(file: bytes | bytearray) -> int:
-    """Return where the tables of a `.pte` file end, which was read before."""
-    return len(_pte_extent(memoryview(file))[0])
+def segment_ranges(tables: Iterable[Table]) -> Iterator[tuple[int, int]]:
+    """Return where each segment starts, relative to the first one, and its size, as a file says.
+
+    Args:
+        tables: The tables of the segments, of a `.pte` or a `.ptd` file: both have the same fields.
+    """
+    for table in tables:
+        yield table.number(DataSegment.OFFSET, "Q"), table.number(DataSegment.SIZE, "Q")
 
 
-def _pte_extent(file: memoryview) -> tuple[memoryview, memoryview]:
-    """Return the part of the file that has its tables, and the one that has the segments."""
-    if len(file) < 40 or bytes(file[8:12]) != b"eh00":
-        return file, file[:0]
-    length, size, base, space = struct.unpack_from("<IQQQ", file, 12)
-    if length < 24:
-        raise CorruptError(f"its header has {length} bytes, 24 or more are needed")
-    if length < 32 or space == 0:
-        space = max(len(file) - base, 0)
-    end = max(size, base + space) if base else size
-    if end > len(file):
-        raise CorruptError(f"its header tells of {end} bytes, the file has {len(file)}; it may have been cut short")
-    if size < 40 or (base and base < size):
-        raise CorruptError(f"its header puts the segments at byte {base}, inside of {size} bytes of tables")
-    return file[:size], file[base : base + space] if base else file[:0]
+def _layout(entry: Table) -> Layout | None:
+    """Return what tensor the named data of a `.ptd` file is."""
+    table = entry.table(data_slots.NamedData.TENSOR_LAYOUT)
+    if table is None:
+        return None
+    slots = data_slots.TensorLayout
+    return layout(table, slots.SCALAR_TYPE, slots.SIZES, slots.DIM_ORDER)
 
 
 def _segments(tables: Iterable[Table], space: memoryview) -> tuple[memoryview, ...]:
     segments = []
-    for number, table in enumerate(tables):
-        offset, size = table.number(0, "Q"), table.number(1, "Q")
+    for number, (offset, size) in enumerate(segment_ranges(tables)):
         if offset + size > len(space):
             raise CorruptError(
                 f"segment {number} ends at byte {offset + size} of the segments, they have {len(space)} bytes; "
@@ -149,10 +135,10 @@ def _segments(tables: Iterable[Table], space: memoryview) -> tuple[memoryview, .
     return tuple(segments)
 
 
-def _named(tables: Iterable[Table], segments: Sequence[memoryview]) -> dict[str, memoryview]:
+def _read_named(tables: Iterable[Table], segments: Sequence[memoryview]) -> dict[str, memoryview]:
     found = {}
     for table in tables:
-        name, index = table.text(0), table.number(1, "I")
+        name, index = table.text(NamedData.KEY), table.number(NamedData.SEGMENT_INDEX, "I")
         if not name:
             raise CorruptError("it has data without a name")
         check_index(index, len(segments), f"the data {name!r}", "segments")
@@ -161,10 +147,10 @@ def _named(tables: Iterable[Table], segments: Sequence[memoryview]) -> dict[str,
 
 
 def _offsets(table: Table, segments: Sequence[memoryview]) -> tuple[tuple[int, memoryview], ...]:
-    offsets = table.numbers(1, "Q")
+    offsets = table.numbers(SubsegmentOffsets.OFFSETS, "Q")
     if not offsets:
         return ()
-    index = table.number(0, "I")
+    index = table.number(SubsegmentOffsets.SEGMENT_INDEX, "I")
     # A program whose only constant is the placeholder 0 has no segment for it.
     if offsets == (0,) and index >= len(segments):
         return ((0, memoryview(b"")),)

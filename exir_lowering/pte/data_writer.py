@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
 import flatbuffers
 
+from exir_lowering.pte import header
+from exir_lowering.pte.container import segment_ranges
+from exir_lowering.pte.data_slots import DataSegment, FlatTensor, NamedData, TensorLayout
 from exir_lowering.pte.flatbuffer import Table, root
 
 _ALIGNMENT = 4096  # of a segment; what its backend asked for is not in the file, and is less
-_HEADER = struct.Struct("<4sIQQQQ")
-_HEADER_SIZE = 48  # with padding, as ExecuTorch has it
-_MAGIC = b"FH01"
-_IDENTIFIER = b"FT01"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,26 +40,21 @@ def write(file: BinaryIO, files: Sequence[memoryview]) -> None:
     for datum in data.values():
         offsets.append(end)
         end += -(-len(datum.content) // _ALIGNMENT) * _ALIGNMENT
-    tables = _tables(list(data.values()), offsets)
-    size = _HEADER_SIZE + len(tables)
-    base = -(-size // _ALIGNMENT) * _ALIGNMENT
-    header = _HEADER.pack(_MAGIC, _HEADER.size, _HEADER_SIZE, len(tables), base, end)
-    file.write(struct.pack("<I", struct.unpack_from("<I", tables)[0] + _HEADER_SIZE) + tables[4:8])
-    file.write(header.ljust(_HEADER_SIZE, b"\0") + tables[8:])
-    file.write(bytes(base - size))
+    file.write(header.with_ptd_header(_tables(list(data.values()), offsets), _ALIGNMENT, end))
     for datum in data.values():
         file.write(datum.content)
         file.write(bytes(-len(datum.content) % _ALIGNMENT))
 
 
 def _data(content: memoryview) -> list[_Datum]:
-    _, _, start, size, base, _ = _HEADER.unpack_from(content, 8)
-    tables = root(content[: start + size])
-    places = [(base + one.number(0, "Q"), one.number(1, "Q")) for one in tables.tables(1)]
+    extent = header.read_ptd(content)
+    tables = root(content[: extent.tables])
+    ranges = list(segment_ranges(tables.tables(FlatTensor.SEGMENTS)))
     found = []
-    for one in tables.tables(2):
-        at, length = places[one.number(1, "I")]
-        found.append(_Datum(one.text(0), content[at : at + length], one.table(2)))
+    for one in tables.tables(FlatTensor.NAMED_DATA):
+        offset, size = ranges[one.number(NamedData.SEGMENT_INDEX, "I")]
+        start = extent.base + offset
+        found.append(_Datum(one.text(NamedData.KEY), content[start : start + size], one.table(NamedData.TENSOR_LAYOUT)))
     return found
 
 
@@ -73,35 +66,35 @@ def _tables(data: Sequence[_Datum], offsets: Sequence[int]) -> bytes:
         key = builder.CreateString(datum.key)
         layout = _layout(builder, datum.layout) if datum.layout is not None else 0
         builder.StartObject(3)
-        builder.PrependUOffsetTRelativeSlot(0, key, 0)
-        builder.PrependUint32Slot(1, number, 0)
-        builder.PrependUOffsetTRelativeSlot(2, layout, 0)
+        builder.PrependUOffsetTRelativeSlot(NamedData.KEY, key, 0)
+        builder.PrependUint32Slot(NamedData.SEGMENT_INDEX, number, 0)
+        builder.PrependUOffsetTRelativeSlot(NamedData.TENSOR_LAYOUT, layout, 0)
         named.append(builder.EndObject())
     segments = []
     for datum, offset in zip(data, offsets, strict=True):
         builder.StartObject(2)
-        builder.PrependUint64Slot(0, offset, 0)
-        builder.PrependUint64Slot(1, len(datum.content), 0)
+        builder.PrependUint64Slot(DataSegment.OFFSET, offset, 0)
+        builder.PrependUint64Slot(DataSegment.SIZE, len(datum.content), 0)
         segments.append(builder.EndObject())
-    vectors = [_vector(builder, segments), _vector(builder, named)]
+    segments_at, named_at = _vector(builder, segments), _vector(builder, named)
     builder.StartObject(3)
-    for slot, vector in enumerate(vectors, 1):
-        builder.PrependUOffsetTRelativeSlot(slot, vector, 0)
-    builder.Finish(builder.EndObject(), file_identifier=_IDENTIFIER)
+    builder.PrependUOffsetTRelativeSlot(FlatTensor.SEGMENTS, segments_at, 0)
+    builder.PrependUOffsetTRelativeSlot(FlatTensor.NAMED_DATA, named_at, 0)
+    builder.Finish(builder.EndObject(), file_identifier=header.PTD_MAGIC)
     return bytes(builder.Output())
 
 
 def _layout(builder: flatbuffers.Builder, layout: Table) -> int:
-    sizes, order = layout.numbers(1, "i"), layout.numbers(2, "B")
+    sizes, order = layout.numbers(TensorLayout.SIZES, "i"), layout.numbers(TensorLayout.DIM_ORDER, "B")
     builder.StartVector(4, len(sizes), 4)
     for size in reversed(sizes):
         builder.PrependInt32(size)
     sizes_at = builder.EndVector()
     order_at = builder.CreateByteVector(bytes(order))
     builder.StartObject(3)
-    builder.PrependInt8Slot(0, layout.number(0, "b"), 0)
-    builder.PrependUOffsetTRelativeSlot(1, sizes_at, 0)
-    builder.PrependUOffsetTRelativeSlot(2, order_at, 0)
+    builder.PrependInt8Slot(TensorLayout.SCALAR_TYPE, layout.number(TensorLayout.SCALAR_TYPE, "b"), 0)
+    builder.PrependUOffsetTRelativeSlot(TensorLayout.SIZES, sizes_at, 0)
+    builder.PrependUOffsetTRelativeSlot(TensorLayout.DIM_ORDER, order_at, 0)
     return int(builder.EndObject())
 
 

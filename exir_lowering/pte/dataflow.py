@@ -13,16 +13,24 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import TypeAlias
 
-Instruction: TypeAlias = tuple[int, int, tuple[int, ...]]
+from exir_lowering.pte.slots import InstructionArguments
+
+PlanInstruction: TypeAlias = tuple[int, int, tuple[int, ...]]
 """The kind of an instruction, what it calls or where it jumps to, and the values it takes."""
 
-KERNEL, DELEGATE, MOVE, JUMP, FREE = 1, 2, 3, 4, 5
+KERNEL, DELEGATE, MOVE, JUMP, FREE = (
+    InstructionArguments.KERNEL_CALL,
+    InstructionArguments.DELEGATE_CALL,
+    InstructionArguments.MOVE_CALL,
+    InstructionArguments.JUMP_FALSE_CALL,
+    InstructionArguments.FREE_CALL,
+)
 """The kinds of instructions, by their numbers in the file."""
 
 
 def output_counts(
-    chains: Sequence[Sequence[Instruction]],
-    places: Sequence[Hashable],
+    chains: Sequence[Sequence[PlanInstruction]],
+    memory: Sequence[Hashable],
     items: Mapping[int, Sequence[int]],
     given: Collection[int],
     last_input: int,
@@ -31,24 +39,24 @@ def output_counts(
 
     Args:
         chains: The instructions of a method.
-        places: For each value where it lies in planned memory, its size and type; None for others.
+        memory: For each value what planned memory it takes, and its type; None for others.
         items: The values in lists of values.
         given: The values that are there before the first instruction, beside those that are numbered before an input.
         last_input: The last input of the method.
     """
     calls: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
     seen = {*given, *range(last_input + 1)}
-    # How often each place was named since it was written.
-    reads: dict[Hashable, int] = {places[index]: 0 for index in seen if places[index] is not None}
+    # How often each piece of memory was named since it was written.
+    reads: dict[Hashable, int] = {memory[index]: 0 for index in seen if memory[index] is not None}
     for chain in chains:
         for code, target, arguments in chain:
             if code == DELEGATE and target not in calls:
                 new = _new(arguments, seen)
-                calls[target] = arguments, _counts(arguments[len(arguments) - new :], places, reads)
+                calls[target] = arguments, _counts(arguments[len(arguments) - new :], memory, reads)
             for index in dict.fromkeys(item for value in arguments for item in (value, *items.get(value, ()))):
-                place = places[index] if 0 <= index < len(places) else None
-                if place is not None:
-                    reads[place] = reads[place] + 1 if index in seen and place in reads else 0
+                piece = memory[index] if 0 <= index < len(memory) else None
+                if piece is not None:
+                    reads[piece] = reads[piece] + 1 if index in seen and piece in reads else 0
                 seen.add(index)
     return calls
 
@@ -64,10 +72,10 @@ def _new(arguments: Sequence[int], seen: Collection[int]) -> int:
     return count
 
 
-def _counts(new: Sequence[int], places: Sequence[Hashable], reads: Mapping[Hashable, int]) -> tuple[int, ...]:
+def _counts(new: Sequence[int], memory: Sequence[Hashable], reads: Mapping[Hashable, int]) -> tuple[int, ...]:
     """Return how many of some new values may be outputs. The last one is: each delegate returns something."""
-    views = [position for position, index in enumerate(new[:-1]) if places[index] in reads]
+    views = [position for position, index in enumerate(new[:-1]) if memory[index] in reads]
     # What was written and not read since would be of no use, but for a view of it.
-    surely = [position for position in views if reads[places[new[position]]] == 0]
+    surely = [position for position in views if reads[memory[new[position]]] == 0]
     likely = len(new) - 1 - surely[-1] if surely else len(new)
     return tuple(dict.fromkeys((likely, len(new), *(len(new) - 1 - position for position in views))))

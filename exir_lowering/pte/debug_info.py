@@ -116,7 +116,7 @@ class DebugInfo:
             tree = json.loads(text)
             version = tree["version"]
         except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise InputError(f"this is no debug information ({type(error).__name__}: {error})") from None
+            raise InputError(f"this is not debug information ({type(error).__name__}: {error})") from None
         if version != VERSION:
             raise InputError(f"its version is {version!r}, this exir-lowering reads version {VERSION}")
         try:
@@ -221,7 +221,7 @@ def _texts(values: Any) -> list[str]:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
+        raise TypeError(f"{value!r} is not a str")
     return value
 
 
@@ -231,5 +231,5 @@ def _numbers(values: Any) -> tuple[int, ...]:
 
 def _number(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise TypeError(f"{value!r} is no number")
+        raise TypeError(f"{value!r} is not a number")
     return value

@@ -90,16 +90,16 @@ def decode(content: bytes | memoryview) -> Seal:
     if hashlib.sha256(body).digest() != own:
         raise SealError("its digests are damaged")
     try:
-        return _decoded(body)
+        return _decode_body(body)
     except (struct.error, UnicodeDecodeError) as error:
         raise SealError(f"its digests cannot be read: {error}") from None
 
 
-def _decoded(body: bytes) -> Seal:
+def _decode_body(body: bytes) -> Seal:
     count, files = _HEAD.unpack_from(body)
     at = _HEAD.size + SIZE * (count + 1)
     if at > len(body):
-        raise SealError(f"its digests tell of {count} segments, there is no room for so many")
+        raise SealError(f"its digests are said to cover {count} segments, and are too short for that")
     tables, *segments = [body[start : start + SIZE] for start in range(_HEAD.size, at, SIZE)]
     data = {}
     for _ in range(files):
@@ -167,7 +167,7 @@ def find_data_digest(keys: Iterable[str]) -> str | None:
         keys: The keys of its data.
 
     Raises:
-        SealError: It has several, or what it has is none.
+        SealError: It has several, or an invalid one.
     """
     found = [key.removeprefix(DATA_KEY) for key in keys if key.startswith(DATA_KEY)]
     if len(found) > 1 or any(len(digest) != len(NO_DIGEST) for digest in found):

@@ -31,7 +31,7 @@ class Table:
     fields: tuple[int, ...]
 
     def has(self, field: int) -> bool:
-        """Tell whether a field is there; one that is not has its default, or is no table, text or vector."""
+        """Tell whether a field is there; a field that is absent has its default."""
         return self._at(field) is not None
 
     def number(self, field: int, code: str, default: int = 0) -> int:

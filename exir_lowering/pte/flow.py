@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from exir_lowering.pte.calls import Body
-from exir_lowering.pte.dataflow import DELEGATE, FREE, JUMP, KERNEL, MOVE, Instruction
+from exir_lowering.pte.dataflow import DELEGATE, FREE, JUMP, KERNEL, MOVE, PlanInstruction
 from exir_lowering.pte.flatbuffer import CorruptError
 from exir_lowering.pte.value_kinds import NULL, Tensor
 
@@ -26,7 +26,7 @@ def check_flow(body: Body) -> None:
     """
     for chain in body.chains:
         _check_loops(body, chain)
-    waiting = {index: 1 << number for number, index in enumerate(_waiting(body))}
+    waiting = {index: 1 << number for number, index in enumerate(_find_waiting(body))}
     if not waiting:
         return
     ready = 0
@@ -37,7 +37,7 @@ def check_flow(body: Body) -> None:
             raise CorruptError(f"output value {index} has no memory")
 
 
-def _waiting(body: Body) -> Iterator[int]:
+def _find_waiting(body: Body) -> Iterator[int]:
     """Return the values that are nothing before an instruction makes them: numbers, and tensors without memory."""
     given = body.inputs | body.outputs
     for index, value in enumerate(body.values):
@@ -49,7 +49,7 @@ def _waiting(body: Body) -> Iterator[int]:
             yield index
 
 
-def _check_chain(body: Body, chain: Sequence[Instruction], waiting: dict[int, int], ready: int) -> int:
+def _check_chain(body: Body, chain: Sequence[PlanInstruction], waiting: dict[int, int], ready: int) -> int:
     """Check the instructions of a chain; return which values are made at its end, given those at its start."""
     states: list[int | None] = [None] * (len(chain) + 1)
     states[0], again = ready, True
@@ -59,14 +59,14 @@ def _check_chain(body: Body, chain: Sequence[Instruction], waiting: dict[int, in
             state = states[position]
             if state is None:
                 continue
-            for index in _made(body, instruction):
+            for index in _list_made(body, instruction):
                 state |= waiting.get(index, 0)
-            for place in (position + 1, instruction[1]) if instruction[0] == JUMP else (position + 1,):
-                old = states[place]
+            for following in (position + 1, instruction[1]) if instruction[0] == JUMP else (position + 1,):
+                old = states[following]
                 new = state if old is None else old & state
                 if new != old:
-                    states[place] = new
-                    again = again or place <= position
+                    states[following] = new
+                    again = again or following <= position
     for state, instruction in zip(states, chain, strict=False):
         if state is not None:
             _check_read(body, instruction, waiting, state)
@@ -74,7 +74,7 @@ def _check_chain(body: Body, chain: Sequence[Instruction], waiting: dict[int, in
     return ready if end is None else end
 
 
-def _made(body: Body, instruction: Instruction) -> Collection[int]:
+def _list_made(body: Body, instruction: PlanInstruction) -> Collection[int]:
     """Return the values that are made by an instruction."""
     code, target, arguments = instruction
     if code == MOVE:
@@ -89,14 +89,14 @@ def _made(body: Body, instruction: Instruction) -> Collection[int]:
     return arguments[2:3] if body.operators[target] == _VIEW else arguments[len(called.types) :]
 
 
-def _check_read(body: Body, instruction: Instruction, waiting: dict[int, int], ready: int) -> None:
-    for index in _read(body, instruction):
+def _check_read(body: Body, instruction: PlanInstruction, waiting: dict[int, int], ready: int) -> None:
+    for index in _list_read(body, instruction):
         if index in waiting and not waiting[index] & ready:
             what = "has no memory" if isinstance(body.values[index].content, Tensor) else "is not made before"
             raise CorruptError(f"an instruction takes value {index}, which {what}")
 
 
-def _read(body: Body, instruction: Instruction) -> Iterator[int]:
+def _list_read(body: Body, instruction: PlanInstruction) -> Iterator[int]:
     """Return the values that have to be there for an instruction."""
     code, target, arguments = instruction
     if code in (JUMP, FREE, MOVE):
@@ -113,17 +113,17 @@ def _read(body: Body, instruction: Instruction) -> Iterator[int]:
                 yield from body.items(index)
 
 
-def _check_loops(body: Body, chain: Sequence[Instruction]) -> None:
+def _check_loops(body: Body, chain: Sequence[PlanInstruction]) -> None:
     """Refuse a loop without a jump that depends on what the loop makes: once in it, it is never left."""
     for position, (code, target, _) in enumerate(chain):
         if code == JUMP and target <= position:
             inside = chain[target : position + 1]
-            made = {index for one in inside for index in (*_made(body, one), *_written(body, one))}
+            made = {index for one in inside for index in (*_list_made(body, one), *_list_written(body, one))}
             if not any(kind == JUMP and made.intersection(arguments) for kind, _, arguments in inside):
                 raise CorruptError(f"instruction {position} jumps back to {target}, for ever")
 
 
-def _written(body: Body, instruction: Instruction) -> Iterator[int]:
+def _list_written(body: Body, instruction: PlanInstruction) -> Iterator[int]:
     """Return the tensors that a kernel writes."""
     code, target, arguments = instruction
     called = body.signatures[target] if code == KERNEL else None

@@ -10,32 +10,51 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 
-from exir_lowering.backends.xnnpack import payload as xnnpack
-from exir_lowering.pte import dataflow
+from exir_lowering.plugins.payload import CheckedPayload
+from exir_lowering.pte import dataflow, payloads, slots
 from exir_lowering.pte.calls import Body, check_calls, read_instruction
 from exir_lowering.pte.container import Data, open_program
-from exir_lowering.pte.dataflow import Instruction
+from exir_lowering.pte.dataflow import PlanInstruction
 from exir_lowering.pte.flatbuffer import CorruptError, Table
 from exir_lowering.pte.flow import check_flow
 from exir_lowering.pte.inference import check_kernels
 from exir_lowering.pte.signatures import signature
+from exir_lowering.pte.slots import DataLocation, ExecutionPlan
 from exir_lowering.pte.value_kinds import (
     INT_LIST,
     NULL,
     OPTIONAL_TENSOR_LIST,
-    TENSOR,
     TENSOR_LIST,
     Layout,
     Tensor,
-    Value,
+    ValueSpec,
     check_index,
 )
-from exir_lowering.pte.values import check_arenas, read_value
+from exir_lowering.pte.values import (
+    Allocation,
+    allocation,
+    check_arenas,
+    constant_index,
+    external_name,
+    read_value,
+    tensor_table,
+)
 
-_NEEDED = {2: "values", 3: "inputs", 4: "outputs", 5: "chains", 6: "operators", 7: "delegates", 8: "memory sizes"}
+_NEEDED: Mapping[int, str] = MappingProxyType(
+    {
+        ExecutionPlan.VALUES: "values",
+        ExecutionPlan.INPUTS: "inputs",
+        ExecutionPlan.OUTPUTS: "outputs",
+        ExecutionPlan.CHAINS: "chains",
+        ExecutionPlan.OPERATORS: "operators",
+        ExecutionPlan.DELEGATES: "delegates",
+        ExecutionPlan.NON_CONST_BUFFER_SIZES: "memory sizes",
+    }
+)
 """The fields of a method that the runtime reads without a look whether they are there."""
 
 
@@ -56,12 +75,12 @@ class Delegation:
     backend: str
     payload: int
     arguments: int
-    outputs: tuple[Value, ...]
+    outputs: tuple[ValueSpec, ...]
     counts: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Method:
+class MethodSpec:
     """A method of a file.
 
     Attributes:
@@ -79,27 +98,27 @@ class Method:
     """
 
     name: str
-    inputs: tuple[Value, ...]
+    inputs: tuple[ValueSpec, ...]
     lost: frozenset[int]
     operators: tuple[str, ...]
     backends: tuple[str, ...]
     arenas: tuple[int, ...]
     external: Mapping[str, Layout | int]
     delegations: tuple[Delegation, ...]
-    outputs: tuple[Value, ...]
+    outputs: tuple[ValueSpec, ...]
     kernels: Mapping[int, str]
 
 
 @dataclass(frozen=True, slots=True)
 class _Called:
-    """What a delegate calls: a backend, with a payload of a size, which is looked into where it is XNNPACK's."""
+    """What a delegate calls: a backend, with a payload of a size, which is looked into where a plug-in knows it."""
 
     backend: str
     size: int
-    graph: xnnpack.Graph | None
+    payload: CheckedPayload | None
 
 
-def read_program(file: memoryview) -> dict[str, Method]:
+def read_program(file: memoryview) -> dict[str, MethodSpec]:
     """Read the methods of a `.pte` file, by name in the order of names.
 
     Args:
@@ -109,8 +128,8 @@ def read_program(file: memoryview) -> dict[str, Method]:
         CorruptError: The file is not a `.pte` file that the runtime can be given.
     """
     program, data = open_program(file)
-    methods: dict[str, Method] = {}
-    for plan in program.tables(1):
+    methods: dict[str, MethodSpec] = {}
+    for plan in program.tables(slots.Program.EXECUTION_PLAN):
         method = _method(plan, data)
         if method.name in methods:
             raise CorruptError(f"it has two methods {method.name!r}")
@@ -120,8 +139,8 @@ def read_program(file: memoryview) -> dict[str, Method]:
     return {name: methods[name] for name in sorted(methods)}
 
 
-def _method(plan: Table, data: Data) -> Method:
-    name = plan.text(0)
+def _method(plan: Table, data: Data) -> MethodSpec:
+    name = plan.text(ExecutionPlan.NAME)
     try:
         if not name:
             raise CorruptError("it has no name")
@@ -130,24 +149,24 @@ def _method(plan: Table, data: Data) -> Method:
         raise CorruptError(f"method {name!r}: {error}") from None
 
 
-def _checked_method(name: str, plan: Table, data: Data) -> Method:
+def _checked_method(name: str, plan: Table, data: Data) -> MethodSpec:
     missing = [what for field, what in _NEEDED.items() if not plan.has(field)]
     if missing:
         raise CorruptError(f"it has no list of {' and none of '.join(missing)}")
-    arenas = plan.numbers(8, "q")
+    arenas = plan.numbers(ExecutionPlan.NON_CONST_BUFFER_SIZES, "q")
     check_arenas(arenas)
     external: dict[str, Layout | int] = {}
-    tables = list(plan.tables(2))
+    tables = list(plan.tables(ExecutionPlan.VALUES))
     values = [read_value(number, table, arenas, data, external) for number, table in enumerate(tables)]
-    inputs, outputs = plan.numbers(3, "i"), plan.numbers(4, "i")
+    inputs, outputs = plan.numbers(ExecutionPlan.INPUTS, "i"), plan.numbers(ExecutionPlan.OUTPUTS, "i")
     for index in (*inputs, *outputs):
         check_index(index, len(values), "an input or output", "values")
     for index in inputs:
         if isinstance(given := values[index].content, Tensor) and given.constant:
             raise CorruptError(f"value {index} is an input, and a constant")
-    operators = [_operator(table) for table in plan.tables(6)]
-    backends = [_backend(table, data, external) for table in plan.tables(7)]
-    chains = [_chain(chain, len(values)) for chain in plan.tables(5)]
+    operators = [_operator(table) for table in plan.tables(ExecutionPlan.OPERATORS)]
+    backends = [_backend(table, data, external) for table in plan.tables(ExecutionPlan.DELEGATES)]
+    chains = [_chain(chain, len(values)) for chain in plan.tables(ExecutionPlan.CHAINS)]
     if not chains:
         raise CorruptError("it has no chain of instructions")
     signatures = [signature(*operator) for operator in operators]
@@ -156,11 +175,11 @@ def _checked_method(name: str, plan: Table, data: Data) -> Method:
     check_flow(body)
     check_kernels(body)
     for code, target, arguments in body.instructions():
-        graph = backends[target].graph if code == dataflow.DELEGATE else None
-        if graph is not None:
-            xnnpack.check_call(graph, [values[index] for index in arguments])
+        payload = backends[target].payload if code == dataflow.DELEGATE else None
+        if payload is not None:
+            payloads.check_call(backends[target].backend, payload, [values[index] for index in arguments])
     lost = {position for position, index in enumerate(inputs) if values[index].kind == NULL and index in read}
-    return Method(
+    return MethodSpec(
         name,
         tuple(values[index] for index in inputs),
         frozenset(lost),
@@ -175,18 +194,19 @@ def _checked_method(name: str, plan: Table, data: Data) -> Method:
 
 
 def _operator(table: Table) -> tuple[str, str]:
-    if not table.has(0) or not table.has(1):
+    name, overload = slots.Operator.NAME, slots.Operator.OVERLOAD
+    if not table.has(name) or not table.has(overload):
         raise CorruptError("an operator has no name, or no overload")
-    return table.text(0), table.text(1)
+    return table.text(name), table.text(overload)
 
 
-def _chain(table: Table, size: int) -> list[Instruction]:
-    if not table.has(2):
+def _chain(table: Table, size: int) -> list[PlanInstruction]:
+    if not table.has(slots.Chain.INSTRUCTIONS):
         raise CorruptError("a chain has no list of instructions")
-    return [read_instruction(instruction, size) for instruction in table.tables(2)]
+    return [read_instruction(instruction, size) for instruction in table.tables(slots.Chain.INSTRUCTIONS)]
 
 
-def _kernels(chains: Sequence[Sequence[Instruction]], operators: Sequence[tuple[str, str]]) -> Mapping[int, str]:
+def _kernels(chains: Sequence[Sequence[PlanInstruction]], operators: Sequence[tuple[str, str]]) -> Mapping[int, str]:
     """Return the operators of the instructions that call a kernel, as people write those of a model."""
     if len(chains) != 1:  # their instructions are numbered one by one
         return {}
@@ -199,18 +219,15 @@ def _kernels(chains: Sequence[Sequence[Instruction]], operators: Sequence[tuple[
 
 def _has_content(table: Table) -> bool:
     """Tell whether a value is a tensor whose content is in the file, or beside it."""
-    content = table.table(1)
-    if table.number(0, "B") != TENSOR or content is None:
-        return False
-    extra = content.table(9)
-    return content.number(5, "I") != 0 or (extra is not None and extra.number(2, "b") == 1)
+    tensor = tensor_table(table)
+    return tensor is not None and (constant_index(tensor) != 0 or external_name(tensor) is not None)
 
 
 def _delegations(
     backends: Sequence[_Called],
-    chains: Sequence[Sequence[Instruction]],
+    chains: Sequence[Sequence[PlanInstruction]],
     tables: Sequence[Table],
-    values: Sequence[Value],
+    values: Sequence[ValueSpec],
     operators: Sequence[tuple[str, str]],
     inputs: Sequence[int],
 ) -> tuple[Delegation, ...]:
@@ -230,8 +247,8 @@ def _delegations(
         for number, value in enumerate(values)
         if value.kind in lists and isinstance(value.content, tuple)
     }
-    places = [_place(table, value) for table, value in zip(tables, values, strict=True)]
-    calls = dataflow.output_counts(chains, places, items, given, max(inputs, default=-1))
+    memory = [_memory(table, value) for table, value in zip(tables, values, strict=True)]
+    calls = dataflow.output_counts(chains, memory, items, given, max(inputs, default=-1))
     found = []
     for number, called in enumerate(backends):
         arguments, counts = calls.get(number, ((), (0,)))
@@ -240,48 +257,33 @@ def _delegations(
     return tuple(found)
 
 
-def _place(table: Table, value: Value) -> tuple[int, int, int, torch.dtype] | None:
-    """Return where a tensor lies in planned memory, with its size and type; None for one that does not."""
-    content, tensor = table.table(1), value.content
-    place = content.table(6) if content is not None and isinstance(tensor, Tensor) else None
-    if place is None or not isinstance(tensor, Tensor):
+def _memory(table: Table, value: ValueSpec) -> tuple[Allocation, int, torch.dtype] | None:
+    """Return what memory a tensor is planned to take, with how many elements of what type; None for one that is not."""
+    tensor = tensor_table(table)
+    planned = allocation(tensor) if tensor is not None else None
+    if planned is None or not isinstance(value.content, Tensor):
         return None
-    memory, low, high = (place.number(field, "I") for field in range(3))
-    return memory, low + (high << 32), math.prod(tensor.sizes), tensor.dtype
+    return planned, math.prod(value.content.sizes), value.content.dtype
 
 
 def _backend(delegate: Table, data: Data, external: dict[str, Layout | int]) -> _Called:
     """Return what a delegate calls; add the weights that the file does not have."""
-    backend, reference = delegate.text(0), delegate.table(1)
-    if not backend or not delegate.has(2):
+    backend, reference = delegate.text(slots.BackendDelegate.ID), delegate.table(slots.BackendDelegate.PROCESSED)
+    if not backend or not delegate.has(slots.BackendDelegate.COMPILE_SPECS):
         raise CorruptError(f"a delegate has no backend, or no list of compile specs: {backend!r}")
     if reference is None:
         raise CorruptError(f"a delegate of {backend!r} has no payload")
-    for spec in delegate.tables(2):
-        if not spec.has(0) or not spec.has(1):
+    for spec in delegate.tables(slots.BackendDelegate.COMPILE_SPECS):
+        if not spec.has(slots.CompileSpec.KEY) or not spec.has(slots.CompileSpec.VALUE):
             raise CorruptError(f"a compile spec of {backend!r} has no key, or no value")
-        spec.text(0), spec.content(1)
-    location, index = reference.number(0, "b"), reference.number(1, "I")
-    if location not in (0, 1):
-        raise CorruptError(f"a payload of {backend!r} is in the unknown place {location}")
-    payloads = data.segments if location else data.inline_payloads
-    check_index(index, len(payloads), f"a payload of {backend!r}", "payloads")
-    graph = None
-    if backend == xnnpack.BACKEND:
-        graph = xnnpack.read_graph(payloads[index])
-        _find_weights(graph, data, external)
-    return _Called(backend, len(payloads[index]), graph)
-
-
-def _find_weights(graph: xnnpack.Graph, data: Data, external: dict[str, Layout | int]) -> None:
-    """Check the weights of a payload that are in the file's named data, and note those that are not."""
-    for name, size in graph.weights.items():
-        found = data.named.get(name)
-        need = external.get(name, 0)
-        if found is not None:
-            if len(found) < size:
-                raise CorruptError(
-                    f"a payload of {xnnpack.BACKEND!r} reads {size} bytes of {name!r}, which has {len(found)}"
-                )
-        elif isinstance(need, int):
-            external[name] = max(need, size)
+        spec.text(slots.CompileSpec.KEY), spec.content(slots.CompileSpec.VALUE)
+    location = reference.number(slots.BackendDelegateDataReference.LOCATION, "b")
+    index = reference.number(slots.BackendDelegateDataReference.INDEX, "I")
+    if location not in (DataLocation.INLINE, DataLocation.SEGMENT):
+        raise CorruptError(f"a payload of {backend!r} has the unknown location {location}")
+    contents = data.segments if location == DataLocation.SEGMENT else data.inline_payloads
+    check_index(index, len(contents), f"a payload of {backend!r}", "payloads")
+    checked = payloads.check_payload(backend, contents[index])
+    if checked is not None:
+        payloads.find_weights(backend, checked, data, external)
+    return _Called(backend, len(contents[index]), checked)

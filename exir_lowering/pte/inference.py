@@ -80,12 +80,12 @@ def _check(body: Body, name: str, operator: FunctionalOperator, arguments: Seque
     given = [arguments[position] for position, _ in operator.inputs]
     used = [item for index in given for item in (index, *body.items(index))]
     certain = not any(_varies(body, index) for index in (*used, *outputs))
-    described = tuple(_described(body, index) for index in given)
+    described = tuple(_describe(body, index) for index in given)
     types = {content.dtype for _, content in described if isinstance(content, Layout)}
     own = name.partition(".")[0]
     if len(types) > 1 and (own in _OF_ONE_TYPE or (types & _ALONE and own not in _CONVERTING)):
         raise CorruptError(f"{name} is called with tensors of {' and '.join(sorted(map(str, types)))}")
-    made = _made(operator, described, plans[0].dtype if operator.dtype else None)
+    made = _infer(operator, described, plans[0].dtype if operator.dtype else None)
     if made is None or (isinstance(made, str) and not certain):
         return
     shown = ", ".join(str(content) if isinstance(content, Layout) else repr(content) for _, content in described)
@@ -107,7 +107,7 @@ _Described = tuple[int, Any]
 
 
 @lru_cache(maxsize=8192)
-def _made(
+def _infer(
     operator: FunctionalOperator, given: tuple[_Described, ...], dtype: torch.dtype | None
 ) -> tuple[tuple[torch.dtype, tuple[int, ...]], ...] | str | None:
     """Return the types and shapes that an operator makes, why it makes none, or None when it does not say.
@@ -139,12 +139,12 @@ def _varies(body: Body, index: int) -> bool:
     )
 
 
-def _described(body: Body, index: int) -> _Described:
+def _describe(body: Body, index: int) -> _Described:
     kind, content = body.values[index].kind, body.values[index].content
     if isinstance(content, Tensor):
         return kind, Layout(content.dtype, content.sizes, content.dim_order)
     if kind in (INT_LIST, TENSOR_LIST, OPTIONAL_TENSOR_LIST) and isinstance(content, tuple):
-        return kind, tuple((NULL, None) if item == -1 else _described(body, int(item)) for item in content)
+        return kind, tuple((NULL, None) if item == -1 else _describe(body, int(item)) for item in content)
     return kind, content
 
 

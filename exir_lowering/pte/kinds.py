@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from exir_lowering.errors.interrupts import let_through
+from exir_lowering.pte import header
 
 _HEAD = 64
 _LONGEST_HEADER = 100_000_000  # of safetensors, whose library refuses longer ones
@@ -54,8 +55,8 @@ _SAFETENSORS = Kind("a safetensors file, which has weights but no graph", _BUILD
 _POINTER = Kind("a pointer of Git LFS, not the file itself", "Fetch the file with `git lfs pull`.")
 
 _STARTS: tuple[tuple[int, bytes, Kind], ...] = (
-    (4, b"ET", PTE),
-    (4, b"FT01", PTD),
+    (4, header.PTE_MAGIC[:2], PTE),  # of any version
+    (4, header.PTD_MAGIC, PTD),
     (4, b"BP08", _BUNDLED),
     (4, b"TFL3", Kind("a TFLite model", f"TFLite is not read. {_EXPORT}")),
     (0, b"GGUF", Kind("a GGUF file, which has weights but no graph", _BUILD)),

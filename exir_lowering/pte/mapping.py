@@ -68,9 +68,9 @@ class MappedFile:
         """
         if isinstance(self.source, bytes):
             return memoryview(bytearray(self.source))
-        content, identity = _mapped(self.name, Path(self.source), mmap.ACCESS_COPY)
+        content, identity = _map(self.name, Path(self.source), mmap.ACCESS_COPY)
         if identity != self.identity:
-            raise self._replaced()
+            raise self._replacement_error()
         return content
 
     def check(self) -> None:
@@ -87,9 +87,9 @@ class MappedFile:
             let_through(error)
             raise InputError(f"{self.name} cannot be read any more: {error}. Load the program again.") from error
         if now != self.identity:
-            raise self._replaced()
+            raise self._replacement_error()
 
-    def _replaced(self) -> InputError:
+    def _replacement_error(self) -> InputError:
         return InputError(
             f"{self.name} was replaced or changed while it was in use: it may hold another model. Load the program "
             "again."
@@ -113,18 +113,18 @@ def open_file(given: object, who: str, expected: str, kind: str) -> MappedFile:
     if not isinstance(given, (str, os.PathLike)):
         raise InputError(f"{who}: got a {type(given).__name__}, expected {expected}.")
     path = os.fsdecode(given)
-    place, name = Path(path), repr(path)
-    if not place.exists():
+    location, name = Path(path), repr(path)
+    if not location.exists():
         raise InputError(f"{name} cannot be loaded: there is no such file.")
-    if not place.is_file():
-        found = "a directory" if place.is_dir() else "not a regular file"
+    if not location.is_file():
+        found = "a directory" if location.is_dir() else "not a regular file"
         raise InputError(f"{name} cannot be loaded: it is {found}.")
-    content, identity = _mapped(name, place, mmap.ACCESS_READ)
+    content, identity = _map(name, location, mmap.ACCESS_READ)
     return MappedFile(name, path, content, identity)
 
 
 def in_memory(name: str, content: bytes) -> MappedFile:
-    """Return what is no file, but the content of one.
+    """Return content that does not come from a file on the disk.
 
     Args:
         name: How to call it in messages.
@@ -133,7 +133,7 @@ def in_memory(name: str, content: bytes) -> MappedFile:
     return MappedFile(name, content, memoryview(content), None)
 
 
-def _mapped(name: str, path: Path, access: int) -> tuple[memoryview, tuple[int, ...]]:
+def _map(name: str, path: Path, access: int) -> tuple[memoryview, tuple[int, ...]]:
     try:
         with path.open("rb") as file:
             found = os.fstat(file.fileno())

@@ -1,11 +1,11 @@
 """Write files that belong together such that a failure, or the end of the process, leaves nothing half-written.
 
-Each file is written beside its place under a name of its own (`.model.pte.1a2b3c4d.tmp`), made durable, and moved once
+Each file is written beside its target under a name of its own (`.model.pte.1a2b3c4d.tmp`), made durable, and moved once
 all are complete; the file that refers to the others goes last. Data files that replace others of the same name are new
 before the program is: what lies there in between is told apart by the digests in the files (see `digests`).
 
 A process that is killed leaves its temporary files. They are locked while they are written, so that the next save to
-the same place knows those that nobody writes any more, and removes them.
+the same target knows those that nobody writes any more, and removes them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Write = Callable[[BinaryIO], object]
 
 
 class Staging:
-    """Files that are written beside their places, and moved there together.
+    """Files that are written beside their targets, and moved there together.
 
     A context: what was not moved is removed at its end.
     """
@@ -57,11 +57,11 @@ class Staging:
                 os.unlink(temporary)
             file.close()
 
-    def add(self, place: Path, write: Write) -> Path:
-        """Write a file beside its place, and make it durable.
+    def add(self, target: Path, write: Write) -> Path:
+        """Write a file beside its target, and make it durable.
 
         Args:
-            place: Where it is to go.
+            target: Where it is to go.
             write: Writes its content.
 
         Returns:
@@ -70,47 +70,47 @@ class Staging:
         Raises:
             OSError: It cannot be written.
         """
-        _remove_left_behind(place)
-        temporary, file = _create(place)
-        self._files[place] = temporary, file
+        _remove_left_behind(target)
+        temporary, file = _create(target)
+        self._files[target] = temporary, file
         write(file)
         file.flush()
         os.fsync(file.fileno())
         return temporary
 
     def publish(self, last: Path) -> None:
-        """Move all files to their places, in the order in which they were added but for one.
+        """Move all files to their targets, in the order in which they were added but for one.
 
         Args:
-            last: The place of the file that is moved when all others are there.
+            last: The target of the file that is moved when all others are there.
 
         Raises:
             OSError: One cannot be moved.
         """
-        for place in self._files:
-            if place.is_dir():  # known before the first one is moved
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(place))
-        for place in [place for place in self._files if place != last]:
-            self._move(place)
+        for target in self._files:
+            if target.is_dir():  # known before the first one is moved
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
+        for target in [target for target in self._files if target != last]:
+            self._move(target)
         # The order has to hold on the disk, too.
         _sync(last.parent)
         self._move(last)
         _sync(last.parent)
 
-    def _move(self, place: Path) -> None:
-        temporary, file = self._files[place]
+    def _move(self, target: Path) -> None:
+        temporary, file = self._files[target]
         if fcntl is None:
             file.close()  # Windows moves no open file
-        os.replace(temporary, place)
+        os.replace(temporary, target)
         file.close()
-        del self._files[place]
+        del self._files[target]
 
 
 def replace_file(path: Path, write: Write) -> None:
-    """Write a file beside its place and move it there, so that a failure leaves what was there.
+    """Write a file beside its target and move it there, so that a failure leaves what was there.
 
     Args:
-        path: Its place.
+        path: Its target.
         write: Writes the content.
 
     Raises:
@@ -120,10 +120,10 @@ def replace_file(path: Path, write: Write) -> None:
 
 
 def replace_files(files: Mapping[Path, Write], last: Path) -> None:
-    """Write files beside their places, and move them there once all are complete.
+    """Write files beside their targets, and move them there once all are complete.
 
     Args:
-        files: For each place what writes the content; they are moved in this order.
+        files: For each target what writes the content; they are moved in this order.
         last: The one that is moved after all others.
 
     Raises:
@@ -154,10 +154,10 @@ def _regardless() -> Iterator[None]:
         let_through(error)
 
 
-def _create(place: Path) -> tuple[Path, BinaryIO]:
-    """Create a temporary file beside a place, and lock it."""
+def _create(target: Path) -> tuple[Path, BinaryIO]:
+    """Create a temporary file beside a target, and lock it."""
     while True:
-        temporary = place.with_name(f".{place.name}.{secrets.token_hex(_TOKEN)}{_ENDING}")
+        temporary = target.with_name(f".{target.name}.{secrets.token_hex(_TOKEN)}{_ENDING}")
         try:
             # With the mode that the process gives to its files.
             file = os.fdopen(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), "w+b")
@@ -173,10 +173,10 @@ def _create(place: Path) -> tuple[Path, BinaryIO]:
         file.close()
 
 
-def _remove_left_behind(place: Path) -> None:
-    """Remove the temporary files for a place that nobody writes any more."""
-    pattern = f".{glob.escape(place.name)}.{'[0-9a-f]' * (2 * _TOKEN)}{_ENDING}"
-    for path in place.parent.glob(pattern):
+def _remove_left_behind(target: Path) -> None:
+    """Remove the temporary files for a target that nobody writes any more."""
+    pattern = f".{glob.escape(target.name)}.{'[0-9a-f]' * (2 * _TOKEN)}{_ENDING}"
+    for path in target.parent.glob(pattern):
         with _regardless():  # somebody writes it, or it is gone meanwhile
             if fcntl is None:
                 path.unlink()

@@ -78,10 +78,10 @@ def signature(name: str, overload: str) -> Signature | None:
     if schema is None:
         return None
     types, written, results = schema
-    return Signature(types, tuple(map(_allowed, types)), written, results, _RETURNED.get(name, ANYTHING))
+    return Signature(types, tuple(map(_accept, types)), written, results, _RETURNED.get(name, ANYTHING))
 
 
-def _allowed(type_: str) -> Kinds:
+def _accept(type_: str) -> Kinds:
     """Return the kinds of values that a kernel accepts for a type of a schema; `ANYTHING` when that is not known."""
     optional = type_.startswith("Optional[")
     kinds = _ACCEPTED.get(type_[len("Optional[") : -1] if optional else type_)
@@ -90,8 +90,8 @@ def _allowed(type_: str) -> Kinds:
     return kinds | {NULL} if optional else kinds
 
 
-def _made(*types: str, written: tuple[int, ...] = (), results: int = 1, returned: Kinds = ANYTHING) -> Signature:
-    return Signature(types, tuple(map(_allowed, types)), frozenset(written), results, returned)
+def _describe(*types: str, written: tuple[int, ...] = (), results: int = 1, returned: Kinds = ANYTHING) -> Signature:
+    return Signature(types, tuple(map(_accept, types)), frozenset(written), results, returned)
 
 
 _RETURNED: Mapping[str, Kinds] = MappingProxyType(
@@ -118,12 +118,12 @@ _PRIMITIVES: Mapping[str, tuple[tuple[str, ...], Kinds]] = MappingProxyType(
 # ExecuTorch's own, of which there are no schemas.
 _OWN: Mapping[tuple[str, str], Signature] = MappingProxyType(
     {
-        ("executorch_prim::et_view", "default"): _made("Tensor", "List[int]", "Tensor", results=0),
-        ("executorch_prim::et_copy_index", "tensor"): _made("Tensor", "Tensor", "int", written=(0,), results=0),
-        ("et_copy::_h2d_copy", "out"): _made("Tensor", "Tensor", written=(1,)),
-        ("et_copy::_d2h_copy", "out"): _made("Tensor", "Tensor", written=(1,)),
+        ("executorch_prim::et_view", "default"): _describe("Tensor", "List[int]", "Tensor", results=0),
+        ("executorch_prim::et_copy_index", "tensor"): _describe("Tensor", "Tensor", "int", written=(0,), results=0),
+        ("et_copy::_h2d_copy", "out"): _describe("Tensor", "Tensor", written=(1,)),
+        ("et_copy::_d2h_copy", "out"): _describe("Tensor", "Tensor", written=(1,)),
         **{
-            (f"executorch_prim::{name}", overload): _made(*types, returned=returned)
+            (f"executorch_prim::{name}", overload): _describe(*types, returned=returned)
             for name, (types, returned) in _PRIMITIVES.items()
             for overload in ("Scalar", "int")
         },

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import torch
 
+from exir_lowering.pte.dtypes import DTYPES, REFUSED
 from exir_lowering.pte.flatbuffer import CorruptError, Table
+from exir_lowering.pte.slots import KernelTypes
 
-# The members of the union KernelTypes, by their numbers in the file.
-NULL, INT, BOOL, DOUBLE, TENSOR, STRING = 1, 2, 3, 4, 5, 6
-INT_LIST, DOUBLE_LIST, BOOL_LIST, TENSOR_LIST, OPTIONAL_TENSOR_LIST = 7, 8, 9, 10, 11
+NULL, INT, BOOL, DOUBLE, TENSOR, STRING = (
+    KernelTypes.NULL,
+    KernelTypes.INT,
+    KernelTypes.BOOL,
+    KernelTypes.DOUBLE,
+    KernelTypes.TENSOR,
+    KernelTypes.STRING,
+)
+INT_LIST, DOUBLE_LIST, BOOL_LIST, TENSOR_LIST, OPTIONAL_TENSOR_LIST = (
+    KernelTypes.INT_LIST,
+    KernelTypes.DOUBLE_LIST,
+    KernelTypes.BOOL_LIST,
+    KernelTypes.TENSOR_LIST,
+    KernelTypes.OPTIONAL_TENSOR_LIST,
+)
 KINDS = {
     NULL: "None",
     INT: "an int",
@@ -27,39 +40,6 @@ KINDS = {
     TENSOR_LIST: "a list of tensors",
     OPTIONAL_TENSOR_LIST: "a list of tensors and None",
 }
-DTYPES: Mapping[int, torch.dtype] = MappingProxyType(
-    {
-        0: torch.uint8,
-        1: torch.int8,
-        2: torch.int16,
-        3: torch.int32,
-        4: torch.int64,
-        5: torch.float16,
-        6: torch.float32,
-        7: torch.float64,
-        8: torch.complex32,
-        9: torch.complex64,
-        10: torch.complex128,
-        11: torch.bool,
-        15: torch.bfloat16,
-        23: torch.float8_e5m2,
-        24: torch.float8_e4m3fn,
-        25: torch.float8_e5m2fnuz,
-        26: torch.float8_e4m3fnuz,
-        27: torch.uint16,
-        28: torch.uint32,
-        29: torch.uint64,
-    }
-)
-"""The element types that a tensor of a file can have, by their numbers there."""
-
-_REFUSED: Mapping[int, str] = MappingProxyType(
-    {
-        **dict.fromkeys((12, 13, 14, 16, 17), "quantised element type"),
-        **dict.fromkeys((18, 19, 20, 21, 22), "element type of bits"),
-    }
-)
-"""What ExecuTorch has numbers for and never writes, as quantised values are plain integers there: kernels abort."""
 
 MAX_RANK = 16
 
@@ -112,7 +92,7 @@ class Tensor(Layout):
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class ValueSpec:
     """A value of a method.
 
     Attributes:
@@ -154,7 +134,7 @@ def layout(table: Table, dtype: int, sizes: int, order: int) -> Layout:
     """
     code = table.number(dtype, "b")
     if code not in DTYPES:
-        raise CorruptError(f"a tensor has the {_REFUSED.get(code, 'unknown element type')} {code}")
+        raise CorruptError(f"a tensor has the {REFUSED.get(code, 'unknown element type')} {code}")
     for field, what in ((sizes, "shape"), (order, "order of dimensions")):
         if not table.has(field):
             raise CorruptError(f"a tensor has no {what}")

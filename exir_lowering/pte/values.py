@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 
 from exir_lowering.graphs.operators.budget import free_memory
+from exir_lowering.pte import slots
 from exir_lowering.pte.container import Data
 from exir_lowering.pte.flatbuffer import CorruptError, Table
+from exir_lowering.pte.slots import TensorDataLocation, TensorShapeDynamism
 from exir_lowering.pte.value_kinds import (
     BOOL,
     BOOL_LIST,
@@ -16,14 +20,45 @@ from exir_lowering.pte.value_kinds import (
     INT_LIST,
     KINDS,
     NULL,
+    OPTIONAL_TENSOR_LIST,
     STRING,
     TENSOR,
+    TENSOR_LIST,
     Layout,
     Tensor,
-    Value,
+    ValueSpec,
     check_index,
     layout,
 )
+
+_LISTS: Mapping[int, tuple[int, str]] = MappingProxyType(
+    {
+        INT_LIST: (slots.IntList.ITEMS, "q"),
+        DOUBLE_LIST: (slots.DoubleList.ITEMS, "d"),
+        BOOL_LIST: (slots.BoolList.ITEMS, "B"),
+        TENSOR_LIST: (slots.TensorList.ITEMS, "i"),
+        OPTIONAL_TENSOR_LIST: (slots.OptionalTensorList.ITEMS, "i"),
+    }
+)
+"""The field with the items of a list, and their type."""
+
+_NEEDED: Mapping[int, int] = MappingProxyType(
+    {STRING: slots.String.STRING_VAL, **{kind: field for kind, (field, _) in _LISTS.items()}}
+)
+"""The fields that have no default: the runtime reads them without a look."""
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """Where a tensor lies in planned memory.
+
+    Attributes:
+        arena: The number of the memory.
+        offset: The byte where it starts there.
+    """
+
+    arena: int
+    offset: int
 
 
 def check_arenas(arenas: Sequence[int]) -> None:
@@ -42,9 +77,63 @@ def check_arenas(arenas: Sequence[int]) -> None:
         raise CorruptError(f"it plans {sum(arenas)} bytes of memory, this process can have {free}")
 
 
+def tensor_table(value: Table) -> Table | None:
+    """Return the table of the tensor that a value is, None for a value of another kind."""
+    return value.table(slots.EValue.VAL) if value.number(slots.EValue.VAL_TYPE, "B") == TENSOR else None
+
+
+def allocation(tensor: Table) -> Allocation | None:
+    """Return where a tensor lies in planned memory, None when it does not."""
+    details = tensor.table(slots.Tensor.ALLOCATION_INFO)
+    if details is None:
+        return None
+    low = details.number(slots.AllocationDetails.MEMORY_OFFSET_LOW, "I")
+    high = details.number(slots.AllocationDetails.MEMORY_OFFSET_HIGH, "I")
+    return Allocation(details.number(slots.AllocationDetails.MEMORY_ID, "I"), low + (high << 32))
+
+
+def external_name(tensor: Table) -> str | None:
+    """Return the name of the data that a tensor has in a data file, None when it has none there.
+
+    Raises:
+        CorruptError: It is in neither kind of file.
+    """
+    extra = tensor.table(slots.Tensor.EXTRA_TENSOR_INFO)
+    if extra is None:
+        return None
+    location = extra.number(slots.ExtraTensorInfo.LOCATION, "b")
+    if location not in (TensorDataLocation.SEGMENT, TensorDataLocation.EXTERNAL):
+        raise CorruptError(f"a tensor has the unknown location {location}")
+    return extra.text(slots.ExtraTensorInfo.FULLY_QUALIFIED_NAME) if location == TensorDataLocation.EXTERNAL else None
+
+
+def constant_index(tensor: Table) -> int:
+    """Return the number of a tensor's content among the file's constants or initial values, 0 when it has none."""
+    return tensor.number(slots.Tensor.DATA_BUFFER_IDX, "I")
+
+
+def stored_content(tensor: Table, data: Data) -> tuple[int, memoryview]:
+    """Return where the content of a tensor starts, whose `constant_index` is not 0, and in what.
+
+    Raises:
+        CorruptError: It refers to what is not there.
+    """
+    constant, planned = constant_index(tensor), tensor.has(slots.Tensor.ALLOCATION_INFO)
+    if not planned and data.inline_constants:
+        check_index(constant, len(data.inline_constants), "a tensor", "constants")
+        return 0, data.inline_constants[constant]
+    extra = tensor.table(slots.Tensor.EXTRA_TENSOR_INFO)
+    which = extra.number(slots.ExtraTensorInfo.MUTABLE_DATA_SEGMENTS_IDX, "Q") if extra is not None else 0
+    if planned:
+        check_index(which, min(len(data.initial), 1), "a tensor", "lists of initial values")  # the runtime has one
+    offsets = data.initial[which] if planned else data.constants
+    check_index(constant, len(offsets), "a tensor", "constants")
+    return offsets[constant]
+
+
 def read_value(
     number: int, table: Table, arenas: Sequence[int], data: Data, external: dict[str, Layout | int]
-) -> Value:
+) -> ValueSpec:
     """Read a value of a method.
 
     Args:
@@ -57,48 +146,46 @@ def read_value(
     Raises:
         CorruptError: It refers to what is not there.
     """
-    kind = table.number(0, "B")
-    content = table.table(1)
+    kind = table.number(slots.EValue.VAL_TYPE, "B")
+    content = table.table(slots.EValue.VAL)
     if kind not in KINDS or (content is None and kind != NULL):
         raise CorruptError(f"value {number} has the unknown type {kind}, or no content")
     if content is None or kind == NULL:
-        return Value(NULL, None)
+        return ValueSpec(NULL, None)
     if kind == TENSOR:
         try:
-            return Value(kind, _tensor(content, arenas, data, external))
+            return ValueSpec(kind, _tensor(content, arenas, data, external))
         except CorruptError as error:
             raise CorruptError(f"value {number}: {error}") from None
-    if kind in _NEEDED and not content.has(0):
+    if kind in _NEEDED and not content.has(_NEEDED[kind]):
         raise CorruptError(f"value {number} is {KINDS[kind]} without content")
     if kind == INT:
-        return Value(kind, content.number(0, "q"))
+        return ValueSpec(kind, content.number(slots.Int.INT_VAL, "q"))
     if kind == BOOL:
-        return Value(kind, bool(content.number(0, "B")))
+        return ValueSpec(kind, bool(content.number(slots.Bool.BOOL_VAL, "B")))
     if kind == DOUBLE:
-        return Value(kind, content.real(0))
+        return ValueSpec(kind, content.real(slots.Double.DOUBLE_VAL))
     if kind == STRING:
-        return Value(kind, content.text(0))
-    return Value(kind, content.numbers(0, {INT_LIST: "q", DOUBLE_LIST: "d", BOOL_LIST: "B"}.get(kind, "i")))
-
-
-_NEEDED = frozenset(KINDS) - {NULL, INT, BOOL, DOUBLE, TENSOR}
-"""What has no default: the runtime reads it without a look."""
+        return ValueSpec(kind, content.text(slots.String.STRING_VAL))
+    return ValueSpec(kind, content.numbers(*_LISTS[kind]))
 
 
 def _tensor(table: Table, arenas: Sequence[int], data: Data, external: dict[str, Layout | int]) -> Tensor:
-    found, dynamism = layout(table, 0, 2, 3), table.number(8, "b")
-    if dynamism not in (0, 1, 2):
+    found = layout(table, slots.Tensor.SCALAR_TYPE, slots.Tensor.SIZES, slots.Tensor.DIM_ORDER)
+    dynamism, offset = table.number(slots.Tensor.SHAPE_DYNAMISM, "b"), table.number(slots.Tensor.STORAGE_OFFSET, "i")
+    fixed, unbound = dynamism == TensorShapeDynamism.STATIC, dynamism == TensorShapeDynamism.DYNAMIC_UNBOUND
+    if not fixed and not unbound and dynamism != TensorShapeDynamism.DYNAMIC_BOUND:
         raise CorruptError(f"a tensor has the unknown dynamism {dynamism}")
-    if table.number(1, "i"):
-        raise CorruptError(f"a tensor starts at element {table.number(1, 'i')} of its memory, which nobody supports")
-    size = found.size if dynamism != 2 else 0
+    if offset:
+        raise CorruptError(f"a tensor starts at element {offset} of its memory, which nobody supports")
+    size = 0 if unbound else found.size
     if size >= 1 << 62:
         raise CorruptError(f"a tensor of the shape {list(found.sizes)} has {size} bytes")
-    planned, stored = _check_place(table, found, size, arenas, data, external)
-    return Tensor(found.dtype, found.sizes, found.dim_order, dynamism != 0, dynamism == 2, planned, stored)
+    planned, stored = _check_content(table, found, size, arenas, data, external)
+    return Tensor(found.dtype, found.sizes, found.dim_order, not fixed, unbound, planned, stored)
 
 
-def _check_place(
+def _check_content(
     table: Table, what: Layout, size: int, arenas: Sequence[int], data: Data, external: dict[str, Layout | int]
 ) -> tuple[bool, bool]:
     """Check that a tensor of a size lies inside of the memory, or the part of the file, that it is given.
@@ -106,38 +193,22 @@ def _check_place(
     Returns:
         Whether it lies in planned memory, and whether its content is in a file.
     """
-    place, extra, constant = table.table(6), table.table(9), table.number(5, "I")
-    if place is not None:
-        memory, low, high = (place.number(field, "I") for field in range(3))
-        offset = low + (high << 32)
+    planned = allocation(table)
+    if planned is not None:
+        memory, offset = planned.arena, planned.offset
         if not 0 < memory < len(arenas) or offset + size > arenas[memory]:
             raise CorruptError(f"a tensor of {size} bytes at byte {offset} of memory {memory} of {list(arenas)}")
         if offset % what.dtype.itemsize:
             raise CorruptError(f"a tensor of {what.dtype} would start at byte {offset} of its memory")
-    if extra is not None and extra.number(2, "b") not in (0, 1):
-        raise CorruptError(f"a tensor is in the unknown place {extra.number(2, 'b')}")
-    if extra is not None and extra.number(2, "b") == 1:
-        name = extra.text(1)
+    name, constant = external_name(table), constant_index(table) != 0
+    if name is not None:
         if not name:
             raise CorruptError("a tensor is in a data file without a name")
         if external.setdefault(name, what) != what:
             raise CorruptError(f"the tensor {name!r} of a data file is {external[name]} and {what}")
-        return place is not None, True
+        return planned is not None, True
     if constant:
-        start, segment = _content(constant, place is not None, extra, data)
+        start, segment = stored_content(table, data)
         if start + size > len(segment):
             raise CorruptError(f"a tensor of {size} bytes at byte {start} of a segment of {len(segment)} bytes")
-    return place is not None, constant != 0
-
-
-def _content(constant: int, planned: bool, extra: Table | None, data: Data) -> tuple[int, memoryview]:
-    """Return where the content of a tensor starts, and in what."""
-    if not planned and data.inline_constants:
-        check_index(constant, len(data.inline_constants), "a tensor", "constants")
-        return 0, data.inline_constants[constant]
-    which = extra.number(0, "Q") if extra is not None else 0
-    if planned:
-        check_index(which, min(len(data.initial), 1), "a tensor", "lists of initial values")  # the runtime has one
-    offsets = data.initial[which] if planned else data.constants
-    check_index(constant, len(offsets), "a tensor", "constants")
-    return offsets[constant]
+    return planned is not None, constant

@@ -4,31 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import struct
 from typing import Literal, TypeAlias
 
 from exir_lowering.errors import InputError
-from exir_lowering.pte import container, digests
+from exir_lowering.pte import container, digests, header
 from exir_lowering.pte.data_files import DataFile, DataFiles
+from exir_lowering.pte.data_slots import FlatTensor
 from exir_lowering.pte.digests import Seal, SealError
 from exir_lowering.pte.flatbuffer import CorruptError, root
 from exir_lowering.pte.mapping import MappedFile
+from exir_lowering.pte.slots import Program
 
 Verify: TypeAlias = "bool | Literal['full']"
 
 LIMIT = 32_000_000
 """How many bytes of a program and its data files are read to verify them when nobody asks for more."""
 
-_PTE_HEADER = struct.Struct("<4sIQQ")
-_PTD_HEADER = struct.Struct("<4sIQQQQ")
-_HEADER_AT = 8
-
 
 def check_level(verify: object) -> None:
     """Check what a caller wants to be verified.
 
     Raises:
-        InputError: It is none of the levels.
+        InputError: It is not a level.
     """
     if not (isinstance(verify, bool) or (isinstance(verify, str) and verify == "full")):
         raise InputError(f'load: verify: got {verify!r}, expected True, False or "full".')
@@ -47,11 +44,11 @@ def check_program(file: MappedFile, verify: Verify) -> Seal | None:
     try:
         seal = _seal(file.content)
     except (SealError, CorruptError) as error:
-        raise _damaged(file, str(error)) from None
+        raise _damage_error(file, str(error)) from None
     if seal is not None and verify:
-        base, places = _places(file.content)
-        if len(places) != len(seal.segments) + 1 or hashlib.sha256(file.content[:base]).digest() != seal.tables:
-            raise _changed(file, "what its tables say")
+        base, ranges = _segment_ranges(file.content)
+        if len(ranges) != len(seal.segments) + 1 or hashlib.sha256(file.content[:base]).digest() != seal.tables:
+            raise _change_error(file, "what its tables say")
     return seal
 
 
@@ -84,21 +81,21 @@ def check_all(file: MappedFile, seal: Seal | None, data: DataFiles, needed: froz
         _check_segments(file, seal)
 
 
-def _damaged(file: MappedFile, what: str) -> InputError:
+def _damage_error(file: MappedFile, what: str) -> InputError:
     return InputError(f"{file.name} cannot be loaded: {what}. It was damaged. Make or copy it again.")
 
 
-def _changed(file: MappedFile, what: str) -> InputError:
+def _change_error(file: MappedFile, what: str) -> InputError:
     return InputError(
         f"{file.name} cannot be loaded: {what} is not what was emitted: its digest differs. It was damaged, or changed "
         "after it was emitted. Make or copy it again; verify=False loads what somebody has changed on purpose."
     )
 
 
-def _places(content: memoryview) -> tuple[int, list[tuple[int, int]]]:
+def _segment_ranges(content: memoryview) -> tuple[int, list[tuple[int, int]]]:
     """Return where the first segment of a `.pte` file starts, and each segment relative to it with its size."""
-    _, _, size, base = _PTE_HEADER.unpack_from(content, _HEADER_AT)
-    return base, [(table.number(0, "Q"), table.number(1, "Q")) for table in root(content[:size]).tables(4)]
+    extent = header.read_pte(content)
+    return extent.base, list(container.segment_ranges(root(content[: extent.tables]).tables(Program.SEGMENTS)))
 
 
 def _seal(content: memoryview) -> Seal | None:
@@ -111,17 +108,17 @@ def _seal(content: memoryview) -> Seal | None:
     sealed = found.named.get(digests.KEY)
     if sealed is None:
         if bytes(content[-len(digests.END) :]) == digests.END:
-            raise SealError("its tables do not tell of its digests, with which it ends")
+            raise SealError("it ends with digests that its tables do not mention")
         return None
     return digests.decode(sealed)
 
 
 def _check_segments(file: MappedFile, seal: Seal) -> None:
-    base, places = _places(file.content)
-    starts = [base + offset for offset, _ in places]
+    base, ranges = _segment_ranges(file.content)
+    starts = [base + offset for offset, _ in ranges]
     for number, (start, end) in enumerate(itertools.pairwise(starts)):
         if hashlib.sha256(file.content[start:end]).digest() != seal.segments[number]:
-            raise _changed(file, _segment(number, start, end))
+            raise _change_error(file, _segment(number, start, end))
 
 
 def _segment(number: int, start: int, end: int) -> str:
@@ -132,7 +129,7 @@ def _data_digest(one: DataFile) -> str | None:
     try:
         return digests.find_data_digest(one.named)
     except SealError as error:
-        raise _damaged(one.file, str(error)) from None
+        raise _damage_error(one.file, str(error)) from None
 
 
 def _check_tie(file: MappedFile, seal: Seal, one: DataFile, digest: str | None, needed: frozenset[str]) -> None:
@@ -151,23 +148,24 @@ def _check_tie(file: MappedFile, seal: Seal, one: DataFile, digest: str | None, 
 def _check_data(one: DataFile, digest: str, *, whole: bool) -> None:
     """Check the tables of a data file, and its segments if wanted."""
     content, listed = one.file.content, one.named[digests.data_key(digest)]
-    _, _, start, size, base, _ = _PTD_HEADER.unpack_from(content, _HEADER_AT)
     try:
+        extent = header.read_ptd(content)
+        base = extent.base
         if digests.data_digest(content[:base], digest, listed) != digest:
-            raise _changed(one.file, "what its tables say")
+            raise _change_error(one.file, "what its tables say")
         if not whole:
             return
         expected = digests.decode_segments(listed)
-        tables = root(content[: start + size]).tables(1)
-        places = [(base + table.number(0, "Q"), table.number(1, "Q")) for table in tables]
+        tables = root(content[: extent.tables]).tables(FlatTensor.SEGMENTS)
+        ranges = [(base + offset, size) for offset, size in container.segment_ranges(tables)]
     except (SealError, CorruptError) as error:
-        raise _damaged(one.file, str(error)) from None
-    if len(places) != len(expected) + 1:
-        raise _damaged(one.file, f"it has {len(places)} segments, and digests of {len(expected)}")
+        raise _damage_error(one.file, str(error)) from None
+    if len(ranges) != len(expected) + 1:
+        raise _damage_error(one.file, f"it has {len(ranges)} segments, and digests of {len(expected)}")
     end = base
-    for number, (place, length) in enumerate(places):
-        if any(content[end:place]):
-            raise _changed(one.file, f"bytes {end} to {place}, between two segments,")
-        end = place + length
-        if number < len(expected) and hashlib.sha256(content[place:end]).digest() != expected[number]:
-            raise _changed(one.file, _segment(number, place, end))
+    for number, (start, size) in enumerate(ranges):
+        if any(content[end:start]):
+            raise _change_error(one.file, f"bytes {end} to {start}, between two segments,")
+        end = start + size
+        if number < len(expected) and hashlib.sha256(content[start:end]).digest() != expected[number]:
+            raise _change_error(one.file, _segment(number, start, end))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from exir_lowering._upstream import locks
 from exir_lowering._upstream.ambient import neutral
 from exir_lowering._upstream.tensors import versions
 from exir_lowering.errors import (
@@ -20,14 +21,16 @@ from exir_lowering.errors import (
     named_handle,
 )
 from exir_lowering.errors.interrupts import let_through
-from exir_lowering.plugins.delegate import Delegate, DelegateContext
+from exir_lowering.plugins.delegate import Delegate, DelegateContext, Recorder
 from exir_lowering.pte.format import Delegation
-from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, NULL, Tensor, Value
+from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, NULL, Tensor, ValueSpec
 from exir_lowering.runtime.debugging import Lines, no_lines
 from exir_lowering.runtime.inputs import describe, show
 
 if TYPE_CHECKING:
     from executorch.exir.backend.compile_spec_schema import CompileSpec
+
+_EXIT_SECONDS = 30.0
 
 DAMAGED = "the file may be damaged. Make or copy it again."
 
@@ -53,50 +56,100 @@ class Handle:
     lines: Lines = no_lines
 
 
-def compile_payload(
-    where: str,
-    delegate: Delegate,
-    plan: Delegation,
-    payload: bytes,
-    specs: list[CompileSpec],
-    context: DelegateContext,
-    lines: Lines = no_lines,
-) -> Handle:
-    """Let a delegate compile a payload.
+@dataclass(frozen=True, slots=True)
+class Compilation:
+    """A payload that a delegate is to compile.
 
-    Args:
+    Attributes:
         where: The method and its file, to begin messages with.
-        delegate: The delegate.
+        method: The name of the method.
         plan: What the file says of this part of the method.
         payload: The payload.
         specs: Its compile specs.
-        context: What the delegate may know of the file.
+        find_data: Returns named data of the file by its key, None when there is none of that name.
+        recorder: Takes the events of the delegate; None when nothing is ever profiled.
         lines: Tells the lines of the model that a failure is about.
+    """
+
+    where: str
+    method: str
+    plan: Delegation
+    payload: bytes
+    specs: Sequence[CompileSpec]
+    find_data: Callable[[str], bytes | None]
+    recorder: Recorder | None = None
+    lines: Lines = no_lines
+
+
+def compile_payload(delegate: Delegate, job: Compilation) -> Handle:
+    """Let a delegate compile a payload.
+
+    Args:
+        delegate: The delegate.
+        job: The payload, and what there is to know of it.
 
     Raises:
         BackendUnavailableError: The delegate says that what it needs is missing.
         BackendFailure: The delegate raised something else.
     """
-    who = f"{where}: delegate {plan.backend!r} ({type(delegate).__module__}.{type(delegate).__qualname__})"
+    plan = job.plan
+    who = f"{job.where}: delegate {plan.backend!r} ({type(delegate).__module__}.{type(delegate).__qualname__})"
+    data = _NamedData(job.find_data)
     try:
         with neutral():
-            content = delegate.compile(payload, specs, context)
+            context = DelegateContext(job.method, data, plan.number, job.recorder)
+            content = delegate.compile(job.payload, list(job.specs), context)
     except BackendUnavailableError as error:
-        raise BackendUnavailableError(f"{where} cannot be set up: {error}") from error
+        raise BackendUnavailableError(f"{job.where} cannot be set up: {error}") from error
     except Exception as error:
         let_through(error)
-        what = f"{who} failed to compile a payload of {len(payload)} bytes: {_said(error)}"
-        raise _failed(what, error, lines(plan.number, error)) from error
-    return Handle(who, delegate, content, plan, plan.counts, lines)
+        what = f"{who} failed to compile a payload of {len(job.payload)} bytes: {_describe_error(error)}"
+        raise _failure(what, error, job.lines(plan.number, error)) from error
+    finally:
+        data.close()
+    return Handle(who, delegate, content, plan, plan.counts, job.lines)
 
 
-def _failed(what: str, error: Exception, lines: str) -> BackendFailure:
+class _NamedData:
+    """Finds named data of a file until a delegate has compiled."""
+
+    def __init__(self, find: Callable[[str], bytes | None]) -> None:
+        self._find: Callable[[str], bytes | None] | None = find
+
+    def close(self) -> None:
+        self._find = None
+
+    def __call__(self, key: str) -> bytes | None:
+        if self._find is None:
+            raise RuntimeError(
+                f"named_data({key!r}): named data can be read until compile returns, keep it in the handle."
+            )
+        if not isinstance(key, str) or "\0" in key:
+            raise TypeError(f"named_data: got {key!r}, expected a str without null characters.")
+        return self._find(key)
+
+
+def destroy(handle: Handle) -> None:
+    """Let a delegate let go of what it compiled. What it raises is shown: nobody can catch it."""
+    try:
+        handle.delegate.destroy(handle.content)
+    except Exception as error:
+        let_through(error)
+        sys.excepthook(type(error), error, error.__traceback__)
+
+
+def keep_others_out() -> None:
+    """Take the lock of the engines when the interpreter ends: no other thread is inside of one when it goes away."""
+    locks.engine().acquire(timeout=_EXIT_SECONDS)
+
+
+def _failure(what: str, error: Exception, lines: str) -> BackendFailure:
     """Make the error that tells what a delegate raised, with the lines of the model."""
-    told = f"{what}{'' if what.endswith('.') else '.'} {lines}" if lines else what
-    return BackendFailure(told, debug_handle=named_handle(error))
+    message = f"{what}{'' if what.endswith('.') else '.'} {lines}" if lines else what
+    return BackendFailure(message, debug_handle=named_handle(error))
 
 
-def _said(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     """Return an exception as words without a full stop, whatever a plug-in made of it."""
     try:
         text = str(error)
@@ -127,7 +180,7 @@ def settle(handle: Handle, execute: Callable[[int], None]) -> None:
     raise failures[0]
 
 
-def execute(handle: Handle, inputs: list[Any], count: int) -> list[tuple[Value, Any]]:
+def execute(handle: Handle, inputs: list[Any], count: int) -> list[tuple[ValueSpec, Any]]:
     """Let a delegate execute, and check all that it returns; return what the file says of each output, and the output.
 
     Args:
@@ -147,16 +200,16 @@ def execute(handle: Handle, inputs: list[Any], count: int) -> list[tuple[Value, 
     except Exception as error:
         let_through(error)
         shown = ", ".join(map(show, inputs)) or "none"
-        what = f"{handle.who} failed to execute: {_said(error)}. Its inputs were: {shown}"
-        raise _failed(what, error, handle.lines(handle.plan.number, error)) from error
+        what = f"{handle.who} failed to execute: {_describe_error(error)}. Its inputs were: {shown}"
+        raise _failure(what, error, handle.lines(handle.plan.number, error)) from error
     if versions(lent) != before:
-        raise _written(handle, lent, before)
+        raise _write_error(handle, lent, before)
     expected = handle.plan.outputs[len(handle.plan.outputs) - count :]
     _check(handle, expected, returned)
     return list(zip(expected, returned, strict=True))
 
 
-def _written(handle: Handle, inputs: Sequence[Any], before: Sequence[int]) -> BackendContractError:
+def _write_error(handle: Handle, inputs: Sequence[Any], before: Sequence[int]) -> BackendContractError:
     tensors = [(index, value) for index, value in enumerate(inputs) if type(value) is torch.Tensor]
     counts = zip(tensors, before, versions(inputs), strict=True)
     index, value = next(tensor for tensor, old, new in counts if old != new)
@@ -167,17 +220,7 @@ def _written(handle: Handle, inputs: Sequence[Any], before: Sequence[int]) -> Ba
     )
 
 
-@contextmanager
-def reporting() -> Iterator[None]:
-    """Show what `destroy` raises, which nobody can catch."""
-    try:
-        yield
-    except Exception as error:
-        let_through(error)
-        sys.excepthook(type(error), error, error.__traceback__)
-
-
-def no_list(handle: Handle, index: int) -> BackendFailure:
+def refuse_list(handle: Handle, index: int) -> BackendFailure:
     """Return the failure of a delegate that would be given a list or a str."""
     return BackendFailure(
         f"{handle.who}: its input {index} is a list or a str, which Python delegates are not given. Leave the operator "
@@ -185,7 +228,7 @@ def no_list(handle: Handle, index: int) -> BackendFailure:
     )
 
 
-def _check(handle: Handle, expected: Sequence[Value], returned: Any) -> None:
+def _check(handle: Handle, expected: Sequence[ValueSpec], returned: Any) -> None:
     """Check what a delegate returned; all of it before any is written, as it may be a view of an input."""
     if not isinstance(returned, Sequence) or isinstance(returned, (str, bytes)):
         raise BackendContractError(
@@ -205,7 +248,7 @@ def _check(handle: Handle, expected: Sequence[Value], returned: Any) -> None:
             )
 
 
-def _problem(expected: Value, output: Any) -> str | None:
+def _problem(expected: ValueSpec, output: Any) -> str | None:
     """Say what is wrong with an output; None when it is as the file says."""
     tensor = expected.content
     if not isinstance(tensor, Tensor):
@@ -228,7 +271,7 @@ def _problem(expected: Value, output: Any) -> str | None:
     return None
 
 
-def describe_output(value: Value) -> str:
+def describe_output(value: ValueSpec) -> str:
     """Say what an output has to be."""
     return describe(value) if isinstance(value.content, Tensor) else "a number"
 

@@ -59,7 +59,7 @@ class DebugFile:
     def lines(self, method: str) -> Lines:
         """Return a function that tells the lines of the failures of a method's delegates."""
 
-        def told(number: int, error: BaseException) -> str:
+        def tell(number: int, error: BaseException) -> str:
             try:
                 known = self.method(method)
             except Exception as problem:  # a warning that is an error here must not take the failure's place
@@ -71,7 +71,7 @@ class DebugFile:
             found = known.lines((handle,)) if handle is not None else []
             return sources.told(found or known.lines(known.delegates[number].handles))
 
-        return told
+        return tell
 
     def _load(self) -> DebugInfo | None:
         if self.path is None:
@@ -101,7 +101,7 @@ def find(source: str | bytes, given: object) -> DebugFile:
         given: What the caller gave as its path; None looks for `model.debug.json` beside `model.pte`.
 
     Raises:
-        InputError: What the caller gave is no path of a file, is no debug information, or is of another program.
+        InputError: What the caller gave is not the path of a file, is not debug information, or is of another program.
     """
     if given is None:
         beside = Path(source).with_suffix(SUFFIX) if isinstance(source, str) and Path(source).name else None

@@ -2,22 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, TypeVar
 
-from exir_lowering.pte.format import Method
-from exir_lowering.runtime.trace import Event
+from exir_lowering.errors import InputError
+from exir_lowering.errors.interrupts import let_through
+from exir_lowering.plugins import availability
+from exir_lowering.plugins.delegate import Delegate
+from exir_lowering.pte.format import MethodSpec
+from exir_lowering.runtime.source import ProgramFile
+from exir_lowering.runtime.trace import TraceEvent
+
+Prepared = TypeVar("Prepared")
+"""What an engine makes of a method before it runs it."""
 
 
-class Engine(Protocol):
-    """Executes the methods of one file; used with the lock of `locks.engine` held."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Engine(ABC, Generic[Prepared]):
+    """Executes the methods of one file; used with the lock of `locks.engine` held.
 
-    @property
-    def name(self) -> str:
-        """What `load` calls it."""
-        ...
+    Attributes:
+        name: What `load` calls it.
+        refusal: A sentence that says why the engine needs the kernels of ExecuTorch's runtime, "" when that is plain.
+        file: The file.
+        delegates: Its Python delegates, by id.
+        ready: The methods that were set up.
+    """
 
-    def run(self, method: Method, inputs: Sequence[Any]) -> list[Any]:
+    name: ClassVar[str]
+    refusal: ClassVar[str] = ""
+
+    file: ProgramFile
+    delegates: Mapping[str, Delegate]
+    ready: dict[str, Prepared] = field(default_factory=dict, kw_only=True)
+
+    @abstractmethod
+    def run(self, method: MethodSpec, inputs: Sequence[Any]) -> list[Any]:
         """Run a method.
 
         Args:
@@ -32,9 +54,9 @@ class Engine(Protocol):
             BackendFailure: A Python delegate raised.
             BackendContractError: A Python delegate returned something else than the file says.
         """
-        ...
 
-    def record(self, method: Method, inputs: Sequence[Any], runs: int) -> list[Event]:
+    @abstractmethod
+    def record(self, method: MethodSpec, inputs: Sequence[Any], runs: int) -> list[TraceEvent]:
         """Run a method that is set up anew, and record what it does; no other run sees its state.
 
         Args:
@@ -48,4 +70,59 @@ class Engine(Protocol):
         Raises:
             InputError, BackendFailure, BackendContractError: As for `run`.
         """
-        ...
+
+    @abstractmethod
+    def _set_up(self, method: MethodSpec) -> Prepared:
+        """Make a method ready to run, in its initial state."""
+
+    @abstractmethod
+    def _sharing(self, method: MethodSpec) -> Collection[str]:
+        """Return the methods that share their state with one, itself included; none when it has its own."""
+
+    def set_up_delegated(self) -> None:
+        """Set up the methods that call Python delegates, but for those that lack a kernel, which say so when run.
+
+        Raises:
+            InputError, BackendUnavailableError, BackendFailure: One cannot be set up.
+        """
+        for method in self.file.methods.values():
+            if self.calls_delegates(method) and not _missing_kernels(method):
+                self.prepare(method)
+
+    def calls_delegates(self, method: MethodSpec) -> bool:
+        """Tell whether a method calls Python delegates."""
+        return not self.delegates.keys().isdisjoint(method.backends)
+
+    def prepare(self, method: MethodSpec) -> Prepared:
+        """Return a method, set up at its first use.
+
+        Raises:
+            InputError: The runtime has no kernel for an operator, or the method cannot be set up.
+            BackendUnavailableError: What executes a payload is missing here.
+            BackendFailure: A Python delegate raised.
+        """
+        if method.name in self.ready:
+            return self.ready[method.name]
+        missing = _missing_kernels(method)
+        if missing:
+            raise InputError(
+                f"{self.file.where(method.name)} cannot run: the ExecuTorch runtime here has no kernel for "
+                f"{', '.join(missing)}. {self.refusal}Import the library that has it (custom operators have one), or "
+                "change the model so that the operator is decomposed or delegated."
+            )
+        self.ready[method.name] = self._set_up(method)
+        # Setting up a method writes its initial state. Those that share it are set up at once, before one changes it;
+        # one that cannot be says so when it is run.
+        for name in self._sharing(method):
+            if name not in self.ready:
+                try:
+                    self.ready[name] = self._set_up(self.file.methods[name])
+                except Exception as error:
+                    let_through(error)
+        return self.ready[method.name]
+
+
+def _missing_kernels(method: MethodSpec) -> list[str]:
+    """Return the operators of a method that the runtime has no kernel for; none where it cannot be asked."""
+    kernels = availability.kernels()
+    return [] if kernels is None else sorted(set(method.operators) - kernels)

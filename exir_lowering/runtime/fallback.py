@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from exir_lowering.errors import BackendUnavailableError
 from exir_lowering.plugins import registry
 from exir_lowering.plugins.delegate import Delegate, DelegateContext
-from exir_lowering.pte import container, format as file_format, mapping, originals
+from exir_lowering.pte import format as file_format, header, mapping, originals
 from exir_lowering.runtime.source import ProgramFile
 
 if TYPE_CHECKING:
     from executorch.exir.backend.compile_spec_schema import CompileSpec
 
 
-def renamed(file: ProgramFile, ids: Collection[str]) -> tuple[ProgramFile, dict[str, str]]:
+def rename_backends(file: ProgramFile, ids: Collection[str]) -> tuple[ProgramFile, dict[str, str]]:
     """Give backends of a file other ids, in memory: the runtime keeps those that it has, available or not.
 
     Args:
@@ -29,7 +29,7 @@ def renamed(file: ProgramFile, ids: Collection[str]) -> tuple[ProgramFile, dict[
     """
     content = bytearray(file.content())
     names = {old: f"{old[:-1]}{'~' if old[-1] != '~' else '_'}" for old in ids}
-    end = container.tables_end(content)
+    end = header.read_pte(memoryview(content)).tables
     for old, new in names.items():
         # A str in a flatbuffer: its length, its bytes, a zero. Segments with weights and payloads are not looked at.
         wanted, found = struct.pack("<I", len(old.encode())) + old.encode() + b"\0", -1

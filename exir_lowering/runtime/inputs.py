@@ -11,11 +11,11 @@ import torch
 from exir_lowering._upstream.fakes import FakeTensor
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
-from exir_lowering.pte.format import Method
-from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, KINDS, NULL, Tensor, Value
+from exir_lowering.pte.format import MethodSpec
+from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, KINDS, NULL, Tensor, ValueSpec
 
 
-def prepare(where: str, method: Method, inputs: Sequence[Any], names: Sequence[str] | None = None) -> list[Any]:
+def prepare(where: str, method: MethodSpec, inputs: Sequence[Any], names: Sequence[str] | None = None) -> list[Any]:
     """Return the inputs as the runtime takes them.
 
     Args:
@@ -50,7 +50,7 @@ def prepare(where: str, method: Method, inputs: Sequence[Any], names: Sequence[s
     return prepared
 
 
-def with_tensors(method: Method, inputs: Sequence[Any]) -> list[Any]:
+def with_tensors(method: MethodSpec, inputs: Sequence[Any]) -> list[Any]:
     """Return inputs with numbers as tensors where the method takes a tensor without dimensions that can hold them.
 
     Args:
@@ -92,7 +92,7 @@ def look_at(inputs: Sequence[Any]) -> str:
     )
 
 
-def describe(value: Value) -> str:
+def describe(value: ValueSpec) -> str:
     """Say what an input has to be."""
     if isinstance(value.content, Tensor):
         tensor = value.content
@@ -111,9 +111,9 @@ def describe(value: Value) -> str:
 def show(given: Any) -> str:
     """Say what was given, shortly."""
     if isinstance(given, torch.Tensor):
-        place = "" if given.device.type == "cpu" else f" on {given.device}"
+        device = "" if given.device.type == "cpu" else f" on {given.device}"
         layout = "" if given.layout == torch.strided else f" with the layout {_name(given.layout)}"
-        return f"a tensor of {_name(given.dtype)} of shape {list(given.shape)}{place}{layout}"
+        return f"a tensor of {_name(given.dtype)} of shape {list(given.shape)}{device}{layout}"
     if given is None:
         return "None"
     if isinstance(given, (bool, int, float, str)):
@@ -122,7 +122,7 @@ def show(given: Any) -> str:
     return f"of type {type(given).__module__}.{type(given).__qualname__}"
 
 
-def _check(value: Value, given: Any) -> tuple[str | None, Any]:
+def _check(value: ValueSpec, given: Any) -> tuple[str | None, Any]:
     """Return a hint when an input is wrong, "" when there is none to give; and the input as the runtime takes it."""
     if isinstance(value.content, Tensor):
         return _check_tensor(value.content, given)
@@ -166,14 +166,14 @@ def _check_tensor(expected: Tensor, given: Any) -> tuple[str | None, Any]:
         plain = given.detach().as_subclass(torch.Tensor)
         if plain.numel() and not plain.data_ptr():
             return f"A {type(given).__name__} has no memory of its own; convert it to a plain tensor.", given
-        return None, _laid_out(plain, expected.dim_order)
+        return None, _lay_out(plain, expected.dim_order)
     except Exception as error:
         let_through(error)
         # Tensors of transforms such as vmap, and subclasses of other libraries.
         return f"Its values cannot be read: {type(error).__name__}: {error}", given
 
 
-def _laid_out(tensor: torch.Tensor, dim_order: Sequence[int]) -> torch.Tensor:
+def _lay_out(tensor: torch.Tensor, dim_order: Sequence[int]) -> torch.Tensor:
     """Return a tensor that lies in memory in the given order of dimensions, without a copy when it does already.
 
     The runtime reads the memory of an input in the order that the file says: one that lies there in another order
@@ -181,8 +181,8 @@ def _laid_out(tensor: torch.Tensor, dim_order: Sequence[int]) -> torch.Tensor:
     """
     tensor = tensor.resolve_conj().resolve_neg()
     inverse = [0] * len(dim_order)
-    for place, dim in enumerate(dim_order):
-        inverse[dim] = place
+    for position, dim in enumerate(dim_order):
+        inverse[dim] = position
     # Sizes of 1 leave strides undetermined; the runtime judges the layout by them.
     ordered = tensor.permute(tuple(dim_order))
     strides = []

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from exir_lowering.pte.debug_info import DebugDelegate, MethodDebug
-from exir_lowering.pte.format import Method
-from exir_lowering.runtime.trace import DELEGATE, KERNEL, METHOD, Event
+from exir_lowering.pte.format import MethodSpec
+from exir_lowering.runtime.trace import DELEGATE, KERNEL, METHOD, TraceEvent
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -125,7 +125,7 @@ class _Sum:
     nanoseconds: int = 0
     first: tuple[int, int] = (0, 0)
 
-    def add(self, event: Event) -> None:
+    def add(self, event: TraceEvent) -> None:
         """Count an event; `first` orders by beginning, the longer one of two first."""
         begun = (event.start, -event.nanoseconds)
         self.first = min(self.first, begun) if self.calls else begun
@@ -142,7 +142,7 @@ class _Step:
     inner: dict[int | str, _Sum] = field(default_factory=dict)
 
 
-def profile(method: Method, runs: int, events: Iterable[Event], debug: MethodDebug | None) -> Profile:
+def profile(method: MethodSpec, runs: int, events: Iterable[TraceEvent], debug: MethodDebug | None) -> Profile:
     """Add up what was recorded.
 
     Args:
@@ -175,7 +175,7 @@ def profile(method: Method, runs: int, events: Iterable[Event], debug: MethodDeb
     return Profile(method.name, runs, tuple(rows))
 
 
-def _count(step: _Step, event: Event) -> None:
+def _count(step: _Step, event: TraceEvent) -> None:
     if event.identifier is not None:
         step.inner.setdefault(event.identifier, _Sum()).add(event)
     elif event.name in (DELEGATE, KERNEL):
@@ -184,7 +184,7 @@ def _count(step: _Step, event: Event) -> None:
 
 
 def _delegates(
-    method: Method, called: Sequence[int], debug: MethodDebug | None
+    method: MethodSpec, called: Sequence[int], debug: MethodDebug | None
 ) -> dict[int, tuple[str, str, DebugDelegate | None]]:
     """Return for each instruction that calls a delegate its name, its backend, and what is known of it."""
     if debug is not None:

@@ -1,4 +1,30 @@
-"""Load a `.pte` file, and run its methods in an engine: ExecuTorch's runtime, or an interpreter of our own."""
+"""Load a `.pte` file, and run its methods in an engine: ExecuTorch's runtime, or an interpreter of our own.
+
+What `load` takes:
+
+* `source`. The file's tables are checked before anything else, as the runtime ends the process on some damaged files.
+  Damage inside of weights or of a backend's payload cannot be seen there: digests find it, see `verify`. A file is
+  mapped, not read; it must not be changed in place while the program is in use.
+* `data`. There is no search for data files: `Artifact.save` writes them beside the `.pte` file, by the names in
+  `Artifact.data_files`. The runtime takes one path: several files, and content, are put together in a temporary file
+  for it, which goes with the program.
+* `delegates` come before those of the entry points. A backend that the runtime has itself cannot be replaced, but in
+  the interpreter. Those that the file does not need are not used.
+* `engine`. "runtime" is ExecuTorch's own, for which Python delegates need a C++ compiler once. "interpreter" needs
+  none: it gives the same results, but for rounding, by PyTorch's operators. It is not the real runtime, and refuses
+  operators that this one does not have: it checks the names of kernels, not the dtypes that each kernel of the real
+  runtime supports, so that a file that runs here may still fail there. Backends that the runtime has itself are called
+  in it, payload by payload.
+* `unavailable="fallback"` executes the original graphs of a missing backend's partitions in PyTorch, with a warning.
+  The file has these graphs if it was emitted with `keep_originals=True`.
+* `debug`. With debug information failures and profiles name the model's lines. What lies beside the file is left aside,
+  with a warning, if it is of another file.
+* `verify`. In any case a data file has to be one that was emitted with the program. True also checks the tables, and
+  weights and payloads when the files have 32 MB or less together, as these have to be read for it; "full" checks
+  everything. Files that ExecuTorch has written have no digests, and load as they are.
+
+Methods are set up when they first run, those that call Python delegates when the file is loaded.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +41,7 @@ from exir_lowering.errors import InputError
 from exir_lowering.plugins import registry
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.pte import data_files, verifying
-from exir_lowering.pte.format import Method
+from exir_lowering.pte.format import MethodSpec
 from exir_lowering.pte.verifying import Verify
 from exir_lowering.runtime import debugging
 from exir_lowering.runtime.engine import Engine
@@ -26,7 +52,7 @@ from exir_lowering.runtime.native.engine import open_native
 from exir_lowering.runtime.profiling import Profile, profile
 from exir_lowering.runtime.source import ProgramFile, check_weights, needed_weights, read_source
 
-_ENGINES: Mapping[object, Callable[[ProgramFile, Mapping[str, Any], Unavailable], Engine]] = MappingProxyType(
+_ENGINES: Mapping[object, Callable[[ProgramFile, Mapping[str, Any], Unavailable], Engine[Any]]] = MappingProxyType(
     {"runtime": open_native, "interpreter": open_interpreter}
 )
 
@@ -41,7 +67,7 @@ class LoadedProgram:
     """
 
     _file: ProgramFile
-    _engine: Engine
+    _engine: Engine[Any]
     _running: set[tuple[int, str]] = field(default_factory=set)
 
     @property
@@ -77,7 +103,7 @@ class LoadedProgram:
         found = self._method("run", method)
         # Views of the inputs are made and let go of with the lock held: both let go of the interpreter's lock, and a
         # thread that waits for it in there when Python exits ends the process.
-        with locks.engine(), self._entered(found.name):
+        with locks.engine(), self._enter(found.name):
             return self._engine.run(found, prepare(self._file.where(found.name), found, inputs))
 
     def as_inputs(self, method: str, values: Sequence[Any]) -> list[Any]:
@@ -111,7 +137,7 @@ class LoadedProgram:
             The times. With the file's debug information each has the model's lines.
 
         Raises:
-            InputError: As for `run`; or `runs` is no number above 0.
+            InputError: As for `run`; or `runs` is not a number above 0.
             BackendFailure, BackendContractError: As for `run`.
         """
         found = self._method("profile", method)
@@ -122,7 +148,7 @@ class LoadedProgram:
         return profile(found, runs, events, self._file.debug.method(found.name))
 
     @contextmanager
-    def _entered(self, method: str) -> Iterator[None]:
+    def _enter(self, method: str) -> Iterator[None]:
         """Keep a delegate from running the method that it is called from: both would write into the same memory."""
         epoch = locks.epoch()  # what another thread of the parent ran, a forked child does not run
         running = [name for number, name in self._running if number == epoch]
@@ -138,13 +164,13 @@ class LoadedProgram:
         finally:
             self._running.discard((epoch, method))
 
-    def _method(self, who: str, name: object) -> Method:
+    def _method(self, who: str, name: object) -> MethodSpec:
         found = self._file.methods.get(name) if isinstance(name, str) else None
         if found is None:
-            raise InputError(f"{who}: {self._unknown(name)}")
+            raise InputError(f"{who}: {self._describe_unknown(name)}")
         return found
 
-    def _unknown(self, method: object) -> str:
+    def _describe_unknown(self, method: object) -> str:
         known = ", ".join(map(repr, self.method_names))
         if not isinstance(method, str):
             got = f"got a {type(method).__name__} as the name of a method of {self._file.name}"
@@ -174,49 +200,26 @@ def load(
 ) -> LoadedProgram:
     """Open a `.pte` file in the ExecuTorch runtime, or in an interpreter in Python.
 
-    The file's tables are checked first, as the runtime ends the process on some damaged files. Damage inside of weights
-    or of a backend's payload cannot be seen there: it is found by the digests in files that `emit` has made, see
-    `verify`.
+    The file is checked first, and its methods that call Python delegates are set up, so that the delegates compile
+    their payloads now. `exir_lowering.runtime.program` says more of each argument.
 
     Args:
-        source: The path of the file, or its content. A file is mapped, not read; it must not be changed in place while
-            the program is in use.
-        data: The `.ptd` data files, needed if weights were emitted into some: a path, the content of a file, or a
-            sequence of these. There is no search for them: `Artifact.save` writes them beside the `.pte` file, by the
-            names in `Artifact.data_files`. The runtime takes one path: several files, and content, are put together in
-            a temporary file for it, which goes with the program.
-        delegates: Delegates, by the id of the backend that they execute or in a sequence. They come before those of
-            the entry points. A backend that the runtime has itself cannot be replaced, but in the interpreter. Those
-            that the file does not need are not used.
-        engine: What runs the methods. "runtime" is ExecuTorch's own, for which Python delegates need a C++ compiler
-            once. "interpreter" needs none: it gives the same results, but for rounding, by PyTorch's operators. It is
-            not the real runtime, and refuses operators that this one does not have: it checks the names of kernels,
-            not the dtypes that each kernel of the real runtime supports, so that a file that runs here may still
-            fail there. Backends that the runtime has itself, such as XNNPACK, are called in it, payload by payload.
-        unavailable: What to do about a backend that nothing on this machine executes: "error", or "fallback", which
-            executes the original graphs of its partitions in PyTorch, with a warning. The file has these graphs if it
-            was emitted with `keep_originals=True`.
-        debug: The path of the file's debug information, with which failures and profiles tell the model's lines. None
-            looks for `model.debug.json` beside `model.pte`, and leaves it aside with a warning if it is of another
-            file.
-        verify: What is checked against the digests that `emit` puts into its files. In any case a data file has to be
-            one that was emitted with the program. True also checks the tables, and weights and payloads when the
-            files have 32 MB or less together, as these have to be read for it; "full" checks everything. Files that
-            ExecuTorch has written have no digests, and load as they are.
+        source: The path of the file, or its content. A file is mapped, and must not be changed in place.
+        data: The `.ptd` data files, if weights were emitted into some: a path, the content of a file, or a sequence.
+        delegates: Delegates, by the id of the backend that they execute or in a sequence, before the installed ones.
+        engine: "runtime" is ExecuTorch's own; "interpreter" calls PyTorch's operators, and needs no C++ compiler.
+        unavailable: What to do about a backend that nothing here executes: "error", or "fallback" to PyTorch.
+        debug: The path of the file's debug information; None looks for `model.debug.json` beside `model.pte`.
+        verify: What to check of the digests in the files: True the tables, and all of up to 32 MB; "full" everything.
 
     Returns:
-        The program. Its methods are set up when they first run; those that call Python delegates are set up here, so
-        that the delegates compile their payloads now.
+        The program.
 
     Raises:
-        InputError: There is no such engine; a file cannot be read, is damaged, or is no `.pte` or `.ptd` file; weights
-            are in a data file that was not given, or are not in those that were; a data file is of another program, or
-            of this one before it was emitted again.
-        BackendUnavailableError: A method needs a backend that neither the runtime of this machine nor a delegate has,
-            its delegate is not available here, there is no original graph to fall back to, or Python delegates cannot
-            be used here: they need a C++ compiler once.
+        InputError: An argument is invalid; a file cannot be read, is damaged or of another program, or lacks weights.
+        BackendUnavailableError: Nothing here executes a backend of the file, or Python delegates cannot be used here.
         BackendFailure: A delegate raised when it compiled a payload; its exception is the `__cause__`.
-        PluginLoadError: A delegate could not be made, or its id is provided twice.
+        PluginLoadError: A delegate, or what checks a backend's payloads, cannot be loaded or is provided twice.
     """
     if not isinstance(engine, str) or engine not in _ENGINES:
         raise InputError(f"load: engine: got {engine!r}, expected {' or '.join(map(repr, _ENGINES))}.")
@@ -231,4 +234,6 @@ def load(
     verifying.check_all(pte, seal, files, needed_weights(methods), verify)
     file = ProgramFile(pte, files, methods, debugging.find(pte.source, debug))
     with locks.engine():
-        return LoadedProgram(file, _ENGINES[engine](file, given, unavailable))
+        opened = _ENGINES[engine](file, given, unavailable)
+        opened.set_up_delegated()
+        return LoadedProgram(file, opened)

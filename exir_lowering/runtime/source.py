@@ -29,7 +29,7 @@ class ProgramFile:
 
     file: MappedFile
     data: DataFiles
-    methods: Mapping[str, file_format.Method]
+    methods: Mapping[str, file_format.MethodSpec]
     debug: DebugFile
 
     @property
@@ -81,7 +81,7 @@ class ProgramFile:
         return len(arenas) > 1 and all(len(sizes) == 3 and sizes[2] == arenas[0][2] > 0 for sizes in arenas)
 
 
-def read_source(source: object) -> tuple[MappedFile, Mapping[str, file_format.Method]]:
+def read_source(source: object) -> tuple[MappedFile, Mapping[str, file_format.MethodSpec]]:
     """Return a `.pte` file, and what it says of its methods.
 
     Args:
@@ -94,12 +94,12 @@ def read_source(source: object) -> tuple[MappedFile, Mapping[str, file_format.Me
     return file, file.parse(file_format.read_program, kinds.PTE)
 
 
-def needed_weights(methods: Mapping[str, file_format.Method]) -> frozenset[str]:
+def needed_weights(methods: Mapping[str, file_format.MethodSpec]) -> frozenset[str]:
     """Return the names of the weights that are to be in data files."""
     return frozenset(weight for method in methods.values() for weight in method.external)
 
 
-def check_weights(file: MappedFile, data: DataFiles, methods: Mapping[str, file_format.Method]) -> None:
+def check_weights(file: MappedFile, data: DataFiles, methods: Mapping[str, file_format.MethodSpec]) -> None:
     """Check that the data files have the weights that a program asks for.
 
     Args:
@@ -132,7 +132,7 @@ def check_weights(file: MappedFile, data: DataFiles, methods: Mapping[str, file_
     )
 
 
-def _check_tensors(file: MappedFile, data: DataFiles, methods: Mapping[str, file_format.Method]) -> None:
+def _check_tensors(file: MappedFile, data: DataFiles, methods: Mapping[str, file_format.MethodSpec]) -> None:
     """Check that what the data files have is what a program takes it for: the runtime reads as much as it expects."""
     for method in methods.values():
         for weight, need in method.external.items():

@@ -10,7 +10,7 @@ METHOD, KERNEL, DELEGATE = "Method::execute", "OPERATOR_CALL", "DELEGATE_CALL"
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class TraceEvent:
     """Something that took time.
 
     Attributes:
@@ -38,7 +38,7 @@ class Trace:
         instruction: The instruction that is being executed.
     """
 
-    events: list[Event] = field(default_factory=list)
+    events: list[TraceEvent] = field(default_factory=list)
     active: bool = False
     instruction: int = -1
 
@@ -48,7 +48,7 @@ class Trace:
 
     def record(self, identifier: int | str, start: int, end: int) -> None:
         """Record an event of the delegate that is being executed."""
-        self.events.append(Event("", self.instruction, identifier, end - start, start))
+        self.events.append(TraceEvent("", self.instruction, identifier, end - start, start))
 
     def begin(self, instruction: int, name: str) -> int:
         """Begin an instruction, or the method: -1; return the time."""
@@ -59,4 +59,4 @@ class Trace:
         """Record an instruction that has ended."""
         took = self.now() - start
         self.active = False
-        self.events.append(Event(name, instruction, None, took, start))
+        self.events.append(TraceEvent(name, instruction, None, took, start))

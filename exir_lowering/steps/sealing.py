@@ -19,11 +19,10 @@ from exir_lowering._upstream.emission import (
     write_buffer,
 )
 from exir_lowering.errors import InvariantError
-from exir_lowering.pte import digests
-
-_HEADER = struct.Struct("<4sIQQQ")  # ExecuTorch's: magic, length, size of the tables, first segment, bytes of segments
-_HEADER_AT = 8
-_SEGMENTS = 4  # their field in the root table of program.fbs
+from exir_lowering.pte import digests, flatbuffer, header
+from exir_lowering.pte.container import segment_ranges
+from exir_lowering.pte.flatbuffer import CorruptError
+from exir_lowering.pte.slots import DataSegment, Program
 
 
 @contextmanager
@@ -78,42 +77,39 @@ def _seal_data(cord: Any) -> str:
 
 def _seal_program(cord: Any, data: Mapping[str, str]) -> None:
     tables = bytearray(cord_piece(cord, 0))
-    magic, length, size, base, space = _HEADER.unpack_from(tables, _HEADER_AT)
-    segments, reserved = _segments(tables), len(digests.RESERVED)
-    if (magic, base + space) != (b"eh00", len(cord)) or cord_piece(cord, -1) != digests.RESERVED:
+    reserved = len(digests.RESERVED)
+    if cord_piece(cord, -1) != digests.RESERVED:
         raise InvariantError("An emitted program cannot be sealed: the reserved segment is not its last one.")
-    sealed = digests.size(len(segments) - 1, data)
-    struct.pack_into("<Q", tables, segments[-1][1], sealed)
-    _HEADER.pack_into(tables, _HEADER_AT, magic, length, size, base, space - reserved + sealed)
+    try:
+        base, starts, last_size = _segments(memoryview(tables), len(cord))
+    except CorruptError as error:
+        raise InvariantError(f"An emitted program cannot be sealed: {error}.") from None
+    sealed = digests.size(len(starts) - 1, data)
+    # ExecuTorch has no way to change a size in tables that it has written.
+    struct.pack_into("<Q", tables, last_size, sealed)
+    header.grow_pte(tables, sealed - reserved)
     set_cord_piece(cord, 0, bytes(tables))
-    made = digests.RangeDigests([base, *(base + start for start, _ in segments[1:])])
+    made = digests.RangeDigests([base, *(base + start for start in starts[1:])])
     cord.write_to_file(made)
     first, *rest = made.digests()
     set_cord_piece(cord, -1, digests.Seal(first, tuple(rest), data).encode())
 
 
-def _segments(tables: bytes | bytearray) -> list[tuple[int, int]]:
-    """Return where each segment starts, relative to the first, and where in the tables its size is.
+def _segments(tables: memoryview, whole: int) -> tuple[int, list[int], int]:
+    """Return where the segments start, each relative to the first one, and where in the tables the last one's size is.
 
-    ExecuTorch has no way to change a size in tables that it has written: they are read as the flatbuffer that they are.
+    Args:
+        tables: What comes before the segments.
+        whole: How many bytes the file has.
+
+    Raises:
+        CorruptError: The file has no segments, or its header does not tell where they are.
     """
-
-    def number(code: str, at: int) -> int:
-        return int(struct.unpack_from(f"<{code}", tables, at)[0])
-
-    def field(table: int, slot: int) -> int | None:
-        """Return where a field of a table is; None when it has its default, 0."""
-        description = table - number("i", table)
-        known = 4 + 2 * slot < number("H", description)
-        offset = number("H", description + 4 + 2 * slot) if known else 0
-        return table + offset if offset else None
-
-    vector = field(number("I", 0), _SEGMENTS)
-    if vector is None:
-        raise InvariantError("An emitted program cannot be sealed: it has no segments.")
-    start = vector + number("I", vector)
-    places = []
-    for at in range(start + 4, start + 4 + 4 * number("I", start), 4):
-        offset, size = (field(at + number("I", at), slot) for slot in (0, 1))
-        places.append((0 if offset is None else number("Q", offset), 0 if size is None else size))
-    return places
+    extent = header.read_pte(tables, whole)
+    found = list(flatbuffer.root(tables[: extent.tables]).tables(Program.SEGMENTS))
+    if not found or extent.base + extent.space != whole:
+        raise CorruptError("its segments are not where its header puts them")
+    last = found[-1]
+    if not last.has(DataSegment.SIZE):
+        raise CorruptError("its last segment is empty")
+    return extent.base, [start for start, _ in segment_ranges(found)], last.position + last.fields[DataSegment.SIZE]

@@ -9,12 +9,12 @@ from functools import cache
 from typing import Any
 
 import torch
-from executorch.backends.xnnpack.utils.quant_utils import IS_IMPLICIT_Q_DQ_TAG
 from executorch.exir.backend.partitioner import DelegationSpec
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from exir_lowering import Adjustment, Partitioner, PartitionerContractError, Rejection, graphs
+from exir_lowering.backends.xnnpack.marks import clear_marks
 from exir_lowering.plugins import asking, refusals
 
 
@@ -63,7 +63,7 @@ def run(partitioner: Partitioner, program: ExportedProgram, out_of_sight: Iterab
         _taken_off(who, replace(answer, tagged=program))
     kept = {node: tags[key] for node, key in names.items() if key in tags and node not in unseen and node not in calls}
     if unseen:
-        _clear_marks(names, kept)
+        clear_marks(names, kept)
     return Run(
         kept,
         answer.destinations,
@@ -83,28 +83,6 @@ def _calls_of(module: GraphModule, unseen: Collection[Node]) -> dict[Node, str]:
             if held is not None and node not in unseen:
                 found.setdefault(node, f"{nested.name}.{held.name}")
     return found
-
-
-def _clear_marks(nodes: Iterable[Node], claimed: Collection[Node]) -> None:
-    """Clear the marks by which XNNPACK knows a quantize or dequantize as a part of an operator that is not claimed.
-
-    Its checks mark the neighbours of an operator before they refuse the operator. A node that is claimed by itself and
-    marked all the same is compiled to nothing, and the numbers are wrong.
-    """
-    valid: set[Node] = set()
-    for node in reversed(list(nodes)):
-        if IS_IMPLICIT_Q_DQ_TAG not in node.meta:
-            continue
-        read_by = any(user in claimed and IS_IMPLICIT_Q_DQ_TAG not in user.meta for user in node.users)
-        made_by = any(source in claimed and not _quantizes(source) for source in node.all_input_nodes)
-        if read_by or any(user in valid for user in node.users) or (made_by and "dequantize" not in node.name):
-            valid.add(node)
-        else:
-            del node.meta[IS_IMPLICIT_Q_DQ_TAG]
-
-
-def _quantizes(node: Node) -> bool:
-    return node.op != "call_function" or graphs.operator_name(node).startswith("quantized_decomposed.")
 
 
 def _left(names: Mapping[Node, tuple[tuple[str, ...], str]], calls: Mapping[Node, str]) -> Iterator[Rejection]:

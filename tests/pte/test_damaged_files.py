@@ -22,7 +22,7 @@ from torch.export import export
 
 from exir_lowering import cli, load, lower
 from exir_lowering._upstream.runtime import executorch_runtime
-from exir_lowering.backends.xnnpack import payload as xnnpack
+from exir_lowering.backends.xnnpack.payload import XnnpackPayloads
 from exir_lowering.pte.container import open_program
 from exir_lowering.pte.flatbuffer import Table, root
 from exir_lowering.pte.format import read_program
@@ -281,7 +281,7 @@ def _listed(kind: int, field: int, value: int) -> Callable[[Editor], None]:
 def _short(file: Editor) -> None:
     """Let the data of the first weight end after four bytes."""
     start = file.content.index(b"XH00") - 4
-    needed = xnnpack.weights(memoryview(bytes(file.content[start:])))
+    needed = XnnpackPayloads().check(memoryview(bytes(file.content[start:]))).weights
     program, _ = open_program(memoryview(file.content))
     index = next(one.number(1, "I") for one in program.tables(7) if one.text(0) in needed)
     file.put(list(program.tables(4))[index], 1, "Q", 4)
@@ -321,7 +321,7 @@ def test_payloads(files: dict[str, bytes], case: str, engine: str) -> None:
     edit(file)
     result = used(bytes(file.content), name, engine)
     assert result.startswith("refused: ") and words in result, result
-    assert xnnpack.BACKEND in result
+    assert XnnpackPayloads.backend_id in result
 
 
 def test_an_unknown_version_and_an_unknown_node(files: dict[str, bytes]) -> None:

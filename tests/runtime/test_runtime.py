@@ -24,7 +24,7 @@ from exir_lowering import (
     load,
     lower,
 )
-from exir_lowering.backends.xnnpack import payload as xnnpack
+from exir_lowering.backends.xnnpack.payload import XnnpackPayloads
 
 
 class Net(nn.Module):
@@ -558,7 +558,8 @@ def test_damaged_names_in_a_payload(two_methods):
     # The binding ends the process when XNNPACK prints a name that is not UTF-8.
     content = bytearray(two_methods.buffer)
     payloads = [found.start() - 4 for found in re.finditer(b"XH00", content)]
-    names = {at: sorted(xnnpack.weights(memoryview(bytes(content))[at:])) for at in payloads}
+    checks = XnnpackPayloads()
+    names = {at: sorted(checks.check(memoryview(bytes(content))[at:]).weights) for at in payloads}
     at = next(at for at in payloads if names[at])
     content[content.index(names[at][0].encode(), at)] = 0xFF
     assert "not UTF-8" in message_of(lambda: load(bytes(content)))

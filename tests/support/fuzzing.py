@@ -30,9 +30,10 @@ import torch
 
 from exir_lowering import LoweredModule, LoweringError, load
 from exir_lowering.pte import flatbuffer
-from exir_lowering.pte.container import read_data, tables_end
+from exir_lowering.pte.container import read_data
 from exir_lowering.pte.flatbuffer import CorruptError
 from exir_lowering.pte.format import read_program
+from exir_lowering.pte.header import read_pte
 
 ENGINES = ("runtime", "interpreter")
 SECONDS = 120.0
@@ -183,7 +184,7 @@ def _damage(content: bytes, other: bytes, chance: random.Random) -> bytes:
         return bytes(damaged)
     if content[4:8] in (b"ET12", b"FT01") and chance.random() < 0.85:
         with suppress(CorruptError):  # it was damaged before
-            limit = tables_end(content) if content[4:8] == b"ET12" else min(limit, 4096)
+            limit = read_pte(memoryview(content)).tables if content[4:8] == b"ET12" else min(limit, 4096)
     elif content[4:8] == b"ET12" and b"XH00" in content and chance.random() < 0.8:
         return _payload(damaged, chance)
     how = chance.random()

@@ -5,8 +5,6 @@ writes results of the shape that it computes, wherever that ends. It is the one 
 has, so its payloads are checked: their tables, not the weights.
 """
 
-from exir_lowering.backends.xnnpack.payload.call import check_call
-from exir_lowering.backends.xnnpack.payload.graph import BACKEND, Graph
-from exir_lowering.backends.xnnpack.payload.reading import read_graph, weights
+import lazy_loader
 
-__all__ = ["BACKEND", "Graph", "check_call", "read_graph", "weights"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

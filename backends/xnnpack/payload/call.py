@@ -10,8 +10,7 @@ import torch
 from exir_lowering.backends.xnnpack.payload import graph
 from exir_lowering.backends.xnnpack.payload.graph import BACKEND, Graph, Value
 from exir_lowering.backends.xnnpack.payload.shapes import infer
-from exir_lowering.pte.flatbuffer import CorruptError
-from exir_lowering.pte.value_kinds import KINDS, Tensor, Value as Argument
+from exir_lowering.plugins.payload import KINDS, CorruptError, Tensor, ValueSpec
 
 _DTYPES: Mapping[int, frozenset[torch.dtype]] = MappingProxyType(
     {
@@ -27,7 +26,7 @@ _DTYPES: Mapping[int, frozenset[torch.dtype]] = MappingProxyType(
 """The tensors that a value can be; ExecuTorch turns indices into int64, in place."""
 
 
-def check_call(found: Graph, arguments: Sequence[Argument]) -> None:
+def check_call(found: Graph, arguments: Sequence[ValueSpec]) -> None:
     """Check what a payload is called with.
 
     Args:
@@ -43,7 +42,7 @@ def check_call(found: Graph, arguments: Sequence[Argument]) -> None:
         raise CorruptError(f"a payload of {BACKEND!r}: {error}") from None
 
 
-def _check(found: Graph, arguments: Sequence[Argument]) -> None:
+def _check(found: Graph, arguments: Sequence[ValueSpec]) -> None:
     tensors: dict[int, Tensor] = {}
     for value in found.values.values():
         if value.external is None:

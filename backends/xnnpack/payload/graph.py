@@ -6,12 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from exir_lowering.backends.xnnpack.payload.slots import XNNDatatype
+
 BACKEND = "XnnpackBackend"
 NO_VALUE = 0xFFFFFFFF
 MAX_RANK = 6
 
-FP32, FP16, QINT8, QUINT8, QINT32, QCINT8, QCINT32, QCINT4, QDINT8, QBINT4, QPINT8, INT32, PFP32, BF16 = range(1, 15)
-"""The datatypes of values, by their numbers in the schema."""
+FP32, FP16, BF16 = XNNDatatype.XNN_DATATYPE_FP32, XNNDatatype.XNN_DATATYPE_FP16, XNNDatatype.XNN_DATATYPE_BF16
+QINT8, QUINT8, QINT32, INT32 = (
+    XNNDatatype.XNN_DATATYPE_QINT8,
+    XNNDatatype.XNN_DATATYPE_QUINT8,
+    XNNDatatype.XNN_DATATYPE_QINT32,
+    XNNDatatype.XNN_DATATYPE_INT32,
+)
+QBINT4 = XNNDatatype.XNN_DATATYPE_QBINT4
 
 BITS: Mapping[int, int] = MappingProxyType(
     {
@@ -20,12 +28,12 @@ BITS: Mapping[int, int] = MappingProxyType(
         QINT8: 8,
         QUINT8: 8,
         QINT32: 32,
-        QCINT8: 8,
-        QCINT32: 32,
-        QCINT4: 4,
-        QDINT8: 8,
+        XNNDatatype.XNN_DATATYPE_QCINT8: 8,
+        XNNDatatype.XNN_DATATYPE_QCINT32: 32,
+        XNNDatatype.XNN_DATATYPE_QCINT4: 4,
+        XNNDatatype.XNN_DATATYPE_QDINT8: 8,
         QBINT4: 4,
-        QPINT8: 8,
+        XNNDatatype.XNN_DATATYPE_QPINT8: 8,
         INT32: 32,
         BF16: 16,
     }

@@ -21,15 +21,41 @@ from exir_lowering.backends.xnnpack.payload.graph import (
     Value,
 )
 from exir_lowering.backends.xnnpack.payload.shapes import check_nodes, infer
+from exir_lowering.backends.xnnpack.payload.slots import (
+    Buffer,
+    ConstantDataOffset,
+    PerChannelGroupQuant,
+    PerChannelQuant,
+    PerTokenDynamicQuant,
+    XNNGraph,
+    XNNQuantizedTensorValue,
+    XNNQuantParams,
+    XNNTensorValue,
+    XNode,
+    XValue,
+    XValueUnion,
+)
 from exir_lowering.graphs.operators.budget import free_memory
-from exir_lowering.pte.flatbuffer import CorruptError, Table, root
-from exir_lowering.pte.value_kinds import check_index
+from exir_lowering.plugins.payload import CorruptError, Table, check_index, root
 
 _HEADER = struct.Struct("<4x4sHIIIQ")
+_MAGIC = b"XH00"
 _VERSIONS = (b"XN00", b"XN01")
 _MAX_EXTERNALS = 4096
-_TENSOR, _QUANTISED = 1, 2
-_PER_CHANNEL, _PER_TENSOR, _PER_TOKEN, _PER_GROUP = 1, 2, 3, 4
+_INPUT, _OUTPUT = 1, 2
+"""The flags of values that the payload is called with."""
+
+
+_WAYS = frozenset(
+    {
+        XNNQuantParams.PER_CHANNEL_QUANT,
+        XNNQuantParams.PER_TENSOR_QUANT,
+        XNNQuantParams.PER_TOKEN_DYNAMIC_QUANT,
+        XNNQuantParams.PER_CHANNEL_GROUP_QUANT,
+    }
+)
+_OF_CHANNELS = (PerChannelQuant.SCALE, PerChannelQuant.SCALE_BUFFER_IDX, PerChannelQuant.NUM_SCALES)
+_OF_GROUPS = (PerChannelGroupQuant.SCALE, PerChannelGroupQuant.SCALE_BUFFER_IDX, PerChannelGroupQuant.NUM_SCALES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +83,6 @@ class _Constants:
             raise CorruptError(f"{who} reads {size} bytes of constant {index}, which has {available}")
 
 
-def weights(payload: memoryview) -> Mapping[str, int]:
-    """Return the keys of the named data that a payload reads, and how many bytes of each.
-
-    Raises:
-        CorruptError: The payload is damaged.
-    """
-    return read_graph(payload).weights
-
-
 def read_graph(payload: memoryview) -> Graph:
     """Read the graph in a payload, and check everything that does not depend on its arguments.
 
@@ -86,14 +103,14 @@ def _read(payload: memoryview) -> Graph:
     if len(tables) < 8 or bytes(tables[4:8]) not in _VERSIONS:
         raise CorruptError(f"it starts with {bytes(tables[:8])!r}, expected {_VERSIONS!r} at byte 4")
     table = root(tables)
-    if not table.has(1) or not table.has(2):
+    if not table.has(XNNGraph.XNODES) or not table.has(XNNGraph.XVALUES):
         raise CorruptError("it has no nodes, or no values")
-    externals = table.number(3, "I")
+    externals = table.number(XNNGraph.NUM_EXTERNS, "I")
     if externals > _MAX_EXTERNALS:
         raise CorruptError(f"it is called with {externals} values, expected at most {_MAX_EXTERNALS}")
     constants = _constants(table, space)
     values: dict[int, Value] = {}
-    for number, one in enumerate(table.tables(2)):
+    for number, one in enumerate(table.tables(XNNGraph.XVALUES)):
         value = _value(one, constants, externals)
         if value.id in values or value.id == NO_VALUE:
             raise CorruptError(f"value {number} has the number {value.id}, which another value has too")
@@ -101,7 +118,7 @@ def _read(payload: memoryview) -> Graph:
     taken = [value.external for value in values.values() if value.external is not None]
     if len(set(taken)) != len(taken):
         raise CorruptError("two values stand for the same argument")
-    nodes = tuple(_node(number, one, values) for number, one in enumerate(table.tables(1)))
+    nodes = tuple(_node(number, one, values) for number, one in enumerate(table.tables(XNNGraph.XNODES)))
     check_nodes(values, nodes)
     _check_shapes(values, nodes)
     return Graph(values, nodes, constants.read)
@@ -122,7 +139,7 @@ def _check_shapes(values: Mapping[int, Value], nodes: Sequence[Node]) -> None:
 
 def _parts(payload: memoryview) -> tuple[memoryview, int | None]:
     """Return a payload's tables, and the size of the constants after them; None if they are in the tables."""
-    if len(payload) < _HEADER.size or bytes(payload[4:8]) != b"XH00":
+    if len(payload) < _HEADER.size or bytes(payload[4:8]) != _MAGIC:
         return payload, None
     _, length, start, size, constants, space = _HEADER.unpack_from(payload)
     if length < _HEADER.size:
@@ -135,15 +152,15 @@ def _parts(payload: memoryview) -> tuple[memoryview, int | None]:
 
 def _constants(table: Table, space: int | None) -> _Constants:
     if space is None:
-        return _Constants([one.count(0) for one in table.tables(6)], {})
+        return _Constants([one.count(Buffer.STORAGE) for one in table.tables(XNNGraph.CONSTANT_BUFFER)], {})
     sizes: list[int | None] = []
     names = {}
-    for number, one in enumerate(table.tables(8)):
-        if one.has(2):
-            names[number] = one.text(2)
+    for number, one in enumerate(table.tables(XNNGraph.CONSTANT_DATA)):
+        if one.has(ConstantDataOffset.NAMED_KEY):
+            names[number] = one.text(ConstantDataOffset.NAMED_KEY)
             sizes.append(None)
             continue
-        start, size = one.number(0, "Q"), one.number(1, "Q")
+        start, size = one.number(ConstantDataOffset.OFFSET, "Q"), one.number(ConstantDataOffset.SIZE, "Q")
         # Those without content, such as the first one, have no size.
         if number and start + size > space:
             raise CorruptError(f"constant {number} ends at byte {start + size} of {space}")
@@ -152,30 +169,41 @@ def _constants(table: Table, space: int | None) -> _Constants:
 
 
 def _value(table: Table, constants: _Constants, externals: int) -> Value:
-    kind, content = table.number(0, "B"), table.table(1)
-    if kind not in (_TENSOR, _QUANTISED) or content is None:
+    kind, content = table.number(XValue.XVALUE_UNION_TYPE, "B"), table.table(XValue.XVALUE_UNION)
+    quantised = kind == XValueUnion.XNN_QUANTIZED_TENSOR_VALUE
+    if (kind != XValueUnion.XNN_TENSOR_VALUE and not quantised) or content is None:
         raise CorruptError(f"a value has the unknown type {kind}, or no content")
-    tensor = content if kind == _TENSOR else content.table(0)
+    tensor = content.table(XNNQuantizedTensorValue.TENSOR_VALUE) if quantised else content
     if tensor is None:
         raise CorruptError("a quantised value has no tensor")
-    datatype, dims, number = tensor.number(0, "h"), tensor.numbers(2, "I"), tensor.number(6, "I")
+    slots = XNNTensorValue
+    datatype, dims, number = (
+        tensor.number(slots.DATATYPE, "h"),
+        tensor.numbers(slots.DIMS, "I"),
+        tensor.number(slots.ID_OUT, "I"),
+    )
     who = f"value {number}"
     if datatype not in BITS:
         raise CorruptError(f"{who} has the unknown datatype {datatype}")
-    if tensor.number(1, "I") != len(dims) or len(dims) > MAX_RANK or math.prod(dims) >= 1 << 40:
-        raise CorruptError(f"{who} has {tensor.number(1, 'I')} dimensions, which are {list(dims)}")
-    if tensor.number(7, "h"):
+    rank = tensor.number(slots.NUM_DIMS, "I")
+    if rank != len(dims) or rank > MAX_RANK or math.prod(dims) >= 1 << 40:
+        raise CorruptError(f"{who} has {rank} dimensions, which are {list(dims)}")
+    if tensor.number(slots.DQ_DATATYPE, "h"):
         raise CorruptError(f"{who} is quantised in a way that is not supported any more")
-    buffer, external, flags = tensor.number(3, "I"), tensor.number(4, "I"), tensor.number(5, "I")
-    if flags & ~3 or (flags != 0) != (external != NO_VALUE) or flags == 3 or (buffer and flags):
+    buffer, external, flags = (
+        tensor.number(slots.CONSTANT_BUFFER_IDX, "I"),
+        tensor.number(slots.EXTERNAL_ID, "I"),
+        tensor.number(slots.FLAGS, "I"),
+    )
+    if flags not in (0, _INPUT, _OUTPUT) or (flags != 0) != (external != NO_VALUE) or (buffer and flags):
         raise CorruptError(f"{who} has the flags {flags}, the constant {buffer} and is external value {external}")
     if flags:
         check_index(external, externals, who, "external values")
     if buffer:
         constants.take(buffer, _size(datatype, dims), who)
-    if kind == _QUANTISED:
+    if quantised:
         _check_quantisation(content, datatype, dims, buffer, constants, who)
-    return Value(number, datatype, dims, buffer != 0, external if flags else None, flags == 1, flags == 2)
+    return Value(number, datatype, dims, buffer != 0, external if flags else None, flags == _INPUT, flags == _OUTPUT)
 
 
 def _size(datatype: int, dims: Sequence[int]) -> int:
@@ -189,42 +217,57 @@ def _check_quantisation(
     table: Table, datatype: int, dims: Sequence[int], buffer: int, constants: _Constants, who: str
 ) -> None:
     """Check that there are as many scales as channels or groups of elements."""
-    kind, content = table.number(1, "B"), table.table(2)
-    if kind not in (_PER_CHANNEL, _PER_TENSOR, _PER_TOKEN, _PER_GROUP) or content is None:
+    slots = XNNQuantizedTensorValue
+    kind, content = table.number(slots.QUANT_PARAMS_TYPE, "B"), table.table(slots.QUANT_PARAMS)
+    if kind not in _WAYS or content is None:
         raise CorruptError(f"{who} is quantised in the unknown way {kind}, or has no parameters for it")
-    if kind == _PER_TENSOR:
+    if kind == XNNQuantParams.PER_TENSOR_QUANT:
         return
-    if kind == _PER_TOKEN:
-        if buffer or not 0 < content.number(0, "i") <= len(dims):
-            raise CorruptError(f"{who} is quantised by {content.number(0, 'i')} of {len(dims)} dimensions, or constant")
+    if kind == XNNQuantParams.PER_TOKEN_DYNAMIC_QUANT:
+        inner = content.number(PerTokenDynamicQuant.NUM_NONBATCH_DIMS, "i")
+        if buffer or not 0 < inner <= len(dims):
+            raise CorruptError(f"{who} is quantised by {inner} of {len(dims)} dimensions, or constant")
         return
-    channel = content.number(1, "i")
-    check_index(channel, len(dims), who, "dimensions")
-    if kind == _PER_CHANNEL:
-        _check_scales(content, 2, dims[channel], 4, constants, who)
+    if kind == XNNQuantParams.PER_CHANNEL_QUANT:
+        channel = content.number(PerChannelQuant.CHANNEL_DIM, "i")
+        check_index(channel, len(dims), who, "dimensions")
+        _check_scales(content, _OF_CHANNELS, dims[channel], 4, constants, who)
         return
-    group = content.number(2, "i")
+    check_index(content.number(PerChannelGroupQuant.CHANNEL_DIM, "i"), len(dims), who, "dimensions")
+    group = content.number(PerChannelGroupQuant.GROUP_SIZE, "i")
     if datatype != QBINT4 or len(dims) != 2 or group <= 0 or dims[1] % group:
         raise CorruptError(f"{who}, of {list(dims)} elements, is quantised in groups of {group}")
-    _check_scales(content, 4, dims[0] * dims[1] // group, 2, constants, who)
+    _check_scales(content, _OF_GROUPS, dims[0] * dims[1] // group, 2, constants, who)
 
 
-def _check_scales(table: Table, first: int, needed: int, size: int, constants: _Constants, who: str) -> None:
-    """Check the scales of channels: in the tables, or in a constant whose index is in the field `first`."""
-    index, count = table.number(first, "I"), table.number(first + 1, "I")
-    if not table.has(0):
+def _check_scales(
+    table: Table, fields: tuple[int, int, int], needed: int, size: int, constants: _Constants, who: str
+) -> None:
+    """Check the scales of channels or groups: in the tables, or in a constant.
+
+    Args:
+        table: The table that says where they are.
+        fields: Its fields with the scales, with the number of the constant, and with how many scales this has.
+        needed: How many scales there have to be.
+        size: How many bytes a scale of a constant has.
+        constants: The constants.
+        who: The value, for messages.
+    """
+    scales, constant, length = fields
+    index, count = table.number(constant, "I"), table.number(length, "I")
+    if not table.has(scales):
         raise CorruptError(f"{who} has no list of scales")
-    found = count if index else table.count(0)
+    found = count if index else table.count(scales)
     if found != needed:
         raise CorruptError(f"{who} has {found} scales, it needs {needed}")
     if index:
         constants.take(index, needed * size, f"the scales of {who}")
     else:
-        table.numbers(0, "I")
+        table.numbers(scales, "I")
 
 
 def _node(number: int, table: Table, values: Mapping[int, Value]) -> Node:
-    kind, content = table.number(0, "B"), table.table(1)
+    kind, content = table.number(XNode.XNODE_UNION_TYPE, "B"), table.table(XNode.XNODE_UNION)
     found = NODES.get(kind)
     if found is None or not found.fields or content is None:
         name = found.name if found is not None else kind

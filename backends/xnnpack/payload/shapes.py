@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from exir_lowering.backends.xnnpack.payload.graph import MAX_RANK, NO_VALUE, Node, Value
-from exir_lowering.pte.flatbuffer import CorruptError
+from exir_lowering.plugins.payload import CorruptError
 
 Dims = tuple[int, ...]
 _LIMIT = 1 << 40

@@ -10,29 +10,37 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from exir_lowering._upstream.runtime import compile_spec
+from exir_lowering.pte import slots
 from exir_lowering.pte.calls import read_instruction
 from exir_lowering.pte.container import Data, open_program
-from exir_lowering.pte.dataflow import Instruction
+from exir_lowering.pte.dataflow import PlanInstruction
 from exir_lowering.pte.flatbuffer import Table
-from exir_lowering.pte.value_kinds import TENSOR, Value
-from exir_lowering.pte.values import read_value
+from exir_lowering.pte.slots import ExecutionPlan
+from exir_lowering.pte.value_kinds import ValueSpec
+from exir_lowering.pte.values import (
+    Allocation,
+    allocation,
+    constant_index,
+    external_name,
+    read_value,
+    stored_content,
+    tensor_table,
+)
 
 if TYPE_CHECKING:
     from executorch.exir.backend.compile_spec_schema import CompileSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Storage:
     """Where the content of a tensor is.
 
     Attributes:
-        arena: The number of the planned memory that it lies in, 0 for none.
-        offset: The byte where it starts there.
+        planned: Where it lies in planned memory, None when it does not.
         content: Its content in the file, or its initial content when it lies in planned memory; None for none.
     """
 
-    arena: int
-    offset: int
+    planned: Allocation | None
     content: memoryview | None
 
 
@@ -51,7 +59,7 @@ class Code:
 
     Attributes:
         values: Its values.
-        places: For each value where the content of the tensor is, None for what is no tensor.
+        storage: For each value where the content of the tensor is; None for a value that is not a tensor.
         inputs: The values that are its inputs.
         outputs: The values that are its outputs.
         chains: Its instructions.
@@ -60,11 +68,11 @@ class Code:
         arenas: The sizes of its planned memory.
     """
 
-    values: tuple[Value, ...]
-    places: tuple[Place | None, ...]
+    values: tuple[ValueSpec, ...]
+    storage: tuple[Storage | None, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    chains: tuple[tuple[Instruction, ...], ...]
+    chains: tuple[tuple[PlanInstruction, ...], ...]
     operators: tuple[tuple[str, str], ...]
     payloads: tuple[Payload, ...]
     arenas: tuple[int, ...]
@@ -95,53 +103,51 @@ def read_code(file: memoryview, external: Mapping[str, memoryview]) -> Listing:
     """
     program, data = open_program(file)
     named = {**external, **data.named}
-    methods = {plan.text(0): _code(plan, data, named) for plan in program.tables(1)}
-    return Listing(methods, data.named)
+    plans = program.tables(slots.Program.EXECUTION_PLAN)
+    return Listing({plan.text(ExecutionPlan.NAME): _code(plan, data, named) for plan in plans}, data.named)
 
 
 def _code(plan: Table, data: Data, named: Mapping[str, memoryview]) -> Code:
-    arenas = plan.numbers(8, "q")
-    tables = list(plan.tables(2))
+    arenas = plan.numbers(ExecutionPlan.NON_CONST_BUFFER_SIZES, "q")
+    tables = list(plan.tables(ExecutionPlan.VALUES))
     values = tuple(read_value(number, table, arenas, data, {}) for number, table in enumerate(tables))
-    contents = [table.table(1) for table in tables]
+    tensors = map(tensor_table, tables)
+    chains = [chain.tables(slots.Chain.INSTRUCTIONS) for chain in plan.tables(ExecutionPlan.CHAINS)]
     return Code(
         values,
-        tuple(
-            _place(content, data, named) if value.kind == TENSOR and content is not None else None
-            for value, content in zip(values, contents, strict=True)
-        ),
-        plan.numbers(3, "i"),
-        plan.numbers(4, "i"),
-        tuple(tuple(read_instruction(table, len(values)) for table in chain.tables(2)) for chain in plan.tables(5)),
-        tuple((table.text(0), table.text(1)) for table in plan.tables(6)),
-        tuple(_payload(table, data) for table in plan.tables(7)),
+        tuple(None if tensor is None else _storage(tensor, data, named) for tensor in tensors),
+        plan.numbers(ExecutionPlan.INPUTS, "i"),
+        plan.numbers(ExecutionPlan.OUTPUTS, "i"),
+        tuple(tuple(read_instruction(table, len(values)) for table in chain) for chain in chains),
+        tuple(map(_operator, plan.tables(ExecutionPlan.OPERATORS))),
+        tuple(_payload(table, data) for table in plan.tables(ExecutionPlan.DELEGATES)),
         arenas,
     )
 
 
-def _place(tensor: Table, data: Data, named: Mapping[str, memoryview]) -> Place:
-    place, extra, index = tensor.table(6), tensor.table(9), tensor.number(5, "I")
-    arena = offset = 0
-    if place is not None:
-        arena, low, high = (place.number(field, "I") for field in range(3))
-        offset = low + (high << 32)
-    content = None
-    if extra is not None and extra.number(2, "b") == 1:
-        content = named[extra.text(1)]
-    elif index and place is None and data.inline_constants:
-        content = data.inline_constants[index]
-    elif index:
-        offsets = data.constants if place is None else data.initial[extra.number(0, "Q") if extra is not None else 0]
-        start, segment = offsets[index]
+def _storage(tensor: Table, data: Data, named: Mapping[str, memoryview]) -> Storage:
+    content, name = None, external_name(tensor)
+    if name is not None:
+        content = named[name]
+    elif constant_index(tensor):
+        start, segment = stored_content(tensor, data)
         content = segment[start:]
-    return Place(arena, offset, content)
+    return Storage(allocation(tensor), content)
+
+
+def _operator(table: Table) -> tuple[str, str]:
+    return table.text(slots.Operator.NAME), table.text(slots.Operator.OVERLOAD)
 
 
 def _payload(delegate: Table, data: Data) -> Payload:
-    reference = delegate.table(1)
+    reference = delegate.table(slots.BackendDelegate.PROCESSED)
     content = memoryview(b"")
     if reference is not None:
-        index = reference.number(1, "I")
-        content = data.segments[index] if reference.number(0, "b") else data.inline_payloads[index]
-    specs = tuple(compile_spec(spec.text(0), bytes(spec.content(1))) for spec in delegate.tables(2))
-    return Payload(delegate.text(0), content, specs)
+        index = reference.number(slots.BackendDelegateDataReference.INDEX, "I")
+        location = reference.number(slots.BackendDelegateDataReference.LOCATION, "b")
+        content = data.segments[index] if location == slots.DataLocation.SEGMENT else data.inline_payloads[index]
+    specs = tuple(
+        compile_spec(spec.text(slots.CompileSpec.KEY), bytes(spec.content(slots.CompileSpec.VALUE)))
+        for spec in delegate.tables(slots.BackendDelegate.COMPILE_SPECS)
+    )
+    return Payload(delegate.text(slots.BackendDelegate.ID), content, specs)

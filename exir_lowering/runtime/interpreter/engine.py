@@ -8,36 +8,33 @@ from __future__ import annotations
 
 import atexit
 import weakref
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from exir_lowering._upstream import locks
 from exir_lowering._upstream.ambient import neutral
-from exir_lowering._upstream.runtime import executorch_runtime
 from exir_lowering.errors import BackendUnavailableError, InputError, LoweringError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs.operators.budget import STEPS
-from exir_lowering.plugins import availability
-from exir_lowering.plugins.delegate import Delegate, DelegateContext
+from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.pte.dataflow import DELEGATE, JUMP, KERNEL, MOVE
 from exir_lowering.pte.flatbuffer import CorruptError
-from exir_lowering.pte.format import Delegation, Method
+from exir_lowering.pte.format import Delegation, MethodSpec
 from exir_lowering.pte.value_kinds import Tensor
 from exir_lowering.runtime import contract, trace
+from exir_lowering.runtime.engine import Engine
 from exir_lowering.runtime.find import Unavailable, find_delegates
 from exir_lowering.runtime.inputs import look_at
 from exir_lowering.runtime.interpreter import memory
 from exir_lowering.runtime.interpreter.code import Code, Listing, Payload, read_code
-from exir_lowering.runtime.interpreter.kernels import Frame, Kernel, kernel
+from exir_lowering.runtime.interpreter.kernels import Kernel, MethodState, kernel
 from exir_lowering.runtime.interpreter.memory import Slot
 from exir_lowering.runtime.source import ProgramFile
-from exir_lowering.runtime.trace import Event, Trace
+from exir_lowering.runtime.trace import Trace, TraceEvent
 
 _SHARED = 2
-_EXIT_SECONDS = 30.0
 _EVENTS = {KERNEL: trace.KERNEL, DELEGATE: trace.DELEGATE}
 
 
@@ -47,14 +44,14 @@ class Ready:
 
     Attributes:
         code: Its code.
-        frame: Its values.
+        state: Its values.
         kernels: What executes each operator.
         calls: What executes each payload.
         trace: Takes what it does, None when nobody asks.
     """
 
     code: Code
-    frame: Frame
+    state: MethodState
     kernels: Sequence[Kernel]
     calls: Sequence[Kernel]
     trace: Trace | None = None
@@ -70,10 +67,10 @@ class Ready:
             TooLong: It does not come to an end.
             LoweringError: A delegate failed.
         """
-        values = self.frame.values
+        values = self.state.values
         for index, given in zip(self.code.inputs, inputs, strict=True):
             if isinstance(given, torch.Tensor):
-                self.frame.slot(index).write(given)
+                self.state.slot(index).write(given)
         left = STEPS
         for chain in self.code.chains:
             position = 0
@@ -87,11 +84,11 @@ class Ready:
 
     def _step(self, position: int, code: int, target: int, arguments: tuple[int, ...]) -> int:
         """Execute an instruction; return the position of the next one."""
-        values = self.frame.values
+        values = self.state.values
         if code in (KERNEL, DELEGATE):
             start = self.trace.begin(position, _EVENTS[code]) if self.trace is not None else 0
             try:
-                (self.kernels if code == KERNEL else self.calls)[target](self.frame, arguments)
+                (self.kernels if code == KERNEL else self.calls)[target](self.state, arguments)
             except LoweringError:
                 raise  # by a delegate
             except Exception as error:
@@ -134,32 +131,32 @@ class PythonCall:
 
     def __init__(self, handle: contract.Handle) -> None:
         self.handle = handle
-        self.close = weakref.finalize(self, handle.delegate.destroy, handle.content)
+        self.close = weakref.finalize(self, contract.destroy, handle)
         _close_at_exit()
 
-    def __call__(self, frame: Frame, arguments: tuple[int, ...]) -> None:
+    def __call__(self, state: MethodState, arguments: tuple[int, ...]) -> None:
         """Execute the payload.
 
         Args:
-            frame: The values of the method.
+            state: The values of the method.
             arguments: Those that the payload is called with.
         """
-        contract.settle(self.handle, lambda count: self._execute(frame, arguments, count))
+        contract.settle(self.handle, lambda count: self._execute(state, arguments, count))
 
-    def _execute(self, frame: Frame, arguments: tuple[int, ...], count: int) -> None:
+    def _execute(self, state: MethodState, arguments: tuple[int, ...], count: int) -> None:
         first = len(arguments) - count
-        inputs = [self._input(frame, position, index) for position, index in enumerate(arguments[:first])]
+        inputs = [self._input(state, position, index) for position, index in enumerate(arguments[:first])]
         returned = contract.execute(self.handle, inputs, count)
         for index, (_, output) in zip(arguments[first:], returned, strict=True):
             if not isinstance(output, torch.Tensor):
-                frame.values[index] = output
+                state.values[index] = output
             else:
-                frame.slot(index).write(output.detach())
+                state.slot(index).write(output.detach())
 
-    def _input(self, frame: Frame, position: int, index: int) -> Any:
-        value = frame.get(index)
+    def _input(self, state: MethodState, position: int, index: int) -> Any:
+        value = state.get(index)
         if isinstance(value, (list, str)):
-            raise contract.no_list(self.handle, position)
+            raise contract.refuse_list(self.handle, position)
         # An object of its own: the delegate cannot change the shape of the method's.
         return value.detach() if isinstance(value, torch.Tensor) else value
 
@@ -172,61 +169,35 @@ def _close_at_exit() -> None:
     global _closes_at_exit
     if not _closes_at_exit:
         _closes_at_exit = True
-        atexit.register(lambda: locks.engine().acquire(timeout=_EXIT_SECONDS))
-
-
-class _NamedData:
-    """Finds named data of a file until a delegate has compiled."""
-
-    def __init__(self, *places: Mapping[str, memoryview]) -> None:
-        self.places: tuple[Mapping[str, memoryview], ...] | None = places
-
-    def __call__(self, key: str) -> bytes | None:
-        if self.places is None:
-            raise RuntimeError(
-                f"named_data({key!r}): named data can be read until compile returns, keep it in the handle."
-            )
-        if not isinstance(key, str) or "\0" in key:
-            raise TypeError(f"named_data: got {key!r}, expected a str without null characters.")
-        return next((bytes(place[key]) for place in self.places if key in place), None)
+        atexit.register(contract.keep_others_out)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Interpreter:
+class Interpreter(Engine[Ready]):
     """A file that Python runs; `open_interpreter` makes it.
 
     Attributes:
-        file: The file.
         listing: Its code.
         external: The named data of its data file.
-        delegates: Its Python delegates, by id.
-        kernels: The kernels that ExecuTorch's runtime has; None when it cannot be asked.
         shared: The memory that methods share.
-        ready: The methods that were set up.
         trace: Takes what methods do, None when nobody asks.
     """
 
-    file: ProgramFile
+    name = "interpreter"
+    refusal = "The interpreter refuses what would not run on a device. "
+
     listing: Listing
     external: Mapping[str, memoryview]
-    delegates: Mapping[str, Delegate]
-    kernels: frozenset[str] | None
     shared: torch.Tensor | None
-    ready: dict[str, Ready] = field(default_factory=dict)
     trace: Trace | None = None
 
-    @property
-    def name(self) -> str:
-        """What `load` calls it."""
-        return "interpreter"
-
-    def run(self, method: Method, inputs: Sequence[Any]) -> list[Any]:
+    def run(self, method: MethodSpec, inputs: Sequence[Any]) -> list[Any]:
         """Run a method; see `Engine`."""
         with neutral():
             return self._run(method, inputs)
 
-    def _run(self, method: Method, inputs: Sequence[Any]) -> list[Any]:
-        ready = self._load(method)
+    def _run(self, method: MethodSpec, inputs: Sequence[Any]) -> list[Any]:
+        ready = self.prepare(method)
         try:
             return ready.run(inputs)
         except LoweringError:
@@ -242,7 +213,7 @@ class Interpreter:
                 f"{self.file.where(method.name)} failed in the interpreter: {error}. {look_at(inputs)}"
             ) from error
 
-    def record(self, method: Method, inputs: Sequence[Any], runs: int) -> list[Event]:
+    def record(self, method: MethodSpec, inputs: Sequence[Any], runs: int) -> list[TraceEvent]:
         """Run a method in memory of its own, and record what it does; see `Engine`."""
         recorded = Trace()
         shared = None if self.shared is None else torch.zeros_like(self.shared)
@@ -253,50 +224,24 @@ class Interpreter:
             recorded.end(-1, trace.METHOD, start)
         return recorded.events
 
-    def set_up_delegated(self) -> None:
-        """Set up the methods that call backends, but for those that lack a kernel, which say so when run."""
-        for method in self.file.methods.values():
-            if not self.delegates.keys().isdisjoint(method.backends) and not self._missing(method):
-                with neutral():
-                    self._load(method)
+    def _sharing(self, method: MethodSpec) -> Collection[str]:
+        return () if self.shared is None else self.file.methods
 
-    def _missing(self, method: Method) -> list[str]:
-        return [] if self.kernels is None else sorted(set(method.operators) - self.kernels)
+    def _set_up(self, method: MethodSpec) -> Ready:
+        with neutral():
+            return self._set_up_neutrally(method)
 
-    def _load(self, method: Method) -> Ready:
-        """Return a method, set up at its first use."""
-        if method.name in self.ready:
-            return self.ready[method.name]
-        missing = self._missing(method)
-        if missing:
-            raise InputError(
-                f"{self.file.where(method.name)} cannot run: the ExecuTorch runtime here has no kernel for "
-                f"{', '.join(missing)}. The interpreter refuses what would not run on a device. Import the library "
-                "that has it (custom operators have one), or change the model so that the "
-                "operator is decomposed or delegated."
-            )
-        self.ready[method.name] = self._set_up(method)
-        # Setting up a method writes its initial state. Those that share it are set up at once, before one changes it;
-        # one that cannot be says so when it is run.
-        for name in self.file.methods if self.shared is not None else ():
-            if name not in self.ready:
-                try:
-                    self.ready[name] = self._set_up(self.file.methods[name])
-                except Exception as error:
-                    let_through(error)
-        return self.ready[method.name]
-
-    def _set_up(self, method: Method) -> Ready:
+    def _set_up_neutrally(self, method: MethodSpec) -> Ready:
         where, code = self.file.where(method.name), self.listing.methods[method.name]
         try:
             arenas = memory.arenas(code.arenas[:_SHARED] if self.shared is not None else code.arenas)
             if self.shared is not None:
                 arenas.append(self.shared)
             values = [
-                memory.slot(value.content, place, arenas)
-                if isinstance(value.content, Tensor) and place is not None
+                memory.slot(value.content, storage, arenas)
+                if isinstance(value.content, Tensor) and storage is not None
                 else value.content
-                for value, place in zip(code.values, code.places, strict=True)
+                for value, storage in zip(code.values, code.storage, strict=True)
             ]
         except Exception as error:
             let_through(error)
@@ -304,7 +249,7 @@ class Interpreter:
                 f"{where} cannot be set up by the interpreter: {error}. The file may be damaged. Make or copy it again."
             ) from error
         kernels = [self._kernel(where, *operator) for operator in code.operators]
-        return Ready(code, Frame(code.values, values), kernels, self._calls(method, code), self.trace)
+        return Ready(code, MethodState(code.values, values), kernels, self._calls(method, code), self.trace)
 
     def _kernel(self, where: str, name: str, overload: str) -> Kernel:
         found = kernel(name, overload)
@@ -316,37 +261,40 @@ class Interpreter:
             )
         return found
 
-    def _calls(self, method: Method, code: Code) -> list[Kernel]:
+    def _calls(self, method: MethodSpec, code: Code) -> list[Kernel]:
         """Return what executes each payload of a method; one that fails destroys those before it."""
         calls: list[Kernel] = []
         try:
             for number, (payload, plan) in enumerate(zip(code.payloads, method.delegations, strict=True)):
                 delegate = self.delegates.get(payload.backend)
                 if delegate is not None:
-                    calls.append(self._compiled(method.name, delegate, payload, plan))
+                    calls.append(self._compile(method.name, delegate, payload, plan))
                 else:
-                    calls.append(self._hosted(method.name, code, number, plan))
+                    calls.append(self._host(method.name, code, number, plan))
         except BaseException:
             for call in calls:
                 if isinstance(call, PythonCall):
-                    with contract.reporting():
-                        call.close()
+                    call.close()
             raise
         return calls
 
-    def _compiled(self, method: str, delegate: Delegate, payload: Payload, plan: Delegation) -> PythonCall:
-        data = _NamedData(self.listing.named, self.external)
-        context, lines = DelegateContext(method, data, plan.number, self.trace), self.file.debug.lines(method)
-        try:
-            return PythonCall(
-                contract.compile_payload(
-                    self.file.where(method), delegate, plan, bytes(payload.content), list(payload.specs), context, lines
-                )
-            )
-        finally:
-            data.places = None
+    def _compile(self, method: str, delegate: Delegate, payload: Payload, plan: Delegation) -> PythonCall:
+        job = contract.Compilation(
+            self.file.where(method),
+            method,
+            plan,
+            bytes(payload.content),
+            payload.specs,
+            self._find_data,
+            self.trace,
+            self.file.debug.lines(method),
+        )
+        return PythonCall(contract.compile_payload(delegate, job))
 
-    def _hosted(self, method: str, code: Code, number: int, plan: Delegation) -> Kernel:
+    def _find_data(self, key: str) -> bytes | None:
+        return next((bytes(data[key]) for data in (self.listing.named, self.external) if key in data), None)
+
+    def _host(self, method: str, code: Code, number: int, plan: Delegation) -> Kernel:
         payload = code.payloads[number]
         called = (
             arguments
@@ -379,7 +327,7 @@ class Interpreter:
 
 
 def open_interpreter(file: ProgramFile, given: Mapping[str, Any], unavailable: Unavailable) -> Interpreter:
-    """Open a file for the interpreter, and set up its methods that call Python delegates.
+    """Open a file for the interpreter, and find its Python delegates.
 
     Args:
         file: The file.
@@ -389,13 +337,10 @@ def open_interpreter(file: ProgramFile, given: Mapping[str, Any], unavailable: U
     Raises:
         InputError: The file has changed meanwhile, or takes more memory than there is.
         BackendUnavailableError: Nobody has a backend that the file needs.
-        BackendFailure: A delegate raised.
+        BackendFailure: A delegate raised when it was asked whether it is available.
         PluginLoadError: A delegate could not be made, or its id is provided twice.
     """
     found = find_delegates(file, given, unavailable)
-    kernels = None
-    if availability.runtime_failure() is None:
-        kernels = frozenset(executorch_runtime().operator_registry.operator_names)
     external = file.data.content()
     try:
         listing = read_code(file.content(), external)
@@ -407,6 +352,4 @@ def open_interpreter(file: ProgramFile, given: Mapping[str, Any], unavailable: U
             (shared,) = memory.arenas([max(method.arenas[_SHARED] for method in file.methods.values())])
         except memory.DoesNotFit as error:
             raise InputError(f"{file.name} cannot be loaded by the interpreter: {error}.") from None
-    engine = Interpreter(file, listing, external, found, kernels, shared)
-    engine.set_up_delegated()
-    return engine
+    return Interpreter(file, found, listing, external, shared)

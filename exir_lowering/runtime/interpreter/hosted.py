@@ -15,14 +15,14 @@ from executorch.exir.scalar_type import ScalarType
 
 from exir_lowering._upstream.files import serialized
 from exir_lowering._upstream.runtime import open_program
-from exir_lowering.backends.xnnpack import payload as xnnpack
+from exir_lowering.pte import payloads
+from exir_lowering.pte.dtypes import CODES
 from exir_lowering.pte.format import Delegation
-from exir_lowering.pte.value_kinds import DTYPES, KINDS, NULL, Tensor, Value
+from exir_lowering.pte.value_kinds import KINDS, NULL, Tensor, ValueSpec
 from exir_lowering.runtime.interpreter.code import Payload
-from exir_lowering.runtime.interpreter.kernels import Frame
+from exir_lowering.runtime.interpreter.kernels import MethodState
 
 _ALIGNMENT = 16
-_CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 
 class NotHosted(Exception):
@@ -45,23 +45,23 @@ class HostedCall:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
 
-    def __call__(self, frame: Frame, arguments: tuple[int, ...]) -> None:
+    def __call__(self, state: MethodState, arguments: tuple[int, ...]) -> None:
         """Execute the payload.
 
         Args:
-            frame: The values of the method.
+            state: The values of the method.
             arguments: Those that the payload is called with.
         """
-        given = [frame.get(arguments[position]) for position in self.inputs]
+        given = [state.get(arguments[position]) for position in self.inputs]
         for position, output in zip(self.outputs, self.run(given, clone_outputs=False), strict=True):
-            frame.slot(arguments[position]).write(output)
+            state.slot(arguments[position]).write(output)
 
 
 def host(
     method: str,
     payload: Payload,
     plan: Delegation,
-    values: Sequence[Value],
+    values: Sequence[ValueSpec],
     named: Mapping[str, memoryview],
     data: str | None,
 ) -> HostedCall:
@@ -85,10 +85,11 @@ def host(
     program = _Program(method)
     ids = [program.argument(value, position in inputs, position in outputs) for position, value in enumerate(values)]
     program.call(payload, ids)
-    if payload.backend == xnnpack.BACKEND:
-        names = xnnpack.weights(payload.content).keys()
+    checked = payloads.check_payload(payload.backend, payload.content)
+    if checked is not None:
+        names = checked.weights.keys()
         named = {name: content for name, content in named.items() if name in names}
-    content = serialized(program.finished(), {name: bytes(view) for name, view in named.items()}, _ALIGNMENT)
+    content = serialized(program.finish(), {name: bytes(view) for name, view in named.items()}, _ALIGNMENT)
     run = open_program(content, data).load_method(method)
     return HostedCall(content, run, inputs, outputs)
 
@@ -106,7 +107,7 @@ class _Program:
         self._payloads: list[bytes] = []
         self._memory = 0
 
-    def argument(self, value: Value, given: bool, returned: bool) -> int:
+    def argument(self, value: ValueSpec, given: bool, returned: bool) -> int:
         """Add a value that the payload is called with; return its number."""
         if isinstance(value.content, Tensor):
             number = self._tensor(value.content, planned=given and returned)
@@ -129,7 +130,7 @@ class _Program:
         )
         self._instructions.append(schema.Instruction(schema.DelegateCall(0, list(arguments))))
 
-    def finished(self) -> schema.Program:
+    def finish(self) -> schema.Program:
         """Return the program."""
         plan = schema.ExecutionPlan(
             name=self._method,
@@ -157,9 +158,9 @@ class _Program:
         return len(self._values) - 1
 
     def _tensor(self, tensor: Tensor, *, planned: bool) -> int:
-        place = None
+        allocation = None
         if planned:
-            place = schema.AllocationDetails(1, self._memory & 0xFFFFFFFF, self._memory >> 32)
+            allocation = schema.AllocationDetails(1, self._memory & 0xFFFFFFFF, self._memory >> 32)
             size = tensor.dtype.itemsize
             for dimension in tensor.sizes:
                 size *= dimension
@@ -169,14 +170,14 @@ class _Program:
             dynamism = schema.TensorShapeDynamism.DYNAMIC_BOUND
         return self._add(
             schema.Tensor(
-                scalar_type=ScalarType(_CODES[tensor.dtype]),
+                scalar_type=ScalarType(CODES[tensor.dtype]),
                 storage_offset=0,
                 sizes=list(tensor.sizes),
                 dim_order=list(tensor.dim_order),
                 requires_grad=False,
                 layout=0,
                 data_buffer_idx=0,
-                allocation_info=place,
+                allocation_info=allocation,
                 shape_dynamism=dynamism,
             )
         )

@@ -17,14 +17,14 @@ from exir_lowering.graphs.operators import pure as pure_operators
 from exir_lowering.graphs.operators.budget import Budget
 from exir_lowering.graphs.operators.calls import CheckedCall
 from exir_lowering.plugins import availability
-from exir_lowering.pte.value_kinds import BOOL_LIST, INT_LIST, OPTIONAL_TENSOR_LIST, TENSOR_LIST, Value
+from exir_lowering.pte.value_kinds import BOOL_LIST, INT_LIST, OPTIONAL_TENSOR_LIST, TENSOR_LIST, ValueSpec
 from exir_lowering.runtime.interpreter.memory import DoesNotFit, Slot
 
-Kernel = Callable[["Frame", tuple[int, ...]], None]
+Kernel = Callable[["MethodState", tuple[int, ...]], None]
 
 
 @dataclass(slots=True, eq=False)
-class Frame:
+class MethodState:
     """The values of a method while it runs; they stay as they are until it runs again.
 
     Attributes:
@@ -33,7 +33,7 @@ class Frame:
         spending: The memory that operators take.
     """
 
-    plan: Sequence[Value]
+    plan: Sequence[ValueSpec]
     values: list[Any]
     spending: Budget = field(default_factory=Budget)
 
@@ -104,43 +104,43 @@ def _of_torch(name: str, operator: Operator) -> Kernel:
     call = CheckedCall(name, operator)
     arguments: tuple[Argument, ...] = operator.arguments
 
-    def run(frame: Frame, indices: tuple[int, ...]) -> None:
+    def run(state: MethodState, indices: tuple[int, ...]) -> None:
         given: list[Any] = []
         named: dict[str, Any] = {}
         outputs: list[Slot] = []
         for index, argument in zip(indices, arguments, strict=False):
             if argument.written:
-                for slot in frame.slots(index):
+                for slot in state.slots(index):
                     slot.check_writable()
             if argument.out:
-                outputs += frame.slots(index)
-                named[argument.name] = frame.get(index)
+                outputs += state.slots(index)
+                named[argument.name] = state.get(index)
             elif argument.keyword:
-                named[argument.name] = frame.get(index)
+                named[argument.name] = state.get(index)
             else:
-                given.append(frame.get(index))
+                given.append(state.get(index))
         for slot in outputs:
             slot.clear()
-        frame.spending.take(call.needs(given, named))
+        state.spending.take(call.needs(given, named))
         result = call(*given, **named)
         for slot in outputs:
             slot.settle()
         if not outputs and len(indices) > len(arguments):
-            frame.put(indices[len(arguments)], result)
+            state.put(indices[len(arguments)], result)
 
     return run
 
 
 def _of_numbers(function: Callable[..., Any]) -> Kernel:
-    def run(frame: Frame, indices: tuple[int, ...]) -> None:
-        frame.values[indices[-1]] = function(*map(frame.get, indices[:-1]))
+    def run(state: MethodState, indices: tuple[int, ...]) -> None:
+        state.values[indices[-1]] = function(*map(state.get, indices[:-1]))
 
     return run
 
 
-def _view(frame: Frame, indices: tuple[int, ...]) -> None:
-    slot, target = frame.slot(indices[0]), frame.slot(indices[2])
-    source, shape = slot.tensor, list(frame.get(indices[1]))
+def _view(state: MethodState, indices: tuple[int, ...]) -> None:
+    slot, target = state.slot(indices[0]), state.slot(indices[2])
+    source, shape = slot.tensor, list(state.get(indices[1]))
     if -1 in shape:
         known = -math.prod(shape)
         shape[shape.index(-1)] = source.numel() // known if known else 0
@@ -149,23 +149,23 @@ def _view(frame: Frame, indices: tuple[int, ...]) -> None:
     target.view(slot, shape)
 
 
-def _copy_row(frame: Frame, indices: tuple[int, ...]) -> None:
-    target, row, index = frame.slot(indices[0]), frame.slot(indices[1]).tensor, frame.get(indices[2])
+def _copy_row(state: MethodState, indices: tuple[int, ...]) -> None:
+    target, row, index = state.slot(indices[0]), state.slot(indices[1]).tensor, state.get(indices[2])
     target.check_writable()
     if target.plan.dynamic:
         target.reshape((index + 1, *row.shape))
     target.tensor[index].copy_(row)
 
 
-def _copy(frame: Frame, indices: tuple[int, ...]) -> None:
-    frame.slot(indices[-1]).write(frame.slot(indices[0]).tensor)
+def _copy(state: MethodState, indices: tuple[int, ...]) -> None:
+    state.slot(indices[-1]).write(state.slot(indices[0]).tensor)
 
 
-def _empty(frame: Frame, indices: tuple[int, ...]) -> None:
-    frame.slot(indices[-1]).reshape(frame.get(indices[0]))
+def _empty(state: MethodState, indices: tuple[int, ...]) -> None:
+    state.slot(indices[-1]).reshape(state.get(indices[0]))
 
 
-def _nothing(frame: Frame, indices: tuple[int, ...]) -> None:
+def _nothing(state: MethodState, indices: tuple[int, ...]) -> None:
     return None
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from exir_lowering.pte.value_kinds import Tensor, strides
-from exir_lowering.runtime.interpreter.code import Place
+from exir_lowering.runtime.interpreter.code import Storage
 
 
 class DoesNotFit(Exception):
@@ -144,12 +144,12 @@ def _zeros(size: int, dtype: torch.dtype) -> torch.Tensor:
         raise DoesNotFit(f"{size} elements of {dtype} do not fit into memory: {error}") from None
 
 
-def slot(plan: Tensor, place: Place, memory: Sequence[torch.Tensor]) -> Slot:
+def slot(plan: Tensor, storage: Storage, memory: Sequence[torch.Tensor]) -> Slot:
     """Make a tensor, with its initial content.
 
     Args:
         plan: What the file says of it.
-        place: Where its content is.
+        storage: Where its content is.
         memory: The planned memory.
 
     Raises:
@@ -157,14 +157,15 @@ def slot(plan: Tensor, place: Place, memory: Sequence[torch.Tensor]) -> Slot:
     """
     shape = (0,) * len(plan.sizes) if plan.unbound else plan.sizes
     layout = strides(shape, plan.dim_order)
-    if place.arena:
+    planned, content = storage.planned, storage.content
+    if planned is not None:
         tensor = torch.empty(0, dtype=plan.dtype)
-        start = place.offset // plan.dtype.itemsize
-        tensor.set_(memory[place.arena].untyped_storage(), start, shape, layout)
-        if place.content is not None:
-            tensor.copy_(_content(plan, shape, layout, place.content))
-    elif place.content is not None:
-        return Slot(_content(plan, shape, layout, place.content), plan, constant=True)
+        start = planned.offset // plan.dtype.itemsize
+        tensor.set_(memory[planned.arena].untyped_storage(), start, shape, layout)
+        if content is not None:
+            tensor.copy_(_content(plan, shape, layout, content))
+    elif content is not None:
+        return Slot(_content(plan, shape, layout, content), plan, constant=True)
     else:
         tensor = _zeros(math.prod(shape), plan.dtype).as_strided(shape, layout)
     return Slot(tensor, plan)

@@ -18,95 +18,44 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from exir_lowering._upstream import locks
 from exir_lowering._upstream.runtime import compile_spec
-from exir_lowering.errors import (
-    BackendContractError,
-    BackendFailure,
-    BackendUnavailableError,
-    InputError,
-)
+from exir_lowering.errors import BackendContractError, BackendUnavailableError, InputError
 from exir_lowering.errors.interrupts import let_through, passing
 from exir_lowering.plugins import availability
-from exir_lowering.plugins.delegate import Delegate, DelegateContext
+from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.pte.format import Delegation
-from exir_lowering.pte.value_kinds import DTYPES, NULL, TENSOR, Tensor, Value
+from exir_lowering.pte.value_kinds import ValueSpec
 from exir_lowering.runtime.contract import (
     DAMAGED,
+    Compilation,
     Handle,
     compile_payload,
     describe_output,
+    destroy,
     execute,
-    no_list,
-    reporting,
+    keep_others_out,
     settle,
 )
 from exir_lowering.runtime.debugging import Lines, no_lines
 from exir_lowering.runtime.inputs import show
-from exir_lowering.runtime.native import shim
+from exir_lowering.runtime.native import abi, shim
+from exir_lowering.runtime.native.abi import Argument
+from exir_lowering.runtime.native.arguments import describe_argument, read_argument, view_tensor
 
 if TYPE_CHECKING:
     from executorch.exir.backend.compile_spec_schema import CompileSpec
 
-_NONE, _TENSOR, _INT, _DOUBLE, _BOOL = range(5)
 _FAILED, _DONE = 0, 1
-_WRITABLE = 0x200  # PyBUF_WRITE
 _NOT_FOUND = 0x20
-_PLACES = 16
+_ROOM = 16
 _UNKNOWN = -1
 _ELSEWHERE = "A method that was not set up by exir_lowering.load"
-_EXIT_SECONDS = 30.0
-
-
-class _Spec(ctypes.Structure):
-    _fields_ = (("key", ctypes.c_char_p), ("value", ctypes.c_void_p), ("size", ctypes.c_size_t))
-
-
-class _Argument(ctypes.Structure):
-    _fields_ = (
-        ("kind", ctypes.c_int32),
-        ("dtype", ctypes.c_int32),
-        ("rank", ctypes.c_int32),
-        ("sizes", ctypes.POINTER(ctypes.c_int32)),
-        ("strides", ctypes.POINTER(ctypes.c_int32)),
-        ("data", ctypes.c_void_p),
-        ("bytes", ctypes.c_size_t),
-        ("integer", ctypes.c_int64),
-        ("real", ctypes.c_double),
-        ("value", ctypes.c_void_p),
-    )
-
-
-class _Data(ctypes.Structure):
-    _fields_ = (("data", ctypes.c_void_p), ("size", ctypes.c_size_t), ("buffer", ctypes.c_void_p))
-
-
-_AVAILABLE = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int32)
-_COMPILE = ctypes.CFUNCTYPE(
-    ctypes.c_int64,
-    ctypes.c_int32,
-    ctypes.c_void_p,
-    ctypes.c_char_p,
-    ctypes.c_void_p,
-    ctypes.c_size_t,
-    ctypes.POINTER(_Spec),
-    ctypes.c_size_t,
-)
-_EXECUTE = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64, ctypes.POINTER(_Argument), ctypes.c_size_t, ctypes.c_void_p)
-_DESTROY = ctypes.CFUNCTYPE(None, ctypes.c_int64)
-
-
-class _Callbacks(ctypes.Structure):
-    _fields_ = (("available", _AVAILABLE), ("compile", _COMPILE), ("execute", _EXECUTE), ("destroy", _DESTROY))
-
-
-_memory: Callable[[int, int, int], memoryview] = ctypes.PYFUNCTYPE(
-    ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int
-)(("PyMemoryView_FromMemory", ctypes.pythonapi))
 
 
 @dataclass(slots=True, eq=False)
@@ -148,7 +97,7 @@ class Bridge:
         self._library = shim.library()
         self._ids: list[str] = []
         self._handles: dict[int, Handle] = {}
-        self._recorders: dict[int, _Recorder] = {}
+        self._recorders: dict[int, _EventRecorder] = {}
         self._keys = itertools.count(1)
         self._thread = _Thread()
         self._serving: list[Mapping[str, Delegate]] = []
@@ -160,22 +109,11 @@ class Bridge:
             self._execute,
             self._destroy,
         )
-        self._callbacks = _Callbacks(_AVAILABLE(available), _COMPILE(compile_), _EXECUTE(execute), _DESTROY(destroy))
-        self._library.exir_resize.argtypes = (
-            ctypes.POINTER(_Argument),
-            ctypes.POINTER(ctypes.c_int32),
-            ctypes.c_size_t,
+        self._callbacks = abi.Callbacks(
+            abi.AVAILABLE(available), abi.COMPILE(compile_), abi.EXECUTE(execute), abi.DESTROY(destroy)
         )
-        self._library.exir_set_int.argtypes = (ctypes.POINTER(_Argument), ctypes.c_int64)
-        self._library.exir_set_double.argtypes = (ctypes.POINTER(_Argument), ctypes.c_double)
-        self._library.exir_set_bool.argtypes = (ctypes.POINTER(_Argument), ctypes.c_int32)
-        self._library.exir_named_data.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.POINTER(_Data))
-        self._library.exir_release.argtypes = (ctypes.c_void_p,)
-        # Called with the interpreter's lock held: a delegate's threads may record events too.
-        self._ticks = ctypes.PYFUNCTYPE(ctypes.c_uint64)(("exir_ticks", self._library))
-        self._event = ctypes.PYFUNCTYPE(
-            None, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int32, ctypes.c_uint64, ctypes.c_uint64
-        )(("exir_event", self._library))
+        abi.declare(self._library)
+        self._ticks, self._event = abi.clock(self._library), abi.recorder(self._library)
         self._library.exir_start(ctypes.byref(self._callbacks))
         atexit.register(self._close)
 
@@ -195,10 +133,10 @@ class Bridge:
             BackendUnavailableError: The runtime refuses one, or has no room for all; then none is registered.
         """
         missing = [name for name in ids if name not in self._ids]
-        if len(taken) + len(missing) > _PLACES:
+        if len(taken) + len(missing) > _ROOM:
             raise BackendUnavailableError(
                 f"The delegates {', '.join(map(repr, missing))} cannot be registered: the ExecuTorch runtime has room "
-                f"for {_PLACES} backends in a process, forgets none, and has {len(taken)}: {', '.join(taken)}. Use "
+                f"for {_ROOM} backends in a process, forgets none, and has {len(taken)}: {', '.join(taken)}. Use "
                 "fewer ids in one process, or start another one."
             )
         for name in missing:
@@ -286,9 +224,9 @@ class Bridge:
 
     def _available(self, slot: int) -> int:
         setups = self._thread.setups
-        return int(self._ids[slot] in (setups[-1].delegates if setups else self._served()))
+        return int(self._ids[slot] in (setups[-1].delegates if setups else self._find_served()))
 
-    def _served(self) -> dict[str, Delegate]:
+    def _find_served(self) -> dict[str, Delegate]:
         return {name: delegate for delegates in self._serving for name, delegate in delegates.items()}
 
     def _compile(
@@ -296,17 +234,17 @@ class Bridge:
     ) -> int:
         try:
             payload = ctypes.string_at(processed, size) if processed else b""
-            told = [
+            made = [
                 compile_spec(
                     specs[i].key.decode(), ctypes.string_at(specs[i].value, specs[i].size) if specs[i].size else b""
                 )
                 for i in range(count)
             ]
-            return self._compiled(self._ids[slot], context, (method or b"").decode(), payload, told)
+            return self._compile_by(self._ids[slot], context, (method or b"").decode(), payload, made)
         except BaseException as failure:
-            return self._failed(failure)
+            return self._keep(failure)
 
-    def _failed(self, failure: BaseException) -> int:
+    def _keep(self, failure: BaseException) -> int:
         """Keep a failure for who listens, or show it; return the number that the runtime makes of it."""
         self._thread.failure = failure
         if not self._thread.listeners:
@@ -314,27 +252,34 @@ class Bridge:
         code = getattr(failure.__cause__ or failure, "executorch_error", None)
         return -code if isinstance(code, int) and 0 < code < 0x100 else _FAILED
 
-    def _compiled(self, name: str, context: int, method: str, payload: bytes, specs: list[CompileSpec]) -> int:
+    def _compile_by(self, name: str, context: int, method: str, payload: bytes, specs: list[CompileSpec]) -> int:
         setups = self._thread.setups
-        setup = (
-            setups[-1] if setups else _Setup(_ELSEWHERE, self._served(), iter([_unknown(name, len(payload))]), no_lines)
-        )
+        unread = iter([_describe_unread(name, len(payload))])
+        setup = setups[-1] if setups else _Setup(_ELSEWHERE, self._find_served(), unread, no_lines)
         plan = next(setup.plans, None)
         if plan is None or (plan.backend, plan.payload) != (name, len(payload)):
             raise InputError(
                 f"{setup.where}: the runtime asks to compile {len(payload)} bytes by {name!r}, not {plan}: {DAMAGED}"
             )
-        delegate = setup.delegates[name]
-        data = _NamedData(self._library, context)
-        recorder = _Recorder(self._ticks, self._event)
-        try:
-            told_context = DelegateContext(method, data, plan.number, recorder)
-            handle = compile_payload(setup.where, delegate, plan, payload, specs, told_context, setup.lines)
-        finally:
-            data.context = None
+        recorder, find_data = _EventRecorder(self._ticks, self._event), partial(self._find_data, context)
+        job = Compilation(setup.where, method, plan, payload, specs, find_data, recorder, setup.lines)
+        handle = compile_payload(setup.delegates[name], job)
         key = next(self._keys)
         self._handles[key], self._recorders[key] = handle, recorder
         return key
+
+    def _find_data(self, context: int, key: str) -> bytes | None:
+        """Return named data of a file, as long as the context lives."""
+        found = abi.Data()
+        error = self._library.exir_named_data(context, key.encode(), ctypes.byref(found))
+        if error == _NOT_FOUND:
+            return None
+        if error != 0:
+            raise RuntimeError(f"named_data({key!r}): the ExecuTorch runtime cannot read it: error {error:#x}.")
+        try:
+            return ctypes.string_at(found.data, found.size) if found.size else b""
+        finally:
+            self._library.exir_release(found.buffer)
 
     def _execute(self, key: int, arguments: Any, count: int, tracer: int | None) -> int:
         try:
@@ -342,27 +287,27 @@ class Bridge:
             # A delegate may run its own program again, which may be profiled or not.
             before, recorder.tracer = recorder.tracer, tracer
         except BaseException as failure:
-            return self._failed(failure)
+            return self._keep(failure)
         try:
             if handle.plan.arguments == _UNKNOWN:
-                handle.plan = _seen(handle.plan, arguments[:count])
+                handle.plan = _add_arguments(handle.plan, arguments[:count])
                 handle.counts = handle.plan.counts
             if count != handle.plan.arguments:
                 raise InputError(f"{handle.who} is called with {count} values, not {handle.plan.arguments}: {DAMAGED}")
-            settle(handle, lambda outputs: self._executed(handle, outputs, arguments))
+            settle(handle, lambda outputs: self._execute_with(handle, outputs, arguments))
             return _DONE
         except BaseException as failure:
-            return self._failed(failure)
+            return self._keep(failure)
         finally:
             recorder.tracer = before
 
-    def _executed(self, handle: Handle, count: int, arguments: Any) -> None:
+    def _execute_with(self, handle: Handle, count: int, arguments: Any) -> None:
         first = handle.plan.arguments - count
-        inputs = [_read(handle, index, arguments[index]) for index in range(first)]
+        inputs = [read_argument(handle, index, arguments[index]) for index in range(first)]
         for index, (value, output) in enumerate(execute(handle, inputs, count)):
             argument = arguments[first + index]
-            if (argument.kind == _TENSOR) != isinstance(output, torch.Tensor):
-                raise InputError(f"{handle.who}: the runtime has no place for its output {index}: {DAMAGED}")
+            if (argument.kind == abi.TENSOR) != isinstance(output, torch.Tensor):
+                raise InputError(f"{handle.who}: the runtime cannot take its output {index}: {DAMAGED}")
             if isinstance(output, torch.Tensor):
                 self._write(handle, index, value, argument, output)
             elif isinstance(output, bool):
@@ -372,7 +317,7 @@ class Bridge:
             else:
                 self._library.exir_set_double(argument, output)
 
-    def _write(self, handle: Handle, index: int, value: Value, argument: _Argument, output: torch.Tensor) -> None:
+    def _write(self, handle: Handle, index: int, value: ValueSpec, argument: Argument, output: torch.Tensor) -> None:
         shape = tuple(output.shape)
         if tuple(argument.sizes[: argument.rank]) != shape:
             error = self._library.exir_resize(argument, (ctypes.c_int32 * len(shape))(*shape), len(shape))
@@ -382,46 +327,37 @@ class Bridge:
                     f"shape to {describe_output(value)}: error {error:#x}."
                 )
         if argument.bytes:
-            _view(handle, argument).copy_(output.detach() if output.requires_grad else output)
+            view_tensor(handle, argument).copy_(output.detach() if output.requires_grad else output)
 
     def _destroy(self, key: int) -> None:
         handle = self._handles.pop(key, None)
         self._recorders.pop(key, None)
         if handle is not None:
-            with reporting():
-                handle.delegate.destroy(handle.content)
+            destroy(handle)
 
     def _close(self) -> None:
         """Let go of all handles when the interpreter ends; programs that are still alive outlive it.
 
         The lock is kept, so that no other thread is inside of the runtime when the interpreter goes away.
         """
-        locks.engine().acquire(timeout=_EXIT_SECONDS)
+        keep_others_out()
         self._library.exir_close()
         for key in list(self._handles):
             self._destroy(key)
 
 
-def _unknown(backend: str, payload: int) -> Delegation:
+def _describe_unread(backend: str, payload: int) -> Delegation:
     """Return what is known of a payload whose file was not read: nothing but its size."""
     return Delegation(_UNKNOWN, backend, payload, _UNKNOWN, (), ())
 
 
-def _seen(plan: Delegation, arguments: Sequence[_Argument]) -> Delegation:
+def _add_arguments(plan: Delegation, arguments: Sequence[Argument]) -> Delegation:
     """Return what the first call tells of a payload: what the last values may be, of which at least one is returned."""
-    values = []
-    for argument in arguments:
-        if argument.kind == _TENSOR:
-            sizes = tuple(argument.sizes[: argument.rank])
-            order = tuple(range(argument.rank))
-            values.append(Value(TENSOR, Tensor(DTYPES[argument.dtype], sizes, order, dynamic=True, unbound=False)))
-        else:
-            values.append(Value(NULL, None))
-    counts = tuple(range(1, len(values) + 1))
-    return replace(plan, arguments=len(values), outputs=tuple(values), counts=counts)
+    values = tuple(map(describe_argument, arguments))
+    return replace(plan, arguments=len(values), outputs=values, counts=tuple(range(1, len(values) + 1)))
 
 
-class _Recorder:
+class _EventRecorder:
     """Records the events of a handle in ExecuTorch's ETDump, while the handle is executed and profiled."""
 
     __slots__ = ("_event", "_ticks", "tracer")
@@ -442,61 +378,6 @@ class _Recorder:
             self._event(self.tracer, identifier.encode(), -1, start, end)
         else:
             self._event(self.tracer, None, identifier, start, end)
-
-
-class _NamedData:
-    """Finds named data of a file, as long as its context lives."""
-
-    def __init__(self, library: ctypes.CDLL, context: int) -> None:
-        self._library = library
-        self.context: int | None = context
-
-    def __call__(self, key: str) -> bytes | None:
-        if self.context is None:
-            raise RuntimeError(
-                f"named_data({key!r}): named data can be read until compile returns, keep it in the handle."
-            )
-        if not isinstance(key, str) or "\0" in key:
-            raise TypeError(f"named_data: got {key!r}, expected a str without null characters.")
-        found = _Data()
-        error = self._library.exir_named_data(self.context, key.encode(), ctypes.byref(found))
-        if error == _NOT_FOUND:
-            return None
-        if error != 0:
-            raise RuntimeError(f"named_data({key!r}): the ExecuTorch runtime cannot read it: error {error:#x}.")
-        try:
-            return ctypes.string_at(found.data, found.size) if found.size else b""
-        finally:
-            self._library.exir_release(found.buffer)
-
-
-def _read(handle: Handle, index: int, argument: _Argument) -> Any:
-    kind = argument.kind
-    if kind == _TENSOR:
-        return _view(handle, argument)
-    if kind == _INT:
-        return argument.integer
-    if kind == _DOUBLE:
-        return argument.real
-    if kind == _BOOL:
-        return bool(argument.integer)
-    if kind == _NONE:
-        return None
-    raise no_list(handle, index)
-
-
-def _view(handle: Handle, argument: _Argument) -> torch.Tensor:
-    """Return a tensor of the runtime as one of torch, on the same memory."""
-    rank = argument.rank
-    dtype = DTYPES.get(argument.dtype)
-    if dtype is None:
-        raise BackendFailure(f"{handle.who} is given a tensor of the unknown element type {argument.dtype}.")
-    sizes, strides, size = argument.sizes[:rank], argument.strides[:rank], argument.bytes
-    if size == 0:
-        return torch.empty_strided(sizes, strides, dtype=dtype)
-    if not argument.data:
-        raise InputError(f"{handle.who}: a tensor of shape {sizes} has no memory: {DAMAGED}")
-    return torch.frombuffer(_memory(argument.data, size, _WRITABLE), dtype=dtype).as_strided(sizes, strides)
 
 
 _bridge: Bridge | None = None

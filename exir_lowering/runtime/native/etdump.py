@@ -8,29 +8,33 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from exir_lowering.pte.flatbuffer import Table, root
-from exir_lowering.runtime.trace import Event
+from exir_lowering.runtime.native import etdump_slots as slots
+from exir_lowering.runtime.trace import TraceEvent
+
+_Field = slots.ProfileEvent
 
 
-def read(content: bytes) -> list[Event]:
+def read(content: bytes) -> list[TraceEvent]:
     """Return the events of all executions, in their order; those of loading are left out.
 
     Raises:
-        CorruptError: The content is no ETDump.
+        CorruptError: The content is not an ETDump.
     """
-    events: list[Event] = []
-    for run in root(memoryview(content)[4:]).tables(1):  # after its size
-        if run.text(0) == "Execute":
+    events: list[TraceEvent] = []
+    for run in root(memoryview(content)[4:]).tables(slots.ETDump.RUN_DATA):  # after its size
+        if run.text(slots.RunData.NAME) == "Execute":
             events += _events(run)
     return events
 
 
-def _events(run: Table) -> Iterator[Event]:
-    for entry in run.tables(3):
-        event = entry.table(0)
+def _events(run: Table) -> Iterator[TraceEvent]:
+    for entry in run.tables(slots.RunData.EVENTS):
+        event = entry.table(slots.Event.PROFILE_EVENT)
         if event is not None:
-            number, text = event.number(3, "i", -1), event.text(4)
+            number, text = event.number(_Field.DELEGATE_DEBUG_ID_INT, "i", -1), event.text(_Field.DELEGATE_DEBUG_ID_STR)
             identifier = text or (number if number >= 0 else None)
-            start = event.number(6, "Q")
-            took = event.number(7, "Q") - start
-            instruction = event.number(2, "i", -1) if event.number(1, "i") >= 0 else -1
-            yield Event(event.text(0), instruction, identifier, max(took, 0), start)
+            start = event.number(_Field.START_TIME, "Q")
+            took = event.number(_Field.END_TIME, "Q") - start
+            chained = event.number(_Field.CHAIN_INDEX, "i") >= 0
+            instruction = event.number(_Field.INSTRUCTION_ID, "i", -1) if chained else -1
+            yield TraceEvent(event.text(_Field.NAME), instruction, identifier, max(took, 0), start)

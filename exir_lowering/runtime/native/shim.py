@@ -76,7 +76,7 @@ def library() -> ctypes.CDLL:
         except OSError:
             pass  # left by another system, such as one with an older C library: made again
     built = _build(package)
-    loaded = _loaded(built)
+    loaded = _load(built)
     shim_cache.write(folder, name, built)
     return loaded
 
@@ -125,8 +125,8 @@ def _compiler() -> list[str]:
             command = shlex.split(chosen)
         except ValueError as error:
             raise BackendUnavailableError(
-                f"Python delegates need a C++ compiler, and the environment variable CXX, {chosen!r}, is no command: "
-                f"{error}. Correct it, or unset it."
+                f"Python delegates need a C++ compiler, and the environment variable CXX, {chosen!r}, is not a "
+                f"command: {error}. Correct it, or unset it."
             ) from error
         if shutil.which(command[0]) is None:
             raise BackendUnavailableError(
@@ -157,7 +157,7 @@ def _build(package: Path) -> bytes:
             return target.read_bytes()
     except OSError as error:
         raise BackendUnavailableError(
-            f"Python delegates cannot be used: there is no place to compile what they need: {error}. Make room in the "
+            f"Python delegates cannot be used: what they need cannot be compiled anywhere: {error}. Make room in the "
             "temporary folder, or name another one with the environment variable TMPDIR."
         ) from error
 
@@ -186,7 +186,7 @@ def _compile(command: list[str]) -> None:
         )
 
 
-def _loaded(library: bytes) -> ctypes.CDLL:
+def _load(library: bytes) -> ctypes.CDLL:
     try:
         return shim_cache.load(library, SYMBOLS)
     except OSError as error:

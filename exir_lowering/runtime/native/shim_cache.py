@@ -35,8 +35,8 @@ def read(folder: Path, name: str) -> bytes | None:
         name: The file.
     """
     try:
-        with _opened_folder(folder) as place:
-            file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=place)
+        with _open_folder(folder) as directory:
+            file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=directory)
             try:
                 content = _content(file)
             finally:
@@ -58,8 +58,8 @@ def write(folder: Path, name: str, library: bytes) -> None:
     try:
         _check_absolute(folder)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with _opened_folder(folder) as place:
-            _write(place, name, library + _MARK + hashlib.sha256(library).digest())
+        with _open_folder(folder) as directory:
+            _write(directory, name, library + _MARK + hashlib.sha256(library).digest())
     except (OSError, _Untrusted) as error:
         _tell(folder, error)
 
@@ -91,15 +91,15 @@ class _Untrusted(Exception):
 
 
 @contextmanager
-def _opened_folder(folder: Path) -> Iterator[int]:
+def _open_folder(folder: Path) -> Iterator[int]:
     """Open the folder, so that it stays the one that was checked."""
     _check_absolute(folder)
-    place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        _check(os.fstat(place), "it")
-        yield place
+        _check(os.fstat(directory), "it")
+        yield directory
     finally:
-        os.close(place)
+        os.close(directory)
 
 
 def _check_absolute(folder: Path) -> None:
@@ -117,27 +117,27 @@ def _check(found: os.stat_result, what: str) -> None:
 def _content(file: int) -> bytes:
     found = os.fstat(file)
     if not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST:
-        raise _Untrusted("what is there is no library")
+        raise _Untrusted("what is there is not a library")
     _check(found, "the library in it")
     with open(file, "rb", closefd=False) as opened:
         return opened.read(_LARGEST)
 
 
-def _write(place: int, name: str, content: bytes) -> None:
-    """Write beside the name, and move into place when it is on the disk: at any moment there is all or nothing."""
+def _write(directory: int, name: str, content: bytes) -> None:
+    """Write beside the name, and move under it when it is on the disk: at any moment there is all or nothing."""
     temporary = f".{name}.{os.getpid()}.{os.urandom(4).hex()}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    file = os.open(temporary, flags, 0o600, dir_fd=place)
+    file = os.open(temporary, flags, 0o600, dir_fd=directory)
     try:
         with open(file, "wb") as opened:
             opened.write(content)
             opened.flush()
             os.fsync(opened.fileno())
-        os.replace(temporary, name, src_dir_fd=place, dst_dir_fd=place)
-        os.fsync(place)
+        os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+        os.fsync(directory)
     finally:
-        with suppress(OSError):  # it is in place, most of the time
-            os.unlink(temporary, dir_fd=place)
+        with suppress(OSError):  # it was moved, most of the time
+            os.unlink(temporary, dir_fd=directory)
 
 
 def _from_memory(library: bytes) -> ctypes.CDLL | None:

@@ -16,10 +16,10 @@ from exir_lowering import graphs
 from exir_lowering.errors import BackendUnavailableWarning
 from exir_lowering.lowered_module.convention import of_program
 from exir_lowering.lowered_module.module import Delegates, LoweredModule
-from exir_lowering.lowered_module.opening import File
 from exir_lowering.lowered_module.originals import OriginalRunner
 from exir_lowering.lowered_module.record import Record
-from exir_lowering.lowered_module.runners import DelegateRunner, Engine, Source, read
+from exir_lowering.lowered_module.runners import DelegateRunner, Engine
+from exir_lowering.lowered_module.source import File, Source, read_source
 from exir_lowering.plans.report import Report
 from exir_lowering.plugins import availability
 from exir_lowering.steps.emit import emit
@@ -40,7 +40,7 @@ def of_lowered(
     conventions = {name: of_program(name, program) for name, program in programs.items()}
     contents = Record(conventions, {}, {}, {})
     original = OriginalRunner(programs)
-    file = File(lambda: emitted(programs, report, options))
+    file = File(lambda: emit_source(programs, report, options))
     if isinstance(delegates, str) and delegates == ORIGINAL:
         return LoweredModule(file, original, contents, original)
     runner = DelegateRunner(file.source, delegates, engine=engine)
@@ -54,39 +54,39 @@ def of_lowered(
     return LoweredModule(file, runner, contents, original)
 
 
-def emitted(programs: Mapping[str, ExportedProgram], report: Report, options: Mapping[str, Any]) -> Source:
+def emit_source(programs: Mapping[str, ExportedProgram], report: Report, options: Mapping[str, Any]) -> Source:
     """Emit programs in memory; data files go to a folder that is removed with what is returned.
 
     Args:
         programs: The lowered programs.
         report: Their report.
-        options: What `emission.emit` is told.
+        options: What `emit` is told.
 
     Raises:
         InputError: The programs cannot be emitted.
     """
-    prepared = {name: _prepared(program) for name, program in programs.items()}
+    prepared = {name: _prepare(program) for name, program in programs.items()}
     artifact = emit(prepared, constant_methods=None, report=report, **options)
     content = artifact.buffer
     files = artifact.data_files
     debug = artifact.methods
     if not files:
-        return read(memoryview(content), content, (), lambda: debug)
+        return read_source(memoryview(content), content, (), lambda: debug)
     folder = Path(tempfile.mkdtemp(prefix="exir-lowering-"))
     for name, data in files.items():
         (folder / name).write_bytes(data)
-    source = read(memoryview(content), content, [folder / name for name in files], lambda: debug)
+    source = read_source(memoryview(content), content, [folder / name for name in files], lambda: debug)
     weakref.finalize(source, shutil.rmtree, folder, True)
     return source
 
 
-def _prepared(program: ExportedProgram) -> ExportedProgram:
+def _prepare(program: ExportedProgram) -> ExportedProgram:
     """Return a program that returns None where it returned a str, which ExecuTorch cannot write."""
     copied = graphs.copy_program(program)
     output = copied.graph.output_node()
-    output.args = (_without_strs(output.args[0]),)
+    output.args = (_drop_strs(output.args[0]),)
     return copied
 
 
-def _without_strs(returned: Any) -> Any:
+def _drop_strs(returned: Any) -> Any:
     return tuple(None if isinstance(item, str) else item for item in returned)

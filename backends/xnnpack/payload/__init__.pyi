@@ -1,0 +1,1 @@
+from .checks import XnnpackPayloads as XnnpackPayloads

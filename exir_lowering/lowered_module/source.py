@@ -1,0 +1,165 @@
+"""The `.pte` file behind a lowered module, and where it was loaded from."""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from exir_lowering.errors import InputError
+from exir_lowering.errors.interrupts import let_through
+from exir_lowering.pte import format as file_format
+from exir_lowering.pte.debug_info import SUFFIX, DebugInfo, MethodDebug
+from exir_lowering.pte.format import MethodSpec
+
+
+class Origin:
+    """The paths that a file and its data files were loaded from, and which files they were."""
+
+    def __init__(self, paths: Sequence[str | os.PathLike[str]]) -> None:
+        """Look at the files.
+
+        Raises:
+            InputError: One is not there.
+        """
+        self._paths = tuple(paths)
+        self.renew()
+
+    def renew(self) -> None:
+        """Take the files that are there now for the ones that were loaded.
+
+        Raises:
+            InputError: One is not there.
+        """
+        self._identities = [_identity(path) for path in self._paths]
+
+    def check(self) -> None:
+        """Check that the files are still those that were loaded.
+
+        Raises:
+            InputError: One is gone, or is another one.
+        """
+        for path, identity in zip(self._paths, self._identities, strict=True):
+            if _identity(path) != identity:
+                raise InputError(
+                    f"{os.fsdecode(path)!r} was replaced or changed after the module was loaded from it: it may hold "
+                    "another model. Load the module again."
+                )
+
+
+def _identity(path: str | os.PathLike[str]) -> tuple[int, ...]:
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        let_through(error)
+        raise InputError(f"{os.fsdecode(path)!r} cannot be read (any more): {error}. Load the module again.") from error
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A `.pte` file that is loaded.
+
+    Attributes:
+        content: The file.
+        given: Its path or content, for `load`.
+        data: Its data files.
+        methods: What it says about its methods.
+        debug: Returns what the debug handles of its methods stand for; nothing where it is not known.
+        origin: Where it was loaded from; None when it is in memory.
+    """
+
+    content: memoryview
+    given: str | bytes
+    data: tuple[Path, ...]
+    methods: Mapping[str, MethodSpec]
+    debug: Callable[[], Mapping[str, MethodDebug]]
+    origin: Origin | None = None
+
+
+class File:
+    """A module's file.
+
+    Attributes:
+        written: The constant methods in it that a module was saved with; they are replaced when it is saved again.
+    """
+
+    def __init__(self, make: Callable[[], Source], written: frozenset[str] = frozenset()) -> None:
+        self._make, self.written = make, written
+        self._source: Source | None = None
+
+    @property
+    def source(self) -> Source:
+        """The file; it is made when it is first needed."""
+        if self._source is None:
+            self._source = self._make()
+        return self._source
+
+
+def read_source(
+    content: memoryview,
+    given: str | bytes,
+    data: Sequence[Path],
+    debug: Callable[[], Mapping[str, MethodDebug]],
+    origin: Origin | None = None,
+) -> Source:
+    """Read what a file says about its methods.
+
+    Raises:
+        CorruptError: The file is damaged.
+    """
+    return Source(content, given, tuple(data), file_format.read_program(content), debug, origin)
+
+
+def data_paths(given: Any) -> list[str]:
+    """Return the paths of a module's data files; it saves copies of them, by their names.
+
+    Raises:
+        InputError: Something else was given.
+    """
+    several = given if isinstance(given, (list, tuple)) else () if given is None else (given,)
+    for one in several:
+        if not isinstance(one, (str, os.PathLike)):
+            raise InputError(
+                f"LoweredModule.load: data: got a {type(one).__name__}, expected the path of a .ptd file, or a list of "
+                "these."
+            )
+    paths = [os.fsdecode(one) for one in several]
+    if len({os.path.basename(path) for path in paths}) < len(paths):
+        raise InputError(
+            f"LoweredModule.load: data: {', '.join(map(repr, paths))} have one name in several directories; save would "
+            "write them to one file. Rename one of them."
+        )
+    return paths
+
+
+def open_source(path: str, data: Sequence[str], origin: Origin) -> Source:
+    """Map a file that was loaded already; it stays readable when another one takes its place.
+
+    Args:
+        path: Its path.
+        data: The paths of its data files.
+        origin: Which files these were before they were loaded.
+
+    Raises:
+        InputError: One was replaced meanwhile.
+    """
+    with open(path, "rb") as file:
+        content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    origin.check()
+    debug = cache(partial(_debug_beside, Path(path), content))
+    return read_source(content, path, [Path(one) for one in data], debug, origin)
+
+
+def _debug_beside(path: Path, content: memoryview) -> Mapping[str, MethodDebug]:
+    """Return what the debug information beside a file says of its methods, if it is of this file."""
+    try:
+        info = DebugInfo.from_json(path.with_suffix(SUFFIX).read_bytes())
+    except (OSError, InputError):
+        return {}
+    return info.methods if info.sha256 == hashlib.sha256(content).hexdigest() else {}

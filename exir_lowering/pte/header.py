@@ -1,0 +1,124 @@
+"""Where the tables of a `.pte` or `.ptd` file end and its segments start: the header after the flatbuffer's identifier.
+
+A header has its own length, so that versions of ExecuTorch can add fields. Old `.pte` files have no header, and no
+segments. Numbers are little-endian.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from exir_lowering.pte.flatbuffer import CorruptError
+
+PTE_MAGIC = b"ET12"
+PTD_MAGIC = b"FT01"
+"""The identifiers of the flatbuffers, in bytes 4 to 8; `.pte` files of other versions start with "ET" too."""
+
+_PTE_HEADER_MAGIC = b"eh00"
+_PTD_HEADER_MAGIC = b"FH01"
+_AT = 8
+_PTE = struct.Struct("<4sIQQQ")  # magic, length, end of the tables, start of the segments, their size
+_PTE_SHORT = 24  # the length of headers that lack the last field
+_PTD = struct.Struct("<4sIQQQQ")  # magic, length, start of the tables, their size, start of the segments, their size
+_PTD_PADDED = 48  # what ExecuTorch puts between the identifier and the tables
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Where the parts of a file are.
+
+    Attributes:
+        tables: Where the tables end.
+        base: Where the segments start; 0 when there are none.
+        space: How many bytes the segments have.
+    """
+
+    tables: int
+    base: int
+    space: int
+
+
+def read_pte(file: memoryview, whole: int | None = None) -> Extent:
+    """Read the header of a `.pte` file.
+
+    Args:
+        file: The file's content; no more than its first bytes is looked at.
+        whole: How many bytes the file has, when `file` is only the start of it.
+
+    Raises:
+        CorruptError: The file is not a `.pte` file, or is shorter than its header says.
+    """
+    available = len(file) if whole is None else whole
+    if len(file) < 8:
+        raise CorruptError(f"it has {len(file)} bytes")
+    magic = bytes(file[4:8])
+    if magic != PTE_MAGIC:
+        raise CorruptError(f"bytes 4 to 8 are {magic!r}, they are {PTE_MAGIC!r} in a .pte file")
+    if len(file) < _AT + _PTE.size or bytes(file[8:12]) != _PTE_HEADER_MAGIC:
+        return Extent(len(file), 0, 0)
+    _, length, size, base, space = _PTE.unpack_from(file, _AT)
+    if length < _PTE_SHORT:
+        raise CorruptError(f"its header has {length} bytes, {_PTE_SHORT} or more are needed")
+    if length < _PTE.size or space == 0:
+        space = max(available - base, 0)
+    end = max(size, base + space) if base else size
+    if end > available:
+        raise CorruptError(
+            f"its header says that there are {end} bytes, the file has {available}; it may have been cut short"
+        )
+    if size < _AT + _PTE.size or (base and base < size):
+        raise CorruptError(f"its header puts the segments at byte {base}, inside of {size} bytes of tables")
+    return Extent(size, base, space if base else 0)
+
+
+def grow_pte(tables: bytearray, more: int) -> None:
+    """Let the header of a `.pte` file say that there are more bytes of segments.
+
+    Args:
+        tables: What comes before the segments; it is changed.
+        more: How many bytes were added.
+    """
+    magic, length, size, base, space = _PTE.unpack_from(tables, _AT)
+    _PTE.pack_into(tables, _AT, magic, length, size, base, space + more)
+
+
+def read_ptd(file: memoryview) -> Extent:
+    """Read the header of a `.ptd` file.
+
+    Args:
+        file: The file's content; no more than its first bytes is looked at.
+
+    Raises:
+        CorruptError: The file is not a `.ptd` file, or is shorter than its header says.
+    """
+    if len(file) < _AT + _PTD.size:
+        raise CorruptError(f"it has {len(file)} bytes")
+    if bytes(file[4:8]) != PTD_MAGIC or bytes(file[8:12]) != _PTD_HEADER_MAGIC:
+        raise CorruptError(
+            f"it starts with {bytes(file[4:12])!r}, a .ptd file has {PTD_MAGIC + _PTD_HEADER_MAGIC!r} there"
+        )
+    _, length, start, size, base, space = _PTD.unpack_from(file, _AT)
+    if length < _PTD.size or start + size > len(file) or base + space > len(file):
+        raise CorruptError(
+            f"its header says that there are {max(start + size, base + space)} bytes, the file has {len(file)}; "
+            "it may have been cut short"
+        )
+    # Offsets in the tables count from the start of the file.
+    return Extent(start + size, base, space)
+
+
+def with_ptd_header(flatbuffer: bytes, alignment: int, space: int) -> bytes:
+    """Return what comes before the segments of a `.ptd` file.
+
+    Args:
+        flatbuffer: Its tables, without a header.
+        alignment: What the start of the segments is aligned to.
+        space: How many bytes the segments have.
+    """
+    base = -(-(_PTD_PADDED + len(flatbuffer)) // alignment) * alignment
+    header = _PTD.pack(_PTD_HEADER_MAGIC, _PTD.size, _PTD_PADDED, len(flatbuffer), base, space)
+    (root,) = struct.unpack_from("<I", flatbuffer)
+    identifier, rest = flatbuffer[4:_AT], flatbuffer[_AT:]
+    parts = struct.pack("<I", root + _PTD_PADDED), identifier, header.ljust(_PTD_PADDED, b"\0"), rest
+    return b"".join(parts).ljust(base, b"\0")

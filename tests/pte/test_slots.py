@@ -1,0 +1,195 @@
+"""The numbers that files are read with are those of the schemas in the installed wheel of ExecuTorch."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from executorch.exir.scalar_type import ScalarType
+
+from exir_lowering.backends.xnnpack.payload import graph, slots as xnnpack_slots
+from exir_lowering.pte import calls, data_slots, dataflow, dtypes, slots, value_kinds
+from exir_lowering.runtime.native import etdump_slots
+
+PROGRAM = "exir/_serialize/program.fbs"
+DATA = "extension/flat_tensor/serialize/flat_tensor.fbs"
+ETDUMP = "devtools/etdump/etdump_schema_flatcc.fbs"
+XNNPACK = "backends/xnnpack/serialization/runtime_schema.fbs"  # what the runtime reads
+XNNPACK_WRITTEN = "backends/xnnpack/serialization/schema.fbs"  # what the compiler writes
+SCALAR_TYPES = ("exir/_serialize/scalar_type.fbs", "extension/flat_tensor/serialize/scalar_type.fbs")
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The fields of tables with their types, and the numbers of what unions and enums have, by name."""
+
+    tables: dict[str, list[tuple[str, str]]]
+    unions: dict[str, dict[str, str]]
+    enums: dict[str, dict[str, int]]
+
+    def numbers(self, name: str) -> dict[str, int]:
+        """Return the slots of a table, or the numbers of the members of a union or enum."""
+        if name in self.enums:
+            return self.enums[name]
+        if name in self.unions:
+            return {member: number for number, member in enumerate(self.unions[name], 1)}
+        names: list[str] = []
+        for field, type_ in self.tables[name]:
+            names += [f"{field}_type", field] if type_ in self.unions else [field]
+        return {field: slot for slot, field in enumerate(names)}
+
+
+@cache
+def schema(path: str) -> Schema:
+    """Read a schema of the wheel; enums have the values that it has in comments, too."""
+    spec = find_spec("executorch")
+    assert spec is not None and spec.submodule_search_locations is not None
+    text = (Path(next(iter(spec.submodule_search_locations))) / path).read_text()
+    blocks = {
+        (kind, name): body
+        for kind, name, body in re.findall(r"^(table|union|enum)\s+(\w+)[^{]*\{([^}]*)\}", text, re.M)
+    }
+    plain = {key: re.sub(r"//.*", "", body) for key, body in blocks.items()}
+    tables = {
+        name: re.findall(r"(\w+)\s*:\s*([\w.\[\]]+)[^;]*;", body)
+        for (kind, name), body in plain.items()
+        if kind == "table"
+    }
+    unions = {
+        name: {member: table or member for member, table in re.findall(r"(\w+)(?:\s*:\s*(\w+))?\s*,", f"{body},")}
+        for (kind, name), body in plain.items()
+        if kind == "union"
+    }
+    enums = {
+        name: {entry: int(value) for entry, value in re.findall(r"(\w+)\s*=\s*(\d+)", body)}
+        for (kind, name), body in blocks.items()
+        if kind == "enum"
+    }
+    return Schema(tables, unions, enums)
+
+
+def named(module: ModuleType) -> dict[str, type]:
+    return {name: one for name, one in inspect.getmembers(module, inspect.isclass) if one.__module__ == module.__name__}
+
+
+def plain(name: str) -> str:
+    return name.replace("_", "").lower()
+
+
+def numbers(one: type) -> dict[str, int]:
+    return {plain(name): value for name, value in vars(one).items() if name.isupper()}
+
+
+MODULES = [(slots, PROGRAM), (data_slots, DATA), (etdump_slots, ETDUMP), (xnnpack_slots, XNNPACK)]
+
+
+@pytest.mark.parametrize(
+    ("module", "path", "name"),
+    [
+        pytest.param(module, path, name, id=f"{module.__name__.rpartition('.')[2]}-{name}")
+        for module, path in MODULES
+        for name in named(module)
+        if name != "ScalarType"
+    ],
+)
+def test_names_have_the_numbers_of_the_schema(module: ModuleType, path: str, name: str) -> None:
+    expected = schema(path).numbers(name)
+    assert numbers(named(module)[name]) == {plain(entry): number for entry, number in expected.items()}
+
+
+def test_each_schema_has_names() -> None:
+    for module, path in MODULES:
+        assert len(named(module)) >= 4, path
+        assert schema(path).tables, path
+
+
+@pytest.mark.parametrize("path", SCALAR_TYPES)
+def test_element_types_have_the_numbers_of_the_schema(path: str) -> None:
+    expected = {plain(entry): number for entry, number in schema(path).enums["ScalarType"].items()}
+    assert numbers(slots.ScalarType) == expected
+
+
+def test_each_element_type_is_known_or_refused() -> None:
+    known, refused = set(dtypes.DTYPES), set(dtypes.REFUSED)
+    assert not known & refused
+    assert known | refused == set(numbers(slots.ScalarType).values())
+    for code, dtype in dtypes.DTYPES.items():
+        # A tensor's dtype, as ExecuTorch itself numbers it.
+        name = ScalarType(code).name if code in {one.value for one in ScalarType} else None
+        assert dtypes.CODES[dtype] == code
+        aliases = {"byte": "uint8", "char": "int8", "short": "int16", "half": "float16", "complexhalf": "complex32"}
+        if name is not None:
+            wanted = aliases.get(plain(name), plain(name))
+            wanted = {"complexfloat": "complex64", "complexdouble": "complex128"}.get(wanted, wanted)
+            assert getattr(torch, wanted, None) is dtype or plain(str(dtype)) == f"torch.{wanted}", (code, name, dtype)
+
+
+def test_each_member_of_a_union_is_read() -> None:
+    assert set(value_kinds.KINDS) == set(numbers(slots.KernelTypes).values())
+    kinds = {dataflow.KERNEL, dataflow.DELEGATE, dataflow.MOVE, dataflow.JUMP, dataflow.FREE}
+    assert kinds == set(numbers(slots.InstructionArguments).values()) == set(calls._OPERANDS)
+
+
+def test_data_files_and_programs_have_the_same_segments_and_names() -> None:
+    assert numbers(slots.DataSegment) == numbers(data_slots.DataSegment)
+    assert numbers(slots.NamedData).items() <= numbers(data_slots.NamedData).items()
+
+
+@pytest.mark.parametrize("name", sorted(named(xnnpack_slots)))
+def test_the_compiler_of_xnnpack_writes_what_its_runtime_reads(name: str) -> None:
+    written, read = schema(XNNPACK_WRITTEN).numbers(name), schema(XNNPACK).numbers(name)
+    assert written.items() <= read.items()
+
+
+# Our words for the fields of nodes, where the schema has several for one thing.
+WORDS = {
+    "padding_": "",
+    "pooling_": "kernel_",
+    "subsampling_": "stride_",
+    "group_input_channels": "group_inputs",
+    "group_output_channels": "group_outputs",
+    "num_dims": "rank",
+    "new_shape": "shape",
+    "pre_paddings": "before",
+    "post_paddings": "after",
+    "alpha": "number",
+    "negative_slope": "number",
+}
+
+
+@pytest.mark.parametrize("kind", sorted(graph.NODES), ids=lambda kind: graph.NODES[kind].name)
+def test_nodes_have_the_fields_of_the_schema(kind: int) -> None:
+    node, written = graph.NODES[kind], schema(XNNPACK)
+    member = f"XNN{node.name}"
+    assert written.numbers("XNodeUnion")[member] == kind
+    if not node.fields:  # refused
+        return
+    fields = written.tables[written.unions["XNodeUnion"][member]]
+    assert len(fields) == len(node.fields)
+    for (field, type_), name in zip(fields, node.fields, strict=True):
+        own = "number" if field == "padding_value" else re.sub("_id$", "", field)
+        for theirs, ours in WORDS.items():
+            own = own.replace(theirs, ours) if own.startswith(theirs) else own
+        assert name.removeprefix("-") == own
+        expected = {"[uint]": graph.LISTS, "float": graph.REALS}.get(type_)
+        assert name in expected if expected is not None else type_ == "uint"
+        assert (name in graph.LISTS, name in graph.REALS) == (type_ == "[uint]", type_ == "float")
+
+
+def test_the_node_types_are_all_that_there_are() -> None:
+    assert set(graph.NODES) == set(schema(XNNPACK).numbers("XNodeUnion").values())
+
+
+def test_no_number_of_a_field_is_written_elsewhere() -> None:
+    root = Path(__file__).parents[2]
+    reads = re.compile(r"\.(number|numbers|real|text|content|table|tables|has)\(\d|Slot\(\d")
+    folders = ("exir_lowering/pte", "exir_lowering/runtime", "exir_lowering/steps", "backends/xnnpack")
+    for path in (path for folder in folders for path in (root / folder).rglob("*.py")):
+        assert not reads.search(path.read_text()), path
