@@ -417,7 +417,7 @@ def _details_classes() -> list[type[BackendDetails]]:
 
 def _details_class(name: str) -> type[BackendDetails] | None:
     """Return the ExecuTorch class of a name. One that is defined again in the same place replaces the older one."""
-    named = [cls for cls in BackendDetails.__subclasses__() if cls.__name__ == name]
+    named = [cls for cls in _details_classes() if cls.__name__ == name]
     places = {(cls.__module__, cls.__qualname__): cls for cls in named}
     if len(places) > 1:
         listed = " and ".join(sorted(".".join(place) for place in places))
