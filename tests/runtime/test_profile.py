@@ -9,8 +9,7 @@ from typing import Any
 import models
 import pytest
 import torch
-from debug_models import Branches, Steps, line
-from test_debug_info import TWO, lowered
+from debug_models import TWO, Branches, Steps, line, lowered
 from torch.export import Dim, export
 
 import exir_lowering
