@@ -19,7 +19,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Keep xdist from ordering groups by their number of tests, and start the fork server early."""
     if getattr(config.option, "loadscopereorder", False):
         config.option.loadscopereorder = False
-    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+    workers = getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput")
+    if workers and "EXIR_LOWERING_FRESH" not in os.environ:
         forked.serve()
 
 

@@ -19,7 +19,7 @@ from executorch.exir import ExecutorchBackendConfig
 from executorch.exir._serialize._program import deserialize_pte_binary
 from executorch.extension.pybindings import portable_lib
 from lowering_support import TagPartitioner, by_operator, without_address
-from models import build
+from models import exported
 from scripted import ScriptBackend, ScriptDelegate
 from torch import nn
 from torch.export import Dim, export
@@ -307,8 +307,8 @@ class TestCalls:
 
     @pytest.mark.parametrize("name", ["bert", "llama"])
     def test_a_whole_model(self, name):
-        model, inputs = build(name)
-        lowered = lower(export(model, inputs), [SupportPartitioner({"reference": everything()})])
+        model, inputs, program = exported(name)
+        lowered = lower(program, [SupportPartitioner({"reference": everything()})])
         module = lowered.module(delegates=[ReferenceDelegate])
         assert_same(module(*inputs), model(*inputs))
 

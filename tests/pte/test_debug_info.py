@@ -68,8 +68,7 @@ def test_lines_and_modules() -> None:
 
 @pytest.mark.parametrize("name", ["bert", "llama"])
 def test_whole_models(name: str) -> None:
-    model, inputs = models.build(name)
-    program = export(model, inputs)
+    _, _, program = models.exported(name)
     found = exir_lowering.lower(program, ["xnnpack", "reference"])
     artifact = found.emit()
     info = artifact.debug_info

@@ -7,6 +7,7 @@ and standard streams, and ends as an interpreter ends. It lives as long as the p
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import json
@@ -88,7 +89,8 @@ class Server:
         for child in list(self._children):
             pid, status = os.waitpid(child, os.WNOHANG)
             if pid:
-                with self._children.pop(child) as connection:
+                # A client that has killed its child does not listen any more.
+                with self._children.pop(child) as connection, contextlib.suppress(OSError):
                     connection.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
 
     def _kill(self) -> None:
