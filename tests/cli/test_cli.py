@@ -31,7 +31,13 @@ from exir_lowering.plugins.registry import PluginInfo
 
 Main = Callable[..., tuple[int, str, str]]
 RUN = "import sys\nfrom exir_lowering.cli import main\nsys.exit(main())"
-CLOSED = "import os\nreading, writing = os.pipe()\nos.close(reading)\nos.dup2(writing, 1)\n"
+CLOSED = """
+import os, sys
+reading, writing = os.pipe()
+os.close(reading)
+os.dup2(writing, 1)
+sys.stdout = os.fdopen(1, "w")
+"""
 SLOW = """
 import time
 from exir_lowering.cli import programs
