@@ -1,16 +1,38 @@
-"""How tests share workers: those of a file run in one, so that they share fixtures, but each model goes its own way."""
+"""How tests share workers, and what is done once for all of them.
+
+Tests of a file run in one worker, so that they share fixtures; some files are divided. The groups that take longest
+come first, so that the workers end at the same time.
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
+import sys
+from collections import Counter
 
+import forked
 import pytest
+from schedule import SECONDS, group_of
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep xdist from ordering groups by their number of tests, and start the fork server early."""
+    if getattr(config.option, "loadscopereorder", False):
+        config.option.loadscopereorder = False
+    workers = getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput")
+    if workers and "EXIR_LOWERING_FRESH" not in os.environ:
+        forked.serve()
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Group tests for `--dist loadgroup`: by file, and in the tests of whole models by model."""
-    for item in items:
-        callspec = getattr(item, "callspec", None)
-        file = Path(item.path).stem
-        model = str(callspec.params["case"]) if callspec is not None and "case" in callspec.params else ""
-        item.add_marker(pytest.mark.xdist_group(f"{file}[{model}]" if file == "test_models" else file))
+    """Group tests for `--dist loadgroup`, and order the groups: those of most seconds first."""
+    groups = {item: group_of(item) for item in items}
+    for item, group in groups.items():
+        item.add_marker(pytest.mark.xdist_group(group))
+    sizes = Counter(groups.values())
+    items.sort(key=lambda item: (-SECONDS.get(groups[item], 0.2 * sizes[groups[item]]), groups[item]))
+    if "torch" in sys.modules and "EXIR_LOWERING_FRESH" not in os.environ:
+        import quick_torch
+
+        quick_torch.install()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
 from lowering_support import delegates
@@ -313,11 +312,8 @@ def test_a_device_that_is_not_there(device: Any) -> None:
 
 
 def python(hidden: set[str], script: str, *arguments: str, cwd: Path | None = None, env: Any = None) -> str:
-    """Run a script in an interpreter that does not find some packages."""
-    command = [sys.executable, "-W", "ignore", "-c", f"HIDDEN = {hidden!r}\n{HIDDEN}\n{script}", *arguments]
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=cwd, env={**os.environ, **(env or {})}, timeout=300
-    )
+    """Run a script in a process that does not find some packages."""
+    done = forked.run(f"HIDDEN = {hidden!r}\n{HIDDEN}\n{script}", *arguments, cwd=cwd, env=env)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 

@@ -7,20 +7,18 @@ import json
 import os
 import random
 import struct
-import subprocess
-import sys
 import zlib
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
-from delegate_support import named_data, runner
-from folders import IMPORTED, TESTS
+from delegate_support import Tied, named_data, runner
 from lowering_support import TagPartitioner, delegates, edge_program
 from models import build
+from quantized_models import INPUTS as QUANTIZED_INPUTS, quantized
 from random_programs import RandomProgram, random_programs
-from test_quantized import INPUTS as QUANTIZED_INPUTS, quantized
 from torch.export import Dim, export
 
 import exir_lowering
@@ -379,21 +377,6 @@ def test_methods_that_share_weights_cost_one(llama: TwoMethods) -> None:
             torch.testing.assert_close(got, module(inputs), rtol=1e-5, atol=1e-5)
 
 
-class Tied(torch.nn.Module):
-    def __init__(self, weight: torch.Tensor) -> None:
-        super().__init__()
-        self.whole, self.copied = torch.nn.Parameter(weight), torch.nn.Parameter(weight.clone())
-        self.register_buffer("turned", self.whole.detach().t())
-        self.register_buffer("part", self.whole.detach()[10:20])
-        self.register_buffer("column", torch.randn(64, 64)[:, 3])
-        self.register_buffer("wide", torch.randn(64, 1).expand(64, 64))
-        self.register_buffer("zeros", torch.zeros(100, 64))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = (x @ self.whole) @ self.turned + self.column + x @ self.copied + self.wide[:2]
-        return y @ self.part.t(), x @ self.zeros.t()
-
-
 def test_weights_are_stored_once_by_memory_and_by_content() -> None:
     model, x = Tied(torch.randn(64, 64)), torch.randn(2, 64)
     found = lowered(model, (x,))
@@ -574,30 +557,6 @@ def _check_program(program: RandomProgram, found: LoweredMethods) -> None:
 
 # -- whole processes --------------------------------------------------------------------------------------------------
 
-BYTES = """
-import hashlib
-import torch
-from delegate_support import named_data
-from folders import IMPORTED, TESTS
-from lowering_support import delegates
-from random_programs import random_program
-import exir_lowering
-from test_reference import Tied
-
-torch.manual_seed(0)
-digest = hashlib.sha256()
-programs = [random_program(seed).methods for seed in (7, 9001)]
-programs.append({"forward": torch.export.export(Tied(torch.randn(64, 64)).eval(), (torch.randn(2, 64),))})
-for methods in programs:
-    found = exir_lowering.lower(methods, "reference")
-    for method, program in found.items():
-        for delegate in delegates(program):
-            digest.update(method.encode() + delegate.processed_bytes)
-    digest.update(repr(list(named_data(found).items())).encode())
-    digest.update(found.emit().buffer)
-print(digest.hexdigest())
-"""
-
 RUN_TIME = """
 import sys
 from pathlib import Path
@@ -618,25 +577,6 @@ print(sorted(name for name in sys.modules if name.split(".")[0] in ("executorch"
 """
 
 
-def _python(script: str, *arguments: str, seed: str = "0") -> str:
-    path = os.pathsep.join(
-        [IMPORTED, str(Path(__file__).parent), str(TESTS / "steps"), os.environ.get("PYTHONPATH", "")]
-    )
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script, *arguments],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": seed},
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
-
-
-def test_the_same_programs_give_the_same_bytes() -> None:
-    assert len({_python(BYTES, seed=seed) for seed in ("0", "1234")}) == 1
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_the_run_time_side_imports_no_compiler(tmp_path: Path) -> None:
     program = quantized(False)
@@ -646,7 +586,9 @@ def test_the_run_time_side_imports_no_compiler(tmp_path: Path) -> None:
         (tmp_path / key).write_bytes(data)
     torch.save(QUANTIZED_INPUTS[0], tmp_path / "input.pt")
     torch.save(program.module()(*QUANTIZED_INPUTS).detach(), tmp_path / "expected.pt")
-    own, others = _python(RUN_TIME, str(tmp_path)).splitlines()[-2:]
+    done = forked.run(RUN_TIME, tmp_path, fresh=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    own, others = done.stdout.splitlines()[-2:]
     assert eval(own) == [
         "exir_lowering._upstream",
         "exir_lowering._upstream.executorch_operators",

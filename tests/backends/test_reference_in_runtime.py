@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-from models import build
+from models import exported
 from torch.export import Dim, export
 
 import exir_lowering
@@ -17,11 +17,11 @@ from exir_lowering.partitioners import SupportPartitioner, everything, ops
 
 @pytest.mark.parametrize("name", ["bert", "llama"])
 def test_a_whole_model(name: str) -> None:
-    module, inputs = build(name)
+    module, inputs, program = exported(name)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         lowered = exir_lowering.lower(
-            export(module, inputs),
+            program,
             SupportPartitioner({"reference": everything()}),
             backends={"reference": ReferenceBackend()},
         )

@@ -10,7 +10,7 @@ import pytest
 import torch
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 from lowering_support import delegates, without_address
-from test_quantized import INPUTS, ConvNet, quantized
+from quantized_models import INPUTS, ConvNet, quantized
 from torch.export import ExportedProgram, export
 
 import exir_lowering

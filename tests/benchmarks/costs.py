@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
+
 import torch
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+from interleaving import interleaved
+from models import build
 from torch.export import export
 
-from exir_lowering import LoadedProgram, LoweredMethods, load, lower
+from exir_lowering import LoweredMethods, load, lower
 from exir_lowering.partitioners.by_cost import CostPartitioner
 from exir_lowering.partitioners.cost.measure import measure_costs
 
@@ -30,18 +33,6 @@ class Interleaved(torch.nn.Module):
         for _ in range(self.blocks):
             x = torch.cumsum(torch.relu(x + x), 1)
         return x
-
-
-def interleaved(programs: Sequence[LoadedProgram], inputs: Sequence[Any], rounds: int) -> list[float]:
-    """Run programs in turn; return the shortest time of each in seconds."""
-    times: list[list[float]] = [[] for _ in programs]
-    for number in range(rounds + 3):
-        for program, seconds in zip(programs, times, strict=True):
-            start = time.perf_counter()
-            program.run("forward", *inputs)
-            if number >= 3:
-                seconds.append(time.perf_counter() - start)
-    return [min(seconds) for seconds in times]
 
 
 def partitions(lowered: LoweredMethods) -> int:
@@ -75,9 +66,6 @@ def compare(name: str, module: torch.nn.Module, inputs: tuple[Any, ...], rounds:
 
 def main() -> None:
     """Run the comparison on two models."""
-    sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
-    from models import build
-
     torch.manual_seed(0)
     compare("small operators in between", Interleaved(20), (torch.randn(1, 3, 16, 16),))
     compare("mobilenet_v2", *build("mobilenet_v2"))

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
+import forked
 import numpy
 import pytest
 import torch
@@ -30,6 +31,13 @@ from exir_lowering.plugins.registry import PluginInfo
 
 Main = Callable[..., tuple[int, str, str]]
 RUN = "import sys\nfrom exir_lowering.cli import main\nsys.exit(main())"
+CLOSED = """
+import os, sys
+reading, writing = os.pipe()
+os.close(reading)
+os.dup2(writing, 1)
+sys.stdout = os.fdopen(1, "w")
+"""
 SLOW = """
 import time
 from exir_lowering.cli import programs
@@ -327,12 +335,7 @@ def test_filters_are_gone_after_a_command(main: Main) -> None:
 
 @pytest.mark.parametrize("argv", [["--help"], ["plugins"]])
 def test_a_closed_pipe_is_no_traceback(argv: list[str]) -> None:
-    reading, writing = os.pipe()
-    os.close(reading)
-    try:
-        done = command(*argv, capture_output=False, stdout=writing, stderr=subprocess.PIPE)
-    finally:
-        os.close(writing)
+    done = forked.run(CLOSED + RUN, *argv)
     # argparse itself ignores that its help cannot be written.
     assert done.returncode == 141 or argv == ["--help"]
     assert done.stderr == ""

@@ -402,11 +402,11 @@ def test_an_ordinary_program_is_read_as_by_torch(name: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", ["vit", "llama"])
 def test_real_models(name: str, tmp_path: Path) -> None:
-    from models import build
+    from models import exported
 
-    model, inputs = build(name)
+    _, _, program = exported(name)
     path = tmp_path / "model.pt2"
-    path.write_bytes(saved(export(model.eval(), inputs)))
+    path.write_bytes(saved(program))
     same_program(read_program(path), torch.export.load(path))
 
 

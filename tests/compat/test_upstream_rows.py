@@ -9,13 +9,13 @@ from __future__ import annotations
 import copy
 import gc
 import json
-import subprocess
 import sys
 import weakref
 from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import forked
 import pytest
 import torch
 from executorch.exir import to_edge, to_edge_transform_and_lower
@@ -192,8 +192,7 @@ print(json.dumps({
 
 
 def _memory(engine: str, megabytes: int) -> dict[str, Any]:
-    command = [sys.executable, "-c", MEMORY, str(megabytes), "4", engine]
-    run = subprocess.run(command, capture_output=True, text=True, cwd=SUPPORT, timeout=300)
+    run = forked.run(MEMORY, megabytes, 4, engine, cwd=SUPPORT)
     assert run.returncode == 0, run.stderr
     return json.loads(run.stdout.splitlines()[-1])
 

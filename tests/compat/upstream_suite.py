@@ -4,6 +4,7 @@ python tests/compat/upstream_suite.py                     each test that passes 
 python tests/compat/upstream_suite.py --engine convex     with this package's proposals in ExecuTorch's partitioners too
 python tests/compat/upstream_suite.py --delegates         those too that need the demo backend, in Python
 python tests/compat/upstream_suite.py --engine upstream   run them on ExecuTorch's engine
+python tests/compat/upstream_suite.py --part others       run a part of them
 python tests/compat/upstream_suite.py --record            write down which pass there, in upstream_suite_passing.txt
 """
 
@@ -18,7 +19,12 @@ from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
+
 PASSING = Path(__file__).parent / "upstream_suite_passing.txt"
+
+LONGEST = ("test_backends_lifted.py", "test_group_partitioner.py", "test_lowered_backend_module.py")
+"""The files that are a part of their own."""
 
 DELEGATED = frozenset(
     {
@@ -74,15 +80,25 @@ class Outcomes:
         return self.passed - self.failed
 
 
-def run(engine: str, delegates: bool = False) -> set[str]:
-    """Run the tests and return the names of those that pass."""
+def part_of(name: str) -> str:
+    """Return the part of the suite that a test belongs to: parts take about the same time."""
+    file = name.partition("::")[0]
+    return file if file in LONGEST else "others"
+
+
+def run(engine: str, delegates: bool = False, part: str = "all") -> set[str]:
+    """Run the tests, or those of one part, and return the names of those that pass."""
+    import quick_torch
     from executorch_demo import DemoDelegate, ExecutorDelegate
 
     from exir_lowering import compat
 
+    if "EXIR_LOWERING_FRESH" not in os.environ:
+        quick_torch.install()
     outcomes = Outcomes()
     # Beside demos/rpc there is a test of a runtime that is in no wheel.
-    files = sorted(str(path) for folder in (suite(), suite() / "demos/rpc") for path in folder.glob("test_*.py"))
+    found = [path for folder in (suite(), suite() / "demos/rpc") for path in folder.glob("test_*.py")]
+    files = sorted(str(path) for path in found if part in ("all", part_of(path.name)))
     options = ["-q", "--no-header", "-p", "no:cacheprovider", "-p", "no:xdist", "-c", os.devnull, "--show-capture=no"]
     options += ["--rootdir", str(suite()), "--import-mode=importlib", "--tb=line", "-W", "ignore"]
     ours = compat.patch_executorch(convex_proposals=engine == "convex")
@@ -92,22 +108,28 @@ def run(engine: str, delegates: bool = False) -> set[str]:
     return outcomes.result()
 
 
+def expected_of(delegates: bool, part: str) -> set[str]:
+    """Return the tests that have to pass."""
+    names = {*PASSING.read_text().split(), *(DELEGATED if delegates else ())}
+    return {name for name in names if part in ("all", part_of(name))}
+
+
 def main() -> int:
     """Run the suite and compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", choices=("ours", "convex", "upstream"), default="ours")
     parser.add_argument("--record", action="store_true")
     parser.add_argument("--delegates", action="store_true")
+    parser.add_argument("--part", choices=("all", *LONGEST, "others"), default="all")
     arguments = parser.parse_args()
-    passed = run("upstream" if arguments.record else arguments.engine, arguments.delegates)
+    passed = run("upstream" if arguments.record else arguments.engine, arguments.delegates, arguments.part)
     if arguments.record:
         PASSING.write_text("\n".join(sorted(passed)) + "\n")
         print(f"{len(passed)} tests pass on ExecuTorch's engine")
         return 0
-    expected = set(PASSING.read_text().split())
+    expected = expected_of(arguments.delegates, arguments.part)
     if arguments.delegates:
-        expected |= DELEGATED
-        for name in sorted(DELEGATED):
+        for name in sorted(DELEGATED & expected):
             print(f"  {'passes' if name in passed else 'fails'} with a Python delegate: {name}")
     missing = sorted(expected - passed)
     passing = len(expected) - len(missing)

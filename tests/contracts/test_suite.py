@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
 from executorch.exir.backend.backend_details import BackendDetails
@@ -525,10 +525,8 @@ def test_as_pytest_tests(tmp_path: Path) -> None:
         "test_right = conformance_tests(ToyBackend, ToyDelegate)\n"
         "test_wrong = conformance_tests(ToyBackend, Wrong)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "-k", "ops/sub or ops/abs"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+    options = ["-q", "-rs", "-p", "no:cacheprovider", "-k", "ops/sub or ops/abs"]
+    done = forked.run(f"import pytest, sys\nsys.exit(pytest.main({options}))", cwd=tmp_path)
     assert "1 failed, 1 passed, 2 skipped" in done.stdout, done.stdout[-3000:]
     assert "failed ops/sub [numbers]" in done.stdout and "toy does not have aten.abs.default" in done.stdout
 
@@ -540,7 +538,7 @@ def test_the_suite_is_not_loaded_by_the_package() -> None:
         "import exir_lowering.testing\n"
         "assert 'pytest' not in sys.modules\n"
     )
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=300)
+    done = forked.run(code, fresh=True)
     assert done.returncode == 0, done.stderr[-2000:]
 
 

@@ -1,10 +1,9 @@
 """The Python in the README and the docs runs, page by page; links and named modules exist; no command is stale."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
+import forked
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
@@ -65,7 +64,7 @@ def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
     code = "\n".join(block + "".join(CLAIMS[text] for text in CLAIMS if text in block) for block in blocks)
     script = tmp_path / "page.py"
     script.write_text(code)
-    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = forked.run(script, cwd=tmp_path, quiet=False, fresh=page.name == "README.md")
     assert done.returncode == 0, done.stderr[-3000:]
 
 

@@ -1,8 +1,8 @@
 """The public surface is this list; changing it is a decision, not an accident."""
 
 import inspect
-import subprocess
-import sys
+
+import forked
 
 import exir_lowering
 
@@ -120,5 +120,5 @@ def test_importing_does_not_touch_the_process() -> None:
         "import exir_lowering\n"
         "assert state() == before, (before, state())\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    done = forked.run(script, fresh=True, quiet=False)
     assert done.returncode == 0, done.stderr[-1500:]

@@ -7,12 +7,11 @@ import inspect
 import math
 import os
 import pickle
-import subprocess
-import sys
 import textwrap
 import warnings
 import weakref
 
+import forked
 import pytest
 import torch
 from executorch.devtools.bundled_program.serialize import deserialize_from_flatbuffer_to_bundled_program
@@ -20,7 +19,7 @@ from executorch.exir import ExecutorchBackendConfig
 from executorch.exir._serialize._program import deserialize_pte_binary
 from executorch.extension.pybindings import portable_lib
 from lowering_support import TagPartitioner, by_operator, without_address
-from models import build
+from models import exported
 from scripted import ScriptBackend, ScriptDelegate
 from torch import nn
 from torch.export import Dim, export
@@ -309,8 +308,8 @@ class TestCalls:
 
     @pytest.mark.parametrize("name", ["bert", "llama"])
     def test_a_whole_model(self, name):
-        model, inputs = build(name)
-        lowered = lower(export(model, inputs), [SupportPartitioner({"reference": everything()})])
+        model, inputs, program = exported(name)
+        lowered = lower(program, [SupportPartitioner({"reference": everything()})])
         module = lowered.module(delegates=[ReferenceDelegate])
         assert_same(module(*inputs), model(*inputs))
 
@@ -580,12 +579,7 @@ class TestFiles:
             print(module.verify_bundled_inputs())
             assert "pickle" not in str(type(module)) and "test_lowered_module" not in sys.modules
         """
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script)],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-        )
+        done = forked.run(textwrap.dedent(script), cwd=tmp_path)
         assert done.returncode == 0, done.stderr[-2000:]
         assert done.stdout.splitlines()[-3:] == [
             "['a', 'b'] (x, flag=True, name='q', scale=2.5, pair, *, mask, table)",
@@ -599,7 +593,7 @@ class TestFiles:
         path = module.save(tmp_path / "points.pte")
         assert_same(LoweredModule.load(path)(point), Points()(point))
         script = "from exir_lowering import LoweredModule; LoweredModule.load('points.pte')"
-        done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
+        done = forked.run(script, cwd=tmp_path)
         assert "InputError: Method 'forward' takes or returns a type that is not known here" in done.stderr
         assert "tests.Point" in done.stderr
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.costs import interleaved
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+from interleaving import interleaved
 from lowering_support import TagPartitioner, by_operator
 from torch import nn
 from torch.export import Dim, ExportedProgram, export

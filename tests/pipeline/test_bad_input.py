@@ -9,13 +9,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
 from executorch.exir import to_edge
@@ -156,6 +156,7 @@ PROGRAMS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
 }
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize("entry", [exir_lowering.to_backend, exir_lowering.lower], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("case", PROGRAMS)
 def test_something_that_is_no_program(case: str, entry: Callable[..., Any]) -> None:
@@ -163,6 +164,7 @@ def test_something_that_is_no_program(case: str, entry: Callable[..., Any]) -> N
     refused(InputError, words, lambda: entry(make(), good_partitioner(), backends={"good": Good}))
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize("value", [None, Small(), "forward"], ids=["none", "module", "string"])
 def test_a_whole_program_that_is_none(value: Any) -> None:
     words = (f"got {type(value).__name__}", "expected a torch.export.ExportedProgram")
@@ -170,6 +172,7 @@ def test_a_whole_program_that_is_none(value: Any) -> None:
     refused(InputError, words, lambda: exir_lowering.lower_whole_program(value, "good", backends=backends))
 
 
+@pytest.mark.optimised
 def test_a_program_that_is_not_in_edge_dialect() -> None:
     programs = {"decode": EDGE["decode"], "prefill": EXPORTED}
     words = ("'prefill'", f"{EXPORTED.dialect} dialect", "expected Edge dialect", "exir_lowering.lower")
@@ -184,6 +187,7 @@ METHODS: dict[str, tuple[Any, tuple[str, ...]]] = {
 }
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize("case", METHODS)
 def test_an_unknown_method_in_the_partitioner_map(case: str) -> None:
     methods, words = METHODS[case]
@@ -201,12 +205,14 @@ CHOSEN: dict[str, tuple[Any, tuple[str, ...]]] = {
 }
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize("case", CHOSEN)
 def test_something_that_is_no_partitioner(case: str) -> None:
     given, words = CHOSEN[case]
     refused(InputError, words, lambda: lower(given))
 
 
+@pytest.mark.optimised
 def test_a_partitioner_name_that_nobody_provides() -> None:
     words = ("'xnpack'", "exir_lowering.partitioners", "Did you mean 'xnnpack'?", "exir-lower plugins")
     error = refused(UnknownPluginError, words, lambda: lower("xnpack"))
@@ -221,6 +227,7 @@ OPTIONS: dict[str, tuple[Any, tuple[str, ...]]] = {
 }
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize("case", OPTIONS)
 def test_options_of_the_wrong_type(case: str) -> None:
     given, words = OPTIONS[case]
@@ -236,6 +243,7 @@ FIELDS: dict[str, tuple[Any, tuple[str, ...]]] = {
 }
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize("field", FIELDS)
 def test_an_option_of_the_wrong_type(field: str) -> None:
     value, words = FIELDS[field]
@@ -251,6 +259,7 @@ BACKENDS: dict[str, tuple[type[Exception], Any, tuple[str, ...]]] = {
 }
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize("case", BACKENDS)
 def test_backends_of_the_wrong_type(case: str) -> None:
     kind, given, words = BACKENDS[case]
@@ -325,6 +334,7 @@ def _changes_operator(program: ExportedProgram, depth: int) -> None:
 REWRITES = [_adds, _removes, _reorders, _renames, _changes_argument, _changes_keyword, _changes_operator]
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize("depth", [0, 1], ids=["top", "branch"])
 @pytest.mark.parametrize("rewrite", REWRITES, ids=lambda f: f.__name__.strip("_"))
 def test_a_partitioner_that_rewrites_the_graph(rewrite: Callable[..., None], depth: int) -> None:
@@ -401,6 +411,7 @@ TAGS: dict[str, tuple[str, Callable[[ExportedProgram], Any], tuple[str, ...]]] =
 }
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize("case", TAGS)
 def test_tags_that_cannot_be_followed(case: str) -> None:
     violation, also, words = TAGS[case]
@@ -419,6 +430,7 @@ class Returns(Partitioner):
         return self.value
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize("value", [None, {}, EDGE["decode"]], ids=["none", "dict", "program"])
 def test_a_partitioner_that_returns_something_else(value: Any) -> None:
     words = ("Returns", "'decode'", f"returned {type(value).__name__}", "expected a PartitionResult")
@@ -426,6 +438,7 @@ def test_a_partitioner_that_returns_something_else(value: Any) -> None:
     check(error.violation == "result_type", error.violation)
 
 
+@pytest.mark.optimised
 def test_a_partitioner_that_raises() -> None:
     cause = KeyError("aten.foo")
     words = ("Returns", "'decode'", "raised KeyError: 'aten.foo'")
@@ -501,6 +514,7 @@ RESULTS: dict[str, tuple[Callable[[dict[str, list[Any]]], Any], tuple[str, ...]]
 }
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize("case", RESULTS)
 def test_results_that_were_not_asked_for(case: str) -> None:
     change, words = RESULTS[case]
@@ -524,6 +538,7 @@ class OneByOne(Backend):
 _BYTEARRAY = PreprocessResult(bytearray(b"x"))
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize("value", [None, b"x", _BYTEARRAY], ids=["none", "bytes", "bytearray"])
 def test_a_result_that_was_not_asked_for(value: Any) -> None:
     got = "bytearray" if isinstance(value, PreprocessResult) else type(value).__name__
@@ -531,6 +546,7 @@ def test_a_result_that_was_not_asked_for(value: Any) -> None:
     refused(BackendContractError, words, lambda: lower(good_partitioner(), OneByOne(value)))
 
 
+@pytest.mark.optimised
 def test_preprocess_that_raises() -> None:
     cause = ArithmeticError("tile does not fit")
     where = ("method 'prefill'", "aten_sum", "test_bad_input.py", "y = (x + self.weight)")
@@ -544,6 +560,7 @@ def _raise(error: Exception) -> Any:
     raise error
 
 
+@pytest.mark.optimised
 def test_preprocess_all_that_raises() -> None:
     cause = ValueError("cannot share")
     words = ("'good'", "ValueError: cannot share", "method 'prefill'", "method 'decode'", "torch.sin(x) * x")
@@ -553,6 +570,7 @@ def test_preprocess_all_that_raises() -> None:
     check("<eval_with_key>" not in str(error), "a branch's line is that of generated code")
 
 
+@pytest.mark.optimised
 def test_a_whole_program_that_the_backend_refuses() -> None:
     cause = ValueError("cannot")
     words = ("'good'", "ValueError: cannot", "forward", "torch.sin(x) * x")
@@ -643,6 +661,7 @@ def test_a_backend_that_writes_into_a_weight(write: Callable[..., None], name: s
     check(not any(f"prefill:{other}" in str(error) for other in others), f"names another tensor: {error}")
 
 
+@pytest.mark.optimised
 @pytest.mark.usefixtures("_restored")
 @pytest.mark.parametrize("backend", [Writes, WritesAll], ids=["preprocess", "preprocess_all"])
 def test_a_backend_that_writes_and_then_raises(backend: type[Writes]) -> None:
@@ -680,6 +699,7 @@ CONSTANTS: dict[str, tuple[Any, tuple[str, ...]]] = {
 }
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize("case", CONSTANTS)
 def test_constant_methods_that_cannot_be_emitted(case: str, lowered: exir_lowering.LoweredMethods) -> None:
     given, words = CONSTANTS[case]
@@ -687,6 +707,7 @@ def test_constant_methods_that_cannot_be_emitted(case: str, lowered: exir_loweri
     check(lowered.emit().buffer, "it can still be emitted")
 
 
+@pytest.mark.optimised
 def test_a_configuration_of_the_wrong_type(lowered: exir_lowering.LoweredMethods) -> None:
     refused(InputError, ("config", "got dict", "ExecutorchBackendConfig"), lambda: lowered.emit({"a": 1}))
     check(lowered.emit().buffer, "it can still be emitted")
@@ -712,6 +733,7 @@ PATHS: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
 }
 
 
+@pytest.mark.optimised
 @pytest.mark.parametrize("case", PATHS)
 def test_a_path_that_cannot_be_written(case: str, artifact: exir_lowering.Artifact, tmp_path: Path) -> None:
     make, words = PATHS[case]
@@ -869,9 +891,8 @@ def plugins(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
         """,
         {"plugin_b": PLUGIN},
     )
-    command = [sys.executable, *(["-O"] if sys.flags.optimize else []), "-c", PLUGIN_RUN]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(SUPPORT)])}
-    run = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    environment = {"PYTHONPATH": os.pathsep.join([str(site), str(SUPPORT), os.environ.get("PYTHONPATH", "")])}
+    run = forked.run(PLUGIN_RUN, env=environment)
     check(run.returncode == 0, run.stderr)
     return json.loads(run.stdout.splitlines()[-1])
 
@@ -909,36 +930,41 @@ def test_a_good_plugin_works_beside_broken_ones(case: str, plugins: dict[str, li
 # -- python -O -------------------------------------------------------------------------------------
 
 
-def _optimised(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-O", "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
-    environment = {**os.environ, OPTIMISED: "1"}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=600)
+DELIBERATE = f"""
+import sys
+import pytest
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from test_bad_input import check, refused
+
+pytestmark = pytest.mark.optimised
+
+def test_optimised():
+    check(sys.flags.optimize == 1 and not __debug__, 'not -O')
+
+def test_check():
+    check(sys.flags.optimize == 0, 'checked')
+
+def test_refused():
+    refused(ValueError, (), lambda: 5)
+
+def test_words():
+    refused(ValueError, ('seven',), lambda: int('x'))
+"""
+"""Three tests that have to fail: they show that a check that does not hold is found there."""
 
 
-@pytest.mark.skipif(OPTIMISED in os.environ, reason="this is that run")
-def test_all_of_it_under_python_o(request: pytest.FixtureRequest) -> None:
-    run = _optimised(str(Path(__file__)))
-    check(run.returncode == 0, run.stdout[-3000:] + run.stderr[-1000:])
-    ran = sum(item.path == request.node.path for item in request.session.items)
-    selected = request.config.option.keyword or any("::" in argument for argument in request.config.args)
-    if not selected:
-        check(f"{ran - 2} passed, 2 skipped" in run.stdout, f"{ran} tests here, there: {run.stdout[-300:]}")
-
-
-@pytest.mark.skipif(OPTIMISED in os.environ, reason="this is that run")
-def test_a_failing_check_fails_under_python_o(tmp_path: Path) -> None:
-    """The run above proves something: a check that does not hold fails there."""
-    test = tmp_path / "test_deliberate.py"
-    test.write_text(
-        f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        "from test_bad_input import check, refused\n\n\n"
-        "def test_optimised():\n    check(sys.flags.optimize == 1 and not __debug__, 'not -O')\n\n\n"
-        "def test_check():\n    check(sys.flags.optimize == 0, 'checked')\n\n\n"
-        "def test_refused():\n    refused(ValueError, (), lambda: 5)\n\n\n"
-        "def test_words():\n    refused(ValueError, ('seven',), lambda: int('x'))\n"
-    )
-    run = _optimised(str(test), "--rootdir", str(tmp_path))
-    check(run.returncode == 1, run.stdout + run.stderr)
-    check("3 failed, 1 passed" in run.stdout, run.stdout)
+@pytest.mark.skipif(sys.flags.optimize > 0, reason="this is that run")
+def test_what_is_marked_holds_under_python_o(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    deliberate = tmp_path / "test_deliberate.py"
+    deliberate.write_text(DELIBERATE)
+    options = ["-q", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml"), "-m", "optimised"]
+    code = f"import pytest, sys\nsys.exit(pytest.main({[*options, __file__, str(deliberate)]}))"
+    run = forked.run(code, cwd=ROOT, flags=["-O"], timeout=600)
+    shown = run.stdout[-3000:] + run.stderr[-1000:]
+    check(run.returncode == 1, shown)
     for words in ("checked", "expected ValueError, got 5", "expected 'seven' in: invalid literal"):
-        check(words in run.stdout, run.stdout)
+        check(words in run.stdout, shown)
+    items = [item for item in request.session.items if item.path == request.node.path]
+    if not any("::" in argument for argument in request.config.args) and not request.config.option.keyword:
+        passed = 1 + sum(item.get_closest_marker("optimised") is not None for item in items)
+        check(f"3 failed, {passed} passed" in run.stdout, shown)

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import forked
 import pytest
-from folders import SUPPORT
+from folders import IMPORTED
 
-SEEDS = ("0", "1", "42", "1234", "4294967295")
+OTHERS = ("0", "4294967295", *(pytest.param(seed, marks=pytest.mark.nightly) for seed in ("1", "42", "1234")))
+"""The seeds that are compared with the one that the fork server happened to get."""
 
 RUN = '''
 import hashlib
 import json
 
 import torch
+from delegate_support import Tied, named_data
 from executorch.exir import to_edge
 from lowering_support import TagPartitioner, by_operator, delegates
+from random_programs import random_program
 
 import exir_lowering
 from exir_lowering.graphs import operator_name
@@ -83,11 +83,15 @@ lowered = {
     "woven": exir_lowering.to_backend(edge, TagPartitioner(zigzag, backend), backends=backends),
     "one each": exir_lowering.to_backend(edge, TagPartitioner(by_name, "other"), backends=backends),
 }
+programs = {f"random {seed}": random_program(seed).methods for seed in (7, 9001)}
+programs["tied"] = {"forward": torch.export.export(Tied(torch.randn(64, 64)).eval(), (torch.randn(2, 64),))}
+lowered.update({name: exir_lowering.lower(methods, "reference") for name, methods in programs.items()})
 found = {}
 for name, methods in lowered.items():
     payloads = [d.processed_bytes for program in methods.values() for d in delegates(program)]
     for i, payload in enumerate(payloads):
         found[f"{name}, payload {i}"] = hashlib.sha256(payload).hexdigest()
+    found[f"{name}, data"] = hashlib.sha256(repr(list(named_data(methods).items())).encode()).hexdigest()
     artifact = methods.emit()
     found[f"{name}, file"] = hashlib.sha256(artifact.buffer).hexdigest()
     found[f"{name}, graphs"] = hashlib.sha256(str([str(p) for p in methods.values()]).encode()).hexdigest()
@@ -97,27 +101,24 @@ print(json.dumps({"hash": hash("exir"), "found": found}))
 """Prints a digest of each payload, file and program, and a hash that shows that the seed took effect."""
 
 
-def _run(seed: str) -> dict[str, Any]:
-    environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(SUPPORT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", "import exir_lowering.backends.echo\n" + RUN]
-    run = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+def _run(seed: str | None = None) -> dict[str, Any]:
+    environment = {"PYTHONPATH": IMPORTED, "OMP_NUM_THREADS": "1"}
+    if seed is not None:
+        environment["PYTHONHASHSEED"] = seed
+    run = forked.run("import exir_lowering.backends.echo\n" + RUN, env=environment, fresh=seed is not None)
     assert run.returncode == 0, run.stderr
-    return json.loads(run.stdout.splitlines()[-1])
+    found: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
+    return found
 
 
 @pytest.fixture(scope="module")
-def runs() -> dict[str, dict[str, Any]]:
-    with ThreadPoolExecutor(max_workers=2) as pool:
-        return dict(zip(SEEDS, pool.map(_run, SEEDS), strict=True))
+def expected() -> dict[str, Any]:
+    return _run()
 
 
-def test_the_seeds_differ(runs: dict[str, dict[str, Any]]) -> None:
-    assert len({run["hash"] for run in runs.values()}) == len(SEEDS)
-
-
-def test_enough_is_compared(runs: dict[str, dict[str, Any]]) -> None:
+def test_enough_is_compared(expected: dict[str, Any]) -> None:
     """Two methods and backends, tags that are split, and a delegate for each operator."""
-    names = list(runs[SEEDS[0]]["found"])
+    names = list(expected["found"])
     payloads = {
         kind: sum(name.startswith(f"{kind}, payload") for name in names)
         for kind in ("two backends", "woven", "one each")
@@ -125,12 +126,13 @@ def test_enough_is_compared(runs: dict[str, dict[str, Any]]) -> None:
     assert payloads["two backends"] >= 4
     assert payloads["woven"] > 2 * 3 * 2, "no tag was split"
     assert payloads["one each"] > payloads["woven"]
-    assert len([name for name in names if name.endswith("file")]) == 3
+    assert len([name for name in names if name.endswith("file")]) == 6
 
 
-@pytest.mark.parametrize("seed", SEEDS[1:])
-def test_same_bytes_under_another_hash_seed(seed: str, runs: dict[str, dict[str, Any]]) -> None:
-    expected, got = runs[SEEDS[0]]["found"], runs[seed]["found"]
-    assert list(got) == list(expected)
-    different = [name for name in expected if got[name] != expected[name]]
+@pytest.mark.parametrize("seed", OTHERS)
+def test_same_bytes_under_another_hash_seed(seed: str, expected: dict[str, Any]) -> None:
+    got = _run(seed)
+    assert got["hash"] != expected["hash"]
+    assert list(got["found"]) == list(expected["found"])
+    different = [name for name in expected["found"] if got["found"][name] != expected["found"][name]]
     assert not different

@@ -10,9 +10,9 @@ import torch
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
 from executorch.exir import to_edge_transform_and_lower
 from lowering_support import delegates
-from models import MODELS, build
+from models import MODELS, exported
 from random_dags import contracts
-from torch.export import ExportedProgram, export
+from torch.export import ExportedProgram
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import create_op_support
 
@@ -36,10 +36,9 @@ class Case:
 
 @pytest.fixture(scope="module", params=MODELS)
 def case(request: pytest.FixtureRequest) -> Case:
-    module, inputs = build(request.param)
+    module, inputs, program = exported(request.param)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        program = export(module, inputs)
         # Converted once for all that follows; the engine's own conversion, so that the payloads compare it too.
         request = arguments.request(program, XnnpackPartitioner())
         (method,) = to_edge(request.methods, Session(LoweringOptions()))
@@ -129,8 +128,8 @@ def test_xnnpack_gains_from_the_proposals(case: Case) -> None:
 
 def test_what_the_proposals_make_runs() -> None:
     """Llama, whose partitions differ from those of ExecuTorch's algorithm."""
-    module, inputs = build("llama")
+    module, inputs, program = exported("llama")
     with convex_proposals():
-        lowered = exir_lowering.lower(export(module, inputs), XnnpackPartitioner())
+        lowered = exir_lowering.lower(program, XnnpackPartitioner())
     (got,) = exir_lowering.load(lowered.emit().buffer).run("forward", *inputs)
     torch.testing.assert_close(got, module(*inputs), atol=1e-3, rtol=1e-3)

@@ -2,11 +2,10 @@
 
 import functools
 import json
-import subprocess
-import sys
 import textwrap
 import warnings
 
+import forked
 import pytest
 import torch
 from lowering_support import NoopBackend, TagPartitioner, edge_program
@@ -225,7 +224,7 @@ class TestWarning:
                 raise SystemExit(cli.main(["lower", "add.pt2", "-p", "mine", "-o", "add.pte"]))
             """)
         )
-        done = subprocess.run([sys.executable, "mine.py"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        done = forked.run(tmp_path / "mine.py", cwd=tmp_path, quiet=False)
         assert done.returncode == 0, done.stderr
         assert "Note: Backend 'echo' is not available here" in done.stderr and "mine.py:" not in done.stderr
 

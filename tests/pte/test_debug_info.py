@@ -11,7 +11,7 @@ from typing import Any
 import models
 import pytest
 import torch
-from debug_models import Branches, Product, Quotient, Steps, line
+from debug_models import TWO, Branches, Product, Quotient, Steps, demo, line, lowered
 from lowering_support import TagPartitioner, delegates, edge_program
 from torch.export import ExportedProgram, export
 from torch.fx import Node
@@ -21,17 +21,6 @@ from exir_lowering import BackendFailure, InputError, LoweredMethods
 from exir_lowering.backends.compiler_demo import CompilerDemoDelegate
 from exir_lowering.graphs import debug_handles, is_operator, operator_name, walk
 from exir_lowering.pte.debug_info import DebugInfo
-
-TWO = (torch.ones(4), torch.full((4,), 2.0))
-
-
-def demo(node: Node) -> str | None:
-    """Give each operator that compiler_demo knows a tag of its own kind."""
-    return "demo" if operator_name(node) in ("aten.add.Tensor", "aten.sub.Tensor", "aten.mul.Tensor") else None
-
-
-def lowered(module: torch.nn.Module, inputs: tuple[Any, ...] = TWO) -> LoweredMethods:
-    return exir_lowering.lower(export(module.eval(), inputs), TagPartitioner(demo, "compiler_demo"))
 
 
 def operators(program: ExportedProgram) -> Iterator[Node]:
@@ -79,8 +68,7 @@ def test_lines_and_modules() -> None:
 
 @pytest.mark.parametrize("name", ["bert", "llama"])
 def test_whole_models(name: str) -> None:
-    model, inputs = models.build(name)
-    program = export(model, inputs)
+    _, _, program = models.exported(name)
     found = exir_lowering.lower(program, ["xnnpack", "reference"])
     artifact = found.emit()
     info = artifact.debug_info
@@ -94,7 +82,7 @@ def test_whole_models(name: str) -> None:
 
 
 def test_quantized() -> None:
-    from test_quantized import partitioners, quantized
+    from quantized_models import partitioners, quantized
 
     found = exir_lowering.lower(quantized(dynamic=False), partitioners(dynamic=False))
     info = found.emit().debug_info

@@ -7,7 +7,6 @@ import os
 import re
 import resource
 import signal
-import subprocess
 import sys
 import threading
 import warnings
@@ -19,8 +18,9 @@ import torch
 from executorch.exir import ExecutorchBackendConfig
 from executorch.exir.passes import MemoryPlanningPass
 from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
-from folders import IMPORTED
-from lowering_support import TagPartitioner, by_operator
+from lowering_support import TagPartitioner
+from runtime_children import EXIT, run
+from runtime_models import BATCH, AddSin, Apart, Viewed, program_of, sums
 from scripted import ScriptBackend, ScriptDelegate, scripted
 from torch import nn
 from torch.export import Dim, export
@@ -42,12 +42,6 @@ from exir_lowering.partitioners import RuledPartitioner, SupportPartitioner, den
 from exir_lowering.runtime.native import shim, shim_cache
 
 ADD, MUL = "aten.add.Tensor", "aten.mul.Tensor"
-BATCH = Dim("batch", min=1, max=8)
-
-
-class AddSin(nn.Module):
-    def forward(self, x, y):
-        return torch.sin(x + y)
 
 
 class Both(nn.Module):
@@ -78,41 +72,6 @@ class Weights(nn.Module):
 
     def forward(self, x):
         return torch.sin(torch.mm(x, self.weight) * 2.0 + self.shift)
-
-
-class Viewed(nn.Module):
-    """Views of a fixed shape go into delegates; in the file they look like outputs of these."""
-
-    def forward(self, x, y):
-        once = torch.sin(x).reshape(3, 2)
-        first = once * 2.0, once + y
-        again = torch.cos(first[0] + torch.sin(first[1])).reshape(2, 3)
-        return again * again + again, torch.sin(again)
-
-
-class Apart(nn.Module):
-    def forward(self, x, y):
-        return torch.sin(torch.sin(x + y) + y)
-
-
-def program_of(module, *inputs, batch=False):
-    shapes = tuple({0: BATCH} for _ in inputs) if batch else None
-    return export(module.eval(), inputs, dynamic_shapes=shapes)
-
-
-def sums(*names, **options):
-    return TagPartitioner(by_operator(*(names or (ADD,))), "script", **options)
-
-
-@pytest.fixture(scope="module")
-def adds():
-    """One addition in a delegate, a sine after it, of any batch up to 8."""
-    return scripted(program_of(AddSin(), torch.ones(2, 3), torch.ones(2, 3), batch=True), sums()).buffer
-
-
-@pytest.fixture
-def xy():
-    return torch.randn(2, 3), torch.randn(2, 3)
 
 
 def failing(error, where="execute"):
@@ -151,6 +110,7 @@ def message_of(call, error):
     return str(caught.value)
 
 
+@pytest.mark.both_engines
 class TestRun:
     def test_values_and_the_life_of_a_handle(self, adds, xy):
         delegate = ScriptDelegate()
@@ -387,6 +347,7 @@ class TestRun:
         torch.testing.assert_close(load(adds, delegates=[First]).run("forward", *xy)[0], torch.sin(xy[0]))
 
 
+@pytest.mark.both_engines
 class TestFailures:
     @pytest.mark.parametrize("error", [ValueError("boo"), RuntimeError("0x1"), InputError("nested"), ArithmeticError()])
     def test_execute(self, adds, xy, error):
@@ -491,6 +452,7 @@ class TestFailures:
             with pytest.raises(LoweringError):
                 load(adds[:length], delegates=[ScriptDelegate])
 
+    @pytest.mark.runtime_only
     def test_damage_never_ends_the_process(self, tmp_path):
         both = program_of(Both(), torch.ones(2, 3), torch.ones(2, 3), batch=True)
         path = scripted(both, sums(ADD, "aten.sum.dim_IntList")).save(tmp_path / "model.pte")
@@ -521,6 +483,7 @@ print(f"{refused}/300")
 """
 
 
+@pytest.mark.both_engines
 class TestLookUp:
     def test_nobody_has_it(self, adds):
         message = message_of(lambda: load(adds), BackendUnavailableError)
@@ -553,6 +516,7 @@ class TestLookUp:
 
         assert "OSError: no device" in message_of(lambda: load(adds, delegates=[Away]), BackendFailure)
 
+    @pytest.mark.runtime_only
     def test_a_built_in_id(self, adds):
         message = message_of(lambda: load(adds, delegates={"XnnpackBackend": ScriptDelegate}), InputError)
         assert "has 'XnnpackBackend' itself" in message
@@ -588,6 +552,7 @@ class TestLookUp:
             torch.testing.assert_close(programs[1].run("forward", *xy)[0], torch.sin(total * 2))
         assert (first.executed, second.executed) == (2, 2)
 
+    @pytest.mark.runtime_only
     def test_a_file_without_delegates_asks_for_no_compiler(self, tmp_path):
         path = lower(program_of(AddSin(), torch.ones(3), torch.ones(3))).emit().save(tmp_path / "plain.pte")
         code = (
@@ -595,11 +560,12 @@ class TestLookUp:
             "load(sys.argv[1]).run('forward', torch.ones(3), torch.ones(3))\n"
             "print('platformdirs' in sys.modules)"
         )
-        done = run(code, path, env={"CXX": "/nowhere/c++", "XDG_CACHE_HOME": str(tmp_path / "cache")})
+        done = run(code, path, env={"CXX": "/nowhere/c++", "XDG_CACHE_HOME": str(tmp_path / "cache")}, fresh=True)
         assert (done.returncode, done.stdout.split()[-1:]) == (0, ["False"]), done.stderr[-2000:]
         assert not (tmp_path / "cache").exists()
 
 
+@pytest.mark.both_engines
 class TestNested:
     def test_programs_in_compile_and_execute(self, adds, xy):
         class Outer(ScriptDelegate):
@@ -631,6 +597,7 @@ class TestNested:
         torch.testing.assert_close(program.run("forward", *xy)[0], torch.sin(xy[0] + xy[1]))
 
 
+@pytest.mark.both_engines
 class TestResources:
     def test_threads(self, adds):
         program = load(adds, delegates=[ScriptDelegate])
@@ -650,6 +617,7 @@ class TestResources:
             thread.join()
         assert not wrong
 
+    @pytest.mark.runtime_only
     @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the size of the process is read from /proc")
     def test_ten_thousand_calls_leak_nothing(self):
         exported = export(AddSin(), (torch.ones(2, 4096), torch.ones(2, 4096)), dynamic_shapes=({0: BATCH}, {0: BATCH}))
@@ -677,12 +645,14 @@ class TestResources:
         gc.collect()
         assert alive() is None
 
+    @pytest.mark.runtime_only
     def test_too_many_ids(self, tmp_path):
         done = run(TOO_MANY, cwd=tmp_path)
         assert done.returncode == 0, done.stderr[-3000:]
         assert "has room for 16 backends" in done.stdout
         assert done.stdout.split()[-1] == "usable"
 
+    @pytest.mark.runtime_only
     @pytest.mark.parametrize("ending", ["", "sys.exit(0)", "thread()", "raise_in_atexit()", "del program"])
     def test_the_process_ends_with_programs_alive(self, adds, tmp_path, ending):
         (tmp_path / "model.pte").write_bytes(adds)
@@ -691,24 +661,10 @@ class TestResources:
         assert done.stdout.split()[-2:] == ["destroyed", "destroyed"]
 
 
-def run(code, *arguments, cwd=None, env=None):
-    paths = os.pathsep.join([IMPORTED, os.environ.get("PYTHONPATH", "")])
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=300,
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": paths, **(env or {})},
-    )
-
-
 TOO_MANY = """
 import torch
 from torch import nn
 from torch.export import export
-from folders import IMPORTED
 from lowering_support import TagPartitioner
 from scripted import ScriptBackend, ScriptDelegate
 from exir_lowering import BackendUnavailableError, load, lower
@@ -735,36 +691,6 @@ for ids in (3, 13):
     assert torch.equal(load(file(ids), delegates=delegates).run("forward", torch.ones(3))[0], torch.full((3,), 2.0**14))
 assert torch.equal(program.run("forward", torch.ones(3))[0], torch.full((3,), 2.0**14))
 print("usable")
-"""
-
-EXIT = """
-import atexit, sys, threading, time, torch
-from scripted import ScriptDelegate
-from exir_lowering import load
-
-class Loud(ScriptDelegate):
-    def destroy(self, handle):
-        print("destroyed", flush=True)
-
-def thread():
-    # torch itself ends the process when a thread makes or lets go of a tensor of its own while Python exits.
-    x, kept = torch.ones(2, 3), []
-    def work():
-        while True:
-            kept.append(program.run("forward", x, x))
-    for _ in range(3):
-        threading.Thread(target=work, daemon=True).start()
-    time.sleep(0.2)
-
-def raise_in_atexit():
-    atexit.register(lambda: program.run("forward", torch.ones(2, 3), torch.ones(2, 3)))
-
-program = load("model.pte", delegates=[Loud])
-other = load("model.pte", delegates=[Loud])
-cycle = [program]
-cycle.append(cycle)
-program.run("forward", torch.ones(2, 3), torch.ones(2, 3))
-ENDING
 """
 
 

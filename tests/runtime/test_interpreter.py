@@ -1,4 +1,4 @@
-"""The interpreter gives what ExecuTorch's runtime gives: the runtime's own tests, run by it, and both side by side."""
+"""The interpreter gives what ExecuTorch's runtime gives, side by side; the runtime's own tests run in both."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import copy
 import gc
 import re
 import tempfile
-from functools import partial
 from pathlib import Path
 
 import pytest
-import test_delegates
-import test_runtime
+import runtime_children
+import runtime_models
 import torch
 from executorch.exir import ExecutorchBackendConfig
 from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
@@ -19,8 +18,6 @@ from lowering_support import TagPartitioner, by_operator
 from models import build
 from random_programs import random_program
 from scripted import ScriptDelegate, scripted
-from test_delegates import adds, xy  # noqa: F401
-from test_runtime import external, fixed, net, numbers, two_methods, two_methods_file  # noqa: F401
 from torch import nn
 from torch.export import Dim, export
 
@@ -31,66 +28,21 @@ BOTH = ("runtime", "interpreter")
 load = exir_lowering.load
 
 
-@pytest.fixture(autouse=True)
-def interpreter(monkeypatch):
-    """The tests of the runtime load their files into the interpreter."""
-    for module in (test_delegates, test_runtime):
-        monkeypatch.setattr(module, "load", partial(load, engine="interpreter"))
+def test_a_value_that_a_kernel_refuses():
+    content = lower(export(runtime_models.Lookup(), (torch.tensor([1, 2]),))).emit().buffer
+    program = load(content, engine="interpreter")
+    (before,) = program.run("forward", torch.tensor([1, 2]))
+    with pytest.raises(InputError, match=r"failed in the interpreter, at aten::embedding.out: index out of range"):
+        program.run("forward", torch.tensor([7, 8]))
+    assert torch.equal(program.run("forward", torch.tensor([1, 2]))[0], before)
 
 
-class TestRun(test_runtime.TestRun):
-    pass
-
-
-class TestLayout(test_runtime.TestLayout):
-    pass
-
-
-class TestWrongInputs(test_runtime.TestWrongInputs):
-    def test_a_value_that_a_kernel_refuses(self):
-        content = lower(export(test_runtime.Lookup(), (torch.tensor([1, 2]),))).emit().buffer
-        program = load(content, engine="interpreter")
-        (before,) = program.run("forward", torch.tensor([1, 2]))
-        with pytest.raises(InputError, match=r"failed in the interpreter, at aten::embedding.out: index out of range"):
-            program.run("forward", torch.tensor([7, 8]))
-        assert torch.equal(program.run("forward", torch.tensor([1, 2]))[0], before)
-
-
-class TestWrongSources(test_runtime.TestWrongSources):
-    pass
-
-
-class TestDataFile(test_runtime.TestDataFile):
-    pass
-
-
-class TestDelegates(test_delegates.TestRun):
-    pass
-
-
-class TestFailures(test_delegates.TestFailures):
-    test_damage_never_ends_the_process = None
-
-
-class TestLookUp(test_delegates.TestLookUp):
-    test_a_file_without_delegates_asks_for_no_compiler = None
-
-    def test_a_built_in_id(self, adds, xy):  # noqa: F811
-        """Nothing is registered in the runtime, so that nothing stands in the way of another delegate of an id."""
-        program = exir_lowering.load(
-            adds, delegates={"XnnpackBackend": ScriptDelegate, "script": ScriptDelegate}, engine="interpreter"
-        )
-        torch.testing.assert_close(program.run("forward", *xy)[0], torch.sin(xy[0] + xy[1]))
-
-
-class TestNested(test_delegates.TestNested):
-    pass
-
-
-class TestResources(test_delegates.TestResources):
-    test_too_many_ids = None
-    test_ten_thousand_calls_leak_nothing = None
-    test_the_process_ends_with_programs_alive = None
+def test_a_built_in_id(adds, xy):
+    """Nothing is registered in the runtime, so that nothing stands in the way of another delegate of an id."""
+    program = exir_lowering.load(
+        adds, delegates={"XnnpackBackend": ScriptDelegate, "script": ScriptDelegate}, engine="interpreter"
+    )
+    torch.testing.assert_close(program.run("forward", *xy)[0], torch.sin(xy[0] + xy[1]))
 
 
 def same(results, others, tolerance=1e-4):
@@ -139,12 +91,12 @@ def plain(value):
 
 
 CASES = {
-    "views": (test_delegates.Viewed(), (torch.randn(2, 3), torch.randn(3, 2)), None, "xnnpack"),
+    "views": (runtime_models.Viewed(), (torch.randn(2, 3), torch.randn(3, 2)), None, "xnnpack"),
     "xnnpack": (nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), (torch.randn(2, 3, 8, 8),), 8, "xnnpack"),
-    "reference": (test_runtime.Net(), (torch.randn(2, 3, 8, 8),), 6, "reference"),
-    "reference with state": (test_runtime.Count(), (torch.ones(3),), None, "reference"),
+    "reference": (runtime_models.Net(), (torch.randn(2, 3, 8, 8),), 6, "reference"),
+    "reference with state": (runtime_models.Count(), (torch.ones(3),), None, "reference"),
     "compiler_demo": (
-        test_delegates.AddSin(),
+        runtime_models.AddSin(),
         (torch.randn(2, 3), torch.randn(2, 3)),
         8,
         TagPartitioner(by_operator("aten.add.Tensor"), "compiler_demo"),
@@ -212,7 +164,7 @@ ERRORS = {
 
 
 @pytest.mark.parametrize("case", ERRORS)
-def test_errors_of_delegates_are_the_same(adds, xy, case):  # noqa: F811
+def test_errors_of_delegates_are_the_same(adds, xy, case):
     delegates = [] if ERRORS[case] is None else [ERRORS[case]()]
     caught = []
     for engine in BOTH:
@@ -223,7 +175,7 @@ def test_errors_of_delegates_are_the_same(adds, xy, case):  # noqa: F811
 
 
 def test_a_kernel_that_the_runtime_lacks_is_refused_in_the_same_words():
-    content = lower(export(test_runtime.Sorted(), (torch.ones(3),))).emit().buffer
+    content = lower(export(runtime_models.Sorted(), (torch.ones(3),))).emit().buffer
     said = []
     for engine in BOTH:
         with pytest.raises(InputError) as error:
@@ -232,7 +184,7 @@ def test_a_kernel_that_the_runtime_lacks_is_refused_in_the_same_words():
     assert said[1].replace(" The interpreter refuses what would not run on a device.", "") == said[0] != said[1]
 
 
-def test_an_operator_that_torch_does_not_have(fixed):  # noqa: F811
+def test_an_operator_that_torch_does_not_have(fixed):
     content = re.sub(rb"aten::convolution\0", b"aten::convolutiom\0", fixed)
     code = (
         "import sys, torch\nfrom exir_lowering import InputError, load\n"
@@ -247,12 +199,12 @@ def output(code, content, **environment):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.pte"
         path.write_bytes(content)
-        done = test_delegates.run(code, path, env=environment)
+        done = runtime_children.run(code, path, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
 
-def test_without_a_compiler(adds, tmp_path):  # noqa: F811
+def test_without_a_compiler(adds, tmp_path):
     code = (
         "import sys, torch\nfrom scripted import ScriptDelegate\n"
         "from exir_lowering import BackendUnavailableError, load\n"
@@ -283,7 +235,7 @@ for engine in ("runtime", "interpreter"):
 """
 
 
-def test_without_the_runtime(two_methods, fixed):  # noqa: F811
+def test_without_the_runtime(two_methods, fixed):
     runtime, hint, ours = output(WITHOUT_THE_RUNTIME, fixed).splitlines()
     assert "runtime refused" in runtime
     assert "the ExecuTorch runtime cannot be imported here" in runtime
@@ -294,19 +246,19 @@ def test_without_the_runtime(two_methods, fixed):  # noqa: F811
     assert "needs the backend 'XnnpackBackend', and the ExecuTorch runtime cannot be imported here" in said
 
 
-def test_damage_ends_in_an_error_of_ours(two_methods):  # noqa: F811
-    code = test_runtime.DAMAGE.replace("verify=False", 'verify=False, engine="interpreter"')
+def test_damage_ends_in_an_error_of_ours(two_methods):
+    code = runtime_children.DAMAGE.replace("verify=False", 'verify=False, engine="interpreter"')
     results = dict(line.split(":") for line in output(code, two_methods.buffer).split() if ":" in line)
-    for what, least in test_runtime.LEAST_REFUSED.items():
+    for what, least in runtime_children.LEAST_REFUSED.items():
         refused, total = map(int, results[what].split("/"))
         assert least * total <= refused <= total, what
 
 
 @pytest.mark.parametrize("ending", ["sys.exit(0)", "thread()"])
-def test_the_process_ends_with_programs_alive(adds, tmp_path, ending):  # noqa: F811
+def test_the_process_ends_with_programs_alive(adds, tmp_path, ending):
     (tmp_path / "model.pte").write_bytes(adds)
-    code = test_delegates.EXIT.replace("ENDING", ending).replace("[Loud])", '[Loud], engine="interpreter")')
-    done = test_delegates.run(code, cwd=tmp_path)
+    code = runtime_children.EXIT.replace("ENDING", ending).replace("[Loud])", '[Loud], engine="interpreter")')
+    done = runtime_children.run(code, cwd=tmp_path)
     assert done.returncode == 0, (done.returncode, done.stderr[-3000:])
     assert done.stdout.split()[-2:] == ["destroyed", "destroyed"]
 
@@ -315,7 +267,7 @@ def test_handles_are_destroyed_once():
     names = iter(range(99))
     partitioner = TagPartitioner(lambda node: f"t{next(names)}" if "add" in node.name else None, "script")
     x = torch.ones(3)
-    program = export(test_delegates.Apart(), (x, x))
+    program = export(runtime_models.Apart(), (x, x))
     delegate = ScriptDelegate()
     loaded = load(scripted(program, partitioner).buffer, delegates=[delegate], engine="interpreter")
     for _ in range(3):
@@ -326,7 +278,7 @@ def test_handles_are_destroyed_once():
     assert delegate.destroyed == 2
 
 
-def test_which_engine(fixed):  # noqa: F811
+def test_which_engine(fixed):
     programs = {engine: load(fixed, engine=engine) for engine in BOTH}
     assert {engine: program.engine for engine, program in programs.items()} == {engine: engine for engine in BOTH}
     assert "interpreter, not ExecuTorch's runtime" in repr(programs["interpreter"])
@@ -336,6 +288,6 @@ def test_which_engine(fixed):  # noqa: F811
             load(fixed, engine=wrong)
 
 
-def test_a_backend_that_nobody_has(adds):  # noqa: F811
+def test_a_backend_that_nobody_has(adds):
     with pytest.raises(BackendUnavailableError, match="It has OpenvinoBackend"):
         load(adds, engine="interpreter")

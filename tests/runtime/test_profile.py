@@ -9,8 +9,7 @@ from typing import Any
 import models
 import pytest
 import torch
-from debug_models import Branches, Steps, line
-from test_debug_info import TWO, lowered
+from debug_models import TWO, Branches, Steps, line, lowered
 from torch.export import Dim, export
 
 import exir_lowering
@@ -113,8 +112,8 @@ def test_kernels_have_the_same_names_in_both_engines() -> None:
 
 @pytest.fixture(scope="module")
 def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[Any, ...]]:
-    model, inputs = models.build("bert")
-    artifact = exir_lowering.lower(export(model, inputs), ["xnnpack", "reference"]).emit()
+    _, inputs, program = models.exported("bert")
+    artifact = exir_lowering.lower(program, ["xnnpack", "reference"]).emit()
     return artifact.save(tmp_path_factory.mktemp("bert") / "bert.pte"), inputs
 
 

@@ -2,7 +2,6 @@
 
 import os
 import re
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -12,6 +11,8 @@ import torch
 from executorch.exir import ExecutorchBackendConfig
 from executorch.exir.backend.canonical_partitioners.all_node_partitioner import AllNodePartitioner
 from executorch.exir.passes import MemoryPlanningPass
+from runtime_children import DAMAGE, LEAST_REFUSED, run
+from runtime_models import Lookup, Sorted, count, dynamic_net
 from torch import nn
 from torch.export import Dim, export
 
@@ -27,38 +28,9 @@ from exir_lowering import (
 from exir_lowering.backends.xnnpack.payload import XnnpackPayloads
 
 
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(3, 4, 3)
-        self.linear = nn.Linear(4, 5)
-
-    def forward(self, x):
-        return self.linear(torch.relu(self.conv(x)).mean((2, 3)))
-
-
-class Count(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("total", torch.zeros(3))
-
-    def forward(self, x):
-        self.total.add_(x)
-        return self.total * 2
-
-
 class Double(nn.Module):
     def forward(self, x):
         return x * 2
-
-
-class Lookup(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.table = nn.Embedding(5, 3)
-
-    def forward(self, index):
-        return self.table(index + 1) * 2
 
 
 class Take(nn.Module):
@@ -66,67 +38,9 @@ class Take(nn.Module):
         return x[:n] * 2
 
 
-class Scaled(nn.Module):
-    def forward(self, x, factor, flag, other):
-        return x * factor if flag else x
-
-
 class Rows(nn.Module):
     def forward(self, x):
         return x.reshape(-1), x.shape[0]
-
-
-class Sorted(nn.Module):
-    def forward(self, x):
-        return x.sort()[0]
-
-
-def dynamic_net():
-    torch.manual_seed(0)
-    net = Net().eval()
-    batch = Dim("batch", min=1, max=6)
-    return net, export(net, (torch.randn(2, 3, 8, 8),), dynamic_shapes={"x": {0: batch}})
-
-
-def count():
-    return export(Count(), (torch.ones(3),))
-
-
-@pytest.fixture(scope="module")
-def net():
-    return dynamic_net()[0]
-
-
-@pytest.fixture(scope="module")
-def two_methods():
-    """A method with a dynamic batch and delegates, and one with state."""
-    return lower({"forward": dynamic_net()[1], "count": count()}, "xnnpack").emit()
-
-
-@pytest.fixture(scope="module")
-def two_methods_file(two_methods, tmp_path_factory):
-    return two_methods.save(tmp_path_factory.mktemp("two") / "model.pte")
-
-
-@pytest.fixture(scope="module")
-def fixed():
-    """A net of fixed shapes without a delegate."""
-    return lower(export(dynamic_net()[0], (torch.randn(2, 3, 8, 8),))).emit().buffer
-
-
-@pytest.fixture(scope="module")
-def numbers():
-    """A method that was exported with a float, a bool and a str; and constant methods."""
-    program = export(Scaled(), (torch.ones(3), 2.5, True, None))
-    return lower(program).emit(constant_methods={"version": 3, "ones": torch.ones(2)}).buffer
-
-
-@pytest.fixture(scope="module")
-def external(tmp_path_factory):
-    artifact = lower(dynamic_net()[1]).emit(ExecutorchBackendConfig(external_constants=True))
-    path = artifact.save(tmp_path_factory.mktemp("external") / "model.pte")
-    (data,) = artifact.data_files
-    return path, path.parent / data
 
 
 def message_of(call, error=InputError):
@@ -136,6 +50,7 @@ def message_of(call, error=InputError):
     return str(caught.value)
 
 
+@pytest.mark.both_engines
 class TestRun:
     @pytest.mark.parametrize("batch", [1, 2, 6, 3])
     def test_dynamic_batch(self, net, two_methods_file, batch):
@@ -245,6 +160,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.both_engines
 class TestLayout:
     """The runtime reads the memory of an input in the order the file says, whatever its strides are."""
 
@@ -306,6 +222,7 @@ WRONG_INPUTS = {
 }
 
 
+@pytest.mark.both_engines
 class TestWrongInputs:
     @pytest.mark.parametrize("case", WRONG_INPUTS)
     def test_named_and_the_program_stays_usable(self, net, fixed, two_methods, case):
@@ -370,6 +287,7 @@ class TestWrongInputs:
             assert "input 1" in message
             assert "integer" in message
 
+    @pytest.mark.runtime_only
     def test_a_value_that_a_kernel_refuses(self):
         program = load(lower(export(Lookup(), (torch.tensor([1, 2]),))).emit().buffer)
         (before,) = program.run("forward", torch.tensor([1, 2]))
@@ -391,6 +309,7 @@ class Fill(nn.Module):
         return torch.full((n,), 1.0) + x[0]
 
 
+@pytest.mark.both_engines
 class TestWrongSources:
     def test_missing(self, tmp_path):
         assert "no such file" in message_of(lambda: load(tmp_path / "none.pte"))
@@ -451,6 +370,7 @@ class Payload(exir_lowering.Backend):
         return exir_lowering.PreprocessResult(processed_bytes=b"payload", debug_handle_map={}, data_store_output=None)
 
 
+@pytest.mark.both_engines
 class TestDataFile:
     def test_not_given(self, external):
         path, data = external
@@ -481,77 +401,14 @@ class TestDataFile:
             assert "cannot be loaded" in message_of(lambda: load(path, data=cut))
 
 
-# Runs in a process of its own, which must live to the end: each damaged file ends in a result or in a LoweringError.
-# Without the digests, which would refuse each of them before its content is looked at.
-DAMAGE = """
-import random, sys, torch
-from exir_lowering import LoweringError, load
-content = open(sys.argv[1], "rb").read()
-tables = int.from_bytes(content[16:24], "little")
-chance = random.Random(0)
-inputs = {"forward": torch.ones(2, 3, 8, 8), "count": torch.ones(3)}
-
-def attempt(damaged):
-    try:
-        program = load(bytes(damaged), verify=False)
-        for name in program.method_names:
-            if name in inputs:
-                program.run(name, inputs[name])
-    except LoweringError as error:
-        return len(str(error)) > 40
-    return False
-
-def truncated():
-    ends = {tables - 1, tables, tables + 1, len(content) - 1}
-    for length in sorted(ends | set(range(64)) | set(range(0, len(content), 97))):
-        yield content[:length]
-
-def random_bytes():
-    for _ in range(60):
-        noise = chance.randbytes(chance.randrange(3000))
-        yield noise
-        yield content[:8] + noise
-        yield content[:tables] + noise
-        yield content[:48] + noise + content[48 + len(noise):]
-
-def header():
-    for at in range(48):
-        for bit in range(0, 8, 3):
-            damaged = bytearray(content)
-            damaged[at] ^= 1 << bit
-            yield damaged
-
-def flipped():
-    for _ in range(300):
-        damaged = bytearray(content)
-        for _ in range(chance.choice([1, 1, 2, 8])):
-            damaged[chance.randrange(tables)] ^= chance.randrange(1, 256)
-        yield damaged
-
-for what, files in ("truncated", truncated()), ("random", random_bytes()), ("header", header()), ("flipped", flipped()):
-    results = [attempt(file) for file in files]
-    print(f"{what}:{sum(results)}/{len(results)}")
-"""
-
-
 @pytest.mark.parametrize("flags", [[], ["-O"]], ids=["", "-O"])
 def test_damage_never_ends_the_process(two_methods_file, flags):
-    done = subprocess.run(
-        [sys.executable, *flags, "-W", "ignore", "-c", DAMAGE, two_methods_file],
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=300,
-    )
+    done = run(DAMAGE, two_methods_file, flags=flags)
     assert done.returncode == 0, done.stderr[-3000:]
     results = dict(line.split(":") for line in done.stdout.split() if ":" in line)
     for what, least in LEAST_REFUSED.items():
         refused, total = map(int, results[what].split("/"))
         assert least * total <= refused <= total, what
-
-
-# In a header, padding and the length of the header may be anything; in the tables, so may sizes and numbers.
-LEAST_REFUSED = {"truncated": 1.0, "random": 0.6, "header": 0.2, "flipped": 0.5}
 
 
 def test_damaged_names_in_a_payload(two_methods):
@@ -579,8 +436,7 @@ def test_loading_does_not_read_the_weights(tmp_path):
         "load(sys.argv[1])\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code, path], capture_output=True, text=True, check=True
-    )
+    done = run(code, path, fresh=True)  # a forked child has to read the libraries again, and counts that
+    assert done.returncode == 0, done.stderr
     if sys.platform == "linux":
         assert int(done.stdout.split()[-1]) * 1024 < size / 4

@@ -2,62 +2,20 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
+import forked
 import pytest
 import torch
-from executorch.backends.xnnpack.partition.config.xnnpack_config import ConfigPrecisionType
 from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
-    XNNPACKQuantizer,
-    get_symmetric_quantization_config,
-)
 from executorch.exir import to_edge_transform_and_lower
-from executorch.exir.backend.partitioner import Partitioner
 from lowering_support import delegates
-from torch.export import ExportedProgram, export
-from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+from quantized_models import INPUTS, partitioners, quantize, quantized
+from torch.export import ExportedProgram
 
 import exir_lowering
 from exir_lowering.partitioners import Rule, RuledPartitioner, deny
-
-INPUTS = (torch.linspace(-1, 1, 3 * 16 * 16).reshape(1, 3, 16, 16),)
-
-
-class ConvNet(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = torch.nn.Conv2d(3, 8, 3)
-        self.linear = torch.nn.Linear(8 * 14 * 14, 32)
-        self.head = torch.nn.Linear(32, 5)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = torch.relu(self.conv(x)).flatten(1)
-        return self.head(torch.relu(self.linear(x)))
-
-
-def quantized(
-    dynamic: bool, model: torch.nn.Module | None = None, inputs: tuple[torch.Tensor, ...] = INPUTS
-) -> ExportedProgram:
-    torch.manual_seed(0)
-    quantizer = XNNPACKQuantizer().set_global(
-        get_symmetric_quantization_config(is_per_channel=True, is_dynamic=dynamic)
-    )
-    prepared = prepare_pt2e(export((model or ConvNet()).eval(), inputs).module(), quantizer)
-    prepared(*inputs)
-    return export(convert_pt2e(prepared), inputs)
-
-
-def partitioners(dynamic: bool) -> list[Partitioner]:
-    if dynamic:
-        return [
-            XnnpackPartitioner(config_precisions=ConfigPrecisionType.DYNAMIC_QUANT, per_op_mode=True),
-            XnnpackPartitioner(),
-        ]
-    return [XnnpackPartitioner()]
 
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
@@ -106,7 +64,7 @@ def test_one_partitioner_is_enough_for_dynamic_quantisation(
     inputs = (torch.randn(shape),)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        program = quantized(True, model(), inputs)
+        program = quantize(model(), inputs, dynamic=True)
         found = [exir_lowering.lower(program, chosen) for chosen in ("xnnpack", partitioners(True))]
     assert [len(lowered.report.methods[0].partitions) for lowered in found] == [one, two]
     hosts = [sorted(node.operator for node in lowered.report.methods[0].host) for lowered in found]
@@ -173,8 +131,7 @@ print(program.run("forward", torch.tensor([0.6, -0.9, 3.0]))[0].tolist())
 
 
 def python(script: str, *arguments: str) -> str:
-    command = [sys.executable, "-W", "ignore", "-c", script, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = forked.run(script, *arguments)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 

@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
+from lowering_support import TagPartitioner
+from torch.export import export
+from torch.fx import Node
+
+import exir_lowering
+from exir_lowering import LoweredMethods
+from exir_lowering.graphs import operator_name
+
+TWO = (torch.ones(4), torch.full((4,), 2.0))
 
 
 def line(mark: str) -> str:
@@ -55,3 +65,12 @@ class Branches(torch.nn.Module):
             return z - y
 
         return torch.cond(z.sum() > 0, yes, no, (z,)) + y  # cond
+
+
+def demo(node: Node) -> str | None:
+    """Give each operator that compiler_demo knows a tag of its own kind."""
+    return "demo" if operator_name(node) in ("aten.add.Tensor", "aten.sub.Tensor", "aten.mul.Tensor") else None
+
+
+def lowered(module: torch.nn.Module, inputs: tuple[Any, ...] = TWO) -> LoweredMethods:
+    return exir_lowering.lower(export(module.eval(), inputs), TagPartitioner(demo, "compiler_demo"))

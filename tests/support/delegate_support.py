@@ -62,3 +62,18 @@ def runner(lowered: LoweredMethods, method: str = "forward", **implementations: 
     return DelegateInterpreter(
         lowered[method], implementations=implementations, data=named_data(lowered), method=method
     )
+
+
+class Tied(torch.nn.Module):
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()
+        self.whole, self.copied = torch.nn.Parameter(weight), torch.nn.Parameter(weight.clone())
+        self.register_buffer("turned", self.whole.detach().t())
+        self.register_buffer("part", self.whole.detach()[10:20])
+        self.register_buffer("column", torch.randn(64, 64)[:, 3])
+        self.register_buffer("wide", torch.randn(64, 1).expand(64, 64))
+        self.register_buffer("zeros", torch.zeros(100, 64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = (x @ self.whole) @ self.turned + self.column + x @ self.copied + self.wide[:2]
+        return y @ self.part.t(), x @ self.zeros.t()

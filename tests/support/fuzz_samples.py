@@ -12,7 +12,7 @@ import torch
 from executorch.exir import ExecutorchBackendConfig
 from fuzzing import Kind, Sample, run_debugged, run_module, run_program
 from lowering_support import TagPartitioner, by_operator
-from test_quantized import INPUTS as QUANTIZED_INPUTS, quantized
+from quantized_models import INPUTS as QUANTIZED_INPUTS, quantized
 from torch import nn
 from torch.export import Dim, export
 

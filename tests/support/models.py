@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.export import ExportedProgram, export
 
 Built = tuple[torch.nn.Module, tuple[Any, ...]]
 
@@ -114,3 +116,10 @@ def build(name: str) -> Built:
     """Build a model with the same weights and inputs in every process."""
     torch.manual_seed(0)
     return MODELS[name]()
+
+
+@functools.cache
+def exported(name: str) -> tuple[torch.nn.Module, tuple[Any, ...], ExportedProgram]:
+    """Return a model, its inputs and its program: the same ones for all tests of a process, as nothing changes them."""
+    model, inputs = build(name)
+    return model, inputs, export(model, inputs)

@@ -1,0 +1,83 @@
+"""Which tests run one after the other in one worker, and about how long that takes.
+
+A file is a group. Files that would be long chains are divided, where their tests share no costly fixture.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+BY_FUNCTION = frozenset({"test_docs", "test_growth", "test_properties", "test_threads", "test_upstream_rows"})
+BY_CLASS = frozenset({"test_delegates", "test_lowered_module", "test_runtime"})
+BY_PARAMETER = {
+    "test_generation": "file",
+    "test_interpreter": "name",
+    "test_models": "case",
+    "test_transform_passes": "kind",
+    "test_upstream_suite": "part",
+}
+"""Files that are divided by the value of one parameter; tests that do not have it are a group of their own."""
+
+SECONDS: dict[str, float] = {
+    "test_backends": 45,
+    "test_growth:test_a_cycle_leaves_no_more_than_executorchs_own": 40,
+    "test_reference": 38,
+    "test_interpreter": 33,
+    "test_upstream_rows:test_m10_branches_are_lowered_own_their_weights_and_are_left_clean": 30,
+    "test_quantized": 30,
+    "test_upstream_suite:ours others": 30,
+    "test_upstream_suite:convex others": 30,
+    "test_upstream_suite:ours test_backends_lifted.py": 28,
+    "test_upstream_suite:convex test_backends_lifted.py": 28,
+    "test_runtime": 25,
+    "test_determinism": 25,
+    "test_docs:test_python_blocks_run": 25,
+    "test_integrity": 25,
+    "test_properties:test_lowering_twice_gives_the_same": 24,
+    "test_threads:test_what_four_threads_make_is_what_one_makes": 24,
+    "test_example_package": 22,
+    "test_data_dependent_sizes": 20,
+    "test_debug_info": 20,
+    "test_saving": 20,
+    "test_fuzz": 19,
+    "test_bad_input": 18,
+    "test_rules": 18,
+    "test_edge_errors": 18,
+    "test_properties:test_the_programs_equal_the_modules_that_they_come_from": 18,
+    "test_upstream_rows:test_m8_state_equals_eager_over_three_calls": 17,
+    "test_cli": 16,
+    "test_generation:xnnpack": 16,
+    "test_properties:test_lowering_keeps_every_promise": 16,
+    "test_upstream_suite:ours test_lowered_backend_module.py": 14,
+    "test_upstream_suite:convex test_lowered_backend_module.py": 14,
+    "test_generation:reference": 13,
+    "test_upstream_suite:ours test_group_partitioner.py": 12,
+    "test_upstream_suite:convex test_group_partitioner.py": 12,
+    "test_openvino": 12,
+    "test_upstream_rows:test_m11_programs_and_weights_die_with_their_last_reference": 12,
+    "test_models:llama": 11,
+    "test_models:mobilenet_v2": 11,
+    "test_composition": 11,
+    "test_suite": 11,
+    "test_delegates:TestShim": 10,
+    "test_demo": 10,
+    "test_settings": 10,
+    "test_views": 10,
+    "test_transform_passes": 10,
+}
+"""About how many seconds the longest groups take on a quiet core. The others take few, and fill the gaps."""
+
+
+def group_of(item: pytest.Item) -> str:
+    """Return the name of the group that a test belongs to; without brackets, in which xdist would not find it."""
+    file = Path(item.path).stem
+    part = ""
+    if file in BY_FUNCTION:
+        part = getattr(item, "originalname", item.name)
+    elif file in BY_CLASS:
+        part = getattr(getattr(item, "cls", None), "__name__", "")
+    elif file in BY_PARAMETER and hasattr(item, "callspec"):
+        part = str(item.callspec.params.get(BY_PARAMETER[file], ""))
+    return f"{file}:{part}" if part else file
