@@ -188,7 +188,7 @@ def test_an_operator_that_torch_does_not_have(fixed):
     content = re.sub(rb"aten::convolution\0", b"aten::convolutiom\0", fixed)
     code = (
         "import sys, torch\nfrom exir_lowering import InputError, load\n"
-        "sys.modules['executorch.runtime'] = None\n"
+        "for name in ('executorch.runtime', 'executorch.extension.pybindings._C'):\n    sys.modules[name] = None\n"
         "try:\n    load(sys.argv[1], engine='interpreter', verify=False).run('forward', torch.ones(2, 3, 8, 8))\n"
         "except InputError as error:\n    print(error)"
     )
@@ -223,7 +223,8 @@ def test_without_a_compiler(adds, tmp_path):
 
 WITHOUT_THE_RUNTIME = """
 import sys, torch
-sys.modules['executorch.runtime'] = None
+for name in ("executorch.runtime", "executorch.extension.pybindings._C"):
+    sys.modules[name] = None
 from exir_lowering import BackendUnavailableError, load
 x = torch.ones(2, 3, 8, 8)
 for engine in ("runtime", "interpreter"):
