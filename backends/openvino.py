@@ -118,7 +118,7 @@ class OpenvinoPartitioner(Partitioner):  # type: ignore[misc]
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[Any], Callable[[Node], bool] | None]:
         """Ask ExecuTorch's partitioner, except about what stays on the host."""
         # Where partitions end is not known yet: any tensor without dimensions may cross a boundary.
-        return nested_run.preserved(
+        return nested_run.ask_preserved(
             [self.inner],
             ep,
             lambda number, node: not _refused(node) and not any(map(_scalar, (node, *node.all_input_nodes))),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from executorch.exir import ExecutorchBackendConfig
 from torch.export import ExportedProgram
 
-from exir_lowering.graphs.debug_handles import handled_copy
+from exir_lowering.graphs.debug_handles import copy_with_handles
 from exir_lowering.plans.report import Report
 from exir_lowering.steps.emit import Artifact, emit
 from exir_lowering.steps.placement import Policy
@@ -74,7 +74,9 @@ class LoweredMethods(Mapping[str, ExportedProgram]):
             InputError: The programs cannot be emitted, a name is used twice, the policy is invalid, or a partition has
                 an operator that cannot be kept.
         """
-        recorded = {name: handled_copy(program) for name, program in self.edge_programs.items()} if etrecord else None
+        recorded = (
+            {name: copy_with_handles(program) for name, program in self.edge_programs.items()} if etrecord else None
+        )
         if constant_methods is None:
             constant_methods = self.constant_methods
         elif isinstance(constant_methods, Mapping):

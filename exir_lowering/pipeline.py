@@ -41,7 +41,7 @@ from exir_lowering.steps.extract import extract
 from exir_lowering.steps.preprocess import preprocess
 from exir_lowering.steps.session import Session
 from exir_lowering.steps.splice import delegate, splice
-from exir_lowering.steps.tag import fake_state, tag
+from exir_lowering.steps.tag import make_fake_state, tag
 
 Programs = Mapping[str, ExportedProgram]
 Backends = Mapping[str, Any]
@@ -82,8 +82,8 @@ def lower(
         BackendContractError: A backend returned something wrong, or wrote into a weight.
         CoverageError: Less is delegated than the options require; no backend was called.
     """
-    session = Session(arguments.options(options))
-    request = arguments.request(programs, partitioners, transform_passes)
+    session = Session(arguments.check_options(options))
+    request = arguments.read_request(programs, partitioners, transform_passes)
     registry.check_backends(backends)
     with session:
         methods = to_edge(request.methods, session)
@@ -117,8 +117,8 @@ def plan(
         InputError, UnknownPluginError, PluginLoadError, PartitionerContractError: As for `lower`.
         CoverageError: Less is delegated than the options require; the error has the plan.
     """
-    session = Session(arguments.options(options))
-    request = arguments.request(programs, partitioners, transform_passes)
+    session = Session(arguments.check_options(options))
+    request = arguments.read_request(programs, partitioners, transform_passes)
     with session, collector.heap_frozen():
         methods = to_edge(request.methods, session)
         with _converting(methods):
@@ -138,8 +138,8 @@ def to_backend(
     Raises:
         InputError: Also when a program is not in Edge dialect.
     """
-    session = Session(arguments.options(options))
-    request = arguments.request(method_to_program, method_to_partitioner)
+    session = Session(arguments.check_options(options))
+    request = arguments.read_request(method_to_program, method_to_partitioner)
     methods = as_edge(request.methods)
     registry.check_backends(backends)
     with session:
@@ -170,13 +170,13 @@ def lower_whole_program(
         InputError: The program is not an ExportedProgram in Edge dialect, or the id or a compile spec is none.
         UnknownPluginError, PluginLoadError, BackendFailure, BackendContractError: As for `lower`.
     """
-    arguments.require_edge("forward", arguments.program("lower_whole_program", program))
-    arguments.destination("lower_whole_program", backend_id, compile_specs)
+    arguments.require_edge("forward", arguments.check_program("lower_whole_program", program))
+    arguments.check_destination("lower_whole_program", backend_id, compile_specs)
     registry.check_backends(backends)
     backend = registry.find_backend(backend_id, backends)
     site = CallSite("forward", (), "", (), ())
     with locks.conversion(), converting([program], gradients=True):
-        copied = isolate(debug_handles.handled_copy(program))
+        copied = isolate(debug_handles.copy_with_handles(program))
     whole = Partition("forward", "forward", "", backend_id, tuple(compile_specs), copied, site)
     (lowered,) = preprocess(BackendGroup(backend_id, (whole,)), backend, Session(LoweringOptions()))
     availability.warn_unavailable([backend_id], stacklevel=2)
@@ -221,17 +221,17 @@ def _partition_all(methods: Sequence[EdgeMethod], session: Session) -> tuple[lis
 def _partition(edge: EdgeMethod, session: Session) -> tuple[list[TaggedMethod], ExtractedMethod]:
     """Tag and extract, once for each partitioner: what an earlier one took is a delegate call to a later one."""
     tagged: list[TaggedMethod] = []
-    method = ExtractedMethod(edge.name, isolate(debug_handles.handled_copy(edge.program)), ())
+    method = ExtractedMethod(edge.name, isolate(debug_handles.copy_with_handles(edge.program)), ())
     if not edge.partitioners:
         graphs.strip_tags(method.program.graph_module)
         return tagged, method
-    state = fake_state(method.program)
+    state = make_fake_state(method.program)
     for partitioner in edge.partitioners:
         with session.timed("tag"):
             tagged.append(tag(edge.name, method.program, partitioner, state))
         with session.timed("extract"), collector.paused():
             step = extract(tagged[-1], earlier=len(method.partitions), non_convex=session.options.non_convex)
-            checks.extracted(step)
+            checks.check_extracted(step)
         method = ExtractedMethod(
             edge.name, step.program, method.partitions + step.partitions, method.rejections + step.rejections
         )

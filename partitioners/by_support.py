@@ -18,7 +18,7 @@ from exir_lowering.partitioners.supports.support import (
     Support,
     SupportLike,
     as_support,
-    asked,
+    make_check,
 )
 
 
@@ -91,7 +91,7 @@ class SupportPartitioner(Partitioner):  # type: ignore[misc]
             if node.graph not in checks:  # the program that was given, or ExecuTorch's copy of it
                 held = frozenset(n for n in node.graph.nodes if n.op == "placeholder" and n.name in constants)
                 scope = Scope(node.graph.owning_module or GraphModule({}, node.graph), held)
-                checks[node.graph] = [asked(support, scope) for support in self.supports.values()]
+                checks[node.graph] = [make_check(support, scope) for support in self.supports.values()]
             return any(check(node) is None for check in checks[node.graph])
 
         return list(self.keep_whole), supported

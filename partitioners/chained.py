@@ -92,7 +92,7 @@ class ChainedPartitioner(Partitioner):  # type: ignore[misc]
                     elif graphs.is_operator(node):
                         name = graphs.qualified_name(path, node)
                         missing.setdefault(spec.backend_id, []).append(name)
-                        said.setdefault(name, []).append(_rejected(name, node, partitioner, spec.backend_id))
+                        said.setdefault(name, []).append(_reject(name, node, partitioner, spec.backend_id))
             for backend_id, names in missing.items():
                 reason = f"backend {backend_id!r} is passed over: {available[backend_id]}"
                 adjustments.append(Adjustment("", "skipped", tuple(names), reason, "ChainedPartitioner"))
@@ -100,7 +100,7 @@ class ChainedPartitioner(Partitioner):  # type: ignore[misc]
             node.meta[graphs.DELEGATION_TAG] = tag
         used = set(tags.values())
         kept = {tag: spec for tag, spec in destinations.items() if tag in used}
-        return ExplainedResult(exported_program, kept, tuple(map(_joined, said.values())), tuple(adjustments))
+        return ExplainedResult(exported_program, kept, tuple(map(_join, said.values())), tuple(adjustments))
 
     def _unavailable(self, backend_id: str) -> str:
         """Say why a backend cannot be used, "" when it can."""
@@ -112,15 +112,15 @@ class ChainedPartitioner(Partitioner):  # type: ignore[misc]
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[Any], Callable[[Node], bool] | None]:
         """Keep from decomposition what one of the partitioners keeps."""
-        return nested_run.preserved(self.partitioners, ep, lambda number, node: True)
+        return nested_run.ask_preserved(self.partitioners, ep, lambda number, node: True)
 
 
-def _rejected(name: str, node: Node, partitioner: Partitioner, backend_id: str) -> Rejection:
+def _reject(name: str, node: Node, partitioner: Partitioner, backend_id: str) -> Rejection:
     reason = f"{type(partitioner).__name__} would take it for {backend_id}, which is not available here"
     return Rejection("", name, graphs.operator_name(node), reason, "ChainedPartitioner", "backend_unavailable")
 
 
-def _joined(rejections: list[Rejection]) -> Rejection:
+def _join(rejections: list[Rejection]) -> Rejection:
     """Make one rejection of what each partitioner said."""
     first = rejections[0]
     reason = "; ".join(dict.fromkeys(rejection.reason for rejection in rejections))

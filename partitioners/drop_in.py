@@ -74,7 +74,7 @@ def convex_proposals() -> AbstractContextManager[None]:
 def _propose(partitioner: Any) -> list[Partition]:
     """Propose partitions for a `CapabilityBasedPartitioner` or a subclass of it, from its attributes."""
     module = partitioner.graph_module
-    supported = capability.supported(partitioner)
+    supported = capability.list_supported(partitioner)
     nodes = computing(module)
     labels = {node: "" for node in nodes if node in supported}
     groups = [[node for node in group if node in labels] for group in getattr(partitioner, "node_groups", None) or ()]

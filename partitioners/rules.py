@@ -200,7 +200,7 @@ class RuledPartitioner(Partitioner):  # type: ignore[misc]
             rule = next((r for r in self.rules if not r.name and r.matches(facts)), None)
             return rule is None or rule.kind == "allow"
 
-        return nested_run.preserved([self.partitioner], ep, visible)
+        return nested_run.ask_preserved([self.partitioner], ep, visible)
 
     def _check(self, facts: Mapping[Node, Facts]) -> None:
         """Check that what the rules name is there."""
@@ -276,7 +276,7 @@ def _with(
     for _, module in graphs.walk(program.graph_module):
         nodes = computing(module)
         if any(node in added for node in nodes):
-            for proposal in _joined(nodes, tags, destinations, label_of_added):
+            for proposal in _join(nodes, tags, destinations, label_of_added):
                 names = list(dict.fromkeys(tags[node] for node in proposal.nodes if node in tags))
                 tag = names[0] if names else _new_tag(destinations)
                 destinations.setdefault(tag, specs[proposal.backend])
@@ -299,7 +299,7 @@ def _new_tag(known: Collection[str]) -> str:
     return f"rule_{number}"
 
 
-def _joined(
+def _join(
     nodes: Sequence[Node],
     tags: Mapping[Node, str],
     destinations: Mapping[str, DelegationSpec],

@@ -21,7 +21,7 @@ from exir_lowering._upstream.delegates import named_data
 
 __all__ = [
     "read_tables",
-    "serialized",
+    "serialize",
     "write_tables",
 ]
 
@@ -40,9 +40,9 @@ def write_tables(program: Any, segments: int, alignment: int) -> bytes:
         alignment: What the position of the first segment is to be a multiple of.
     """
     flat = _program_to_flatbuffer(program)
-    header = _rounded(_ExtendedHeader.EXPECTED_LENGTH, flat.max_alignment)
+    header = _round_up(_ExtendedHeader.EXPECTED_LENGTH, flat.max_alignment)
     size = header + len(flat.data)
-    start = _rounded(size, alignment)
+    start = _round_up(size, alignment)
     extent = _ExtendedHeader(program_size=size, segment_base_offset=start, segment_data_size=segments)
     tables: bytes = _insert_flatbuffer_header(
         flatbuffer_data=flat.data,
@@ -52,11 +52,11 @@ def write_tables(program: Any, segments: int, alignment: int) -> bytes:
     return tables.ljust(start, b"\0")
 
 
-def _rounded(size: int, alignment: int) -> int:
+def _round_up(size: int, alignment: int) -> int:
     return -(-size // alignment) * alignment
 
 
-def serialized(program: Any, named: Mapping[str, bytes], alignment: int) -> bytes:
+def serialize(program: Any, named: Mapping[str, bytes], alignment: int) -> bytes:
     """Return a program of ExecuTorch's schema as a `.pte` file.
 
     Args:

@@ -31,9 +31,9 @@ from exir_lowering._upstream.replacing import replacing
 __all__ = [
     "WAITING",
     "listening",
+    "note_refusal",
     "proposing_with",
     "qualified_operator",
-    "refused",
 ]
 
 Refusal = Callable[[torch.fx.Node, str, str], None]
@@ -64,7 +64,7 @@ def _say(node: torch.fx.Node, reason: str, by: str) -> None:
         listener(node, reason, by)
 
 
-def refused(support: OperatorSupportBase, node: torch.fx.Node) -> None:
+def note_refusal(support: OperatorSupportBase, node: torch.fx.Node) -> None:
     """Tell who listens that an operator support said no."""
     name = type(support).__name__
     if name != "MatchTag":  # ExecuTorch's mark of what a partitioner chose before
@@ -86,7 +86,7 @@ def _reporting() -> list[tuple[Any, str, Any]]:
     def answered(self: CapabilityBasedPartitioner, node: torch.fx.Node) -> bool:
         answer: bool = supported(self, node)
         if not answer:
-            refused(self.operator_support, node)
+            note_refusal(self.operator_support, node)
         return answer
 
     return [

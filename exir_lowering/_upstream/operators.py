@@ -22,10 +22,10 @@ __all__ = [
     "functional_operator",
     "is_view",
     "known_operators",
+    "list_registered_operators",
     "mutates_arguments",
     "operator_name",
     "operator_packet",
-    "registered_operators",
     "wrapped_operator",
     "written_arguments",
 ]
@@ -217,7 +217,7 @@ def is_view(target: Any) -> bool:
     return bool(getattr(wrapped_operator(target), "is_view", False))
 
 
-def registered_operators() -> list[str]:
+def list_registered_operators() -> list[str]:
     """Return the names of the dispatcher's operators, such as "aten::add.Tensor"; a look-up by attribute makes some."""
     names: list[str] = torch._C._dispatch_get_all_op_names()
     return names

@@ -10,18 +10,18 @@ from torch.utils import _pytree as pytree
 
 __all__ = [
     "context_reader",
+    "find_registered_type",
+    "list_registered_types",
     "namedtuple_context",
     "namedtuple_fields",
     "pytree",
-    "registered_type",
-    "registered_types",
 ]
 
 # How the context of a named tuple is read, by which such types are told from others.
 namedtuple_context = pytree._namedtuple_deserialize
 
 
-def registered_type(name: str) -> Any:
+def find_registered_type(name: str) -> Any:
     """Return the type that pytree knows by the name that it is written down by; None when there is none.
 
     `treespec_loads` finds types here too, but imports what else the text names.
@@ -43,6 +43,6 @@ def context_reader(kind: Any) -> Callable[[Any], Any] | None:
     return reader
 
 
-def registered_types() -> list[Any]:
+def list_registered_types() -> list[Any]:
     """Return the types that are registered with pytree."""
     return list(pytree.SUPPORTED_NODES)

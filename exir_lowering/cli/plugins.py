@@ -33,7 +33,7 @@ def execute(arguments: argparse.Namespace) -> int:
     with kept_from_stdout(True):
         from exir_lowering.plugins import registry
 
-        found = list(registry.installed())
+        found = list(registry.list_installed())
     if arguments.json:
         print(json.dumps([asdict(plugin) for plugin in found], indent=2))
         return OK

@@ -123,9 +123,9 @@ def make_edge_config(arguments: argparse.Namespace) -> EdgeCompileConfig | None:
     """
     from executorch.exir import EdgeCompileConfig
 
-    from exir_lowering.steps.arguments import operator_named
+    from exir_lowering.steps.arguments import find_operator
 
-    allowed = [operator_named("--allow-operator", name) for name in arguments.allow_operator]
+    allowed = [find_operator("--allow-operator", name) for name in arguments.allow_operator]
     if not allowed and not arguments.no_edge_check:
         return None
     return EdgeCompileConfig(_core_aten_ops_exception_list=allowed, _check_ir_validity=not arguments.no_edge_check)

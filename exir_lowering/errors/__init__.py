@@ -118,7 +118,7 @@ class InvariantError(LoweringError):
     """Something that exir-lowering guarantees does not hold: a defect of exir-lowering. Please report it."""
 
 
-def named_handle(error: BaseException) -> int | None:
+def find_named_handle(error: BaseException) -> int | None:
     """Return the debug handle in the `debug_handle` of a plug-in's exception, or of one of its causes."""
     seen: set[int] = set()
     cause: BaseException | None = error

@@ -24,12 +24,12 @@ def let_through(error: BaseException) -> None:
     Args:
         error: The exception that was caught.
     """
-    found = passing(error)
+    found = find_passing(error)
     if found is not None:
         raise found
 
 
-def passing(error: BaseException) -> BaseException | None:
+def find_passing(error: BaseException) -> BaseException | None:
     """Return the exception to raise instead of an error that blames someone, or None.
 
     Libraries catch exceptions too, and raise others: a MemoryError counts if an exception declares it as its cause, an
@@ -52,7 +52,7 @@ def raised_by_handler(error: BaseException) -> bool:
     number of the signal. A handler that no longer holds its arguments is recognised as long as it is set.
     """
     frames = list(_frames(error.__traceback__))
-    handlers = set(_registered()) if len(frames) > 1 else set()
+    handlers = set(_list_registered()) if len(frames) > 1 else set()
     return any(frame.f_code in handlers or _was_given(frame, interrupted) for interrupted, frame in pairwise(frames))
 
 
@@ -85,7 +85,7 @@ def _was_given(frame: FrameType, interrupted: FrameType) -> bool:
     return any(place is interrupted and isinstance(number, int) and number in _SIGNALS for number, place in pairs)
 
 
-def _registered() -> Iterator[CodeType]:
+def _list_registered() -> Iterator[CodeType]:
     """Yield the code of the signal handlers that are currently set."""
     for number in _SIGNALS:
         handler = signal.getsignal(number)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 
-def weight_digests(tensors: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+def digest_weights(tensors: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Compute checksums of the memory of tensors, each storage once, without copying it.
 
     Args:
@@ -55,6 +55,6 @@ def _checksum(storage: torch.UntypedStorage) -> int:
     return zlib.crc32(rest.numpy().data, zlib.crc32(blocks.numpy().data))
 
 
-def changed(before: Mapping[str, tuple[int, ...]], after: Mapping[str, tuple[int, ...]]) -> Iterable[str]:
+def find_changed(before: Mapping[str, tuple[int, ...]], after: Mapping[str, tuple[int, ...]]) -> Iterable[str]:
     """Return the names whose digest changed."""
     return [name for name, digest in before.items() if after.get(name) != digest]

@@ -24,7 +24,7 @@ def handle(node: Node) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
-def highest(graph_module: GraphModule) -> int:
+def find_highest(graph_module: GraphModule) -> int:
     """Return the highest handle of a method, or 0."""
     return max((handle(node) or 0 for node in _nodes(graph_module)), default=0)
 
@@ -43,7 +43,7 @@ def fill(graph_module: GraphModule) -> None:
         value, origin = handle(node), _origin(node)
         if value is not None and origin is not None and not graphs.is_delegate_call(node):
             known.setdefault(origin, value)
-    last = highest(graph_module)
+    last = find_highest(graph_module)
     for node in missing:
         origin = _origin(node)
         producer = node.args[0] if graphs.is_getitem(node) else None
@@ -55,19 +55,19 @@ def fill(graph_module: GraphModule) -> None:
         node.meta[KEY] = value
 
 
-def handled_copy(program: ExportedProgram) -> ExportedProgram:
+def copy_with_handles(program: ExportedProgram) -> ExportedProgram:
     """Copy a program and fill in missing debug handles; every copy gets the same ones."""
     copied = graphs.copy_program(program)
     fill(copied.graph_module)
     return copied
 
 
-def all_of(graph_module: GraphModule) -> list[int]:
+def list_handles(graph_module: GraphModule) -> list[int]:
     """Return the handles of a graph and of its nested graphs, in ascending order."""
     return sorted({found for node in _nodes(graph_module) if (found := handle(node)) is not None})
 
 
-def unknown(handle_map: Any, graph_module: GraphModule) -> tuple[Any, Any] | None:
+def find_unknown(handle_map: Any, graph_module: GraphModule) -> tuple[Any, Any] | None:
     """Return the first entry of a backend's debug handle map with a handle that its partition does not have.
 
     Args:
@@ -77,7 +77,7 @@ def unknown(handle_map: Any, graph_module: GraphModule) -> tuple[Any, Any] | Non
     Returns:
         The identifier, and the first of its handles that no operator has; None if all of them exist.
     """
-    known = frozenset(all_of(graph_module))
+    known = frozenset(list_handles(graph_module))
     for identifier, named in handle_map.items():
         for each in named if isinstance(named, (tuple, list, set, frozenset)) else (named,):
             if isinstance(each, bool) or not isinstance(each, int) or each not in known:

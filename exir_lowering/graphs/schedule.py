@@ -76,7 +76,7 @@ def schedule(graph: Dag) -> list[int]:
     kinds = list(dict.fromkeys(label for label in graph.labels if label is not None))
     if not kinds:
         return [0] * len(graph.labels)
-    sequence = kinds * fewest(graph) if len(kinds) == 1 else _shortened(graph, _greedy(graph, kinds))
+    sequence = kinds * fewest(graph) if len(kinds) == 1 else _shorten(graph, _greedy(graph, kinds))
     stages = _latest(graph, sequence)
     if stages is None:
         raise InvariantError("The sequence of a schedule has no epoch for a vertex. Please report this program.")
@@ -114,7 +114,7 @@ def _greedy(graph: Dag, kinds: Sequence[Label]) -> list[Label]:
     least = fewest(graph)
     best: list[Label] | None = None
     for backwards in (False, True):
-        view = _reversed(graph) if backwards else graph
+        view = _reverse(graph) if backwards else graph
         for preferred in kinds:
             found = _epochs(view, preferred)
             if best is None or len(found) < len(best):
@@ -124,7 +124,7 @@ def _greedy(graph: Dag, kinds: Sequence[Label]) -> list[Label]:
     return best or []
 
 
-def _reversed(graph: Dag) -> Dag:
+def _reverse(graph: Dag) -> Dag:
     last = len(graph.labels) - 1
 
     def flipped(edges: Edges) -> list[list[int]]:
@@ -136,7 +136,7 @@ def _reversed(graph: Dag) -> Dag:
 def _epochs(graph: Dag, preferred: Label) -> list[Label]:
     """Take everything ready of one label, then of the label with the longest remaining alternation."""
     last = len(graph.labels) - 1
-    flipped = _reversed(graph)
+    flipped = _reverse(graph)
     remaining = _alternations(flipped.predecessors, flipped.labels)
     ready = _EpochByEpoch(graph.labels, lambda vertex: remaining[last - vertex], preferred)
     topological(graph.successors, ready)
@@ -178,7 +178,7 @@ class _EpochByEpoch:
         return self._count
 
 
-def _shortened(graph: Dag, sequence: list[Label]) -> list[Label]:
+def _shorten(graph: Dag, sequence: list[Label]) -> list[Label]:
     """Leave out epochs, one at a time, as long as every vertex still finds one."""
     least, size = fewest(graph), len(graph.labels)
     trials = max(0, _TRIALS // max(1, size))

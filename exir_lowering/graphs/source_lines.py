@@ -14,7 +14,7 @@ _GENERATED = re.compile(r'File "<[^"]+", line \d+, in \S+\s+(\w+) = ')
 
 def stack(node: Node) -> tuple[Frame, ...]:
     """Return the lines of the model from which a node came, outermost first."""
-    return sources.frames(node.meta.get("stack_trace") or "")
+    return sources.parse_frames(node.meta.get("stack_trace") or "")
 
 
 def source_line(node: Node) -> str:
@@ -23,14 +23,14 @@ def source_line(node: Node) -> str:
     Lines of torch itself are skipped if there are others, and lines of generated code always.
     """
     frames = stack(node)
-    number = sources.innermost(frames)
+    number = sources.find_innermost(frames)
     return "" if number is None else str(frames[number])
 
 
 def source_code(node: Node) -> str:
     """Return a node's source line as the end of a message, or the node's name if the line is not known."""
     line = source_line(node)
-    return sources.told([line]) if line else f"Node {node.name}; its source line is not known."
+    return sources.format_lines([line]) if line else f"Node {node.name}; its source line is not known."
 
 
 def generated_name(node: Node) -> str:

@@ -43,7 +43,7 @@ class Frame:
 
 
 @lru_cache(maxsize=4096)  # many nodes come from one line
-def frames(trace: str) -> tuple[Frame, ...]:
+def parse_frames(trace: str) -> tuple[Frame, ...]:
     """Read a stack trace, outermost line first, without lines of generated code."""
     found = list(_FRAME.finditer(trace))
     read = []
@@ -55,7 +55,7 @@ def frames(trace: str) -> tuple[Frame, ...]:
     return tuple(read)
 
 
-def innermost(stack: Sequence[Frame]) -> int | None:
+def find_innermost(stack: Sequence[Frame]) -> int | None:
     """Return the index of the innermost line of the model in a stack, None for an empty stack.
 
     Lines of torch itself are skipped if there are others.
@@ -64,7 +64,7 @@ def innermost(stack: Sequence[Frame]) -> int | None:
     return own[-1] if own else (len(stack) - 1 if stack else None)
 
 
-def raised_at(error: BaseException, plugin: type) -> Frame | None:
+def find_raised_at(error: BaseException, plugin: type) -> Frame | None:
     """Return the line of a plug-in's own code from which an exception came, None if the traceback has no such line.
 
     It is the innermost one in the package of the plug-in's class, or in its file if there is no package, because the
@@ -95,14 +95,14 @@ def _function(member: object) -> object:
     return getattr(member, "__func__", member)
 
 
-def told(lines: Sequence[str]) -> str:
+def format_lines(lines: Sequence[str]) -> str:
     """Return source lines as the end of a message, "" if there are none."""
     if len(lines) < 2:
         return "".join(f"Source code: {line}" for line in lines)
-    return "\n".join(["Source code:", *listed(lines)])
+    return "\n".join(["Source code:", *list_lines(lines)])
 
 
-def listed(lines: Sequence[str]) -> list[str]:
+def list_lines(lines: Sequence[str]) -> list[str]:
     """Return the first source lines, indented, and the number of the others."""
     more = [f"    and {len(lines) - LISTED} more lines of the model"] if len(lines) > LISTED else []
     return [f"    {line}" for line in lines[:LISTED]] + more

@@ -18,10 +18,10 @@ from typing import Any
 
 from exir_lowering._upstream.trees import (
     context_reader,
+    find_registered_type,
     namedtuple_context,
     namedtuple_fields,
     pytree,
-    registered_type,
 )
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
@@ -63,7 +63,7 @@ def loads(text: str) -> Any:
         InputError: The text is not what `treespec_dumps` writes, or is too large.
     """
     if not isinstance(text, str) or len(text) > LARGEST:
-        raise InputError(f"a structure is a text of at most {LARGEST} characters, got {_shown(text)}.")
+        raise InputError(f"a structure is a text of at most {LARGEST} characters, got {_show(text)}.")
     return _Reader().read(_json(text))
 
 
@@ -75,7 +75,7 @@ class _Reader:
 
     def read(self, tree: Any) -> Any:
         if not isinstance(tree, list) or len(tree) != 2 or type(tree[0]) is not int:
-            raise InputError(f"a structure is [{PROTOCOL}, tree], got {_shown(tree)}.")
+            raise InputError(f"a structure is [{PROTOCOL}, tree], got {_show(tree)}.")
         if tree[0] != PROTOCOL:
             raise InputError(f"a structure of version {tree[0]}; this exir-lowering reads version {PROTOCOL}.")
         return self._node(tree[1], 0)
@@ -85,24 +85,24 @@ class _Reader:
         if depth > DEEPEST or self._count > MOST:
             raise InputError(f"a structure of more than {MOST} values, or that is nested more than {DEEPEST} deep.")
         if not isinstance(node, dict) or set(node) != {"type", "context", "children_spec"}:
-            raise InputError(f"a part of a structure has a type, a context and children_spec, got {_shown(node)}.")
+            raise InputError(f"a part of a structure has a type, a context and children_spec, got {_show(node)}.")
         name, context, children = node["type"], node["context"], node["children_spec"]
         if not isinstance(children, list):
-            raise InputError(f"the children of a structure are a list, got {_shown(children)}.")
+            raise InputError(f"the children of a structure are a list, got {_show(children)}.")
         if name is None:
             if context is not None or children:
                 raise InputError("a value of a structure has neither context nor children.")
             return pytree.treespec_leaf()
-        kind = _registered(name)
+        kind = _find_registered(name)
         read = _context(kind, context, len(children))
         return pytree.TreeSpec(kind, read, [self._node(child, depth + 1) for child in children])
 
 
-def _registered(name: Any) -> Any:
+def _find_registered(name: Any) -> Any:
     """Return the type that is registered under a name."""
-    kind = registered_type(name) if isinstance(name, str) else None
+    kind = find_registered_type(name) if isinstance(name, str) else None
     if kind is None:
-        raise UnknownTypeError(f"{_shown(name)} is not registered with torch.utils._pytree.")
+        raise UnknownTypeError(f"{_show(name)} is not registered with torch.utils._pytree.")
     return kind
 
 
@@ -129,52 +129,52 @@ def _context(kind: Any, context: Any, children: int) -> Any:
 def _plain(context: Any) -> Any:
     """Return a context that is a str of JSON."""
     if not isinstance(context, str):
-        raise InputError(f"a context is JSON in a str, got {_shown(context)}.")
+        raise InputError(f"a context is JSON in a str, got {_show(context)}.")
     return _with_enums(_json(context), 0)
 
 
 def _nothing(context: Any, children: int) -> None:
     if _plain(context) is not None:
-        raise InputError(f"a list or tuple has no context, got {_shown(context)}.")
+        raise InputError(f"a list or tuple has no context, got {_show(context)}.")
 
 
 def _keys(context: Any, children: int) -> list[Any]:
-    return _checked_keys(_plain(context), children)
+    return _check_keys(_plain(context), children)
 
 
-def _checked_keys(keys: Any, children: int) -> list[Any]:
+def _check_keys(keys: Any, children: int) -> list[Any]:
     if not isinstance(keys, list) or not all(isinstance(key, _KEYS) for key in keys):
-        raise InputError(f"the keys of a dict are a list of str, numbers, None and enumerators, got {_shown(keys)}.")
+        raise InputError(f"the keys of a dict are a list of str, numbers, None and enumerators, got {_show(keys)}.")
     if len(keys) != children or len(set(keys)) != children:
-        raise InputError(f"a dict of {children} values has the keys {_shown(keys)}.")
+        raise InputError(f"a dict of {children} values has the keys {_show(keys)}.")
     return keys
 
 
 def _default_dict(context: Any, children: int) -> list[Any]:
     if not isinstance(context, dict) or set(context) != _FACTORY_FIELDS:
-        raise InputError(f"the context of a defaultdict has {sorted(_FACTORY_FIELDS)}, got {_shown(context)}.")
+        raise InputError(f"the context of a defaultdict has {sorted(_FACTORY_FIELDS)}, got {_show(context)}.")
     named = (context["default_factory_module"], context["default_factory_name"])
     factory = FACTORIES.get(named) if all(isinstance(part, str) for part in named) else None
     if factory is None:
         known = ", ".join(kind.__qualname__ for kind in FACTORIES.values())
-        raise ForeignNameError(f"a defaultdict with the factory {_shown('.'.join(map(str, named)))}; known: {known}.")
-    return [factory, _checked_keys(_with_enums(context["dict_context"], 0), children)]
+        raise ForeignNameError(f"a defaultdict with the factory {_show('.'.join(map(str, named)))}; known: {known}.")
+    return [factory, _check_keys(_with_enums(context["dict_context"], 0), children)]
 
 
 def _named_tuple(context: Any, children: int) -> Any:
-    kind = _registered(context)
+    kind = _find_registered(context)
     fields = namedtuple_fields(kind)
     if fields is None:
-        raise InputError(f"{_shown(context)} is not a named tuple.")
+        raise InputError(f"{_show(context)} is not a named tuple.")
     if len(fields) != children:
-        raise InputError(f"{_shown(context)} has the fields {fields}, and {children} values.")
+        raise InputError(f"{_show(context)} has the fields {fields}, and {children} values.")
     return kind
 
 
 def _deque(context: Any, children: int) -> int | None:
     size = _plain(context)
     if size is not None and (type(size) is not int or not children <= size <= sys.maxsize):
-        raise InputError(f"a deque of {children} values has the maximal length {_shown(size)}.")
+        raise InputError(f"a deque of {children} values has the maximal length {_show(size)}.")
     return size
 
 
@@ -213,9 +213,9 @@ def _enumerator(kind: Any, name: Any) -> Enum:
         if isinstance(kind, str) and f"{one.__module__}:{one.__qualname__}" == kind:
             found = one.__members__.get(name) if isinstance(name, str) else None
             if found is None:
-                raise InputError(f"the enumeration {_shown(kind)} has no {_shown(name)}.")
+                raise InputError(f"the enumeration {_show(kind)} has no {_show(name)}.")
             return found
-    raise ForeignNameError(f"the enumeration {_shown(kind)} is not defined.")
+    raise ForeignNameError(f"the enumeration {_show(kind)} is not defined.")
 
 
 def enumerations(kind: type[Enum] = Enum) -> list[type[Enum]]:
@@ -231,6 +231,6 @@ def _json(text: str) -> Any:
         raise InputError(f"a structure is not JSON ({type(error).__name__}: {error}).") from None
 
 
-def _shown(value: Any) -> str:
+def _show(value: Any) -> str:
     text = repr(value) if isinstance(value, (str, int, float, type(None))) else f"a {type(value).__name__}"
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -33,19 +33,19 @@ def _lines(plan: LoweringPlan) -> Iterator[str]:
         drawn = picture(method)
         names = {vertex.id: f"m{i}_v{j}" for j, vertex in enumerate(drawn.vertices)}
         yield f"  subgraph cluster_{i} {{"
-        yield f"    label={_quoted(method.name)};"
+        yield f"    label={_quote(method.name)};"
         for vertex in drawn.vertices:
             colour = colours[vertex.backend] if vertex.backend is not None else "#e6e6e6"
-            text = _quoted(f"{vertex.title}\n{label(vertex)}")
+            text = _quote(f"{vertex.title}\n{label(vertex)}")
             yield f'    {names[vertex.id]} [label={text}, fillcolor="{colour}"];'
         for edge in drawn.edges:
-            style = f"label={_quoted(wording.size(edge.bytes))}" if edge.bytes else "style=dashed"
+            style = f"label={_quote(wording.size(edge.bytes))}" if edge.bytes else "style=dashed"
             yield f"    {names[edge.source]} -> {names[edge.target]} [{style}];"
         yield "  }"
     yield "}"
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     """Quote a text: Graphviz interprets backslashes and HTML entities in labels, and rejects NUL."""
     for raw, escaped in (("\0", "�"), ("&", "&amp;"), ("\\", "\\\\"), ('"', '\\"'), ("\r", ""), ("\n", "\\n")):
         text = text.replace(raw, escaped)

@@ -82,7 +82,7 @@ def picture(method: MethodPlan) -> Picture:
     Raises:
         ValueError: The partitions form a cycle, so they cannot be run in any order.
     """
-    members = _regions(method, _contracted(method))
+    members = _regions(method, _contract(method))
     owner = {name: key for key, names in members.items() for name in names}
     crossing = _crossing(method, owner)
     order = _topological(method, members, crossing)
@@ -128,7 +128,7 @@ def _graph_of(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def _contracted(method: MethodPlan) -> dict[str, list[str]]:
+def _contract(method: MethodPlan) -> dict[str, list[str]]:
     """Return the vertices, with each partition as one, and the names of their nodes."""
     known = {partition.id for partition in method.partitions}
     members: dict[str, list[str]] = {}

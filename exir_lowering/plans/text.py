@@ -77,26 +77,26 @@ def _parts(method: MethodPlan, width: int) -> Iterator[RenderableType]:
     if method.partitions:
         yield from _section("Partitions", len(method.partitions))
         if width < _WIDE:
-            yield from _listed([(partition.id, _in_words(partition)) for partition in method.partitions])
+            yield from _list_nodes([(partition.id, _in_words(partition)) for partition in method.partitions])
         else:
-            yield _indented(_partitions(method.partitions[:MOST]))
+            yield _indent(_partitions(method.partitions[:MOST]))
             yield from _rest(len(method.partitions))
     if method.host:
         yield from _section("On the host", len(method.host))
-        yield from _listed(list(_grouped(method.host)))
+        yield from _list_nodes(list(_group(method.host)))
     if method.adjustments:
         yield from _section("Dropped or cut", len(method.adjustments))
         adjustments = method.adjustments
-        yield from _listed([(a.kind, f"{wording.span(a.nodes)}: {a.reason} [{a.by}]") for a in adjustments])
+        yield from _list_nodes([(a.kind, f"{wording.span(a.nodes)}: {a.reason} [{a.by}]") for a in adjustments])
     if method.refused_merges:
         yield from _section("Cannot be one partition", len(method.refused_merges))
         merges = method.refused_merges
-        yield from _listed(
+        yield from _list_nodes(
             [("-", f"{m.first} and {m.second} ({backends.get(m.first, '')}): {wording.path(m.path)}") for m in merges]
         )
     if method.advice:
         yield from _section("Advice", len(method.advice))
-        yield from _listed([("-", str(advice)) for advice in method.advice])
+        yield from _list_nodes([("-", str(advice)) for advice in method.advice])
 
 
 def _section(title: str, count: int) -> Iterator[RenderableType]:
@@ -123,7 +123,7 @@ def _partitions(partitions: Sequence[PlannedPartition]) -> Table:
 
 def _operators(partition: PlannedPartition) -> str:
     counts = Counter({name.removesuffix(".default"): count for name, count in partition.operators.items()})
-    return f"{len(partition.nodes):,}: {wording.counted(counts)}"
+    return f"{len(partition.nodes):,}: {wording.format_count(counts)}"
 
 
 def _in_words(partition: PlannedPartition) -> str:
@@ -132,7 +132,7 @@ def _in_words(partition: PlannedPartition) -> str:
     return f"{partition.backend_id}, {_operators(partition)}; {costs}"
 
 
-def _grouped(host: Sequence[HostNode]) -> Iterator[tuple[str, str]]:
+def _group(host: Sequence[HostNode]) -> Iterator[tuple[str, str]]:
     """Yield host operators grouped by reason, the most frequent first, each group with one source line."""
     groups: dict[tuple[str, str, str], list[HostNode]] = {}
     for node in host:
@@ -144,13 +144,13 @@ def _grouped(host: Sequence[HostNode]) -> Iterator[tuple[str, str]]:
         yield f"{len(nodes):,} x", f"{operator}: {reason or 'no reason given'} [{by}]{where}"
 
 
-def _listed(rows: Sequence[tuple[str, str]]) -> Iterator[RenderableType]:
+def _list_nodes(rows: Sequence[tuple[str, str]]) -> Iterator[RenderableType]:
     grid = Table.grid(padding=(0, 1, 0, 0))
     grid.add_column(justify="right")
     grid.add_column(overflow="fold")
     for head, text in rows[:MOST]:
         grid.add_row(Text(head), Text(text))
-    yield _indented(grid)
+    yield _indent(grid)
     yield from _rest(len(rows))
 
 
@@ -159,5 +159,5 @@ def _rest(count: int) -> Iterator[RenderableType]:
         yield Text(f"    ... and {count - MOST:,} more")
 
 
-def _indented(part: RenderableType) -> Padding:
+def _indent(part: RenderableType) -> Padding:
     return Padding(part, (0, 0, 0, 4))

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 
 def size(count: int) -> str:
     """Write a number of bytes: 17 B, 4.1 kB, 2.0 MB."""
-    return _scaled(count, ("B", "kB", "MB", "GB", "TB"))
+    return _scale(count, ("B", "kB", "MB", "GB", "TB"))
 
 
 def operations(count: int) -> str:
     """Write a number of floating-point operations: 17, 4.1 k, 2.0 M."""
-    return _scaled(count, ("", "k", "M", "G", "T", "P")).rstrip()
+    return _scale(count, ("", "k", "M", "G", "T", "P")).rstrip()
 
 
 def many(count: int, noun: str) -> str:
@@ -43,7 +43,7 @@ def span(names: Sequence[str]) -> str:
     return f"{len(names):,} nodes from {names[0]} to {names[-1]}"
 
 
-def counted(counts: Mapping[str, int], most: int = 2) -> str:
+def format_count(counts: Mapping[str, int], most: int = 2) -> str:
     """Write the most frequent names with their counts: 4 x add, 2 x mul, 3 more."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     shown = [f"{count:,} x {name}" for name, count in ordered[:most]]
@@ -51,7 +51,7 @@ def counted(counts: Mapping[str, int], most: int = 2) -> str:
     return ", ".join([*shown, f"{left:,} more"] if left else shown)
 
 
-def _scaled(count: int, units: Sequence[str]) -> str:
+def _scale(count: int, units: Sequence[str]) -> str:
     value = float(count)
     for unit in units[:-1]:
         if abs(value) < 999.95 or (unit == units[0] and abs(value) < 1000):

@@ -50,14 +50,14 @@ def ask(who: str, partitioner: Partitioner, program: ExportedProgram) -> Answer:
         InputError: It refuses its user's arguments.
         PartitionerContractError: It raised, or returned something other than a PartitionResult.
     """
-    with refusals.heard() as heard:
+    with refusals.listen() as heard:
         result = _run(who, partitioner, program)
-    given = _said(who, result, "rejections", Rejection)
+    given = _read_remarks(who, result, "rejections", Rejection)
     return Answer(
         tagged=result.tagged_exported_program,
         destinations=_destinations(who, partitioner, result),
         given={rejection.node: rejection for rejection in given},
-        adjustments=_said(who, result, "adjustments", Adjustment),
+        adjustments=_read_remarks(who, result, "adjustments", Adjustment),
         heard=heard,
     )
 
@@ -100,7 +100,7 @@ def _destinations(who: str, partitioner: Partitioner, result: Any) -> dict[str, 
     return dict(tags)
 
 
-def _said(who: str, result: Any, name: str, kind: type[_Said]) -> tuple[_Said, ...]:
+def _read_remarks(who: str, result: Any, name: str, kind: type[_Said]) -> tuple[_Said, ...]:
     """Return what a partitioner returned in addition to its tags."""
     given = getattr(result, name, None) or ()
     if not isinstance(given, (list, tuple)) or not all(isinstance(item, kind) for item in given):

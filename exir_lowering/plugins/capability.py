@@ -5,12 +5,12 @@ from __future__ import annotations
 from torch.fx import Node
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 
-from exir_lowering._upstream.hooks import proposing_with, qualified_operator, refused
+from exir_lowering._upstream.hooks import note_refusal, proposing_with, qualified_operator
 
-__all__ = ["proposing_with", "qualified_operator", "supported"]
+__all__ = ["list_supported", "proposing_with", "qualified_operator"]
 
 
-def supported(partitioner: CapabilityBasedPartitioner) -> dict[Node, None]:
+def list_supported(partitioner: CapabilityBasedPartitioner) -> dict[Node, None]:
     """Return the nodes that a partitioner's support takes, and report those that it refuses."""
     modules = dict(partitioner.graph_module.named_modules())
     found: dict[Node, None] = {}
@@ -20,5 +20,5 @@ def supported(partitioner: CapabilityBasedPartitioner) -> dict[Node, None]:
         if partitioner.operator_support.is_node_supported(modules, node):
             found[node] = None
         else:
-            refused(partitioner.operator_support, node)
+            note_refusal(partitioner.operator_support, node)
     return found

@@ -42,14 +42,14 @@ class Refusals:
 
 
 @contextmanager
-def heard() -> Iterator[Refusals]:
+def listen() -> Iterator[Refusals]:
     """Record the reasons that are reported in ExecuTorch's ways while the context lasts."""
     refusals = Refusals()
     with listening(refusals.hear):
         yield refusals
 
 
-def rejections(
+def collect_rejections(
     tagged: ExportedProgram,
     partitioner: Partitioner,
     given: Mapping[str, Rejection],

@@ -144,7 +144,7 @@ def _place(plugin: Any) -> str:
     return f"{plugin.__module__}:{name}" if isinstance(name, str) else repr(plugin)
 
 
-def installed() -> Iterator[PluginInfo]:
+def list_installed() -> Iterator[PluginInfo]:
     """Load and describe every plug-in; broken ones have an error."""
     for group in GROUPS:
         for plugin_id in sorted(_known(group)):
@@ -222,7 +222,7 @@ def as_backend(backend_id: str, candidate: Any) -> Backend:
     if isinstance(candidate, type) and issubclass(candidate, BackendDetails):
         return ExecutorchBackend(candidate)
     if isinstance(candidate, type) and issubclass(candidate, Backend):
-        return _check_parallel(backend_id, _made(f"Backend {backend_id!r}", candidate))
+        return _check_parallel(backend_id, _make(f"Backend {backend_id!r}", candidate))
     if isinstance(candidate, Backend):
         return _check_parallel(backend_id, candidate)
     raise PluginLoadError(
@@ -242,7 +242,7 @@ def _check_parallel(backend_id: str, backend: Backend) -> Backend:
     return backend
 
 
-def _made(who: str, kind: type[_Plugin]) -> _Plugin:
+def _make(who: str, kind: type[_Plugin]) -> _Plugin:
     try:
         return kind()
     except Exception as error:
@@ -283,7 +283,7 @@ def as_delegate(delegate_id: str, candidate: Any) -> Delegate:
         PluginLoadError: It is something else, or creating it raised.
     """
     if isinstance(candidate, type) and issubclass(candidate, Delegate):
-        return _made(f"Delegate {delegate_id!r}", candidate)
+        return _make(f"Delegate {delegate_id!r}", candidate)
     if isinstance(candidate, Delegate):
         return candidate
     raise PluginLoadError(
@@ -308,7 +308,7 @@ def find_payload_checks(backend_id: str) -> PayloadChecks | None:
             f"Payload checks {backend_id!r}: got {kind!r}, expected a subclass of exir_lowering.plugins.PayloadChecks. "
             f"Correct the entry point in group {PAYLOADS!r}."
         )
-    return _made(f"Payload checks {backend_id!r}", kind)
+    return _make(f"Payload checks {backend_id!r}", kind)
 
 
 def check_delegates(given: Any) -> Mapping[str, Any]:

@@ -18,7 +18,7 @@ from exir_lowering.errors import (
     BackendFailure,
     BackendUnavailableError,
     LoweringError,
-    named_handle,
+    find_named_handle,
 )
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.plugins.delegate import Delegate, DelegateContext, Recorder
@@ -146,7 +146,7 @@ def keep_others_out() -> None:
 def _failure(what: str, error: Exception, lines: str) -> BackendFailure:
     """Make the error that tells what a delegate raised, with the lines of the model."""
     message = f"{what}{'' if what.endswith('.') else '.'} {lines}" if lines else what
-    return BackendFailure(message, debug_handle=named_handle(error))
+    return BackendFailure(message, debug_handle=find_named_handle(error))
 
 
 def _describe_error(error: Exception) -> str:

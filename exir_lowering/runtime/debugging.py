@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
-from exir_lowering.errors import InputError, named_handle
+from exir_lowering.errors import InputError, find_named_handle
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs import sources
 from exir_lowering.pte.debug_info import SUFFIX, DebugInfo, MethodDebug
@@ -67,9 +67,9 @@ class DebugFile:
                 return str(problem)
             if known is None or number >= len(known.delegates):
                 return ""
-            handle = named_handle(error)
+            handle = find_named_handle(error)
             found = known.lines((handle,)) if handle is not None else []
-            return sources.told(found or known.lines(known.delegates[number].handles))
+            return sources.format_lines(found or known.lines(known.delegates[number].handles))
 
         return tell
 

@@ -25,7 +25,7 @@ from exir_lowering.plugins import registry
 EDGE_DIALECT = "EDGE"
 
 
-def program(who: str, value: Any) -> ExportedProgram:
+def check_program(who: str, value: Any) -> ExportedProgram:
     """Check that a value is an ExportedProgram.
 
     Raises:
@@ -81,7 +81,7 @@ class Request:
     constant_methods: Mapping[str, Any]
 
 
-def request(programs: Any, partitioners: Any, transform_passes: Any = None) -> Request:
+def read_request(programs: Any, partitioners: Any, transform_passes: Any = None) -> Request:
     """Turn what a caller gave into one value for each method.
 
     Args:
@@ -105,13 +105,13 @@ def _methods(value: Any) -> tuple[dict[str, ExportedProgram], dict[str, Any]]:
     """Return the programs by method name, and the values that become methods."""
     if isinstance(value, EdgeProgramManager):
         methods, constants = manager_contents(value)
-        return _named(methods), constants
+        return _check_names(methods), constants
     if not isinstance(value, Mapping):
-        return {"forward": program("programs", value)}, {}
-    return _named(value), {}
+        return {"forward": check_program("programs", value)}, {}
+    return _check_names(value), {}
 
 
-def _named(methods: Mapping[Any, Any]) -> dict[str, ExportedProgram]:
+def _check_names(methods: Mapping[Any, Any]) -> dict[str, ExportedProgram]:
     """Check programs by method name."""
     if not methods:
         raise InputError("programs is empty: expected at least one method with its ExportedProgram.")
@@ -122,7 +122,7 @@ def _named(methods: Mapping[Any, Any]) -> dict[str, ExportedProgram]:
             raise InputError(
                 f"programs: the method name {name!r} holds a slash, which separates names in partition ids."
             )
-        program(f"Method {name!r}", candidate)
+        check_program(f"Method {name!r}", candidate)
     return dict(methods)
 
 
@@ -188,7 +188,7 @@ def _one(who: str, value: Any) -> Partitioner:
     raise InputError(f"{who}: got {value!r}, expected an ExecuTorch Partitioner or the name of an installed one.{hint}")
 
 
-def options(value: Any) -> LoweringOptions:
+def check_options(value: Any) -> LoweringOptions:
     """Return the options; None is the defaults.
 
     Raises:
@@ -219,7 +219,7 @@ def is_edge(candidate: ExportedProgram) -> bool:
     return bool(candidate.dialect == EDGE_DIALECT)
 
 
-def destination(who: str, backend_id: Any, compile_specs: Any) -> None:
+def check_destination(who: str, backend_id: Any, compile_specs: Any) -> None:
     """Check a backend id and compile specs.
 
     Raises:
@@ -231,7 +231,7 @@ def destination(who: str, backend_id: Any, compile_specs: Any) -> None:
         raise InputError(f"{who}: got compile_specs={compile_specs!r}, expected a sequence of CompileSpec.")
 
 
-def operator_named(who: str, name: str) -> Any:
+def find_operator(who: str, name: str) -> Any:
     """Return an operator by its name.
 
     Args:

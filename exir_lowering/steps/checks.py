@@ -24,7 +24,7 @@ def fingerprint(graph_module: GraphModule) -> Fingerprint:
     )
 
 
-def extracted(method: ExtractedMethod) -> None:
+def check_extracted(method: ExtractedMethod) -> None:
     """Check the owner and the partitions that an extraction made.
 
     Raises:

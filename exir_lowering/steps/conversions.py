@@ -57,13 +57,13 @@ def _exported_dtype(programs: Iterable[ExportedProgram]) -> torch.dtype:
     for program in programs:
         for _, module in graphs.walk(program.graph_module):
             for node in module.graph.nodes:
-                dtype = _defaulted(node)
+                dtype = _find_default_dtype(node)
                 if dtype is not None:
                     return dtype
     return torch.float32
 
 
-def _defaulted(node: Node) -> torch.dtype | None:
+def _find_default_dtype(node: Node) -> torch.dtype | None:
     """Return the dtype of a floating-point tensor that an operator made of none, and without being told a dtype."""
     value = node.meta.get("val")
     if node.op != "call_function" or not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point:

@@ -61,7 +61,7 @@ def _describe(graph_module: GraphModule, nodes: dict[int, list[DebugNode]]) -> N
                     graphs.operator_name(node),
                     modules,
                     frames,
-                    sources.innermost(frames),
+                    sources.find_innermost(frames),
                 )
                 nodes.setdefault(handle, []).append(described)
 

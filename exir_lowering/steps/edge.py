@@ -23,7 +23,7 @@ from exir_lowering.steps import edge_errors
 from exir_lowering.steps.arguments import RequestedMethod, is_edge, require_edge
 from exir_lowering.steps.conversions import converting
 from exir_lowering.steps.session import Session
-from exir_lowering.steps.transform import transformed
+from exir_lowering.steps.transform import run_passes
 
 
 def to_edge(methods: Iterable[RequestedMethod], session: Session) -> tuple[EdgeMethod, ...]:
@@ -70,22 +70,22 @@ def _edge(method: RequestedMethod, options: LoweringOptions) -> EdgeMethod:
             config, origin = _config(options), method.program
             edge = _convert(method, options, config)
         if method.passes is not None:
-            edge = transformed(method.name, edge, method.passes, config, _config(options))
+            edge = run_passes(method.name, edge, method.passes, config, _config(options))
     return EdgeMethod(method.name, edge, method.partitioners, origin)
 
 
 def _convert(method: RequestedMethod, options: LoweringOptions, config: EdgeCompileConfig) -> ExportedProgram:
-    convert = partial(_converted, method)
+    convert = partial(_convert_once, method)
     try:
         return convert(config)
     except LoweringError:
         raise
     except Exception as error:
         let_through(error)
-        raise edge_errors.conversion(method.name, method.program, error, _config(options), convert) from error
+        raise edge_errors.explain_conversion(method.name, method.program, error, _config(options), convert) from error
 
 
-def _converted(method: RequestedMethod, config: EdgeCompileConfig) -> ExportedProgram:
+def _convert_once(method: RequestedMethod, config: EdgeCompileConfig) -> ExportedProgram:
     """Convert a program; what partitioners keep whole is added to the configuration."""
     name, partitioners = method.name, {method.name: list(method.partitioners)}
     private = isolate(graphs.copy_program(method.program))

@@ -38,7 +38,7 @@ _NAMES = 3
 """Nodes of one operator that a message names."""
 
 
-def conversion(
+def explain_conversion(
     name: str,
     program: ExportedProgram,
     error: Exception,
@@ -64,14 +64,14 @@ def conversion(
         except Exception as another:
             let_through(another)
             converted = None
-        if converted is not None and (told := invalid(name, converted, unchecked, config)) is not None:
+        if converted is not None and (told := explain_invalid(name, converted, unchecked, config)) is not None:
             return told
     return _written_constants(name, program) or InputError(
         f"Method {name!r} could not be converted to Edge dialect: {type(error).__name__}: {error}"
     )
 
 
-def invalid(
+def explain_invalid(
     name: str, program: ExportedProgram, config: EdgeCompileConfig, asked: EdgeCompileConfig
 ) -> InputError | None:
     """Describe what makes a program invalid Edge dialect.
@@ -92,13 +92,13 @@ def invalid(
         return None
     lines = [f"Method {name!r} is not valid Edge dialect."]
     if foreign:
-        lines += ["Operators that are not in the Core ATen operator set:", *_listed(foreign)]
+        lines += ["Operators that are not in the Core ATen operator set:", *_list_places(foreign)]
     if rest is not None:
         lines += _mistyped(program) or [f"ExecuTorch's check of Edge programs refuses it: {rest}"]
     helps = with_allowed(asked, targets, checked=rest is None)
     lines.append(
         f"What to do: {'allow the operators' if rest is None else 'leave the check out'} with "
-        f"LoweringOptions(edge_compile_config={_written(helps)}), or write these lines of the model with other "
+        f"LoweringOptions(edge_compile_config={_find_written(helps)}), or write these lines of the model with other "
         "operators."
     )
     return InputError("\n".join([*lines, *_kernels(targets)]))
@@ -143,10 +143,10 @@ def _mistyped(program: ExportedProgram) -> list[str]:
         found.setdefault(f"{graphs.operator_name(node)} ({dtypes})", []).append(((), node))
 
     _passes(partial(note_mistyped, note=note), program.graph_module)
-    return ["Operators with dtypes that ExecuTorch does not define them for:", *_listed(found)] if found else []
+    return ["Operators with dtypes that ExecuTorch does not define them for:", *_list_places(found)] if found else []
 
 
-def _listed(operators: Mapping[str, Sequence[Found]]) -> list[str]:
+def _list_places(operators: Mapping[str, Sequence[Found]]) -> list[str]:
     """List operators with the nodes and source lines that they stand for."""
     lines = []
     for name, nodes in list(operators.items())[:_LISTED]:
@@ -197,7 +197,7 @@ def _kernels(targets: Iterable[Any]) -> list[str]:
     return lines
 
 
-def _written(config: EdgeCompileConfig) -> str:
+def _find_written(config: EdgeCompileConfig) -> str:
     """Write a configuration as Python, without what has its default."""
     default, given = EdgeCompileConfig(), []
     for entry in fields(config):
@@ -285,7 +285,7 @@ class OutVariants:
             raise
 
 
-def emission(
+def explain_emission(
     programs: Mapping[str, ExportedProgram], error: Exception, config: ExecutorchBackendConfig, variants: OutVariants
 ) -> InputError:
     """Describe why lowered programs were not emitted.
@@ -307,7 +307,7 @@ def emission(
     lines = [
         f"Method {name!r} cannot be emitted: these operators stay on the host and have no out variant, one that writes "
         "into given memory; a file can have no others.",
-        *_listed(variants.missing),
+        *_list_places(variants.missing),
     ]
     fused: set[str] = set()
     if not config.do_quant_fusion_and_const_prop:

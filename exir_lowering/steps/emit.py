@@ -157,14 +157,14 @@ def _emit(
             manager = edge.to_executorch(replace(config, to_out_var_pass=variants))
     except Exception as error:
         let_through(error)
-        raise edge_errors.emission(programs, error, config, variants) from error
+        raise edge_errors.explain_emission(programs, error, config, variants) from error
     if keep_originals:
         originals.check_numbers(programs, manager)
     etrecord = None
     if recorded is not None:
         _complete(manager, emitted)
         etrecord = _etrecord(recorded, manager)
-    stored = placement.stored(copies, config, manager)
+    stored = placement.list_stored(copies, config, manager)
     return Artifact(manager, report, stored, record(programs, emitted), etrecord)
 
 

@@ -91,7 +91,7 @@ class _MethodSweep:
         return self.tagged.program
 
     def run(self) -> ExtractedMethod:
-        self.debug_handle = debug_handles.highest(self.program.graph_module)
+        self.debug_handle = debug_handles.find_highest(self.program.graph_module)
         lifted = lifted_inputs(self.program)
         sweep = _GraphSweep(self, self.program.graph_module, (), lifted)
         owner_module = sweep.run()

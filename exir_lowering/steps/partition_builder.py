@@ -134,7 +134,7 @@ class PartitionBuilder:
         if node not in self.env:
             target = str(node.target)
             value = attribute(self.module, target)
-            self.root[target] = _untagged(value) if isinstance(value, GraphModule) else value
+            self.root[target] = _strip_tag(value) if isinstance(value, GraphModule) else value
             self.env[node] = copy_node(self.graph, node, self._value)
         return self.env[node]
 
@@ -160,7 +160,7 @@ def copy_node(graph: Graph, node: Node, value: Callable[[Node], Node]) -> Node:
     return copied
 
 
-def _untagged(graph_module: GraphModule) -> GraphModule:
+def _strip_tag(graph_module: GraphModule) -> GraphModule:
     """Copy a graph that moves as a whole, without tags: they meant its nodes, and those go with the call."""
     copied = copy_graph_module(graph_module)
     strip_tags(copied)

@@ -91,7 +91,7 @@ def _constants(program: ExportedProgram) -> Iterator[tuple[Node, str, torch.Tens
 
 
 def _file(policy: Policy, key: str, size: int) -> str | None:
-    name = policy if isinstance(policy, str) else _asked(policy, key, size)
+    name = policy if isinstance(policy, str) else _ask(policy, key, size)
     if name is None:
         return None
     if not isinstance(name, str) or not name.removesuffix(".ptd") or not _NOT_IN_A_NAME.isdisjoint(name):
@@ -102,7 +102,7 @@ def _file(policy: Policy, key: str, size: int) -> str | None:
     return name.removesuffix(".ptd")
 
 
-def _asked(policy: Any, key: str, size: int) -> Any:
+def _ask(policy: Any, key: str, size: int) -> Any:
     if not callable(policy):
         raise InputError(
             f"external_weights: got {policy!r}, expected the name of a data file, or a function from a weight's key "
@@ -117,7 +117,7 @@ def _asked(policy: Any, key: str, size: int) -> Any:
         ) from error
 
 
-def stored(
+def list_stored(
     programs: Mapping[str, ExportedProgram], config: ExecutorchBackendConfig, manager: ExecutorchProgramManager
 ) -> tuple[StoredData, ...]:
     """List what a file and its data files store, the largest first.

@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 
 from exir_lowering import graphs
 from exir_lowering._upstream import locks
-from exir_lowering.errors import BackendContractError, BackendFailure, LoweringError, named_handle
+from exir_lowering.errors import BackendContractError, BackendFailure, LoweringError, find_named_handle
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs import checksums, debug_handles, sources
 from exir_lowering.graphs.isolation import isolate
@@ -55,7 +55,7 @@ def _preprocess(
     group: BackendGroup, backend: Backend, check_weights: bool, advance: Callable[[], None]
 ) -> list[LoweredPartition]:
     weights = _weights(group) if check_weights else {}
-    before = checksums.weight_digests(weights)
+    before = checksums.digest_weights(weights)
     context = BackendContext(WeightStore(_tensors(group)))
     try:
         if backend.one_by_one:
@@ -73,7 +73,7 @@ def _preprocess(
 def _check_unwritten(
     group: BackendGroup, before: Mapping[str, Any], weights: Mapping[str, Any], failure: LoweringError | None
 ) -> None:
-    changed = checksums.changed(before, checksums.weight_digests(weights))
+    changed = checksums.find_changed(before, checksums.digest_weights(weights))
     if changed:
         raise BackendContractError(
             f"Backend {group.backend_id!r} wrote into {_some(list(changed))} during preprocess: those tensors "
@@ -232,10 +232,10 @@ def _check_handles(backend_id: str, partition: Partition, handle_map: Any) -> No
         raise BackendContractError(
             f"{who} of type {type(handle_map).__name__}, expected a dict from instructions to debug handles."
         )
-    found = debug_handles.unknown(handle_map, partition.program.graph_module)
+    found = debug_handles.find_unknown(handle_map, partition.program.graph_module)
     if found is not None:
         identifier, handle = found
-        known = debug_handles.all_of(partition.program.graph_module)
+        known = debug_handles.list_handles(partition.program.graph_module)
         raise BackendContractError(
             f"{who} in which {identifier!r} names the debug handle {handle!r}, expected some of "
             f"{_some(list(map(str, known)))}: node.meta['debug_handle'] of its operators. A profile would show another "
@@ -246,14 +246,14 @@ def _check_handles(backend_id: str, partition: Partition, handle_map: Any) -> No
 def _failure(backend_id: str, backend: Backend, partitions: Any, error: Exception) -> LoweringError:
     """Describe a failure: the backend, the line in it, where it was, and the lines of the model that it was given."""
     lines = [f"Backend {backend_id!r} failed: {type(error).__name__}: {error}"]
-    raised = sources.raised_at(error, getattr(backend, "details", type(backend)))
+    raised = sources.find_raised_at(error, getattr(backend, "details", type(backend)))
     if raised is not None and not isinstance(error, LoweringError):  # which says what there is to say
         lines.append(f"  raised at {raised}")
     for partition in partitions:
         nodes = [node for node in partition.program.graph.nodes if node.op == "call_function"]
         lines.append(f"  partition {partition.id} of method {partition.method!r}: {_some([n.name for n in nodes])}")
-        lines += sources.listed(list(dict.fromkeys(filter(None, map(graphs.source_line, nodes)))))
-    handle = named_handle(error)
+        lines += sources.list_lines(list(dict.fromkeys(filter(None, map(graphs.source_line, nodes)))))
+    handle = find_named_handle(error)
     if handle is not None and "Source code:" not in lines[0]:
         lines[0] += _at_handle(partitions, handle)
     return BackendFailure("\n".join(lines), debug_handle=handle)
@@ -269,7 +269,7 @@ def _at_handle(partitions: Any, handle: int) -> str:
         for node in module.graph.nodes
         if len(methods) == 1 and debug_handles.handle(node) == handle
     )
-    found = sources.told(list(dict.fromkeys(filter(None, map(graphs.source_line, nodes)))))
+    found = sources.format_lines(list(dict.fromkeys(filter(None, map(graphs.source_line, nodes)))))
     return f" {found}" if found else ""
 
 

@@ -30,13 +30,13 @@ def check(programs: Mapping[str, ExportedProgram], planning: Any) -> None:
     passes = planning.values() if isinstance(planning, Mapping) else (planning,)
     if len(programs) < 2 or not any(getattr(each, "share_mutable_buffers", False) for each in passes):
         return
-    parts = {method: list(_delegated(program)) for method, program in programs.items()}
+    parts = {method: list(_list_delegated(program)) for method, program in programs.items()}
     whole = {method: [program, *(part for _, part in parts[method])] for method, program in programs.items()}
     has = {method: {name for part in every for name in _buffers(part)} for method, every in whole.items()}
-    writes = {method: {name for part in every for name in _written(part)} for method, every in whole.items()}
+    writes = {method: {name for part in every for name in _list_written(part)} for method, every in whole.items()}
     for method, delegates in parts.items():
         for backend, part in delegates:
-            own = set(_written(part))
+            own = set(_list_written(part))
             for buffer in _buffers(part):
                 users = has if buffer in own else writes
                 other = next((name for name in programs if name != method and buffer in users[name]), None)
@@ -57,7 +57,7 @@ def _reads(method: str, other: str) -> str:
     )
 
 
-def _delegated(program: ExportedProgram) -> Iterator[tuple[str, ExportedProgram]]:
+def _list_delegated(program: ExportedProgram) -> Iterator[tuple[str, ExportedProgram]]:
     """Yield the delegates of a method: backend id and original program."""
     for _, module, attribute in graphs.delegates(program.graph_module):
         lowered: Any = getattr(module, attribute)
@@ -68,5 +68,5 @@ def _buffers(program: ExportedProgram) -> Iterator[str]:
     yield from program.graph_signature.inputs_to_buffers.values()
 
 
-def _written(program: ExportedProgram) -> Iterator[str]:
+def _list_written(program: ExportedProgram) -> Iterator[str]:
     yield from program.graph_signature.buffers_to_mutate.values()

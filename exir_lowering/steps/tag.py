@@ -21,7 +21,7 @@ from exir_lowering.steps import checks
 FakeState = dict[str, Any]
 
 
-def fake_state(program: ExportedProgram) -> FakeState:
+def make_fake_state(program: ExportedProgram) -> FakeState:
     """Return fake tensors for a program's parameters and buffers: partitioners look at shapes, not at values.
 
     A program without any fake tensor lends its own (nothing is copied).
@@ -57,7 +57,7 @@ def tag(method: str, program: ExportedProgram, partitioner: Partitioner, state: 
     answer = asking.ask(who, partitioner, view)
     _check_graph(who, partitioner, program, answer.tagged)
     _check_tags(who, answer.tagged, answer.destinations)
-    rejections = refusals.rejections(answer.tagged, partitioner, answer.given, answer.heard)
+    rejections = refusals.collect_rejections(answer.tagged, partitioner, answer.given, answer.heard)
     return TaggedMethod(
         name=method,
         program=graphs.copy_program(program, answer.tagged.graph_module),
@@ -118,4 +118,4 @@ def _kind(spec: Any) -> str:
     return "a user input" if spec.kind is InputKind.USER_INPUT else spec.kind.name.lower().replace("_", " ")
 
 
-__all__ = ["FakeState", "fake_state", "tag"]
+__all__ = ["FakeState", "make_fake_state", "tag"]

@@ -23,7 +23,7 @@ _EXPECTED = (
 )
 
 
-def transformed(
+def run_passes(
     name: str, program: ExportedProgram, passes: Passes, config: EdgeCompileConfig | None, asked: EdgeCompileConfig
 ) -> ExportedProgram:
     """Run passes over a program and check what they made.
@@ -49,7 +49,7 @@ def transformed(
         result = transform(program, passes)
     except Exception as error:
         let_through(error)
-        raise InputError(f"{who} failed: {_told(error)} {_EXPECTED}") from error
+        raise InputError(f"{who} failed: {_format_error(error)} {_EXPECTED}") from error
     if not isinstance(result, ExportedProgram) or not is_edge(result):
         made = f"a program in {result.dialect} dialect" if isinstance(result, ExportedProgram) else repr(result)
         raise InputError(f"{who} made {made}, expected a program in Edge dialect. {_EXPECTED}")
@@ -61,7 +61,7 @@ def transformed(
         )
     invalid = None
     if config is not None and checks_validity(asked):
-        invalid = edge_errors.invalid(name, result, config, asked)
+        invalid = edge_errors.explain_invalid(name, result, config, asked)
     if invalid is not None:
         raise InputError(f"After transform_passes ({', '.join(_names(passes))}): {invalid}")
     return result
@@ -79,7 +79,7 @@ def _names(passes: Passes) -> list[str]:
     return [getattr(one, "__name__", type(one).__name__) for one in listed]
 
 
-def _told(error: BaseException) -> str:
+def _format_error(error: BaseException) -> str:
     """Return an error with its causes: ExecuTorch's own names the pass, its cause says what was wrong."""
     told = [f"{type(error).__name__}: {error}"]
     cause = error.__cause__

@@ -235,7 +235,9 @@ def check_debug_handles(lowered: LoweredMethods) -> None:
         Broken: One does not.
     """
     for module in _list_modules(lowered):
-        found = debug_handles.unknown(module.meta.get("debug_handle_map") or {}, module.original_module.graph_module)
+        found = debug_handles.find_unknown(
+            module.meta.get("debug_handle_map") or {}, module.original_module.graph_module
+        )
         if found is not None:
             raise Broken(
                 "debug-handles",
@@ -274,7 +276,7 @@ def take_fingerprint(programs: Mapping[str, ExportedProgram]) -> dict[str, Any]:
             for node in module.graph.nodes:
                 found[f"the meta of {where}.{node.name}"] = (sorted(node.meta), repr(node.meta.get("val")))
         tensors = {**program.state_dict, **program.constants}
-        for name, digest in checksums.weight_digests(tensors).items():
+        for name, digest in checksums.digest_weights(tensors).items():
             found[f"{name} of {method!r}"] = digest
     return found
 

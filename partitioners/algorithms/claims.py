@@ -13,7 +13,7 @@ from exir_lowering import Adjustment, CompileSpec, DelegationSpec, ExplainedResu
 from exir_lowering.partitioners.algorithms import limits as capacity
 from exir_lowering.partitioners.algorithms.convex import Proposal, computing
 from exir_lowering.partitioners.algorithms.limits import Limits
-from exir_lowering.partitioners.supports.support import No, Scope, Support, asked, scopes
+from exir_lowering.partitioners.supports.support import No, Scope, Support, make_check, scopes
 
 
 @dataclass
@@ -113,7 +113,7 @@ class Claims:
 
 def explain(supports: Mapping[str, Support], scope: Scope) -> Callable[[Node], No]:
     """Return a function that says why no backend has a node of a graph."""
-    checks = {backend_id: asked(support, scope) for backend_id, support in supports.items()}
+    checks = {backend_id: make_check(support, scope) for backend_id, support in supports.items()}
 
     def why(node: Node) -> No:
         found = {backend_id: check(node) for backend_id, check in checks.items()}

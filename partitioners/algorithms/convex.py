@@ -19,7 +19,7 @@ from exir_lowering.graphs import collector, measures, quotient
 from exir_lowering.graphs.order import reach, topological
 from exir_lowering.graphs.schedule import Dag, schedule
 from exir_lowering.graphs.together import Sets, Together
-from exir_lowering.partitioners.supports.support import Scope, SupportLike, as_support, asked
+from exir_lowering.partitioners.supports.support import Scope, SupportLike, as_support, make_check
 
 _NOT_COMPUTING = ("placeholder", "get_attr", "output")
 
@@ -75,7 +75,7 @@ def propose_partitions(
     label_of: dict[Node, str] = {}
     accepted: list[list[Node]] = []
     for name, candidate in bound:
-        check = asked(candidate, scope)
+        check = make_check(candidate, scope)
         able = {n for n in nodes if n not in label_of and not _follows(n) and _is_free(n) and check(n) is None}
         own = [*together, *(operators_of(i, group, known) for i, group in enumerate(candidate.groups(scope)))]
         whole = _whole_groups(own, able)
@@ -126,7 +126,7 @@ def contract(
         keep_apart: Whether parts that share no edge are kept apart.
     """
     with collector.paused():
-        units = _contracted(nodes, label_of, groups)
+        units = _contract_nodes(nodes, label_of, groups)
         epochs = schedule(units.dag)
         if keep_apart:
             epochs = _apart(units.dag, epochs)
@@ -180,7 +180,7 @@ def _follows(node: Node) -> bool:
     return isinstance(producer, Node) and producer.op not in _NOT_COMPUTING
 
 
-def _contracted(nodes: Sequence[Node], label_of: Mapping[Node, str], groups: Iterable[Iterable[Node]]) -> _Units:
+def _contract_nodes(nodes: Sequence[Node], label_of: Mapping[Node, str], groups: Iterable[Iterable[Node]]) -> _Units:
     together, grouped = Together(nodes), Sets(len(nodes))
     found = False
     for number, group in enumerate(groups):

@@ -111,7 +111,7 @@ class _Graph:
 
     def improved(self, order: Sequence[int]) -> list[int]:
         """Cut an order into segments, then move vertices."""
-        return _numbered(_Moves(self, self.segments(order)).run())
+        return _number(_Moves(self, self.segments(order)).run())
 
     def settled(self, pieces: list[int], order: Sequence[int]) -> list[int]:
         """Cut the order that the moves have made, and move again, as long as that helps."""
@@ -156,7 +156,7 @@ class _Graph:
                 pieces[order[i]] = start
             end = start
         # Numbered by where they start, which rises along the order.
-        return _numbered(pieces)
+        return _number(pieces)
 
     def _windows(self, order: Sequence[int]) -> Iterator[int]:
         """Yield for each place of an order where the longest segment that ends there and is within the caps starts."""
@@ -285,7 +285,7 @@ def _depth_first(edges: Sequence[Sequence[int]], roots: Sequence[int]) -> list[i
     return order
 
 
-def _numbered(pieces: Sequence[int]) -> list[int]:
+def _number(pieces: Sequence[int]) -> list[int]:
     """Number pieces 0, 1, ... in their order."""
     number = {piece: i for i, piece in enumerate(sorted(set(pieces)))}
     return [number[piece] for piece in pieces]

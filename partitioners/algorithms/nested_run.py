@@ -57,17 +57,17 @@ def run(partitioner: Partitioner, program: ExportedProgram, out_of_sight: Iterab
     with _hidden([*unseen, *calls]):
         answer = asking.ask(who, partitioner, program)
     hidden = {graphs.qualified_name(names[node][0], node) for node in (*unseen, *calls)}
-    rejections = refusals.rejections(answer.tagged, partitioner, answer.given, answer.heard, besides=hidden)
-    tags = _taken_off(who, answer)
+    rejections = refusals.collect_rejections(answer.tagged, partitioner, answer.given, answer.heard, besides=hidden)
+    tags = _take_off(who, answer)
     if answer.tagged is not program:  # it tagged a copy
-        _taken_off(who, replace(answer, tagged=program))
+        _take_off(who, replace(answer, tagged=program))
     kept = {node: tags[key] for node, key in names.items() if key in tags and node not in unseen and node not in calls}
     if unseen:
         clear_marks(names, kept)
     return Run(
         kept,
         answer.destinations,
-        (*rejections, *_left(names, calls)),
+        (*rejections, *_list_left(names, calls)),
         answer.adjustments,
     )
 
@@ -85,7 +85,7 @@ def _calls_of(module: GraphModule, unseen: Collection[Node]) -> dict[Node, str]:
     return found
 
 
-def _left(names: Mapping[Node, tuple[tuple[str, ...], str]], calls: Mapping[Node, str]) -> Iterator[Rejection]:
+def _list_left(names: Mapping[Node, tuple[tuple[str, ...], str]], calls: Mapping[Node, str]) -> Iterator[Rejection]:
     for node, held in calls.items():
         reason = f"where {held} goes, in a graph that it calls, was decided before"
         yield Rejection(
@@ -93,7 +93,7 @@ def _left(names: Mapping[Node, tuple[tuple[str, ...], str]], calls: Mapping[Node
         )
 
 
-def _taken_off(who: str, answer: asking.Answer) -> dict[tuple[tuple[str, ...], str], str]:
+def _take_off(who: str, answer: asking.Answer) -> dict[tuple[tuple[str, ...], str], str]:
     """Take the tags off a program, and return them by path and name."""
     tags = {}
     for path, module in graphs.walk(answer.tagged.graph_module):
@@ -112,7 +112,7 @@ def _taken_off(who: str, answer: asking.Answer) -> dict[tuple[tuple[str, ...], s
     return tags
 
 
-def preserved(
+def ask_preserved(
     partitioners: Iterable[Partitioner], ep: ExportedProgram, visible: Callable[[int, Node], bool]
 ) -> tuple[list[Any], Callable[[Node], bool] | None]:
     """Ask partitioners what not to decompose.
@@ -161,4 +161,4 @@ def _nobodys() -> Any:
 
 _KEPT: list[torch.library.Library] = []
 
-__all__ = ["Run", "preserved", "run"]
+__all__ = ["Run", "ask_preserved", "run"]

@@ -12,7 +12,7 @@ from exir_lowering import Adjustment, CompileSpec, DelegationSpec, Partitioner, 
 from exir_lowering.partitioners.algorithms import nested_run
 from exir_lowering.partitioners.algorithms.claims import explain
 from exir_lowering.partitioners.algorithms.convex import computing
-from exir_lowering.partitioners.supports.support import No, Scope, Support, asked
+from exir_lowering.partitioners.supports.support import No, Scope, Support, make_check
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def offers_of_supports(supports: Mapping[str, Support], compile_specs: Mapping[s
     """Take what supports say as what can go where, in their order."""
 
     def of(scope: Scope) -> Offer:
-        checks = {place: asked(support, scope) for place, support in supports.items()}
+        checks = {place: make_check(support, scope) for place, support in supports.items()}
         labels = {
             node: {place: place for place, check in checks.items() if check(node) is None}
             for node in computing(scope.graph_module)
@@ -78,7 +78,7 @@ def offers_of_partitioner(program: ExportedProgram, partitioner: Partitioner) ->
     merge = match is not None and not getattr(partitioner, "per_op_mode", False)
     run = nested_run.run(partitioner, program)
     matches = [list(group) for group in match(program)] if match is not None and merge else []
-    whole = _kept_whole(program, partitioner)
+    whole = _find_kept_whole(program, partitioner)
     specs = run.destinations
     label_of = _labels(specs) if merge else {tag: tag for tag in specs}
 
@@ -100,7 +100,7 @@ def offers_of_partitioner(program: ExportedProgram, partitioner: Partitioner) ->
     )
 
 
-def _kept_whole(program: ExportedProgram, partitioner: Partitioner) -> Callable[[Node], bool]:
+def _find_kept_whole(program: ExportedProgram, partitioner: Partitioner) -> Callable[[Node], bool]:
     operators, wanted = partitioner.ops_to_not_decompose(program)
     names = {graphs.target_name(operator) for operator in operators}
     return lambda node: graphs.operator_name(node) in names and (wanted is None or bool(wanted(node)))

@@ -218,7 +218,7 @@ def plan_graphs(
 
 def _graph(scope: Scope, offers: Offers, offer: Offer, costs: ExactCosts, planned: Planned) -> CostGraph:
     nodes = computing(scope.graph_module)
-    units = placed_together(nodes, offer, close=offers.merge)
+    units = group_together(nodes, offer, close=offers.merge)
     unit_of = {node: number for number, unit in enumerate(units) for node in unit}
     places = (HOST, *offers.places)
     rows = [_row(unit, places, scope, offer, costs, planned) for unit in units]
@@ -254,7 +254,7 @@ def _touching(values: Iterable[Value]) -> dict[int, list[Value]]:
     return found
 
 
-def placed_together(nodes: Sequence[Node], offer: Offer, *, close: bool) -> list[list[Node]]:
+def group_together(nodes: Sequence[Node], offer: Offer, *, close: bool) -> list[list[Node]]:
     """Return what is at one place: getitems and their producers, groups, and what lies between the nodes of a group."""
     together = Together(nodes)
     grouped = [together.join(group) for group in offer.groups]
@@ -277,7 +277,7 @@ def units_together(program: ExportedProgram, partitioner: Partitioner) -> list[l
     found = []
     for scope in scopes(program):
         offer = offers.of(scope)
-        together = placed_together(computing(scope.graph_module), offer, close=offers.merge)
+        together = group_together(computing(scope.graph_module), offer, close=offers.merge)
         found += [unit for unit in together if all(offer.labels.get(n) for n in unit if not graphs.is_getitem(n))]
     return [unit for unit in found if any(map(graphs.is_operator, unit))]
 
@@ -335,4 +335,4 @@ def _values(scope: Scope, nodes: Sequence[Node], unit_of: Mapping[Node, int], pe
     return values
 
 
-__all__ = ["CostGraph", "Planned", "placed_together", "plan_graphs", "units_together"]
+__all__ = ["CostGraph", "Planned", "group_together", "plan_graphs", "units_together"]

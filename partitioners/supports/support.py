@@ -202,7 +202,7 @@ def as_support(candidate: SupportLike) -> Support:
     )
 
 
-def asked(support: Support, scope: Scope) -> Check:
+def make_check(support: Support, scope: Scope) -> Check:
     """Bind a support, so that what raises in it is told with the node.
 
     Raises:
@@ -298,4 +298,15 @@ def where(predicate: Callable[[Node], bool], reason: str = "", *, code: str = "c
     return ReasonedCheck(f"where({name})", code, lambda node, scope: "" if predicate(node) else text)
 
 
-__all__ = ["Check", "No", "ReasonedCheck", "Scope", "Support", "SupportLike", "as_support", "asked", "scopes", "where"]
+__all__ = [
+    "Check",
+    "No",
+    "ReasonedCheck",
+    "Scope",
+    "Support",
+    "SupportLike",
+    "as_support",
+    "make_check",
+    "scopes",
+    "where",
+]

@@ -587,7 +587,7 @@ def test_plugins_shows_a_broken_one_with_its_error(main: Main, monkeypatch: pyte
         print("a plug-in that prints")
         return [broken]
 
-    monkeypatch.setattr("exir_lowering.plugins.registry.installed", installed)
+    monkeypatch.setattr("exir_lowering.plugins.registry.list_installed", installed)
     code, out, _ = main("plugins")
     assert code == 0 and "broken" in out and "Broken: 'bad': ImportError: no module [x]" in out
     assert json.loads(main("plugins", "--json")[1])[0]["error"] == broken.error
@@ -724,5 +724,5 @@ def test_too_little_memory_is_told(main: Main, monkeypatch: pytest.MonkeyPatch) 
     def listed() -> list[PluginInfo]:
         raise MemoryError
 
-    monkeypatch.setattr("exir_lowering.plugins.registry.installed", listed)
+    monkeypatch.setattr("exir_lowering.plugins.registry.list_installed", listed)
     refused(main("plugins"), "exir-lower plugins: there is not enough memory.", code=1)

@@ -28,7 +28,7 @@ from exir_lowering.partitioners import (
     static_shapes,
     where,
 )
-from exir_lowering.partitioners.supports.support import Support, as_support, asked
+from exir_lowering.partitioners.supports.support import Support, as_support, make_check
 
 
 class Net(torch.nn.Module):
@@ -58,7 +58,7 @@ def dynamic() -> ExportedProgram:
 
 def answers(support: Any, program: ExportedProgram) -> dict[str, No | None]:
     (scope,) = scopes(program)
-    check = asked(as_support(support), scope)
+    check = make_check(as_support(support), scope)
     return {node.name: check(node) for node in program.graph.nodes if graphs.is_operator(node)}
 
 

@@ -15,7 +15,7 @@ from scripted import ScriptBackend, ScriptDelegate
 
 import exir_lowering
 from exir_lowering import Backend
-from exir_lowering.errors.interrupts import let_through, passing
+from exir_lowering.errors.interrupts import find_passing, let_through
 from exir_lowering.partitioners import SupportPartitioner, where
 
 
@@ -99,7 +99,7 @@ def test_what_is_a_failure_does_not_pass() -> None:
         try:
             call()
         except Exception as error:
-            return passing(error)
+            return find_passing(error)
         raise AssertionError("nothing was raised")
 
     with handled_by(late):

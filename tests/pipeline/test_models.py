@@ -40,7 +40,7 @@ def case(request: pytest.FixtureRequest) -> Case:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         # Converted once for all that follows; the engine's own conversion, so that the payloads compare it too.
-        request = arguments.request(program, XnnpackPartitioner())
+        request = arguments.read_request(program, XnnpackPartitioner())
         (method,) = to_edge(request.methods, Session(LoweringOptions()))
         edge = method.program
         ours = exir_lowering.lower(edge, XnnpackPartitioner())

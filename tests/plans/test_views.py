@@ -49,8 +49,8 @@ def test_long_texts_lose_their_middle() -> None:
     assert wording.middle("abcdefghi", 8) == "abcd…ghi"
     assert wording.path(list("abcdef")) == "a -> b -> c -> d -> e -> f"
     assert wording.path(list("abcdefghi")) == "a -> b -> c -> (3 more) -> g -> h -> i"
-    assert wording.counted({"add": 1, "mul": 4, "sub": 1, "exp": 2}) == "4 x mul, 2 x exp, 2 more"
-    assert wording.counted({}) == ""
+    assert wording.format_count({"add": 1, "mul": 4, "sub": 1, "exp": 2}) == "4 x mul, 2 x exp, 2 more"
+    assert wording.format_count({}) == ""
 
 
 # -- text --------------------------------------------------------------------------------------------------------------

@@ -246,7 +246,9 @@ class TestRegistration:
 
         (result,) = load(lower(programs, "mine").emit().buffer).run("one", *XY)
         assert torch.equal(result, XY[0] + XY[1])
-        listed = {(info.group.rpartition(".")[2], info.provider) for info in registry.installed() if info.id == "mine"}
+        listed = {
+            (info.group.rpartition(".")[2], info.provider) for info in registry.list_installed() if info.id == "mine"
+        }
         assert listed == {
             ("backends", f"this process ({__name__}:{Mine.__qualname__})"),
             ("delegates", f"this process ({__name__}:{MineToo.__qualname__})"),
@@ -260,7 +262,7 @@ class TestRegistration:
 
         register_partitioner("partial")(functools.partial(TagPartitioner, backend="script"))
         register_partitioner("object")(Factory())
-        listed = {info.id: info.provider for info in registry.installed() if info.id in ("partial", "object")}
+        listed = {info.id: info.provider for info in registry.list_installed() if info.id in ("partial", "object")}
         assert listed["partial"].startswith("this process (functools.partial(") and "Factory object" in listed["object"]
         for name in listed:
             lowered = lower(programs, name, backends={"script": ScriptBackend})

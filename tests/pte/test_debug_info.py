@@ -108,7 +108,7 @@ def test_handles_are_executorchs_own() -> None:
     """A program that has all handles keeps them; some that miss are those that ExecuTorch would share."""
     program = edge_program(Steps(), TWO)
     own = {node.name: node.meta["debug_handle"] for node in program.graph.nodes if node.op == "call_function"}
-    filled = debug_handles.handled_copy(program)
+    filled = debug_handles.copy_with_handles(program)
     assert {node.name: node.meta["debug_handle"] for node in filled.graph.nodes if node.name in own} == own
     found = exir_lowering.to_backend(program, TagPartitioner(demo, "compiler_demo"))
     assert {node.meta["debug_handle"] for node in operators(found["forward"])} <= set(own.values())

@@ -72,7 +72,7 @@ class TestTheOneOfXnnpack:
     def test_is_found_and_listed(self) -> None:
         found = registry.find_payload_checks(XNNPACK)
         assert found is not None and found.backend_id == XNNPACK
-        (listed,) = [one for one in registry.installed() if (one.group, one.id) == (registry.PAYLOADS, XNNPACK)]
+        (listed,) = [one for one in registry.list_installed() if (one.group, one.id) == (registry.PAYLOADS, XNNPACK)]
         assert not listed.error
 
     @pytest.mark.parametrize("engine", ["runtime", "interpreter"])

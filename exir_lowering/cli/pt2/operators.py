@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from exir_lowering._upstream.operators import registered_operators
+from exir_lowering._upstream.operators import list_registered_operators
 from exir_lowering.cli.pt2.expressions import split_words
 from exir_lowering.cli.pt2.unsafe import UnsafeFileError
 from exir_lowering.errors import InputError
@@ -58,7 +58,7 @@ _HIGHER_ORDER = re.compile(r"torch\.ops\.higher_order\.(\w+)", re.ASCII)
 
 def list_registered() -> frozenset[str]:
     """Return the operators of the dispatcher; those of TorchScript, which read and write files too, are not in it."""
-    return frozenset(registered_operators())
+    return frozenset(list_registered_operators())
 
 
 def check_target(name: str, known: frozenset[str]) -> None:

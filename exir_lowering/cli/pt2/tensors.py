@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 
 from exir_lowering._upstream.exported_files import FAKE_TENSOR_READER, dtype_of
-from exir_lowering._upstream.trees import registered_types
+from exir_lowering._upstream.trees import list_registered_types
 from exir_lowering.cli.pt2.archive import Archive
 from exir_lowering.cli.pt2.program import check_device, check_path, parse
 from exir_lowering.cli.pt2.unsafe import UnsafeFileError
@@ -185,7 +185,7 @@ def _is_value_class(name: str) -> bool:
     """Tell whether a name in a pickle is a class that inputs are of: registered with pytree, or an enumeration."""
     if name == FAKE_TENSOR_READER:
         return True
-    classes: list[Any] = [*registered_types(), *treespecs.enumerations()]
+    classes: list[Any] = [*list_registered_types(), *treespecs.enumerations()]
     return any(isinstance(one, type) and f"{one.__module__}.{one.__qualname__}" == name for one in classes)
 
 

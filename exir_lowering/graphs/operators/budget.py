@@ -58,7 +58,7 @@ def check_memory(size: int) -> None:
     free = free_memory() if size > _LOOK else None
     if free is not None and size > free - _LOOK:
         raise InputError(
-            f"it needs {_shown(size)} of memory, and {_shown(max(free, 0))} are free on this machine. The file "
+            f"it needs {_show(size)} of memory, and {_show(max(free, 0))} are free on this machine. The file "
             "requests too much, or is damaged"
         )
 
@@ -110,7 +110,7 @@ def bytes_of(shape: Sequence[int], itemsize: int) -> int:
     return size
 
 
-def _shown(size: int) -> str:
+def _show(size: int) -> str:
     amount, unit = float(size), "bytes"
     for larger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
         if amount < 1024:

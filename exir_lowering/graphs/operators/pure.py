@@ -139,7 +139,7 @@ def find(name: str) -> Operator | None:
     Args:
         name: Its name, such as "aten.add.Tensor".
     """
-    operator = _registered(name)
+    operator = _find_registered(name)
     if operator is None or not _named(name, operator) or not _schema_is_pure(name, operator.arguments):
         return None
     return operator
@@ -154,7 +154,7 @@ def find_kernel(namespace: str, name: str, overload: str) -> Operator | None:
         overload: Such as "out".
     """
     full = f"{namespace}.{name}.{overload or 'default'}"
-    operator = _registered(full)
+    operator = _find_registered(full)
     if operator is None or full in _IN_PLACE:
         return operator
     arguments = [argument for argument in operator.arguments if not argument.out]
@@ -163,7 +163,7 @@ def find_kernel(namespace: str, name: str, overload: str) -> Operator | None:
 
 def why_not(name: str) -> str:
     """Return why an operator is not found, as a clause that starts with its name."""
-    operator = _registered(name)
+    operator = _find_registered(name)
     if operator is None:
         return f"{name} is not registered in this process"
     written = [argument.name for argument in operator.arguments if argument.written]
@@ -172,7 +172,7 @@ def why_not(name: str) -> str:
     return f"{name} is not on the closed list of operators that are known to only compute"
 
 
-def _registered(name: str) -> Operator | None:
+def _find_registered(name: str) -> Operator | None:
     namespace, _, rest = name.partition(".")
     base, _, overload = rest.partition(".")
     for _ in defining(namespace):

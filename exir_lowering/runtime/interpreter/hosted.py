@@ -13,7 +13,7 @@ from executorch.exir import schema
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.scalar_type import ScalarType
 
-from exir_lowering._upstream.files import serialized
+from exir_lowering._upstream.files import serialize
 from exir_lowering._upstream.runtime import open_program
 from exir_lowering.plugins.payload import find_checks
 from exir_lowering.pte import payloads
@@ -90,7 +90,7 @@ def host(
     if checked is not None:
         names = checked.weights.keys()
         named = {name: content for name, content in named.items() if name in names}
-    content = serialized(program.finish(), {name: bytes(view) for name, view in named.items()}, _ALIGNMENT)
+    content = serialize(program.finish(), {name: bytes(view) for name, view in named.items()}, _ALIGNMENT)
     run = open_program(content, data).load_method(method)
     return HostedCall(content, run, inputs, outputs)
 

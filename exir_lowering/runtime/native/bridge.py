@@ -26,7 +26,7 @@ import torch
 from exir_lowering._upstream import installed, locks
 from exir_lowering._upstream.runtime import compile_spec
 from exir_lowering.errors import BackendContractError, BackendUnavailableError, InputError
-from exir_lowering.errors.interrupts import let_through, passing
+from exir_lowering.errors.interrupts import find_passing, let_through
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.pte.format import Delegation
 from exir_lowering.pte.value_kinds import ValueSpec
@@ -216,7 +216,7 @@ class Bridge:
             thread.listeners -= 1
         failure, thread.failure = thread.failure, None
         # An interrupt counts even if the runtime took no notice of it.
-        if failure is not None and (failed or not isinstance(failure, Exception) or passing(failure) is not None):
+        if failure is not None and (failed or not isinstance(failure, Exception) or find_passing(failure) is not None):
             raise failure
 
     # What the shim calls. Nothing may be raised there, and 0 is failure.
