@@ -12,7 +12,6 @@ from typing import Any
 
 _MOVED = {
     "exir_lowering.collector": "exir_lowering.graphs.collector",
-    "exir_lowering.debug_handles": "exir_lowering.graphs.debug_handles",
     "exir_lowering.delegate": "exir_lowering.plugins.delegate",
     "exir_lowering.interfaces": "exir_lowering.plugins.backend",
     "exir_lowering.interrupts": "exir_lowering.errors.interrupts",

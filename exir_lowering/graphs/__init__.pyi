@@ -1,8 +1,6 @@
 from . import (
-    checksums as checksums,
     collector as collector,
     debug_handles as debug_handles,
-    isolation as isolation,
     measures as measures,
     operators as operators,
     order as order,

@@ -34,6 +34,9 @@ from exir_lowering.steps.conversions import converting
 from exir_lowering.steps.debug_recording import record
 from exir_lowering.steps.placement import StoredData
 
+_SHOWN = 8
+"""How many of the largest entries `print(artifact)` shows."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Artifact:
@@ -104,6 +107,16 @@ class Artifact:
             let_through(error)
             raise InputError(f"Cannot save to {str(target)!r}: {error}") from error
         return target
+
+    def __str__(self) -> str:
+        lines = [repr(self)]
+        lines += [
+            f"  {datum.bytes:,} B: {datum.kind} {datum.key} in {datum.file or 'the .pte file'}"
+            for datum in self.stored[:_SHOWN]
+        ]
+        if len(self.stored) > _SHOWN:
+            lines.append(f"  and {len(self.stored) - _SHOWN} more entries of `stored`")
+        return "\n".join(lines)
 
     def __repr__(self) -> str:
         return f"Artifact({', '.join(sorted(self.manager.methods))})"

@@ -1,11 +1,17 @@
 """What keeps the house in order beside the import contracts in pyproject.toml, which `lint-imports` checks."""
 
 import ast
+import sys
 from pathlib import Path
 
 import pytest
 from folders import ROOT
 from importlinter.cli import EXIT_STATUS_SUCCESS, lint_imports
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    tomllib = pytest.importorskip("tomli")
 
 PACKAGE = ROOT / "exir_lowering"
 
@@ -32,6 +38,16 @@ def _imports(path: Path) -> list[tuple[str, str]]:
 def test_the_import_contracts_hold(capfd: pytest.CaptureFixture[str]) -> None:
     status = lint_imports(config_filename=str(ROOT / "pyproject.toml"), no_cache=True)
     assert status == EXIT_STATUS_SUCCESS, capfd.readouterr().out
+
+
+def test_the_contracts_about_plugins_name_every_wing() -> None:
+    """import-linter refuses a new wing that is in no layer; the other lists follow from the layers."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = [name for layer in contracts[0]["layers"] for name in layer.split(" | ")]
+    engine = {f"exir_lowering.{name}" for name in layers[layers.index("pipeline") :]}
+    public = {"exir_lowering.graphs", "exir_lowering.plugins"}
+    assert set(contracts[1]["source_modules"]) == engine
+    assert set(contracts[2]["forbidden_modules"]) == {f"exir_lowering.{name}" for name in layers} - public
 
 
 @pytest.mark.parametrize("path", FILES)

@@ -1,1 +1,5 @@
 """Operators: their names, and which ones a file may have executed, with which checks."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,1 @@
+from . import budget as budget, calls as calls, checks as checks, names as names, pure as pure
