@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 # The tables of a `.pte` file as dataclasses; ExecuTorch reads and writes them together with its segments only.
 from executorch.exir._serialize._flatbuffer_program import _flatbuffer_to_program, _program_to_flatbuffer
 
-# Writes a program that is no graph: one that only calls a payload. And puts the header that says where the segments
-# start between a flatbuffer's first bytes and its tables.
-from executorch.exir._serialize._program import (
-    PTEFile,
-    _ExtendedHeader,
-    _insert_flatbuffer_header,
-    serialize_pte_binary,
-)
-
-from exir_lowering._upstream.delegates import named_data
-
 __all__ = [
     "read_tables",
-    "serialize",
     "write_tables",
 ]
 
@@ -31,38 +18,11 @@ def read_tables(tables: bytes) -> Any:
     return _flatbuffer_to_program(tables)
 
 
-def write_tables(program: Any, segments: int, alignment: int) -> bytes:
-    """Write the tables of a `.pte` file, padded so that the segments can follow.
+def write_tables(program: Any) -> bytes:
+    """Return the tables of a `.pte` file, without its header.
 
     Args:
         program: The tables; they say where each segment is, relative to the first one.
-        segments: How many bytes the segments have together.
-        alignment: What the position of the first segment is to be a multiple of.
     """
-    flat = _program_to_flatbuffer(program)
-    header = _round_up(_ExtendedHeader.EXPECTED_LENGTH, flat.max_alignment)
-    size = header + len(flat.data)
-    start = _round_up(size, alignment)
-    extent = _ExtendedHeader(program_size=size, segment_base_offset=start, segment_data_size=segments)
-    tables: bytes = _insert_flatbuffer_header(
-        flatbuffer_data=flat.data,
-        magic_regex=r"ET[0-9a-zA-Z][0-9a-zA-Z]",
-        header_data=extent.to_bytes().ljust(header, b"\0"),
-    )
-    return tables.ljust(start, b"\0")
-
-
-def _round_up(size: int, alignment: int) -> int:
-    return -(-size // alignment) * alignment
-
-
-def serialize(program: Any, named: Mapping[str, bytes], alignment: int) -> bytes:
-    """Return a program of ExecuTorch's schema as a `.pte` file.
-
-    Args:
-        program: The program; it is changed.
-        named: The file's named data.
-        alignment: Of the named data.
-    """
-    data = named_data(named, alignment) if named else None
-    return bytes(serialize_pte_binary(PTEFile(program, named_data=data), extract_delegate_segments=True))
+    tables: bytes = _program_to_flatbuffer(program).data
+    return tables

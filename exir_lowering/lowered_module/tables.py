@@ -155,7 +155,7 @@ def _assemble(program: Any, segments: Sequence[list[Piece]], aligned: Sequence[i
         program.segments.append(schema.DataSegment(offset=end, size=size))
         pieces += parts
         end += size
-    return [write_tables(program, end, max(base, _BASE)), *pieces]
+    return [header.add_pte_header(write_tables(program), max(base, _BASE), end), *pieces]
 
 
 def _plan(name: str, values: list[Any]) -> Any:

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
-import flatbuffers
-
 from exir_lowering.pte import header
 from exir_lowering.pte.container import segment_ranges
 from exir_lowering.pte.data_slots import DataSegment, FlatTensor, NamedData, TensorLayout
 from exir_lowering.pte.flatbuffer import Table, root
+from exir_lowering.pte.flatbuffer_writer import INT8, INT32, REFERENCE, UINT32, UINT64, FlatbufferWriter
 
 _ALIGNMENT = 4096  # of a segment; what its backend asked for is not in the file, and is less
 
@@ -40,7 +39,7 @@ def write(file: BinaryIO, files: Sequence[memoryview]) -> None:
     for datum in data.values():
         offsets.append(end)
         end += -(-len(datum.content) // _ALIGNMENT) * _ALIGNMENT
-    file.write(header.with_ptd_header(_tables(list(data.values()), offsets), _ALIGNMENT, end))
+    file.write(header.add_ptd_header(_tables(list(data.values()), offsets), _ALIGNMENT, end))
     for datum in data.values():
         file.write(datum.content)
         file.write(bytes(-len(datum.content) % _ALIGNMENT))
@@ -60,46 +59,38 @@ def _data(content: memoryview) -> list[_Datum]:
 
 def _tables(data: Sequence[_Datum], offsets: Sequence[int]) -> bytes:
     """Return ExecuTorch's flat_tensor.fbs for data, without a header."""
-    builder = flatbuffers.Builder(1024)
+    writer = FlatbufferWriter()
     named = []
     for number, datum in enumerate(data):
-        key = builder.CreateString(datum.key)
-        layout = _layout(builder, datum.layout) if datum.layout is not None else 0
-        builder.StartObject(3)
-        builder.PrependUOffsetTRelativeSlot(NamedData.KEY, key, 0)
-        builder.PrependUint32Slot(NamedData.SEGMENT_INDEX, number, 0)
-        builder.PrependUOffsetTRelativeSlot(NamedData.TENSOR_LAYOUT, layout, 0)
-        named.append(builder.EndObject())
-    segments = []
-    for datum, offset in zip(data, offsets, strict=True):
-        builder.StartObject(2)
-        builder.PrependUint64Slot(DataSegment.OFFSET, offset, 0)
-        builder.PrependUint64Slot(DataSegment.SIZE, len(datum.content), 0)
-        segments.append(builder.EndObject())
-    segments_at, named_at = _vector(builder, segments), _vector(builder, named)
-    builder.StartObject(3)
-    builder.PrependUOffsetTRelativeSlot(FlatTensor.SEGMENTS, segments_at, 0)
-    builder.PrependUOffsetTRelativeSlot(FlatTensor.NAMED_DATA, named_at, 0)
-    builder.Finish(builder.EndObject(), file_identifier=header.PTD_MAGIC)
-    return bytes(builder.Output())
+        key = writer.add_text(datum.key)
+        layout = _add_layout(writer, datum.layout) if datum.layout is not None else 0
+        named.append(
+            writer.add_table(
+                {
+                    NamedData.KEY: (REFERENCE, key),
+                    NamedData.SEGMENT_INDEX: (UINT32, number),
+                    NamedData.TENSOR_LAYOUT: (REFERENCE, layout),
+                }
+            )
+        )
+    segments = [
+        writer.add_table({DataSegment.OFFSET: (UINT64, offset), DataSegment.SIZE: (UINT64, len(datum.content))})
+        for datum, offset in zip(data, offsets, strict=True)
+    ]
+    segments_at, named_at = writer.add_references(segments), writer.add_references(named)
+    root_at = writer.add_table(
+        {FlatTensor.SEGMENTS: (REFERENCE, segments_at), FlatTensor.NAMED_DATA: (REFERENCE, named_at)}
+    )
+    return writer.finish(root_at, header.PTD_MAGIC)
 
 
-def _layout(builder: flatbuffers.Builder, layout: Table) -> int:
-    sizes, order = layout.numbers(TensorLayout.SIZES, "i"), layout.numbers(TensorLayout.DIM_ORDER, "B")
-    builder.StartVector(4, len(sizes), 4)
-    for size in reversed(sizes):
-        builder.PrependInt32(size)
-    sizes_at = builder.EndVector()
-    order_at = builder.CreateByteVector(bytes(order))
-    builder.StartObject(3)
-    builder.PrependInt8Slot(TensorLayout.SCALAR_TYPE, layout.number(TensorLayout.SCALAR_TYPE, "b"), 0)
-    builder.PrependUOffsetTRelativeSlot(TensorLayout.SIZES, sizes_at, 0)
-    builder.PrependUOffsetTRelativeSlot(TensorLayout.DIM_ORDER, order_at, 0)
-    return int(builder.EndObject())
-
-
-def _vector(builder: flatbuffers.Builder, tables: Sequence[int]) -> int:
-    builder.StartVector(4, len(tables), 4)
-    for table in reversed(tables):
-        builder.PrependUOffsetTRelative(table)
-    return int(builder.EndVector())
+def _add_layout(writer: FlatbufferWriter, layout: Table) -> int:
+    sizes = writer.add_numbers(INT32, layout.numbers(TensorLayout.SIZES, "i"))
+    order = writer.add_bytes(bytes(layout.numbers(TensorLayout.DIM_ORDER, "B")))
+    return writer.add_table(
+        {
+            TensorLayout.SCALAR_TYPE: (INT8, layout.number(TensorLayout.SCALAR_TYPE, "b")),
+            TensorLayout.SIZES: (REFERENCE, sizes),
+            TensorLayout.DIM_ORDER: (REFERENCE, order),
+        }
+    )

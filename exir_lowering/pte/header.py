@@ -108,7 +108,21 @@ def read_ptd(file: memoryview) -> Extent:
     return Extent(start + size, base, space)
 
 
-def with_ptd_header(flatbuffer: bytes, alignment: int, space: int) -> bytes:
+def add_pte_header(flatbuffer: bytes, alignment: int, space: int) -> bytes:
+    """Return what comes before the segments of a `.pte` file.
+
+    Args:
+        flatbuffer: Its tables, without a header.
+        alignment: What the start of the segments is aligned to.
+        space: How many bytes the segments have.
+    """
+    size = _PTE.size + len(flatbuffer)  # it keeps the tables' alignment
+    base = -(-size // alignment) * alignment
+    header = _PTE.pack(_PTE_HEADER_MAGIC, _PTE.size, size, base, space)
+    return _insert(flatbuffer, header).ljust(base, b"\0")
+
+
+def add_ptd_header(flatbuffer: bytes, alignment: int, space: int) -> bytes:
     """Return what comes before the segments of a `.ptd` file.
 
     Args:
@@ -118,7 +132,10 @@ def with_ptd_header(flatbuffer: bytes, alignment: int, space: int) -> bytes:
     """
     base = -(-(_PTD_PADDED + len(flatbuffer)) // alignment) * alignment
     header = _PTD.pack(_PTD_HEADER_MAGIC, _PTD.size, _PTD_PADDED, len(flatbuffer), base, space)
+    return _insert(flatbuffer, header.ljust(_PTD_PADDED, b"\0")).ljust(base, b"\0")
+
+
+def _insert(flatbuffer: bytes, header: bytes) -> bytes:
+    """Insert a header after a flatbuffer's identifier."""
     (root,) = struct.unpack_from("<I", flatbuffer)
-    identifier, rest = flatbuffer[4:_AT], flatbuffer[_AT:]
-    parts = struct.pack("<I", root + _PTD_PADDED), identifier, header.ljust(_PTD_PADDED, b"\0"), rest
-    return b"".join(parts).ljust(base, b"\0")
+    return b"".join((struct.pack("<I", root + len(header)), flatbuffer[4:_AT], header, flatbuffer[_AT:]))

@@ -37,6 +37,13 @@ class ExecutionPlan:
     NON_CONST_BUFFER_DEVICE: Final = 9
 
 
+class ContainerMetadata:
+    """How a method's inputs and outputs are nested in Python."""
+
+    ENCODED_INP_STR: Final = 0
+    ENCODED_OUT_STR: Final = 1
+
+
 class EValue:
     """A value of a method."""
 

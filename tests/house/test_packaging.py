@@ -1,13 +1,14 @@
 """The wheel holds every package and every public name, the sdist what is needed to build and test it."""
 
 import os
+import shutil
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 from folders import ROOT
-from fresh_environment import FreshEnvironment, build_wheel, copy_tracked
+from fresh_environment import FreshEnvironment, build_sdist, build_wheel, copy_tracked
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -43,6 +44,22 @@ def test_plugin_folders_are_symlinked_into_the_package() -> None:
 
 
 @pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what git tracks."""
+    return copy_tracked(ROOT, tmp_path_factory.mktemp("source"))
+
+
+@pytest.fixture(scope="module")
+def sdist(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What an sdist holds, unpacked; it is built before a wheel leaves something in the source."""
+    pytest.importorskip("setuptools", minversion="77")
+    target = tmp_path_factory.mktemp("sdist")
+    shutil.unpack_archive(build_sdist(source, target), target)
+    (folder,) = (path for path in target.iterdir() if path.is_dir())
+    return folder
+
+
+@pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build from a copy of what git tracks."""
     return build_wheel(copy_tracked(ROOT, tmp_path_factory.mktemp("source")), tmp_path_factory.mktemp("target"))
@@ -59,8 +76,26 @@ def test_the_wheel_holds_every_module_once(wheel: Path) -> None:
     expected = {name if name.startswith("exir_lowering") else f"exir_lowering/{name}" for name in expected}
     assert sorted(names) == sorted(expected)
     files = set(zipfile.ZipFile(wheel).namelist())
-    assert {"exir_lowering/py.typed", "exir_lowering/runtime/shim.cpp"} <= files
+    assert {"exir_lowering/py.typed", "exir_lowering/runtime/native/shim.cpp"} <= files
     assert any(name.endswith("/licenses/LICENSE") for name in files)
+
+
+def _files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_sdist_holds_what_is_needed_to_build_and_test_it(source: Path, sdist: Path) -> None:
+    packaging = {"CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "README.md", "SECURITY.md"}
+    folders = ("exir_lowering/", "backends/", "partitioners/", "tests/", "docs/")
+    expected = {name for name in _files(source) if name in packaging | {"pyproject.toml"} or name.startswith(folders)}
+    assert any(name.endswith(".pyi") for name in expected)
+    assert {"exir_lowering/runtime/native/shim.cpp", "exir_lowering/py.typed", "tests/conftest.py"} <= expected
+    assert not expected - _files(sdist)
+
+
+def test_the_sdist_builds_the_same_wheel(sdist: Path, wheel: Path, tmp_path: Path) -> None:
+    names = [set(zipfile.ZipFile(one).namelist()) for one in (build_wheel(sdist, tmp_path), wheel)]
+    assert names[0] == names[1]
 
 
 def test_the_wheel_works_outside_of_the_tree(wheel: Path, tmp_path: Path) -> None:

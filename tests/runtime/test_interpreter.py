@@ -13,6 +13,7 @@ import runtime_children
 import runtime_models
 import torch
 from executorch.exir import ExecutorchBackendConfig
+from executorch.exir._serialize._program import deserialize_pte_binary, serialize_pte_binary
 from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
 from lowering_support import TagPartitioner, by_operator
 from models import build
@@ -23,6 +24,8 @@ from torch.export import Dim, export
 
 import exir_lowering
 from exir_lowering import BackendUnavailableError, InputError, LoweringError, lower
+from exir_lowering.pte.program_writer import write_call
+from exir_lowering.runtime.interpreter import hosted
 
 BOTH = ("runtime", "interpreter")
 load = exir_lowering.load
@@ -104,6 +107,20 @@ CASES = {
 }
 
 
+def run_in_files_of_executorch(content, given):
+    """Run it in the interpreter, each payload in a program that ExecuTorch's serializer wrote; return these too."""
+    files = []
+
+    def write(*args):
+        file = deserialize_pte_binary(write_call(*args))
+        files.append(file)
+        return bytes(serialize_pte_binary(file, extract_delegate_segments=True))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hosted, "write_call", write)
+        return load(content, engine="interpreter").run("forward", *given), files
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_side_by_side(case):
     torch.manual_seed(0)
@@ -122,6 +139,12 @@ def test_side_by_side(case):
         results = [loaded.run("forward", *given) for loaded in programs]
         same(results[1], results[0])
         same(results[1], list(expected) if isinstance(expected, tuple) else [expected])
+        if partitioner != "xnnpack":
+            continue
+        again, files = run_in_files_of_executorch(content, given)
+        same(results[1], again, 0)
+        assert files
+        assert case != "xnnpack" or files[0].named_data.pte_data  # the weights
 
 
 class Raises(ScriptDelegate):

@@ -37,6 +37,16 @@ def build_wheel(source: Path, target: Path) -> Path:
     return built
 
 
+def build_sdist(source: Path, target: Path) -> Path:
+    """Build an sdist with the setuptools that is here; pip has no command for it."""
+    script = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
+    subprocess.run(
+        [sys.executable, "-c", script, str(target)], cwd=source, check=True, timeout=300, stdout=subprocess.DEVNULL
+    )
+    (built,) = target.glob("*.tar.gz")
+    return built
+
+
 class FreshEnvironment:
     """A virtual environment.
 

@@ -27,7 +27,7 @@ from exir_lowering.runtime import contract, trace
 from exir_lowering.runtime.engine import Engine
 from exir_lowering.runtime.find import Unavailable, find_delegates
 from exir_lowering.runtime.inputs import look_at
-from exir_lowering.runtime.interpreter import memory
+from exir_lowering.runtime.interpreter import hosted, memory
 from exir_lowering.runtime.interpreter.code import Code, Listing, Payload, read_code
 from exir_lowering.runtime.interpreter.kernels import Kernel, MethodState, kernel
 from exir_lowering.runtime.interpreter.memory import Slot
@@ -304,9 +304,6 @@ class Interpreter(Engine[Ready]):
         )
         values = [code.values[index] for index in next(called, ())]
         where = f"{self.file.where(method)}: the payload of {payload.backend!r}"
-        # Not at the top: it writes a file with ExecuTorch's compiler, which nothing else here needs.
-        from exir_lowering.runtime.interpreter import hosted
-
         try:
             call = hosted.host(method, payload, plan, values, self.listing.named, self.file.data.path())
             self.file.data.check()

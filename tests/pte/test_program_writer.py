@@ -1,0 +1,149 @@
+"""The program that calls one payload is what ExecuTorch's serializer writes for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from executorch.exir import schema
+from executorch.exir._serialize._program import PTEFile, serialize_pte_binary
+from executorch.exir.backend.compile_spec_schema import CompileSpec
+from executorch.exir.scalar_type import ScalarType
+
+from exir_lowering._upstream.delegates import named_data
+from exir_lowering._upstream.files import read_tables
+from exir_lowering.pte import format as pte_format, header
+from exir_lowering.pte.program_writer import PayloadCall, write_call
+from exir_lowering.pte.value_kinds import NULL, TENSOR, Tensor, ValueSpec
+from exir_lowering.runtime.interpreter.code import read_code
+
+
+def tensor(dtype: torch.dtype, *sizes: int, order: Sequence[int] | None = None, dynamic: bool = False) -> ValueSpec:
+    return ValueSpec(TENSOR, Tensor(dtype, sizes, tuple(order or range(len(sizes))), dynamic=dynamic, unbound=False))
+
+
+NONE = ValueSpec(NULL, None)
+SHARED = memoryview(bytes(range(200)))
+CASES = {
+    "plain": (
+        PayloadCall(
+            "forward",
+            "demo",
+            memoryview(b"payload"),
+            [],
+            [tensor(torch.float32, 2, 3), tensor(torch.float32)],
+            [0],
+            [1],
+        ),
+        {},
+    ),
+    "all": (
+        PayloadCall(
+            "прямо",
+            "demo",
+            memoryview(bytes(129)),
+            [("first", b"\0value"), ("second", b""), ("", b"x")],
+            [
+                tensor(torch.int64, 2, 3, 4, 5, order=(0, 2, 3, 1), dynamic=True),
+                NONE,
+                tensor(torch.uint8, 3, 3),
+                tensor(torch.bool, 0, 7),
+                tensor(torch.float64, 1, dynamic=True),
+                NONE,
+                tensor(torch.bfloat16),
+            ],
+            [0, 2, 3, 4],
+            [2, 3, 4, 5, 6],
+        ),
+        {"a": SHARED, "b": memoryview(b"y"), "c": SHARED, "d": memoryview(b"")},
+    ),
+    "nothing": (PayloadCall("forward", "demo", memoryview(b"x"), [], [], [], []), {"a": memoryview(b"weight")}),
+}
+
+
+def written_by_executorch(call: PayloadCall, named: dict[str, memoryview]) -> bytes:
+    memory = 0
+    values = []
+    for number, argument in enumerate(call.arguments):
+        content, allocation = argument.content, None
+        if not isinstance(content, Tensor):
+            values.append(schema.EValue(schema.Null()))
+            continue
+        if number in call.inputs and number in call.outputs:
+            allocation = schema.AllocationDetails(1, memory, 0)
+            memory += max(-(-content.size // 16) * 16, 16)
+        values.append(schema.EValue(_tensor(content, allocation)))
+    instructions = [schema.Instruction(schema.DelegateCall(0, list(range(len(values)))))]
+    reference = schema.BackendDelegateDataReference(schema.DataLocation.INLINE, 0)
+    specs = [CompileSpec(*spec) for spec in call.specs]
+    inputs, outputs = list(call.inputs), list(call.outputs)
+    plan = schema.ExecutionPlan(
+        name=call.method,
+        container_meta_type=schema.ContainerMetadata("", ""),
+        values=values,
+        inputs=inputs,
+        outputs=outputs,
+        chains=[schema.Chain(inputs, outputs, instructions, None)],
+        operators=[],
+        delegates=[schema.BackendDelegate(call.backend, reference, specs)],
+        non_const_buffer_sizes=[0, memory] if memory else [0],
+    )
+    program = schema.Program(
+        version=0,
+        execution_plan=[plan],
+        constant_buffer=[schema.Buffer(b"")],
+        backend_delegate_data=[schema.BackendDelegateInlineData(bytes(call.payload))],
+        segments=[],
+        constant_segment=schema.SubsegmentOffsets(0, []),
+        named_data=[],
+    )
+    store = named_data({name: bytes(content) for name, content in named.items()}, 16)
+    return bytes(serialize_pte_binary(PTEFile(program, named_data=store), extract_delegate_segments=True))
+
+
+def _tensor(content: Tensor, allocation: Any) -> schema.Tensor:
+    dynamism = schema.TensorShapeDynamism
+    return schema.Tensor(
+        scalar_type=getattr(ScalarType, SCALAR_TYPES[content.dtype]),
+        storage_offset=0,
+        sizes=list(content.sizes),
+        dim_order=list(content.dim_order),
+        requires_grad=False,
+        layout=0,
+        data_buffer_idx=0,
+        allocation_info=allocation,
+        shape_dynamism=dynamism.DYNAMIC_BOUND if content.dynamic else dynamism.STATIC,
+    )
+
+
+SCALAR_TYPES = {
+    torch.float32: "FLOAT",
+    torch.float64: "DOUBLE",
+    torch.bfloat16: "BFLOAT16",
+    torch.int64: "LONG",
+    torch.uint8: "BYTE",
+    torch.bool: "BOOL",
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_is_what_executorch_writes(case: str) -> None:
+    files = [memoryview(write(*CASES[case])) for write in (write_call, written_by_executorch)]
+    extents = [header.read_pte(file) for file in files]
+    ours, theirs = (read_tables(bytes(file[: extent.tables])) for file, extent in zip(files, extents, strict=True))
+    assert ours == theirs
+    assert all(extent.base % 128 == 0 for extent in extents)
+    assert extents[0].space == extents[1].space
+    assert files[0][extents[0].base :] == files[1][extents[1].base :]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_our_reader_finds_the_same(case: str) -> None:
+    files = [memoryview(write(*CASES[case])) for write in (write_call, written_by_executorch)]
+    ours, theirs = (pte_format.read_program(file, lambda backend: None) for file in files)
+    assert ours == theirs
+    ours_code, theirs_code = (read_code(file, {}) for file in files)
+    assert ours_code == theirs_code
+    assert list(ours_code.methods) == [CASES[case][0].method]
