@@ -16,7 +16,7 @@ from torch.export import ExportedProgram
 
 from exir_lowering import CompileSpec, ExplainedResult, Partitioner, graphs
 from exir_lowering.partitioners.algorithms.claims import Claims, explain
-from exir_lowering.partitioners.algorithms.convex import Proposal, computing, propose_partitions
+from exir_lowering.partitioners.algorithms.convex import Proposal, list_computing, propose_partitions
 from exir_lowering.partitioners.algorithms.limits import Limits
 from exir_lowering.partitioners.by_support import compile_specs_of, supports_of
 from exir_lowering.partitioners.supports.patterns import Pattern, PatternSupport
@@ -86,7 +86,7 @@ class PatternPartitioner(Partitioner):  # type: ignore[misc]
         matched = frozenset().union(*(self.support.matched(scope) for scope in seen))
         if len(matched) == len(self.support.patterns):
             return
-        occurring = {graphs.operator_name(node) for scope in seen for node in computing(scope.graph_module)}
+        occurring = {graphs.operator_name(node) for scope in seen for node in list_computing(scope.graph_module)}
         for number, pattern in enumerate(self.support.patterns):
             if number not in matched:
                 near = next((found[number] for scope in seen if number in (found := self.support.nearest(scope))), None)

@@ -11,7 +11,7 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner, Partit
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from exir_lowering import InputError
-from exir_lowering.partitioners.algorithms.convex import Proposal, computing, contract
+from exir_lowering.partitioners.algorithms.convex import Proposal, contract, list_computing
 from exir_lowering.plugins import capability
 
 _NON_COMPUTE = ("torch.ops.aten.view", "_operator.getitem")
@@ -75,7 +75,7 @@ def _propose(partitioner: Any) -> list[Partition]:
     """Propose partitions for a `CapabilityBasedPartitioner` or a subclass of it, from its attributes."""
     module = partitioner.graph_module
     supported = capability.list_supported(partitioner)
-    nodes = computing(module)
+    nodes = list_computing(module)
     labels = {node: "" for node in nodes if node in supported}
     groups = [[node for node in group if node in labels] for group in getattr(partitioner, "node_groups", None) or ()]
     keep_apart = getattr(partitioner, "skip_horizontal_fusion", False)

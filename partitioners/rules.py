@@ -15,7 +15,7 @@ from torch.fx import Node
 
 from exir_lowering import CompileSpec, ExplainedResult, InputError, Partitioner, Rejection, graphs
 from exir_lowering.partitioners.algorithms import nested_run
-from exir_lowering.partitioners.algorithms.convex import Proposal, computing, contract
+from exir_lowering.partitioners.algorithms.convex import Proposal, contract, list_computing
 from exir_lowering.partitioners.supports.checks import check_operator
 
 HOST = "host"
@@ -274,7 +274,7 @@ def _with(
         label_of_added[node] = _key(spec)
     renamed: dict[str, str] = {}
     for _, module in graphs.walk(program.graph_module):
-        nodes = computing(module)
+        nodes = list_computing(module)
         if any(node in added for node in nodes):
             for proposal in _join(nodes, tags, destinations, label_of_added):
                 names = list(dict.fromkeys(tags[node] for node in proposal.nodes if node in tags))

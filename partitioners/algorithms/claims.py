@@ -11,7 +11,7 @@ from torch.fx import Node
 
 from exir_lowering import Adjustment, CompileSpec, DelegationSpec, ExplainedResult, Rejection, graphs
 from exir_lowering.partitioners.algorithms import limits as capacity
-from exir_lowering.partitioners.algorithms.convex import Proposal, computing
+from exir_lowering.partitioners.algorithms.convex import Proposal, list_computing
 from exir_lowering.partitioners.algorithms.limits import Limits
 from exir_lowering.partitioners.supports.support import No, Scope, Support, make_check, scopes
 
@@ -61,7 +61,7 @@ class Claims:
         kept, rejections, adjustments = capacity.apply(proposals, limits, scope, groups=groups, by=self.by)
         self._claim(scope, kept)
         self.explain(rejections, adjustments)
-        for node in computing(scope.graph_module):
+        for node in list_computing(scope.graph_module):
             if graphs.is_operator(node) and graphs.DELEGATION_TAG not in node.meta:
                 no = why(node)
                 if no is not None:

@@ -69,16 +69,16 @@ def propose_partitions(
     scope = graph_module if isinstance(graph_module, Scope) else Scope(graph_module)
     supports = support if isinstance(support, Mapping) else {"": support}
     bound = [(name, as_support(candidate)) for name, candidate in supports.items()]
-    nodes = computing(scope.graph_module)
+    nodes = list_computing(scope.graph_module)
     known = frozenset(nodes)
-    together = [operators_of(number, group, known) for number, group in enumerate(groups)]
+    together = [list_group_operators(number, group, known) for number, group in enumerate(groups)]
     label_of: dict[Node, str] = {}
     accepted: list[list[Node]] = []
     for name, candidate in bound:
         check = make_check(candidate, scope)
         able = {n for n in nodes if n not in label_of and not _follows(n) and _is_free(n) and check(n) is None}
-        own = [*together, *(operators_of(i, group, known) for i, group in enumerate(candidate.groups(scope)))]
-        whole = _whole_groups(own, able)
+        own = [*together, *(list_group_operators(i, group, known) for i, group in enumerate(candidate.groups(scope)))]
+        whole = _select_whole_groups(own, able)
         accepted += whole
         label_of.update((node, name) for node in nodes if node in able)
     return contract(nodes, label_of, groups=accepted, keep_apart=keep_apart)
@@ -88,7 +88,7 @@ def _is_free(node: Node) -> bool:
     return not graphs.is_delegate_call(node)
 
 
-def _whole_groups(groups: Sequence[Sequence[Node]], able: set[Node]) -> list[list[Node]]:
+def _select_whole_groups(groups: Sequence[Sequence[Node]], able: set[Node]) -> list[list[Node]]:
     """Return the groups that one backend can take whole; the nodes of others are taken out of what it can take."""
     groups_of: dict[Node, list[int]] = {}
     for number, group in enumerate(groups):
@@ -105,7 +105,7 @@ def _whole_groups(groups: Sequence[Sequence[Node]], able: set[Node]) -> list[lis
     return [list(group) for number, group in enumerate(groups) if number not in broken]
 
 
-def computing(graph_module: GraphModule) -> list[Node]:
+def list_computing(graph_module: GraphModule) -> list[Node]:
     """Return the nodes of a graph that can be in a partition: all but inputs, constants and the output."""
     return [node for node in graph_module.graph.nodes if node.op not in _NOT_COMPUTING]
 
@@ -129,19 +129,20 @@ def contract(
         units = _contract_nodes(nodes, label_of, groups)
         epochs = schedule(units.dag)
         if keep_apart:
-            epochs = _apart(units.dag, epochs)
+            epochs = _join_neighbours(units.dag, epochs)
     members: dict[int, list[Node]] = {}
     for unit, epoch in enumerate(epochs):
         if epoch:
             members.setdefault(epoch, []).extend(units.members[unit])
-    place = {node: i for i, node in enumerate(nodes)}
+    position = {node: i for i, node in enumerate(nodes)}
     labels = {epoch: units.dag.labels[unit] for unit, epoch in enumerate(epochs) if epoch}
     return [
-        Proposal(labels[epoch] or "", tuple(sorted(members[epoch], key=place.__getitem__))) for epoch in sorted(members)
+        Proposal(labels[epoch] or "", tuple(sorted(members[epoch], key=position.__getitem__)))
+        for epoch in sorted(members)
     ]
 
 
-def operators_of(number: int, group: Iterable[Any], known: Container[Node]) -> list[Node]:
+def list_group_operators(number: int, group: Iterable[Any], known: Container[Node]) -> list[Node]:
     """Return the operators of a group, each once: a getitem stands for its producer, and constants are left out.
 
     Args:
@@ -184,7 +185,7 @@ def _contract_nodes(nodes: Sequence[Node], label_of: Mapping[Node, str], groups:
     together, grouped = Together(nodes), Sets(len(nodes))
     found = False
     for number, group in enumerate(groups):
-        members = [together.place[node] for node in operators_of(number, group, together.place)]
+        members = [together.place[node] for node in list_group_operators(number, group, together.place)]
         for other in members[1:]:
             grouped.join(members[0], other)
             found = True
@@ -216,11 +217,11 @@ def _close(label_of: Mapping[Node, str], together: Together) -> None:
         inside = [node for node in together.nodes if together.find(node) in knot]
         labels = {label_of.get(node) for node in inside if not _follows(node)}
         if len(labels) > 1 or None in labels:
-            raise _not_convex(label_of, together, knot)
+            raise _describe_nonconvex(label_of, together, knot)
         together.join(inside)
 
 
-def _not_convex(label_of: Mapping[Node, str], together: Together, knot: Container[int]) -> InputError:
+def _describe_nonconvex(label_of: Mapping[Node, str], together: Together, knot: Container[int]) -> InputError:
     members = together.members()
     tag_of = {
         node: f"group at {group[0].name}"
@@ -253,15 +254,24 @@ def _number(label_of: Mapping[Node, str], together: Together) -> _Units:
     for i, numbers in enumerate(after):
         for other in numbers:
             before[other].append(i)
-    return _Units(units, Dag(before, after, [_label(unit, label_of) for unit in units], _size(units), _leaves(units)))
+    return _Units(
+        units,
+        Dag(
+            before,
+            after,
+            [_find_label(unit, label_of) for unit in units],
+            _make_size_function(units),
+            _make_output_check(units),
+        ),
+    )
 
 
-def _label(unit: Sequence[Node], label_of: Mapping[Node, str]) -> str | None:
+def _find_label(unit: Sequence[Node], label_of: Mapping[Node, str]) -> str | None:
     found = {label_of.get(node) for node in unit if not _follows(node)}
     return found.pop() if len(found) == 1 else None
 
 
-def _size(units: Sequence[Sequence[Node]]) -> Callable[[int], int]:
+def _make_size_function(units: Sequence[Sequence[Node]]) -> Callable[[int], int]:
     @cache
     def size(unit: int) -> int:
         inside = set(units[unit])
@@ -270,14 +280,14 @@ def _size(units: Sequence[Sequence[Node]]) -> Callable[[int], int]:
     return size
 
 
-def _leaves(units: Sequence[Sequence[Node]]) -> Callable[[int], bool]:
+def _make_output_check(units: Sequence[Sequence[Node]]) -> Callable[[int], bool]:
     return lambda unit: any(user.op == "output" for node in units[unit] for user in node.users)
 
 
 # -- parts that share no edge ------------------------------------------------------------------------------------------
 
 
-def _components(graph: Dag, epochs: Sequence[int]) -> list[int]:
+def _split_components(graph: Dag, epochs: Sequence[int]) -> list[int]:
     """Split each partition into its weakly connected parts, numbered by their first vertex, from 1; 0 is the host."""
     parts = Sets(len(epochs))
     for vertex, epoch in enumerate(epochs):
@@ -288,25 +298,25 @@ def _components(graph: Dag, epochs: Sequence[int]) -> list[int]:
     return [parts.find(vertex) + 1 if epoch else 0 for vertex, epoch in enumerate(epochs)]
 
 
-def _apart(graph: Dag, epochs: Sequence[int]) -> list[int]:
+def _join_neighbours(graph: Dag, epochs: Sequence[int]) -> list[int]:
     """Number the parts that share an edge, from 1 in topological order; 0 is the host.
 
     Joined are the connected parts of the schedule, and, on their own, the single vertices from the last one on, each
     with its users, as torch.fx's partitioner goes; the fewer parts win.
     """
     tried = []
-    for parts in (_components(graph, epochs), [i + 1 if epoch else 0 for i, epoch in enumerate(epochs)]):
+    for parts in (_split_components(graph, epochs), [i + 1 if epoch else 0 for i, epoch in enumerate(epochs)]):
         quotient_graph = _Quotient(graph, parts)
         for vertex in range(len(parts) - 1, -1, -1):
             for after in graph.successors[vertex]:
                 if parts[vertex] and graph.labels[vertex] == graph.labels[after]:
                     quotient_graph.join(vertex, after)
-        tried.append(quotient_graph.numbers(parts))
+        tried.append(quotient_graph.number_parts(parts))
     return min(tried, key=lambda numbers: len(set(numbers)))
 
 
 class _Quotient:
-    """The contracted graph while parts are joined: vertices by root, their neighbours, their place in an order.
+    """The contracted graph while parts are joined: vertices by root, their neighbours, their position in an order.
 
     The order is kept as in Pearce and Kelly, A Dynamic Topological Sort Algorithm for Directed Acyclic Graphs (JEA 11,
     2007): only what lies between two parts in it is looked at and moved when they are joined.
@@ -321,10 +331,10 @@ class _Quotient:
         for vertex, following in enumerate(graph.successors):
             root = self.sets.find(vertex)
             self.successors[root].update(o for o in map(self.sets.find, following) if o != root)
-        self.order: list[int | None] = self._sorted()
-        self.place = {root: i for i, root in enumerate(self.order) if root is not None}
+        self.order: list[int | None] = self._sort()
+        self.position = {root: i for i, root in enumerate(self.order) if root is not None}
 
-    def _sorted(self) -> list[int | None]:
+    def _sort(self) -> list[int | None]:
         roots = sorted(self.successors)
         rank = {root: i for i, root in enumerate(roots)}
         return [roots[i] for i in topological([[rank[other] for other in self.successors[root]] for root in roots])]
@@ -334,8 +344,8 @@ class _Quotient:
         a, b = self.sets.find(one), self.sets.find(other)
         if a == b:
             return
-        start, end = self.place[a], self.place[b]
-        after = self._reached(a, b, end)
+        start, end = self.position[a], self.position[b]
+        after = self._find_reached(a, b, end)
         if b in after:
             return
         between = [root for root in self.order[start + 1 : end] if root is not None]
@@ -346,24 +356,24 @@ class _Quotient:
         self.successors[root] = following
         row = [*moved, root, *(vertex for vertex in between if vertex in after)]
         self.order[start : end + 1] = [*row, *([None] * (end + 1 - start - len(row)))]
-        del self.place[a if root == b else b]
+        del self.position[a if root == b else b]
         for i, vertex in enumerate(row):
-            self.place[vertex] = start + i
+            self.position[vertex] = start + i
 
-    def _reached(self, a: int, b: int, end: int) -> Container[int]:
-        """Return what is reached from a, over others, up to b's place."""
+    def _find_reached(self, a: int, b: int, end: int) -> Container[int]:
+        """Return what is reached from a, over others, up to b's position."""
         return reach(
             [(a, other) for other in map(self.sets.find, self.successors[a]) if other not in (a, b)],
             lambda vertex: map(self.sets.find, self.successors[vertex]),
-            lambda vertex: self.place[vertex] <= end,
+            lambda vertex: self.position[vertex] <= end,
             goal=b,
         )
 
-    def numbers(self, parts: Sequence[int]) -> list[int]:
+    def number_parts(self, parts: Sequence[int]) -> list[int]:
         """Return for each vertex of a part the part's number in topological order, from 1; 0 for the host."""
         roots = {self.sets.find(vertex) for vertex, part in enumerate(parts) if part}
         rank = {root: i for i, root in enumerate((r for r in self.order if r in roots), 1)}
         return [rank[self.sets.find(vertex)] if part else 0 for vertex, part in enumerate(parts)]
 
 
-__all__ = ["Proposal", "computing", "contract", "operators_of", "propose_partitions"]
+__all__ = ["Proposal", "contract", "list_computing", "list_group_operators", "propose_partitions"]

@@ -33,7 +33,7 @@ _PASSES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class CutProblem:
     """What is cut.
 
     Attributes:
@@ -55,12 +55,12 @@ class Problem:
     max_weight_bytes: int | None = None
 
 
-def crossing(nets: Sequence[tuple[int, Sequence[int]]], pieces: Sequence[int]) -> int:
+def count_crossing(nets: Sequence[tuple[int, Sequence[int]]], pieces: Sequence[int]) -> int:
     """Return the bytes that cross: those of each value, once for each piece that has one of its vertices but one."""
     return sum(size * (len({pieces[vertex] for vertex in pins}) - 1) for size, pins in nets)
 
 
-def cut(problem: Problem) -> list[int]:
+def cut(problem: CutProblem) -> list[int]:
     """Cut a graph: at or near the optimum for small ones, near-linear for large ones.
 
     Args:
@@ -74,20 +74,20 @@ def cut(problem: Problem) -> list[int]:
         return [0] * graph.count
     best: list[int] = []
     least: tuple[int, int] | None = None
-    for order in graph.orders():
-        pieces = graph.improved(order)
-        cost = graph.cost(pieces)
+    for order in graph.list_orders():
+        pieces = graph.improve(order)
+        cost = graph.compute_cost(pieces)
         if least is None or cost < least:
             best, least, first = pieces, cost, order
         if least <= graph.bound:
             return best
-    return graph.settled(best, first)
+    return graph.settle(best, first)
 
 
 class _Graph:
     """A problem with what the steps look up: neighbours, the nets of each vertex."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: CutProblem) -> None:
         self.problem = problem
         self.count = len(problem.successors)
         self.predecessors: list[list[int]] = [[] for _ in range(self.count)]
@@ -105,39 +105,39 @@ class _Graph:
         by_size = -(-sum(problem.sizes) // max(1, self.max_size))
         self.bound = (0, max(by_size, -(-total // max(1, self.max_weight_bytes))))
 
-    def cost(self, pieces: Sequence[int]) -> tuple[int, int]:
+    def compute_cost(self, pieces: Sequence[int]) -> tuple[int, int]:
         """Return the bytes that cross and the number of pieces: what is to be least."""
-        return crossing(self.nets, pieces), len(set(pieces))
+        return count_crossing(self.nets, pieces), len(set(pieces))
 
-    def improved(self, order: Sequence[int]) -> list[int]:
+    def improve(self, order: Sequence[int]) -> list[int]:
         """Cut an order into segments, then move vertices."""
-        return _number(_Moves(self, self.segments(order)).run())
+        return _number(_Moves(self, self.find_segments(order)).run())
 
-    def settled(self, pieces: list[int], order: Sequence[int]) -> list[int]:
+    def settle(self, pieces: list[int], order: Sequence[int]) -> list[int]:
         """Cut the order that the moves have made, and move again, as long as that helps."""
-        cost = self.cost(pieces)
-        place = {vertex: i for i, vertex in enumerate(order)}
+        cost = self.compute_cost(pieces)
+        position = {vertex: i for i, vertex in enumerate(order)}
         while True:
-            row = sorted(place, key=lambda vertex: (pieces[vertex], place[vertex]))
-            further = self.improved(row)
-            if self.cost(further) >= cost:
+            row = sorted(position, key=lambda vertex: (pieces[vertex], position[vertex]))
+            further = self.improve(row)
+            if self.compute_cost(further) >= cost:
                 return pieces
-            pieces, cost = further, self.cost(further)
+            pieces, cost = further, self.compute_cost(further)
 
     # -- segments of an order ------------------------------------------------------------------------------------------
 
-    def segments(self, order: Sequence[int]) -> list[int]:
+    def find_segments(self, order: Sequence[int]) -> list[int]:
         """Return for each vertex its segment, where the segments of this order that cost least are."""
-        place = {vertex: i for i, vertex in enumerate(order)}
+        position = {vertex: i for i, vertex in enumerate(order)}
         before: list[list[tuple[int, int]]] = [[] for _ in order]
         scale = len(order) + 1  # bytes first, then segments
         for size, pins in self.nets:
-            for one, other in pairwise(sorted([place[vertex] for vertex in pins])):
+            for one, other in pairwise(sorted([position[vertex] for vertex in pins])):
                 before[other].append((one, size * scale))
         starts, costs = _Minimum(len(order)), 0
         chosen: list[int] = []
         first = 0
-        for i, start in enumerate(self._windows(order)):
+        for i, start in enumerate(self._find_windows(order)):
             starts.put(i, costs)
             # A segment that starts between the two vertices of a value and has the second one reads it from outside.
             for one, size in before[i]:
@@ -145,7 +145,7 @@ class _Graph:
             for expired in range(first, start):
                 starts.take_out(expired)
             first = start
-            costs, best = starts.least()
+            costs, best = starts.find_least()
             costs += 1
             chosen.append(best)
         pieces = [0] * len(order)
@@ -158,8 +158,8 @@ class _Graph:
         # Numbered by where they start, which rises along the order.
         return _number(pieces)
 
-    def _windows(self, order: Sequence[int]) -> Iterator[int]:
-        """Yield for each place of an order where the longest segment that ends there and is within the caps starts."""
+    def _find_windows(self, order: Sequence[int]) -> Iterator[int]:
+        """Yield, for each position of an order, the start of the longest segment within the caps that ends there."""
         problem, start, size, held = self.problem, 0, 0, 0
         readers = [0] * len(problem.weight_bytes)
         for vertex in order:
@@ -177,36 +177,36 @@ class _Graph:
 
     # -- orders --------------------------------------------------------------------------------------------------------
 
-    def orders(self) -> Iterator[list[int]]:
+    def list_orders(self) -> Iterator[list[int]]:
         """Yield topological orders to try, as many as the effort allows."""
         pins = sum(len(pins) for _, pins in self.nets) + self.count
-        return islice(self._orders(), max(3, min(_ORDERS, _EFFORT // pins)))
+        return islice(self._generate_orders(), max(3, min(_ORDERS, _EFFORT // pins)))
 
-    def _orders(self) -> Iterator[list[int]]:
+    def _generate_orders(self) -> Iterator[list[int]]:
         """Yield topological orders without end; most keep together the parts that share no edge."""
         following, preceding = self.problem.successors, self.predecessors
         forwards, backwards = list(range(self.count)), list(range(self.count - 1, -1, -1))
-        parts = self._components()
+        parts = self._number_components()
         yield forwards
-        yield sorted(self._fewest_alive(), key=parts.__getitem__)
-        yield sorted(_depth_first(preceding, forwards), key=parts.__getitem__)  # what each result needs
-        needing = _depth_first(following, backwards)[::-1]  # after each vertex, what needs it
+        yield sorted(self._order_by_bytes_alive(), key=parts.__getitem__)
+        yield sorted(_search_depth_first(preceding, forwards), key=parts.__getitem__)  # what each result needs
+        needing = _search_depth_first(following, backwards)[::-1]  # after each vertex, what needs it
         yield sorted(needing, key=parts.__getitem__)
         chance = random.Random(0)
         while True:
             keys = [chance.random() for _ in forwards]
             roots = sorted(forwards, key=keys.__getitem__)
             for edges in (preceding, following):
-                order = _depth_first([sorted(others, key=keys.__getitem__) for others in edges], roots)
+                order = _search_depth_first([sorted(others, key=keys.__getitem__) for others in edges], roots)
                 order = order if edges is preceding else order[::-1]
                 yield sorted(order, key=lambda vertex: keys[parts[vertex]])
-            yield self._shuffled(keys)
+            yield self._order_by(keys)
 
-    def _shuffled(self, keys: Sequence[float]) -> list[int]:
+    def _order_by(self, keys: Sequence[float]) -> list[int]:
         """Return the topological order that takes the least key first."""
         return topological(self.problem.successors, LeastFirst(keys.__getitem__))
 
-    def _components(self) -> list[int]:
+    def _number_components(self) -> list[int]:
         """Number the parts that share no edge, by their first vertices."""
         edges = ((vertex, after) for vertex, following in enumerate(self.problem.successors) for after in following)
         graph = nx.Graph(edges)
@@ -218,7 +218,7 @@ class _Graph:
                 component[vertex] = first
         return component
 
-    def _fewest_alive(self) -> list[int]:
+    def _order_by_bytes_alive(self) -> list[int]:
         """Order so that few bytes are alive: always the vertex next that adds least to them."""
         return topological(self.problem.successors, _LeastAlive(self.nets, self.nets_of))
 
@@ -233,7 +233,7 @@ class _LeastAlive:
         self._heap: list[tuple[int, int, int]] = []
         self._taken = 0
 
-    def _added(self, vertex: int) -> int:
+    def _count_added(self, vertex: int) -> int:
         change = 0
         for net in self._nets_of[vertex]:
             size, pins = self._nets[net]
@@ -242,7 +242,7 @@ class _LeastAlive:
 
     def push(self, vertex: int) -> None:
         self._ready.add(vertex)
-        heapq.heappush(self._heap, (self._added(vertex), -self._taken, vertex))
+        heapq.heappush(self._heap, (self._count_added(vertex), -self._taken, vertex))
 
     def pop(self) -> int:
         vertex = heapq.heappop(self._heap)[2]
@@ -264,7 +264,7 @@ class _LeastAlive:
         return len(self._ready)
 
 
-def _depth_first(edges: Sequence[Sequence[int]], roots: Sequence[int]) -> list[int]:
+def _search_depth_first(edges: Sequence[Sequence[int]], roots: Sequence[int]) -> list[int]:
     """Return the vertices in the order in which a depth-first search leaves them."""
     seen = [False] * len(edges)
     order: list[int] = []
@@ -292,7 +292,7 @@ def _number(pieces: Sequence[int]) -> list[int]:
 
 
 class _Minimum:
-    """The least of a row of numbers, of which all behind a place can grow at once: a tree, each step logarithmic."""
+    """The least of a row of numbers, of which all behind a position can grow at once: a tree, each step logarithmic."""
 
     def __init__(self, count: int) -> None:
         self.size = 1 << max(0, count - 1).bit_length()
@@ -300,9 +300,9 @@ class _Minimum:
         self.least_of = [self.none] * (2 * self.size)
         self.grown = [0] * (2 * self.size)
 
-    def put(self, place: int, number: int) -> None:
-        """Put a number in its place."""
-        i = place + self.size
+    def put(self, position: int, number: int) -> None:
+        """Put a number in its position."""
+        i = position + self.size
         parent = i >> 1
         while parent:
             number -= self.grown[parent]
@@ -310,15 +310,15 @@ class _Minimum:
         self.least_of[i] = number
         self._lift(i)
 
-    def take_out(self, place: int) -> None:
-        """Take the number at a place out."""
-        self.least_of[place + self.size] = self.none
-        self._lift(place + self.size)
+    def take_out(self, position: int) -> None:
+        """Take the number at a position out."""
+        self.least_of[position + self.size] = self.none
+        self._lift(position + self.size)
 
-    def add_after(self, place: int, amount: int) -> None:
-        """Let every number behind a place grow."""
+    def add_after(self, position: int, amount: int) -> None:
+        """Let every number behind a position grow."""
         least_of, grown = self.least_of, self.grown
-        i = place + self.size
+        i = position + self.size
         while i > 1:
             if not i & 1:
                 least_of[i + 1] += amount
@@ -327,8 +327,8 @@ class _Minimum:
             left, right = least_of[2 * i], least_of[2 * i + 1]
             least_of[i] = (left if left <= right else right) + grown[i]
 
-    def least(self) -> tuple[int, int]:
-        """Return the least number and its place, the first one of several."""
+    def find_least(self) -> tuple[int, int]:
+        """Return the least number and its position, the first one of several."""
         i = 1
         while i < self.size:
             i = 2 * i if self.least_of[2 * i] <= self.least_of[2 * i + 1] else 2 * i + 1
@@ -379,7 +379,7 @@ class _Moves:
         if low == high:
             return False
         empties = self.members[here] == 1
-        for change, piece in sorted(self._changes(nets, here, low, high)):
+        for change, piece in sorted(self._find_changes(nets, here, low, high)):
             if change > 0 or (change == 0 and not empties):
                 return False
             if self._fits(vertex, piece):
@@ -387,7 +387,7 @@ class _Moves:
                 return True
         return False
 
-    def _changes(self, nets: Sequence[int], here: int, low: int, high: int) -> list[tuple[int, int]]:
+    def _find_changes(self, nets: Sequence[int], here: int, low: int, high: int) -> list[tuple[int, int]]:
         """Return the pieces that the values of a vertex reach, each with the bytes that would cross more."""
         reached: dict[int, None] = {}
         for net in nets:
@@ -438,4 +438,4 @@ class _Moves:
                 del pins[here]
 
 
-__all__ = ["Problem", "crossing", "cut"]
+__all__ = ["CutProblem", "count_crossing", "cut"]

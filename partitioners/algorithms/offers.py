@@ -11,7 +11,7 @@ from torch.fx import Node
 from exir_lowering import Adjustment, CompileSpec, DelegationSpec, Partitioner, Rejection, graphs
 from exir_lowering.partitioners.algorithms import nested_run
 from exir_lowering.partitioners.algorithms.claims import explain
-from exir_lowering.partitioners.algorithms.convex import computing
+from exir_lowering.partitioners.algorithms.convex import list_computing
 from exir_lowering.partitioners.supports.support import No, Scope, Support, make_check
 
 
@@ -62,7 +62,7 @@ def offers_of_supports(supports: Mapping[str, Support], compile_specs: Mapping[s
         checks = {place: make_check(support, scope) for place, support in supports.items()}
         labels = {
             node: {place: place for place, check in checks.items() if check(node) is None}
-            for node in computing(scope.graph_module)
+            for node in list_computing(scope.graph_module)
             if graphs.is_operator(node)
         }
         groups = [group for support in supports.values() for group in support.groups(scope)]
@@ -83,7 +83,7 @@ def offers_of_partitioner(program: ExportedProgram, partitioner: Partitioner) ->
     label_of = _labels(specs) if merge else {tag: tag for tag in specs}
 
     def of(scope: Scope) -> Offer:
-        nodes = {node: run.tags.get(node) for node in computing(scope.graph_module)}
+        nodes = {node: run.tags.get(node) for node in list_computing(scope.graph_module)}
         labels = {n: {specs[tag].backend_id: label_of[tag]} if tag else {} for n, tag in nodes.items()}
         groups = [group for group in matches if any(node in nodes for node in group)] if merge else _by_tag(nodes)
         pinned = frozenset(node for node, labelled in labels.items() if labelled and whole(node))

@@ -9,6 +9,7 @@ from typing import Any
 import networkx as nx
 from torch.fx import Node
 
+from exir_lowering.graphs.order import LeastFirst, topological
 from exir_lowering.partitioners.supports.match_search import Candidate, Search, SearchedGraph
 from exir_lowering.partitioners.supports.support import Scope
 
@@ -140,10 +141,16 @@ def _sort_matches(graph: SearchedGraph, kept: Sequence[Found], several: bool) ->
     if not several:
         return kept
 
-    def position(item: Any) -> int:
+    contracted = _contract_matches(graph, kept)
+    items = list(contracted)
+    number = {item: i for i, item in enumerate(items)}
+    successors = [[number[other] for other in contracted.successors(item)] for item in items]
+
+    def position(vertex: int) -> int:
+        item = items[vertex]
         return graph.position[kept[item].nodes[-1] if isinstance(item, int) else item]
 
-    ordered = nx.lexicographical_topological_sort(_contract_matches(graph, kept), key=position)
+    ordered = (items[vertex] for vertex in topological(successors, LeastFirst(position)))
     return [kept[item] for item in ordered if isinstance(item, int)]
 
 
