@@ -115,7 +115,7 @@ def _with_constants(proposals: Sequence[Proposal], supported: Mapping[Node, None
 
 
 def _is_kept(partitioner: Any, members: Sequence[Node]) -> bool:
-    """Tell whether a partition has more than one computing node, or may have just one."""
+    """Return whether a partition has more than one computing node, or may have just one."""
     if partitioner.allows_single_node_partition:
         return True
     non_compute = {*_NON_COMPUTE, *partitioner.non_compute_ops}

@@ -51,7 +51,7 @@ class Rule:
     required: bool = True
 
     def matches(self, facts: Facts) -> bool:
-        """Tell whether all that the rule names is true of an operator; `*` stands for anything."""
+        """Return whether all that the rule names is true of an operator; `*` stands for anything."""
         return all(_any(wanted, facts[key]) for key in _CRITERIA if (wanted := getattr(self, key)))
 
     def __str__(self) -> str:

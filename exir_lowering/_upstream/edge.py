@@ -86,7 +86,7 @@ def manager_contents(manager: EdgeProgramManager) -> tuple[dict[str, ExportedPro
 
 
 def checks_validity(config: EdgeCompileConfig) -> bool:
-    """Tell whether a configuration asks for the verification of Edge programs."""
+    """Return whether a configuration asks for the verification of Edge programs."""
     return bool(config._check_ir_validity)
 
 
@@ -146,7 +146,7 @@ def out_variant(target: Any) -> str | None:
 
 
 def lacks_out_variant(node: torch.fx.Node) -> bool:
-    """Tell whether ExecuTorch's emission needs an out variant of a node's operator that does not exist."""
+    """Return whether ExecuTorch's emission needs an out variant of a node's operator that does not exist."""
     target = node.target
     if not isinstance(target, (torch._ops.OpOverload, EdgeOpOverload, BackendOpOverload)):
         return False

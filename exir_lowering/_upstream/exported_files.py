@@ -40,7 +40,7 @@ def from_schema(kind: str, tree: Any) -> Any:
 
 
 def is_union(value: Any) -> bool:
-    """Tell whether a value of the schema has one of several fields."""
+    """Return whether a value of the schema has one of several fields."""
     return isinstance(value, SchemaUnion)
 
 

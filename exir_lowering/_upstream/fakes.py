@@ -44,7 +44,7 @@ def shape_env_of(value: Any) -> Any:
 
 
 def has_symbols(shape_env: Any, *, unbacked: bool) -> bool:
-    """Tell whether a shape environment has symbols; with `unbacked`, whether any depends on data."""
+    """Return whether a shape environment has symbols; with `unbacked`, whether any depends on data."""
     made = shape_env.unbacked_symint_counter + shape_env.unbacked_symfloat_counter
     return made > 0 or (not unbacked and bool(shape_env.var_to_range))
 
@@ -60,7 +60,7 @@ class FakeCopies:
 
     @staticmethod
     def possible(value: Any) -> bool:
-        """Tell whether a value can be copied, or needs no copy."""
+        """Return whether a value can be copied, or needs no copy."""
         return not isinstance(value, torch.Tensor) or (type(value) is FakeTensor and value.layout is torch.strided)
 
     def copy(self, value: Any) -> Any:

@@ -119,7 +119,7 @@ def _free() -> Lock | None:
 
 
 def _waits_for(thread: int, other: int) -> bool:
-    """Tell whether a thread waits for another one to end, to give the result of a future, or to leave the engines."""
+    """Return whether a thread waits for another one to end, to give the result of a future, or to leave the engines."""
     frame = sys._current_frames().get(thread)
     if frame is None:
         return False
@@ -159,7 +159,7 @@ def _stands_still(thread: int, frame: FrameType) -> bool:
 
 
 def _works_for(thread: int, future: Future[Any]) -> bool:
-    """Tell whether a thread of a pool is at the call whose result a future is to hold."""
+    """Return whether a thread of a pool is at the call whose result a future is to hold."""
     return any(
         getattr(frame.f_locals.get("self"), "future", None) is future
         for frame in _outwards(sys._current_frames().get(thread), sys.getrecursionlimit())

@@ -194,7 +194,7 @@ def argument_names(target: Any) -> tuple[str, ...]:
 
 
 def mutates_arguments(target: Any) -> bool:
-    """Tell whether an operator writes into its arguments; no when it has no schema."""
+    """Return whether an operator writes into its arguments; no when it has no schema."""
     schema = getattr(wrapped_operator(target), "_schema", None)
     return bool(schema is not None and schema.is_mutable)
 
@@ -213,7 +213,7 @@ def written_arguments(target: Any) -> tuple[str, ...]:
 
 
 def is_view(target: Any) -> bool:
-    """Tell whether an operator returns a view of its first argument."""
+    """Return whether an operator returns a view of its first argument."""
     return bool(getattr(wrapped_operator(target), "is_view", False))
 
 

@@ -69,7 +69,7 @@ class BackendRegistry:
         return list(self._module._get_registered_backend_names())
 
     def is_available(self, backend_id: str) -> bool:
-        """Tell whether a backend finds on this machine what it needs."""
+        """Return whether a backend finds on this machine what it needs."""
         return bool(self._module._is_available(backend_id))
 
 

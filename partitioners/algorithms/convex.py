@@ -176,7 +176,7 @@ class _Units:
 
 
 def _follows(node: Node) -> bool:
-    """Tell whether a node goes where its producer goes."""
+    """Return whether a node goes where its producer goes."""
     producer = node.args[0] if graphs.is_getitem(node) else None
     return isinstance(producer, Node) and producer.op not in _NOT_COMPUTING
 

@@ -97,7 +97,7 @@ class SearchedGraph:
         yield from (user for user in waiting if user not in self.taken)
 
     def is_constant(self, value: Any) -> bool:
-        """Tell whether a value is a node that stands for a parameter, buffer or constant."""
+        """Return whether a value is a node that stands for a parameter, buffer or constant."""
         return isinstance(value, Node) and (value in self.scope.constants or value.op == "get_attr")
 
 

@@ -104,7 +104,7 @@ def list_argument_names(name: str) -> tuple[str, ...]:
 
 
 def has_items(name: str) -> bool:
-    """Tell whether an operator has several results, or a list of them."""
+    """Return whether an operator has several results, or a list of them."""
     signature = _find_signature(name)
     return signature is not None and signature.return_annotation is not torch.Tensor
 
