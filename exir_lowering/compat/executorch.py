@@ -111,8 +111,8 @@ def serve_delegates(
     """Let programs that ExecuTorch's own loaders open, in `executorch.runtime` or pybindings, use Python delegates.
 
     `load` does not need this context; it also checks more, keeps threads apart, and raises what a delegate raised.
-    ExecuTorch does not tell a backend where its inputs end: the first call of a payload gets as many inputs as there may
-    be, and is repeated with fewer until the number of outputs matches what is left. What a delegate raises is printed
+    ExecuTorch does not tell a backend where its inputs end: the first call of a payload gets as many inputs as possible
+    and is repeated with fewer until the number of outputs matches what is left. What a delegate raises is printed
     to standard error, and ExecuTorch raises its own error. Programs that were set up in the context may be executed
     after it.
 

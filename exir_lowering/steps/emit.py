@@ -76,9 +76,9 @@ class Artifact:
         The debug information of `model.pte` is `model.debug.json`; the record for ExecuTorch's Inspector, if there is
         one, `model.etrecord`.
 
-        All files are complete before the first one is moved to its final name, and the `.pte` file is the last. If this is
-        interrupted, the files are those of the old program or of the new one, or an old program with a new data file of
-        the same name, which `load` refuses.
+        All files are complete before the first one is moved to its final name, and the `.pte` file is the last. After
+        an interruption, the files are those of the old program or of the new one, or an old program with a new data file
+        of the same name, which `load` refuses.
 
         Args:
             path: Where the `.pte` file goes. An existing file is replaced once the new one is complete.
