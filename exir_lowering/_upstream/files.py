@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-# The tables of a `.pte` file as dataclasses; ExecuTorch reads and writes them together with its segments only.
+# The tables of a `.pte` file as dataclasses; ExecuTorch only reads and writes them together with its segments.
 from executorch.exir._serialize._flatbuffer_program import _flatbuffer_to_program, _program_to_flatbuffer
 
-# Writes a program that is no graph: one that only calls a payload. And puts the header that says where the segments
+# Writes a program that is not a graph but only calls a payload. Also inserts the header that says where the segments
 # start between a flatbuffer's first bytes and its tables.
 from executorch.exir._serialize._program import (
     PTEFile,
@@ -37,7 +37,7 @@ def write_tables(program: Any, segments: int, alignment: int) -> bytes:
     Args:
         program: The tables; they say where each segment is, relative to the first one.
         segments: How many bytes the segments have together.
-        alignment: What the position of the first segment is to be a multiple of.
+        alignment: The position of the first segment is a multiple of this.
     """
     flat = _program_to_flatbuffer(program)
     header = _round_up(_ExtendedHeader.EXPECTED_LENGTH, flat.max_alignment)
@@ -62,7 +62,7 @@ def serialize(program: Any, named: Mapping[str, bytes], alignment: int) -> bytes
     Args:
         program: The program; it is changed.
         named: The file's named data.
-        alignment: Of the named data.
+        alignment: The alignment of the named data.
     """
     data = named_data(named, alignment) if named else None
     return bytes(serialize_pte_binary(PTEFile(program, named_data=data), extract_delegate_segments=True))

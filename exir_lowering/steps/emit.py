@@ -77,8 +77,8 @@ class Artifact:
         one, `model.etrecord`.
 
         All files are complete before the first one is moved to its final name, and the `.pte` file is the last. After
-        an interruption, the files are those of the old program or of the new one, or an old program with a new data file
-        of the same name, which `load` refuses.
+        an interruption, the files are those of the old program or of the new one, or an old program with a new data
+        file of the same name, which `load` refuses.
 
         Args:
             path: Where the `.pte` file goes. An existing file is replaced once the new one is complete.
