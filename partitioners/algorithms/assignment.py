@@ -1,19 +1,19 @@
-"""The cheapest places for units of work that hand values to each other, on whole numbers: minimum cuts.
+"""The cheapest places for units of work that pass values to each other, in whole numbers: minimum cuts.
 
 The cost of an assignment is what each unit costs at its place, plus, for each value and each place other than the
-producer's where a unit reads it, the value's weight: once for each destination, however many units read it there.
+producer's where a unit reads it, the value's weight: once per destination, however many units read it there.
 
 An expansion move (Boykov, Veksler, Zabih, Fast Approximate Energy Minimization via Graph Cuts, PAMI 23, 2001) lets
 every unit keep its place or go to one given place; the cheapest move is a minimum cut. With one place besides the host
 the best move from "all on the host" is the optimum. With several, moves are made until none lowers the cost.
 
-What that gives, for B places besides the host: the units' part of an optimum at most, plus B times its values' part; so
-at most B times the optimum. For let x be the result, y an optimum, and, for each place a, x_a the move of x that sends
-to a what is at a in y; it does not lower the cost. Added up over all a, each unit changes from x to y once. A value
-that y sends to k >= 1 places involves k + 1 places a. If x sends it to the set D, then x_a sends it to one place more
-at most, and only if a is neither in D nor the producer's place in x: this happens B - |D| times at most. So what the
-value costs in x is at most B, while it costs k >= 1 in y. A value that does not cross in y crosses in no x_a that
-touches it, which takes away what it costs in x.
+The result, for B places besides the host, costs: the units' part of an optimum at most, plus B times its values' part;
+so at most B times the optimum. Proof: let x be the result, y an optimum, and, for each place a, x_a the move of x that
+sends to a what is at a in y; it does not lower the cost. Added up over all a, each unit changes from x to y once. A
+value that y sends to k >= 1 places involves k + 1 places a. If x sends it to the set D, then x_a sends it to at most
+one place more, and only if a is neither in D nor the producer's place in x: this happens at most B - |D| times. So what
+the value costs in x is at most B, while it costs k >= 1 in y. A value that does not cross in y crosses in no x_a that
+touches it, which removes what it costs in x.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import networkx as nx
 from networkx.algorithms.flow import boykov_kolmogorov
 
 HOST = -1
-"""As a producer or reader of a value: the caller, which is on the host whatever the assignment is."""
+"""As a producer or reader of a value: the caller, which is on the host in every assignment."""
 
 _KEEP, _MOVE = "keep", "move"
 _Vertex = int | str
@@ -33,10 +33,10 @@ _Vertex = int | str
 
 @dataclass(frozen=True, slots=True)
 class AssignedValue:
-    """Something that a unit makes and others read.
+    """A result of a unit that others read.
 
     Attributes:
-        weight: What it costs to bring it to another place.
+        weight: What it costs to move it to another place.
         producer: The unit that makes it, or `HOST`.
         readers: The units that read it, each once, without the producer; `HOST` may be one.
     """
@@ -51,8 +51,8 @@ class AssignmentProblem:
     """Units, places and values.
 
     Attributes:
-        costs: For each unit what it costs at each place, None where it cannot be; there is a place for each. Place 0 is
-            the host, the others follow in priority order.
+        costs: For each unit, what it costs at each place, None where it cannot be; each unit has a possible place.
+            Place 0 is the host, the others follow in priority order.
         values: The values.
     """
 
@@ -61,12 +61,12 @@ class AssignmentProblem:
 
     @property
     def places(self) -> int:
-        """How many places there are, the host included."""
+        """The number of places, including the host."""
         return len(self.costs[0]) if self.costs else 1
 
 
 Assignment = list[int]
-"""For each unit its place."""
+"""The place of each unit."""
 
 
 def compute_cost(problem: AssignmentProblem, places: Sequence[int]) -> int:
@@ -76,7 +76,7 @@ def compute_cost(problem: AssignmentProblem, places: Sequence[int]) -> int:
 
 
 def sum_moves(values: Iterable[AssignedValue], places: Sequence[int] | Mapping[int, int]) -> int:
-    """Return what it costs to bring values to their readers."""
+    """Return what it costs to move values to their readers."""
     return sum(value.weight * len(_find_destinations(value, places)) for value in values)
 
 
@@ -102,9 +102,9 @@ def find_cheapest(problem: AssignmentProblem) -> Assignment:
     """Assign every unit to a place.
 
     Returns:
-        With one place besides the host an optimum, of several the one with the fewest units there; with B of them at
-        most B times the optimum, see above. Never worse than `assign_greedily` and `assign_to_host`. Equal problems
-        give equal results.
+        With one place besides the host, an optimum: among several, the one with the fewest units there. With B of
+        them, at most B times the optimum, see above. Never worse than `assign_greedily` and `assign_to_host`. Equal
+        problems give equal results.
     """
     if problem.places == 2:
         return expand(problem, assign_to_host(problem), 1)
@@ -137,14 +137,14 @@ Partitions = Callable[[Sequence[int]], "list[list[int]]"]
 
 
 def assign_with_calls(problem: AssignmentProblem, calls: Sequence[int], partitions: Partitions) -> Assignment:
-    """Assign every unit to a place when each partition costs something too, which no cut can tell.
+    """Assign every unit to a place if each partition also has a cost, which no cut can express.
 
     From `find_cheapest` and from `assign_greedily`, whole partitions go back to the host while that lowers the cost.
 
     Args:
         problem: The problem.
-        calls: For each place what a partition costs there; 0 for the host.
-        partitions: Which partitions an assignment makes.
+        calls: For each place, what a partition costs there; 0 for the host.
+        partitions: Returns the partitions that an assignment makes.
 
     Returns:
         An assignment that costs, its calls included, no more than those of `find_cheapest`, `assign_greedily` and
@@ -188,7 +188,7 @@ def _give_back(
     units: Sequence[int],
     places: Assignment,
 ) -> None:
-    """Bring a partition back to the host if that is cheaper as the others are."""
+    """Move a partition back to the host if that is cheaper while the others stay."""
     at = places[units[0]]
     if any(problem.costs[unit][0] is None for unit in units):
         return
@@ -203,9 +203,9 @@ def _give_back(
 
 
 class _Network:
-    """The cut of one move: units that keep their place are on the side of the source, those that go on the sink's.
+    """The cut of one move: units that keep their place are on the source's side, those that go on the sink's.
 
-    A unit that cannot go is the source, one that is there already is the sink, so neither is in the network.
+    A unit that cannot go is merged with the source, one that is already there with the sink.
     """
 
     def __init__(self, problem: AssignmentProblem, places: Sequence[int], place: int) -> None:
@@ -226,7 +226,7 @@ class _Network:
         return self.vertices[unit]
 
     def _add_arc(self, keeps: _Vertex, goes: _Vertex, weight: int) -> None:
-        """Charge a weight when the first keeps its place and the second goes."""
+        """Charge a weight if the first keeps its place and the second goes."""
         if keeps != goes and weight and keeps != _MOVE and goes != _KEEP:
             self.capacity[keeps, goes] = self.capacity.get((keeps, goes), 0) + weight
 
@@ -250,16 +250,16 @@ class _Network:
                 self._charge_if_any_keeps(readers, producer if destination == at else _MOVE, value.weight)
 
     def _charge_if_any_goes(self, keeps: _Vertex, going: Sequence[_Vertex], weight: int) -> None:
-        """Charge when the first keeps its place while any of the others goes."""
+        """Charge if the first keeps its place and any of the others goes."""
         self._add_arc(keeps, self._join(going, _MOVE, _KEEP), weight)
 
     def _charge_if_any_keeps(self, keeping: Sequence[_Vertex], goes: _Vertex, weight: int) -> None:
-        """Charge when any of the first keeps its place while the last goes."""
+        """Charge if any of the first keeps its place and the last goes."""
         if goes != _KEEP:
             self._add_arc(self._join(keeping, _KEEP, _MOVE), goes, weight)
 
     def _join(self, vertices: Sequence[_Vertex], side: str, other: str) -> _Vertex:
-        """Return a vertex that has to be on a side as soon as any of several is there."""
+        """Return a vertex that must be on a side as soon as any of several vertices is there."""
         if side in vertices:
             return side
         free = [vertex for vertex in vertices if vertex != other]

@@ -1,8 +1,8 @@
 """Propose partitions: the fewest convex ones for one backend, in time linear in nodes and edges.
 
-A partition is convex when no path leaves it and comes back; what is proposed here can be contracted together, and the
-graph stays acyclic. What belongs together by its nature is one vertex: a node and the getitems that pick its results,
-and the groups that the caller gives. `schedule` then assigns the vertices.
+A partition is convex if no path leaves it and comes back; all proposed partitions can be contracted at once, and the
+graph stays acyclic. What must stay together is one vertex: a node and the getitems that pick its results, and the
+groups that the caller gives. `schedule` then assigns the vertices.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Proposal:
     """A convex set of nodes for one backend.
 
     Attributes:
-        backend: The key of the support that took the nodes, "" when there was one support without a key.
+        backend: The key of the support that took the nodes, "" for a single support without a key.
         nodes: The nodes in graph order, getitems of their results included, constants not.
     """
 
@@ -51,19 +51,19 @@ def propose_partitions(
     get_attr and constants are left to their users. Linear in nodes and edges, deterministic.
 
     Args:
-        graph_module: The graph, or a `Scope` with what is known of its constants. Graphs nested in it are not looked
-            at; `graphs.walk` yields them.
+        graph_module: The graph, or a `Scope` with what is known of its constants. Graphs nested in it are not
+            processed; `graphs.walk` yields them.
         support: What is supported: a `Support`, a torch.fx `OperatorSupportBase`, a function from a node to a bool,
             or a mapping from backends to these, where the first one that takes a node gets it.
         groups: Nodes that must stay together, a getitem standing for its producer. A group goes to the first backend
-            that takes all of it; when none does, none of it is proposed. Groups of a support are that backend's only.
+            that takes all of it; if none does, none of it is proposed. Groups of a support are that backend's only.
         keep_apart: Whether parts of a partition that share no edge become partitions of their own.
 
     Returns:
         The partitions in topological order.
 
     Raises:
-        InputError: A group cannot be convex (the path is shown), or has nodes that are not of the graph.
+        InputError: A group cannot be convex (the path is shown), or has nodes that are not in the graph.
         PartitionerContractError: A support raised.
     """
     scope = graph_module if isinstance(graph_module, Scope) else Scope(graph_module)
@@ -89,14 +89,14 @@ def _is_free(node: Node) -> bool:
 
 
 def _select_whole_groups(groups: Sequence[Sequence[Node]], able: set[Node]) -> list[list[Node]]:
-    """Return the groups that one backend can take whole; the nodes of others are taken out of what it can take."""
+    """Return the groups that one backend can take whole; the nodes of other groups are removed from `able`."""
     groups_of: dict[Node, list[int]] = {}
     for number, group in enumerate(groups):
         for node in group:
             groups_of.setdefault(node, []).append(number)
     broken = {number for number, group in enumerate(groups) if not able.issuperset(group)}
     pending = list(broken)
-    while pending:  # what a broken group takes out may break others that share a node with it
+    while pending:  # what a broken group removes may break others that share a node with it
         for node in groups[pending.pop()]:
             able.discard(node)
             more = [number for number in groups_of[node] if number not in broken]
@@ -117,7 +117,7 @@ def contract(
     groups: Iterable[Iterable[Node]] = (),
     keep_apart: bool = False,
 ) -> list[Proposal]:
-    """Propose partitions of nodes whose backends are known; otherwise like `propose_partitions`.
+    """Propose partitions of nodes whose backends are known; otherwise the same as `propose_partitions`.
 
     Args:
         nodes: The computing nodes of one graph, in graph order.
@@ -143,7 +143,7 @@ def contract(
 
 
 def list_group_operators(number: int, group: Iterable[Any], known: Container[Node]) -> list[Node]:
-    """Return the operators of a group, each once: a getitem stands for its producer, and constants are left out.
+    """Return the operators of a group, each once: a getitem stands for its producer, and constants are omitted.
 
     Args:
         number: The group's number, for errors.
@@ -151,12 +151,14 @@ def list_group_operators(number: int, group: Iterable[Any], known: Container[Nod
         known: The computing nodes of the graph.
 
     Raises:
-        InputError: It has something else than nodes of the graph.
+        InputError: It contains something that is not a node of the graph.
     """
     found: dict[Node, None] = {}
     for node in group:
         if not isinstance(node, Node) or (node not in known and node.op not in _NOT_COMPUTING):
-            raise InputError(f"Group {number} holds {node!r}, which is no node of the graph. Give nodes of this graph.")
+            raise InputError(
+                f"Group {number} holds {node!r}, which is not a node of the graph. Pass nodes of this graph."
+            )
         while _follows(node):
             node = node.args[0]
         if node in known:
@@ -212,7 +214,7 @@ def _join_groups(label_of: Mapping[Node, str], grouped: Sets, together: Together
 
 
 def _close(label_of: Mapping[Node, str], together: Together) -> None:
-    """Join what lies on a cycle of groups when one backend takes all of it; refuse it otherwise."""
+    """Join what is on a cycle of groups if one backend takes all of it; otherwise, refuse it."""
     for knot in together.knots():
         inside = [node for node in together.nodes if together.find(node) in knot]
         labels = {label_of.get(node) for node in inside if not _follows(node)}
@@ -234,12 +236,12 @@ def _describe_nonconvex(label_of: Mapping[Node, str], together: Together, knot: 
     why = f" Node {between[0]} on it is not supported." if between else " The nodes on it go to different backends."
     return InputError(
         f"A group of nodes that must stay together is not convex: the path {cycles[0]} leaves the {cycles[0].tag} and "
-        f"comes back.{why} Leave one of the group's nodes out, or support the nodes on the path too."
+        f"comes back.{why} Remove one of the group's nodes, or support the nodes on the path too."
     )
 
 
 def _number(label_of: Mapping[Node, str], together: Together) -> _Units:
-    """Number the vertices in topological order, keeping the graph's order where that is one."""
+    """Number the vertices in topological order, keeping the graph's order where possible."""
     members = together.members()
     rank = {root: i for i, root in enumerate(members)}
     successors = [[rank[other] for other in following] for following in together.successors().values()]
@@ -301,8 +303,8 @@ def _split_components(graph: Dag, epochs: Sequence[int]) -> list[int]:
 def _join_neighbours(graph: Dag, epochs: Sequence[int]) -> list[int]:
     """Number the parts that share an edge, from 1 in topological order; 0 is the host.
 
-    Joined are the connected parts of the schedule, and, on their own, the single vertices from the last one on, each
-    with its users, as torch.fx's partitioner goes; the fewer parts win.
+    Two ways are tried: joining the connected parts of the schedule, and joining single vertices, from the last one on,
+    each with its users, as torch.fx's partitioner does. The one with fewer parts wins.
     """
     tried = []
     for parts in (_split_components(graph, epochs), [i + 1 if epoch else 0 for i, epoch in enumerate(epochs)]):
@@ -319,7 +321,7 @@ class _Quotient:
     """The contracted graph while parts are joined: vertices by root, their neighbours, their position in an order.
 
     The order is kept as in Pearce and Kelly, A Dynamic Topological Sort Algorithm for Directed Acyclic Graphs (JEA 11,
-    2007): only what lies between two parts in it is looked at and moved when they are joined.
+    2007): when two parts are joined, only what lies between them is visited and moved.
     """
 
     def __init__(self, graph: Dag, parts: Sequence[int]) -> None:
@@ -340,7 +342,7 @@ class _Quotient:
         return [roots[i] for i in topological([[rank[other] for other in self.successors[root]] for root in roots])]
 
     def join(self, one: int, other: int) -> None:
-        """Join the parts of two vertices, one before the other, unless that closes a cycle."""
+        """Join the parts of two vertices, one before the other, unless that forms a cycle."""
         a, b = self.sets.find(one), self.sets.find(other)
         if a == b:
             return
@@ -370,7 +372,7 @@ class _Quotient:
         )
 
     def number_parts(self, parts: Sequence[int]) -> list[int]:
-        """Return for each vertex of a part the part's number in topological order, from 1; 0 for the host."""
+        """Return, for each vertex, its part's number in topological order, from 1; 0 for the host."""
         roots = {self.sets.find(vertex) for vertex, part in enumerate(parts) if part}
         rank = {root: i for i, root in enumerate((r for r in self.order if r in roots), 1)}
         return [rank[self.sets.find(vertex)] if part else 0 for vertex, part in enumerate(parts)]

@@ -1,10 +1,11 @@
-"""Cut a directed acyclic graph into ordered pieces within caps, where the fewest bytes cross.
+"""Cut a directed acyclic graph into ordered pieces within limits, where the fewest bytes cross.
 
 A value is a net: the vertex that makes it and those that read it. It crosses once for each further piece that has one
-of them, which is the connectivity metric of hypergraph partitioning; along each edge the piece must not fall. For a
-given topological order the cheapest segments are found exactly, by dynamic programming; then single vertices move
-between pieces while that helps. Several orders are tried, as in Herrmann et al., Multilevel Algorithms for Acyclic
-Partitioning of Directed Acyclic Graphs (SIAM J. Sci. Comput. 41(4), 2019), whose moves keep to the same rule.
+of them, which is the connectivity metric of hypergraph partitioning; along each edge, the piece number must not
+decrease. For a given topological order, the cheapest segments are found exactly, by dynamic programming; then
+single vertices move between pieces while that helps. Several orders are tried, as in Herrmann et al., Multilevel
+Algorithms for Acyclic Partitioning of Directed Acyclic Graphs (SIAM J. Sci. Comput. 41(4), 2019), whose moves follow
+the same rule.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ import networkx as nx
 from exir_lowering.graphs.order import LeastFirst, topological
 
 _EFFORT = 60_000
-"""Pins of nets to look at, at most, over all orders that are tried; three orders are tried in any case."""
+"""The most pins of nets to visit, over all orders; three orders are tried in any case."""
 
 _ORDERS = 128
-"""Orders to try, at most."""
+"""The most orders to try."""
 
 _WIDE = 32
-"""A value that more pieces have than this draws no vertex to them."""
+"""A value that more pieces share than this does not attract vertices."""
 
 _PASSES = 8
-"""Sweeps of moves after each other, at most."""
+"""The most sweeps of moves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +38,13 @@ class CutProblem:
     """What is cut.
 
     Attributes:
-        successors: For each vertex the vertices after it, each once; vertices are numbered in topological order.
-        sizes: For each vertex how many operators it is.
-        weights: For each vertex the numbers of the constants that it reads, each once.
-        weight_bytes: For each constant its bytes; a piece has each of its constants once.
-        nets: For each value its bytes and the vertices that make or read it, each once.
-        max_size: The most operators of a piece, None for no cap; no vertex is over it.
-        max_weight_bytes: The most bytes of constants of a piece, None for no cap; no vertex is over it.
+        successors: For each vertex, the vertices after it, each once; vertices are numbered in topological order.
+        sizes: For each vertex, its number of operators.
+        weights: For each vertex, the numbers of the constants that it reads, each once.
+        weight_bytes: The bytes of each constant; a piece has each of its constants once.
+        nets: For each value, its bytes and the vertices that make or read it, each once.
+        max_size: The most operators of a piece, None for no limit; no vertex exceeds it.
+        max_weight_bytes: The most bytes of constants of a piece, None for no limit; no vertex exceeds it.
     """
 
     successors: Sequence[Sequence[int]]
@@ -56,18 +57,18 @@ class CutProblem:
 
 
 def count_crossing(nets: Sequence[tuple[int, Sequence[int]]], pieces: Sequence[int]) -> int:
-    """Return the bytes that cross: those of each value, once for each piece that has one of its vertices but one."""
+    """Return the bytes that cross: those of each value, once for each piece with its vertices except one."""
     return sum(size * (len({pieces[vertex] for vertex in pins}) - 1) for size, pins in nets)
 
 
 def cut(problem: CutProblem) -> list[int]:
-    """Cut a graph: at or near the optimum for small ones, near-linear for large ones.
+    """Cut a graph: at or near the optimum for small graphs, in near-linear time for large ones.
 
     Args:
-        problem: The graph and the caps.
+        problem: The graph and the limits.
 
     Returns:
-        For each vertex the number of its piece, from 0; along each edge it does not fall.
+        For each vertex, the number of its piece, from 0; along each edge, it does not decrease.
     """
     graph = _Graph(problem)
     if graph.bound[1] <= 1:
@@ -85,7 +86,7 @@ def cut(problem: CutProblem) -> list[int]:
 
 
 class _Graph:
-    """A problem with what the steps look up: neighbours, the nets of each vertex."""
+    """A problem with look-up tables: neighbours, and the nets of each vertex."""
 
     def __init__(self, problem: CutProblem) -> None:
         self.problem = problem
@@ -106,7 +107,7 @@ class _Graph:
         self.bound = (0, max(by_size, -(-total // max(1, self.max_weight_bytes))))
 
     def compute_cost(self, pieces: Sequence[int]) -> tuple[int, int]:
-        """Return the bytes that cross and the number of pieces: what is to be least."""
+        """Return the bytes that cross and the number of pieces, which are minimised in this order."""
         return count_crossing(self.nets, pieces), len(set(pieces))
 
     def improve(self, order: Sequence[int]) -> list[int]:
@@ -114,7 +115,7 @@ class _Graph:
         return _number(_Moves(self, self.find_segments(order)).run())
 
     def settle(self, pieces: list[int], order: Sequence[int]) -> list[int]:
-        """Cut the order that the moves have made, and move again, as long as that helps."""
+        """Cut the order that results from the moves, and move again, as long as that helps."""
         cost = self.compute_cost(pieces)
         position = {vertex: i for i, vertex in enumerate(order)}
         while True:
@@ -127,7 +128,7 @@ class _Graph:
     # -- segments of an order ------------------------------------------------------------------------------------------
 
     def find_segments(self, order: Sequence[int]) -> list[int]:
-        """Return for each vertex its segment, where the segments of this order that cost least are."""
+        """Return, for each vertex, its segment in the cheapest segmentation of an order."""
         position = {vertex: i for i, vertex in enumerate(order)}
         before: list[list[tuple[int, int]]] = [[] for _ in order]
         scale = len(order) + 1  # bytes first, then segments
@@ -155,7 +156,7 @@ class _Graph:
             for i in range(start, end):
                 pieces[order[i]] = start
             end = start
-        # Numbered by where they start, which rises along the order.
+        # Numbered by their starts, which increase along the order.
         return _number(pieces)
 
     def _find_windows(self, order: Sequence[int]) -> Iterator[int]:
@@ -178,7 +179,7 @@ class _Graph:
     # -- orders --------------------------------------------------------------------------------------------------------
 
     def list_orders(self) -> Iterator[list[int]]:
-        """Yield topological orders to try, as many as the effort allows."""
+        """Return topological orders to try, as many as the effort allows."""
         pins = sum(len(pins) for _, pins in self.nets) + self.count
         return islice(self._generate_orders(), max(3, min(_ORDERS, _EFFORT // pins)))
 
@@ -203,7 +204,7 @@ class _Graph:
             yield self._order_by(keys)
 
     def _order_by(self, keys: Sequence[float]) -> list[int]:
-        """Return the topological order that takes the least key first."""
+        """Return the topological order that takes the smallest key first."""
         return topological(self.problem.successors, LeastFirst(keys.__getitem__))
 
     def _number_components(self) -> list[int]:
@@ -219,12 +220,12 @@ class _Graph:
         return component
 
     def _order_by_bytes_alive(self) -> list[int]:
-        """Order so that few bytes are alive: always the vertex next that adds least to them."""
+        """Order so that few bytes are alive: the next vertex is always the one that adds the least to them."""
         return topological(self.problem.successors, _LeastAlive(self.nets, self.nets_of))
 
 
 class _LeastAlive:
-    """Takes the ready vertex that adds least to the bytes that are alive, of equal ones the last that became so."""
+    """Takes the ready vertex that adds the least to the bytes that are alive; among equal ones, the latest."""
 
     def __init__(self, nets: Sequence[tuple[int, Sequence[int]]], nets_of: Sequence[Sequence[int]]) -> None:
         self._nets, self._nets_of = nets, nets_of
@@ -246,7 +247,7 @@ class _LeastAlive:
 
     def pop(self) -> int:
         vertex = heapq.heappop(self._heap)[2]
-        while vertex not in self._ready:  # what was pushed again with another key
+        while vertex not in self._ready:  # skip entries that were pushed again with another key
             vertex = heapq.heappop(self._heap)[2]
         self._ready.remove(vertex)
         self._taken += 1
@@ -292,7 +293,7 @@ def _number(pieces: Sequence[int]) -> list[int]:
 
 
 class _Minimum:
-    """The least of a row of numbers, of which all behind a position can grow at once: a tree, each step logarithmic."""
+    """The minimum of a list of numbers, where all after a position can grow at once: a tree with logarithmic steps."""
 
     def __init__(self, count: int) -> None:
         self.size = 1 << max(0, count - 1).bit_length()
@@ -301,7 +302,7 @@ class _Minimum:
         self.grown = [0] * (2 * self.size)
 
     def put(self, position: int, number: int) -> None:
-        """Put a number in its position."""
+        """Put a number at a position."""
         i = position + self.size
         parent = i >> 1
         while parent:
@@ -311,12 +312,12 @@ class _Minimum:
         self._lift(i)
 
     def take_out(self, position: int) -> None:
-        """Take the number at a position out."""
+        """Remove the number at a position."""
         self.least_of[position + self.size] = self.none
         self._lift(position + self.size)
 
     def add_after(self, position: int, amount: int) -> None:
-        """Let every number behind a position grow."""
+        """Add an amount to every number after a position."""
         least_of, grown = self.least_of, self.grown
         i = position + self.size
         while i > 1:
@@ -328,7 +329,7 @@ class _Minimum:
             least_of[i] = (left if left <= right else right) + grown[i]
 
     def find_least(self) -> tuple[int, int]:
-        """Return the least number and its position, the first one of several."""
+        """Return the minimum and its position, the first one if there are several."""
         i = 1
         while i < self.size:
             i = 2 * i if self.least_of[2 * i] <= self.least_of[2 * i + 1] else 2 * i + 1
@@ -369,7 +370,7 @@ class _Moves:
         return self.pieces
 
     def _try(self, vertex: int) -> bool:
-        """Move a vertex to the piece where the fewest bytes cross then; tell whether it moved."""
+        """Move a vertex to the piece that makes the fewest bytes cross; return whether it moved."""
         pieces, here = self.pieces, self.pieces[vertex]
         nets = self.graph.nets_of[vertex]
         if self.members[here] > 1 and all(len(self.pins[net]) == 1 for net in nets):
@@ -388,7 +389,7 @@ class _Moves:
         return False
 
     def _find_changes(self, nets: Sequence[int], here: int, low: int, high: int) -> list[tuple[int, int]]:
-        """Return the pieces that the values of a vertex reach, each with the bytes that would cross more."""
+        """Return the pieces that the values of a vertex reach, each with the additional bytes that would cross."""
         reached: dict[int, None] = {}
         for net in nets:
             if len(self.pins[net]) <= _WIDE:

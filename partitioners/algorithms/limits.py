@@ -21,14 +21,14 @@ class Limits:
     """How small and how large a partition may be.
 
     Attributes:
-        min_nodes: Fewer operators than this and the partition is dropped, unless it is the whole graph.
-        min_flops: Fewer floating-point operations than this and it is dropped, unless it is the whole graph.
-        max_partitions: How many partitions a graph keeps, those with the most floating-point operations.
-        max_nodes: More operators than this and it is cut where the fewest bytes cross.
-        max_weight_bytes: More bytes of parameters, buffers and constants than this and it is cut so too.
+        min_nodes: A partition with fewer operators is dropped, unless it is the whole graph.
+        min_flops: A partition with fewer floating-point operations is dropped, unless it is the whole graph.
+        max_partitions: How many partitions a graph keeps: those with the most floating-point operations.
+        max_nodes: A partition with more operators is cut where the fewest bytes cross.
+        max_weight_bytes: A partition with more bytes of parameters, buffers and constants is also cut.
 
     Raises:
-        InputError: A limit is no integer, is out of range, or leaves no size between `min_nodes` and `max_nodes`.
+        InputError: A limit is not an integer, is out of range, or leaves no size between `min_nodes` and `max_nodes`.
     """
 
     min_nodes: int = 1
@@ -48,8 +48,8 @@ class Limits:
                 raise InputError(f"Limits({name}={value!r}): expected an integer, 1 or more, or None for no limit.")
         if self.max_nodes is not None and self.min_nodes > self.max_nodes:
             raise InputError(
-                f"Limits(min_nodes={self.min_nodes}, max_nodes={self.max_nodes}): no partition has as many operators "
-                f"as min_nodes and no more than max_nodes. Expected min_nodes of at most {self.max_nodes}."
+                f"Limits(min_nodes={self.min_nodes}, max_nodes={self.max_nodes}): no partition can have at least "
+                f"min_nodes and at most max_nodes operators. Expected min_nodes of at most {self.max_nodes}."
             )
 
 
@@ -67,15 +67,15 @@ def apply(
 ) -> tuple[list[Proposal], list[Rejection], list[Adjustment]]:
     """Cut what is too large, drop what is too small, then what is too many.
 
-    What crosses a cut is counted in the bytes of each value once for each piece that reads it and did not make it; a
-    value from outside counts from the second piece on, and constants do not: each piece has its own.
+    What crosses a cut is counted in bytes: each value once for each piece that reads it and did not make it. A value
+    from outside counts from the second piece on; constants do not count, since each piece has its own.
 
     Args:
         proposals: The proposals of one graph, in topological order.
         limits: The limits.
         scope: The graph.
         groups: Nodes that must stay together.
-        by: Who asks, for the reasons.
+        by: The partitioner's name, for the rejections.
 
     Returns:
         The proposals that are left, in topological order, a rejection for each operator that lost its partition, and an
@@ -90,7 +90,7 @@ def apply(
 
 
 def _number_groups(groups: Iterable[Iterable[Node]]) -> dict[Node, int]:
-    """Number the groups by node; groups that share a node are one."""
+    """Return the number of each node's group; groups that share a node are one."""
     listed = [list(group) for group in groups]
     number: dict[Node, int] = {}
     for group in listed:
@@ -105,7 +105,7 @@ def _number_groups(groups: Iterable[Iterable[Node]]) -> dict[Node, int]:
 
 @dataclass(slots=True)
 class _Work:
-    """The limits of one graph while they are applied, and what has been said so far."""
+    """The limits of one graph while they are applied, and the rejections and adjustments so far."""
 
     limits: Limits
     scope: Scope
@@ -117,7 +117,7 @@ class _Work:
     # -- too large -----------------------------------------------------------------------------------------------------
 
     def cut(self, proposal: Proposal) -> list[Proposal]:
-        """Cut a proposal that is over a cap, and drop what is over one by itself."""
+        """Cut a proposal that exceeds a limit, and drop what exceeds one by itself."""
         over = self._describe_excess(proposal.nodes)
         if not over:
             return [proposal]
@@ -140,7 +140,7 @@ class _Work:
         return pieces
 
     def _describe_excess(self, nodes: Sequence[Node]) -> str:
-        """Tell which caps nodes are over, with the figures; "" for none."""
+        """Describe which limits nodes exceed, with the figures; "" for none."""
         limits, found = self.limits, []
         if limits.max_nodes is not None and len(_list_operators(nodes)) > limits.max_nodes:
             found.append(f"{_format_count(len(_list_operators(nodes)), 'operator')}, max_nodes={limits.max_nodes:,}")
@@ -151,7 +151,7 @@ class _Work:
         return " and ".join(found)
 
     def _cut_whole(self, proposal: Proposal, units: Sequence[Sequence[Node]]) -> list[Proposal]:
-        """Cut a proposal none of whose units is over a cap."""
+        """Cut a proposal none of whose units exceeds a limit."""
         if not self._describe_excess(proposal.nodes):
             return [proposal]
         inside = set(proposal.nodes)
@@ -182,7 +182,7 @@ class _Work:
         return kept
 
     def drop_surplus(self, proposals: Sequence[Proposal]) -> list[Proposal]:
-        """Keep as many as there may be: those with the most work, then the most operators, then the first ones."""
+        """Keep as many as allowed: those with the most work, then with the most operators, then the first ones."""
         most = self.limits.max_partitions
         if most is None or len(proposals) <= most:
             return list(proposals)
@@ -241,7 +241,7 @@ def _format_count(number: int, what: str) -> str:
 
 
 def _count_crossing(nodes: Sequence[Node], pieces: Sequence[Proposal], scope: Scope) -> int:
-    """Return the bytes that cross between pieces; what has no piece is outside."""
+    """Return the bytes that cross between pieces; nodes without a piece are outside."""
     piece_of = {node: number for number, piece in enumerate(pieces) for node in piece.nodes}
     outside = len(pieces)
     numbers = [piece_of.get(node, outside) for node in nodes]

@@ -20,10 +20,10 @@ class Offer:
     """What can go where in one graph.
 
     Attributes:
-        labels: For each operator the places that take it, and the label of the partitions that it is in there.
+        labels: For each operator, the places that take it, each with the label of its partitions there.
         groups: Nodes that stay together.
         pinned: Operators that cannot be on the host.
-        why: Why no place takes an operator, None when that is not known.
+        why: Returns why no place takes an operator, None if that is unknown.
     """
 
     labels: Mapping[Node, Mapping[str, str]]
@@ -38,12 +38,12 @@ class Offers:
 
     Attributes:
         places: The backends, in priority order.
-        specs: For each label where its partitions go.
-        of: The offer for a graph.
-        merge: Whether what has one label may be merged, and groups have to be convex.
+        specs: The destination of the partitions with each label.
+        of: Returns the offer for a graph.
+        merge: Whether partitions with the same label may be merged, and groups must be convex.
         constants: The parameters, buffers and constants that partitions may own; None for all that are not written.
-        rejections: What was said of operators already.
-        adjustments: What was said of partitions already.
+        rejections: The rejections of operators so far.
+        adjustments: The adjustments of partitions so far.
     """
 
     places: tuple[str, ...]
@@ -56,7 +56,7 @@ class Offers:
 
 
 def offers_of_supports(supports: Mapping[str, Support], compile_specs: Mapping[str, Sequence[CompileSpec]]) -> Offers:
-    """Take what supports say as what can go where, in their order."""
+    """Derive the offers from supports, in their order."""
 
     def of(scope: Scope) -> Offer:
         checks = {place: make_check(support, scope) for place, support in supports.items()}
@@ -73,7 +73,7 @@ def offers_of_supports(supports: Mapping[str, Support], compile_specs: Mapping[s
 
 
 def offers_of_partitioner(program: ExportedProgram, partitioner: Partitioner) -> Offers:
-    """Let a partitioner tag the program, and take the tags as what can go where."""
+    """Let a partitioner tag the program, and derive the offers from the tags."""
     match = getattr(partitioner, "get_matched_nodes_from_configs", None)
     merge = match is not None and not getattr(partitioner, "per_op_mode", False)
     run = nested_run.run(partitioner, program)

@@ -810,7 +810,7 @@ def test_a_pattern_that_matches_nothing_is_warned_of_with_close_names() -> None:
     assert "relu.default does not occur" not in texts[0]
     assert texts[1] == (
         "Pattern connected (aten.relu.default, aten.view_copy.default) matches nothing in the program. Its operators "
-        "occur, but not connected, or not with the arguments, that it has."
+        "occur, but not connected as in the pattern, or with other arguments."
     )
 
 
