@@ -24,7 +24,7 @@ class LoweredMethods(Mapping[str, ExportedProgram]):
     """The lowered programs by method name, in the order in which they were given.
 
     Attributes:
-        programs: The programs; each runs in eager PyTorch too (`.module()`), delegates through their original graphs.
+        programs: The programs. Each also runs in eager PyTorch (`.module()`), its delegates by their original graphs.
         report: What was delegated, what was not, and why.
         edge_programs: The programs before lowering, in Edge dialect.
         constant_methods: Values for methods that return a constant: those of the EdgeProgramManager that was lowered.
@@ -59,7 +59,7 @@ class LoweredMethods(Mapping[str, ExportedProgram]):
             config: ExecuTorch's options for emission, including those per method.
             constant_methods: Values, by name, for methods that return a constant. They are added to those of the
                 lowered EdgeProgramManager; one with the same name replaces it.
-            external_weights: Where to put weights, those of delegates and of the host's operators: the name of a `.ptd`
+            external_weights: Where to put the weights of delegates and of host operators: the name of a `.ptd`
                 data file for all of them, or a function from a weight's key and bytes to the name of its file, or None
                 for the `.pte` file itself. ExecuTorch's runtime opens one data file per program.
             keep_originals: Whether the file keeps the original graph of each partition, with its weights, so that
@@ -121,7 +121,7 @@ class LoweredMethods(Mapping[str, ExportedProgram]):
             BackendFailure: A delegate raised while compiling a payload.
             PluginLoadError: A delegate could not be made, or its id is provided twice.
         """
-        # Here, as the runtime is above this module.
+        # Imported here: lowering itself does not need the runtime.
         from exir_lowering.lowered_module.emitting import of_lowered
 
         module = of_lowered(

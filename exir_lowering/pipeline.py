@@ -74,7 +74,7 @@ def lower(
         The lowered programs by method, with a report; `.emit()` makes the `.pte`.
 
     Raises:
-        InputError: A program, method name or option is not what it should be, or a transform pass failed.
+        InputError: A program, method name or option is invalid, or a transform pass failed.
         UnknownPluginError: A partitioner name or backend id is not known.
         PluginLoadError: A plug-in is broken or provided twice.
         PartitionerContractError: A partitioner raised, or did more or less than tagging.
@@ -99,7 +99,7 @@ def plan(
     options: LoweringOptions | None = None,
     transform_passes: TransformPasses = None,
 ) -> LoweringPlan:
-    """Tell what `lower` would do with these programs and partitioners, without calling a backend.
+    """Return what `lower` would do with these programs and partitioners, without calling a backend.
 
     The partitioners run, and their partitions are taken from the programs, as in `lower`; the backends need not be
     installed.
@@ -160,14 +160,15 @@ def lower_whole_program(
     Args:
         program: The program, in Edge dialect. It is not changed.
         backend_id: The backend.
-        compile_specs: What the backend is to be told.
+        compile_specs: The compile specs for the backend.
         backends: Backends by id, which are looked up before the installed ones.
 
     Returns:
         ExecuTorch's module with the payload; it can be called from a module that is then exported, or emitted alone.
 
     Raises:
-        InputError: The program is not an ExportedProgram in Edge dialect, or the id or a compile spec is none.
+        InputError: The program is not an ExportedProgram in Edge dialect, or the id or a compile spec is
+            invalid.
         UnknownPluginError, PluginLoadError, BackendFailure, BackendContractError: As for `lower`.
     """
     arguments.require_edge("forward", arguments.check_program("lower_whole_program", program))
@@ -204,7 +205,7 @@ def _lower(
 
 
 def _partition_all(methods: Sequence[EdgeMethod], session: Session) -> tuple[list[ExtractedMethod], LoweringPlan]:
-    """Tag and extract every method, and write down what was decided: all that happens before a backend is called."""
+    """Tag and extract every method, and record the decisions: everything that happens before a backend is called."""
     extracted, plans = [], []
     for method in session.progress.each("partition", methods):
         tagged, partitioned = _partition(method, session)
@@ -219,7 +220,7 @@ def _partition_all(methods: Sequence[EdgeMethod], session: Session) -> tuple[lis
 
 
 def _partition(edge: EdgeMethod, session: Session) -> tuple[list[TaggedMethod], ExtractedMethod]:
-    """Tag and extract, once for each partitioner: what an earlier one took is a delegate call to a later one."""
+    """Tag and extract, once per partitioner: what an earlier one claimed is a delegate call for the later ones."""
     tagged: list[TaggedMethod] = []
     method = ExtractedMethod(edge.name, isolate(debug_handles.copy_with_handles(edge.program)), ())
     if not edge.partitioners:

@@ -1,4 +1,4 @@
-"""Partitioners, and what to make partitioners of."""
+"""Partitioners, and the parts to build partitioners from."""
 
 import lazy_loader
 

@@ -26,7 +26,7 @@ from exir_lowering.partitioners.supports.support import SupportLike
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a method costs by the model, nested graphs included.
+    """What a method costs according to the model, including nested graphs.
 
     Attributes:
         chosen: As the partitioner assigns it.
@@ -44,32 +44,32 @@ class Estimate:
 class CostPartitioner(Partitioner):  # type: ignore[misc]
     """Assigns operators to the host and to backends so that their cost is the least.
 
-    The cost is the sum of what each operator costs where it is, and, for each value and each place other than its own
-    where it is read, of its bytes times the model's `byte_cost`: once for each destination. Values are the results of
-    operators and the method's inputs, which come from the host; the method's outputs, new values of buffers among them,
-    are read on the host. Parameters, buffers and constants are everywhere. getitem, and what a support or partitioner
-    wants together, is where its producer is, and has no cost.
+    The cost is the sum of what each operator costs at its place and, for each value, of its bytes times the model's
+    `byte_cost`, once for each other place where it is read. Values are the results of operators and the method's
+    inputs, which come from the host; the method's outputs, including new values of buffers, are read on the host.
+    Parameters, buffers and constants are everywhere. A getitem is at the place of its producer and costs nothing; what
+    a support or partitioner keeps together is at one place.
 
-    For one backend the assignment is the cheapest there is, by minimum cut, in exact arithmetic; of several that are,
-    the one that delegates least. For B backends it is an approximation by expansion moves, see `assignment`: at most B
-    times the cheapest, of which the operators' part counts once. It never costs more than leaving everything on the
-    host, nor than delegating everything that can be to the first backend that takes it.
+    For one backend, the assignment is a cheapest one, by minimum cut, in exact arithmetic; among several, the one that
+    delegates least. For B backends, it is an approximation by expansion moves, see `assignment`: at most B times the
+    cheapest, of which the operators' part counts once. It never costs more than leaving everything on the host, nor
+    more than delegating everything possible to the first backend that takes it.
 
-    When the model has a `call_cost`, each partition costs that too. Partitions come after the cut, so then it is a
-    heuristic: from the cut and from delegating everything, partitions go back to the host as long as that is cheaper.
-    It still never costs more than either of them or the host alone.
+    If the model has a `call_cost`, each partition costs that too. Partitions are made after the cut, so this is a
+    heuristic: starting from the cut and from delegating everything, partitions go back to the host as long as that is
+    cheaper. The result still never costs more than either of them or the host alone.
 
-    Nested graphs are assigned first, each on its own. To what the model says of an operator that calls graphs (nothing
-    is 0) comes what they cost, as assigned, or with all of their operators in the backend that takes it whole. What
-    makes no tensor, such as a size, is free on the host unless the model says what it costs.
+    Nested graphs are assigned first, each on its own. An operator that calls graphs costs what the model says (0 if it
+    says nothing), plus the cost of its graphs: as assigned, or with all of their operators in the backend that takes
+    it whole. What makes no tensor, such as a size, is free on the host unless the model has a cost for it.
 
     Args:
-        costs: A `CostTable`, a `RooflineModel`, or a `CostModel` of your own. What it has no cost for on a backend
-            cannot be there; on the host it is an error.
-        supports: For each backend what it can take, in priority order; the costs say what it should. Or a partitioner,
-            see `from_partitioner`.
-        compile_specs: For each backend id what it is to be told.
-        limits: How small and how large a partition may be; what they drop is left to the host whatever it costs.
+        costs: A `CostTable`, a `RooflineModel`, or a `CostModel` of your own. An operator without a
+            cost on a backend cannot go there; one without a cost on the host is an error.
+        supports: For each backend, what it can take, in priority order; the costs decide what it gets. Or a
+            partitioner, see `from_partitioner`.
+        compile_specs: The compile specs of each backend id.
+        limits: How small and how large a partition may be; what they drop goes to the host whatever it costs.
 
     Raises:
         InputError: An argument is invalid.
@@ -105,9 +105,9 @@ class CostPartitioner(Partitioner):  # type: ignore[misc]
     ) -> CostPartitioner:
         """Choose among what another partitioner delegates.
 
-        Nodes stay together as in the matches of the partitioner's configurations if it has these, as XNNPACK's has, and
-        they are merged into as few partitions as can be. Of other partitioners each partition is kept or left whole.
-        What the partitioner takes and keeps from decomposition cannot be on the host: ExecuTorch relies on that, as
+        If the partitioner has configurations, like XNNPACK's, the nodes of each of their matches stay together, and are
+        merged into as few partitions as possible. For other partitioners, each partition is kept or left as a whole.
+        What the partitioner takes and keeps from decomposition cannot be on the host: ExecuTorch relies on that, since
         there may be no kernel for it.
 
         Args:
@@ -125,7 +125,7 @@ class CostPartitioner(Partitioner):  # type: ignore[misc]
         return cls(costs, partitioner, limits=limits)
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[Any], Callable[[Node], bool] | None]:
-        """Keep the operators whole that the partitioner chosen from wants whole."""
+        """Keep the operators whole that the underlying partitioner wants whole."""
         if self._inner is None:
             return [], None
         kept: tuple[list[Any], Callable[[Node], bool] | None] = self._inner.ops_to_not_decompose(ep)
@@ -138,12 +138,12 @@ class CostPartitioner(Partitioner):  # type: ignore[misc]
             exported_program: A program in Edge dialect; its nodes get tags.
 
         Returns:
-            The tagged program, with a rejection for each operator that is left: with the figures, code "cost", or why
-            no backend can take it.
+            The tagged program, with a rejection for each operator that is left: the costs, with the code "cost", or the
+            reason why no backend can take it.
 
         Raises:
             InputError: The model has no cost for an operator on the host, or a cost that is invalid.
-            PartitionerContractError: A support, or the partitioner chosen from, raised or broke its promise.
+            PartitionerContractError: A support or the underlying partitioner raised or broke its contract.
         """
         offers = self._offers(exported_program)
         planned = plan_graphs(exported_program, offers, self.costs, CostGraph.cheapest)
@@ -165,7 +165,7 @@ class CostPartitioner(Partitioner):  # type: ignore[misc]
         return result
 
     def estimate(self, program: ExportedProgram) -> Estimate:
-        """Tell what a program in Edge dialect costs by the model, `limits` aside. The program is not changed.
+        """Return what a program in Edge dialect costs according to the model, without `limits`; it is not changed.
 
         Raises:
             InputError, PartitionerContractError: As for `partition`.
@@ -183,13 +183,13 @@ class CostPartitioner(Partitioner):  # type: ignore[misc]
 
 
 def _check_places(who: str, costs: CostModel, backends: Iterable[str]) -> None:
-    """Check that a model that says which places it knows knows the backends."""
+    """Check that a model that lists its places includes the backends."""
     known = getattr(costs, "places", None) or getattr(costs, "flops_per_second", None) or {}
     for backend_id in backends if known else ():
         if backend_id not in known:
             close = difflib.get_close_matches(backend_id, list(known), n=2)
             hint = f"Did you mean {' or '.join(map(repr, close))}?" if close else f"It has {', '.join(known)}."
-            raise InputError(f"{who}: the costs have no place {backend_id!r}, a backend that is to be chosen. {hint}")
+            raise InputError(f"{who}: the costs have no place {backend_id!r}, which is one of the backends. {hint}")
 
 
 def _check_model(who: str, costs: Any) -> None:

@@ -16,7 +16,7 @@ from torch.export import ExportedProgram
 
 from exir_lowering import CompileSpec, ExplainedResult, Partitioner, graphs
 from exir_lowering.partitioners.algorithms.claims import Claims, explain
-from exir_lowering.partitioners.algorithms.convex import Proposal, computing, propose_partitions
+from exir_lowering.partitioners.algorithms.convex import Proposal, list_computing, propose_partitions
 from exir_lowering.partitioners.algorithms.limits import Limits
 from exir_lowering.partitioners.by_support import compile_specs_of, supports_of
 from exir_lowering.partitioners.supports.patterns import Pattern, PatternSupport
@@ -24,17 +24,17 @@ from exir_lowering.partitioners.supports.support import Scope
 
 
 class PatternPartitioner(Partitioner):  # type: ignore[misc]
-    """Gives a backend each match of a pattern, as a partition of its own, and says why the rest stays.
+    """Gives a backend each match of a pattern as a partition of its own, and says why the rest stays on the host.
 
-    A pattern that matches nothing in a program is a warning.
+    A pattern that matches nothing in a program causes a warning.
 
     Args:
         backend_id: The backend.
         patterns: The patterns.
-        compile_specs: What the backend is told about each partition.
+        compile_specs: The compile specs of each partition.
         limits: How small and how large a partition may be.
         keep_apart: With `merge`, whether parts of a partition that share no edge become partitions of their own.
-        merge: Whether matches share partitions: as few as there can be.
+        merge: Whether matches share partitions, so that there are as few as possible.
 
     Raises:
         InputError: There is no pattern, or an argument is invalid.
@@ -58,7 +58,7 @@ class PatternPartitioner(Partitioner):  # type: ignore[misc]
         self.limits, self.keep_apart, self.merge = limits or Limits(), keep_apart, merge
 
     def partition(self, exported_program: ExportedProgram) -> ExplainedResult:
-        """Tag the matches of a program, nested graphs included.
+        """Tag the matches of a program, including its nested graphs.
 
         Args:
             exported_program: A program in Edge dialect; its nodes get tags.
@@ -82,11 +82,11 @@ class PatternPartitioner(Partitioner):  # type: ignore[misc]
         return claims.result()
 
     def _warn(self, seen: Sequence[Scope]) -> None:
-        """Warn of patterns that match nothing in the whole program."""
+        """Warn about patterns that match nothing in the whole program."""
         matched = frozenset().union(*(self.support.matched(scope) for scope in seen))
         if len(matched) == len(self.support.patterns):
             return
-        occurring = {graphs.operator_name(node) for scope in seen for node in computing(scope.graph_module)}
+        occurring = {graphs.operator_name(node) for scope in seen for node in list_computing(scope.graph_module)}
         for number, pattern in enumerate(self.support.patterns):
             if number not in matched:
                 near = next((found[number] for scope in seen if number in (found := self.support.nearest(scope))), None)
@@ -102,14 +102,14 @@ def _nothing(pattern: Pattern, occurring: set[str], near: tuple[str, str] | None
         hint = f"; {' and '.join(close)} {'do' if len(close) > 1 else 'does'}" if close else ""
         text.append(f"{name} does not occur in it{hint}.")
     if near is not None:
-        text.append(f"It nearly did at {near[0]}, but {near[1]}.")
+        text.append(f"It nearly matched at {near[0]}, but {near[1]}.")
     elif not absent:
-        text.append("Its operators occur, but not connected, or not with the arguments, that it has.")
+        text.append("Its operators occur, but not connected as in the pattern, or with other arguments.")
     return " ".join(text)
 
 
 def _close_names(name: str, occurring: set[str]) -> list[str]:
-    """Return names that are close without namespace and overload, in which all names are alike."""
+    """Return names that are close when compared without namespaces and overloads, which most names share."""
     bare: dict[str, list[str]] = {}
     for other in sorted(occurring):
         bare.setdefault(other.split(".")[1] if other.count(".") > 1 else other, []).append(other)

@@ -23,12 +23,12 @@ from exir_lowering.partitioners.supports.support import (
 
 
 class SupportPartitioner(Partitioner):  # type: ignore[misc]
-    """Gives each backend the fewest convex partitions of what it supports, and says why the rest stays.
+    """Gives each backend the fewest convex partitions of what it supports, and says why the rest stays on the host.
 
     Args:
-        supports: For each backend id what it supports: a `Support`, a torch.fx `OperatorSupportBase`, or a function
+        supports: For each backend id, what it supports: a `Support`, a torch.fx `OperatorSupportBase`, or a function
             from a node to a bool. The first backend that takes a node gets it.
-        compile_specs: For each backend id what it is to be told.
+        compile_specs: The compile specs of each backend id.
         limits: How small and how large a partition may be.
         keep_apart: Whether parts of a partition that share no edge become partitions of their own.
         own_state: Whether a buffer that one partition alone reads and writes moves into it; for backends that keep
@@ -86,9 +86,9 @@ class SupportPartitioner(Partitioner):  # type: ignore[misc]
         checks: dict[Any, list[Check]] = {}
 
         def supported(node: Node) -> bool:
-            if node.target not in self.keep_whole:  # also the Edge operator, at the end: then it may stay, whole
+            if node.target not in self.keep_whole:  # at the end it is the Edge operator, which may stay whole
                 return False
-            if node.graph not in checks:  # the program that was given, or ExecuTorch's copy of it
+            if node.graph not in checks:  # the given program, or ExecuTorch's copy of it
                 held = frozenset(n for n in node.graph.nodes if n.op == "placeholder" and n.name in constants)
                 scope = Scope(node.graph.owning_module or GraphModule({}, node.graph), held)
                 checks[node.graph] = [make_check(support, scope) for support in self.supports.values()]

@@ -1,4 +1,4 @@
-"""Several partitioners as one: the first claim wins, and a backend that is not available is passed over."""
+"""Several partitioners as one: the first claim wins, and a backend that is not available is skipped."""
 
 from __future__ import annotations
 
@@ -26,22 +26,21 @@ from exir_lowering.plugins import registry
 class ChainedPartitioner(Partitioner):  # type: ignore[misc]
     """Asks partitioners in order; each sees what the ones before it left.
 
-    A partitioner that is not installed, and the claims for a backend that is not available here, are passed over, so
-    that the next partitioner gets the nodes; the plan tells. What is wrong with a partitioner that is there is an
-    error all the same.
+    A partitioner that is not installed, and claims for a backend that is not available here, are skipped, so that the
+    next partitioner gets the nodes; the plan says so. A fault of an installed partitioner is still an error.
 
     Args:
         partitioners: ExecuTorch Partitioners, or names of installed ones.
-        backends: Backends by id that the call to `lower` will be given beside the installed ones.
+        backends: Backends by id that the call to `lower` will get in addition to the installed ones.
 
     Raises:
-        InputError: An argument is not what it should be.
+        InputError: An argument is invalid.
     """
 
     def __init__(self, *partitioners: Partitioner | str, backends: Mapping[str, Any] | None = None) -> None:
         super().__init__()
         if not partitioners:
-            raise InputError("ChainedPartitioner() has nobody to ask: give at least one partitioner.")
+            raise InputError("ChainedPartitioner() got no partitioner: give at least one.")
         self.backends = backends
         self.partitioners: list[Partitioner] = []
         self._skipped: list[Adjustment] = []
@@ -57,7 +56,7 @@ class ChainedPartitioner(Partitioner):  # type: ignore[misc]
         try:
             self.partitioners.append(registry.find_partitioner(name))
         except (UnknownPluginError, PluginLoadError) as error:
-            reason = f"partitioner {name!r} is passed over: {error}"
+            reason = f"partitioner {name!r} is skipped: {error}"
             self._skipped.append(Adjustment("", "skipped", (), reason, "ChainedPartitioner"))
 
     def partition(self, exported_program: ExportedProgram) -> ExplainedResult:
@@ -94,7 +93,7 @@ class ChainedPartitioner(Partitioner):  # type: ignore[misc]
                         missing.setdefault(spec.backend_id, []).append(name)
                         said.setdefault(name, []).append(_reject(name, node, partitioner, spec.backend_id))
             for backend_id, names in missing.items():
-                reason = f"backend {backend_id!r} is passed over: {available[backend_id]}"
+                reason = f"backend {backend_id!r} is skipped: {available[backend_id]}"
                 adjustments.append(Adjustment("", "skipped", tuple(names), reason, "ChainedPartitioner"))
         for node, tag in tags.items():
             node.meta[graphs.DELEGATION_TAG] = tag
@@ -103,7 +102,7 @@ class ChainedPartitioner(Partitioner):  # type: ignore[misc]
         return ExplainedResult(exported_program, kept, tuple(map(_join, said.values())), tuple(adjustments))
 
     def _unavailable(self, backend_id: str) -> str:
-        """Say why a backend cannot be used, "" when it can."""
+        """Return why a backend cannot be used, "" if it can."""
         try:
             registry.find_backend(backend_id, self.backends)
         except (UnknownPluginError, PluginLoadError) as error:
@@ -111,7 +110,7 @@ class ChainedPartitioner(Partitioner):  # type: ignore[misc]
         return ""
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[Any], Callable[[Node], bool] | None]:
-        """Keep from decomposition what one of the partitioners keeps."""
+        """Keep from decomposition what any of the partitioners keeps."""
         return nested_run.ask_preserved(self.partitioners, ep, lambda number, node: True)
 
 
@@ -121,7 +120,7 @@ def _reject(name: str, node: Node, partitioner: Partitioner, backend_id: str) ->
 
 
 def _join(rejections: list[Rejection]) -> Rejection:
-    """Make one rejection of what each partitioner said."""
+    """Merge the rejections of all partitioners into one."""
     first = rejections[0]
     reason = "; ".join(dict.fromkeys(rejection.reason for rejection in rejections))
     by = ", ".join(dict.fromkeys(rejection.by for rejection in rejections))

@@ -1,4 +1,4 @@
-"""The proposal algorithm in the place of torch.fx's `CapabilityBasedPartitioner`, for code that calls that one."""
+"""The proposal algorithm as a replacement for torch.fx's `CapabilityBasedPartitioner`."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner, Partit
 from torch.fx.passes.operator_support import OperatorSupportBase
 
 from exir_lowering import InputError
-from exir_lowering.partitioners.algorithms.convex import Proposal, computing, contract
+from exir_lowering.partitioners.algorithms.convex import Proposal, contract, list_computing
 from exir_lowering.plugins import capability
 
 _NON_COMPUTE = ("torch.ops.aten.view", "_operator.getitem")
-"""What torch.fx's partitioner never counts as computing when it drops partitions of a single node."""
+"""What torch.fx's partitioner never counts as computing when it drops partitions with a single node."""
 
 
 class ConvexPartitioner(CapabilityBasedPartitioner):
     """Proposes partitions with `CapabilityBasedPartitioner`'s arguments and result types, in linear time.
 
-    Never more partitions than torch.fx's, and no table of all downstream nodes in memory. Its other methods are
+    It makes no more partitions than torch.fx's, and needs no table of all downstream nodes. Its other methods are
     torch.fx's.
 
     Args:
@@ -65,8 +65,8 @@ class ConvexPartitioner(CapabilityBasedPartitioner):
 def convex_proposals() -> AbstractContextManager[None]:
     """Return a context in which torch.fx's and ExecuTorch's partitioners propose with this algorithm, in all threads.
 
-    What is replaced are the methods of `CapabilityBasedPartitioner` and of ExecuTorch's `GroupBasedPartitioner`, so
-    every partitioner that stands on them gains, XNNPACK's included.
+    This replaces methods of `CapabilityBasedPartitioner` and of ExecuTorch's `GroupBasedPartitioner`, so every
+    partitioner that is based on them gains, including XNNPACK's.
     """
     return _PROPOSING
 
@@ -75,7 +75,7 @@ def _propose(partitioner: Any) -> list[Partition]:
     """Propose partitions for a `CapabilityBasedPartitioner` or a subclass of it, from its attributes."""
     module = partitioner.graph_module
     supported = capability.list_supported(partitioner)
-    nodes = computing(module)
+    nodes = list_computing(module)
     labels = {node: "" for node in nodes if node in supported}
     groups = [[node for node in group if node in labels] for group in getattr(partitioner, "node_groups", None) or ()]
     keep_apart = getattr(partitioner, "skip_horizontal_fusion", False)
@@ -93,7 +93,7 @@ def _propose(partitioner: Any) -> list[Partition]:
 
 
 def _parts(groups: Sequence[Sequence[Node]], proposals: Sequence[Proposal]) -> list[list[Node]]:
-    """Cut groups where partitions without groups would."""
+    """Cut groups where partitions without groups would be cut."""
     number = {node: i for i, proposal in enumerate(proposals) for node in proposal.nodes}
     parts: dict[tuple[int, int], list[Node]] = {}
     for i, group in enumerate(groups):
@@ -115,7 +115,7 @@ def _with_constants(proposals: Sequence[Proposal], supported: Mapping[Node, None
 
 
 def _is_kept(partitioner: Any, members: Sequence[Node]) -> bool:
-    """Tell whether a partition has more than one computing node, or may have just one."""
+    """Return whether a partition has more than one computing node, or is allowed to have just one."""
     if partitioner.allows_single_node_partition:
         return True
     non_compute = {*_NON_COMPUTE, *partitioner.non_compute_ops}

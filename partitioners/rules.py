@@ -15,30 +15,30 @@ from torch.fx import Node
 
 from exir_lowering import CompileSpec, ExplainedResult, InputError, Partitioner, Rejection, graphs
 from exir_lowering.partitioners.algorithms import nested_run
-from exir_lowering.partitioners.algorithms.convex import Proposal, computing, contract
+from exir_lowering.partitioners.algorithms.convex import Proposal, contract, list_computing
 from exir_lowering.partitioners.supports.checks import check_operator
 
 HOST = "host"
 
 Facts = Mapping[str, Collection[str]]
-"""What rules ask of an operator: by criterion, the names that are true of it."""
+"""What rules match on: for each criterion, the names that apply to an operator."""
 
 _Names = str | Sequence[str] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What to do with the operators that it matches; made by `allow`, `deny` and `pin`.
+    """Says what to do with the operators that it matches; made by `allow`, `deny` and `pin`.
 
     Attributes:
         kind: What to do.
-        op: Operator names, such as "aten.add.Tensor" or "aten.add"; also of what an operator was decomposed from.
+        op: Operator names, such as "aten.add.Tensor" or "aten.add"; also of the operator that one was decomposed from.
         name: Node names, as a plan shows them.
-        module: Module paths, such as "model.layers.0"; what lies inside of a module matches too.
+        module: Module paths, such as "model.layers.0"; what is inside a module matches too.
         module_class: Names of module classes, such as "LayerNorm" or "torch.nn.modules.normalization.LayerNorm".
-        to: The backend id that the operators go to, "host" for none, None for the partitioner's own.
-        compile_specs: What that backend is to be told.
-        required: Whether it is an error when a name, path or class does not occur.
+        to: The backend id that the operators go to; "host" for no backend, None for the partitioner's own.
+        compile_specs: The compile specs for that backend.
+        required: Whether it is an error if a name, path or class does not occur.
     """
 
     kind: Literal["allow", "deny", "pin"]
@@ -51,7 +51,7 @@ class Rule:
     required: bool = True
 
     def matches(self, facts: Facts) -> bool:
-        """Tell whether all that the rule names is true of an operator; `*` stands for anything."""
+        """Return whether an operator meets all criteria of the rule; `*` stands for anything."""
         return all(_any(wanted, facts[key]) for key in _CRITERIA if (wanted := getattr(self, key)))
 
     def __str__(self) -> str:
@@ -73,15 +73,15 @@ def allow(
     to: str | None = None,
     required: bool = True,
 ) -> Rule:
-    """Give operators to the backend though the partitioner leaves them, and keep them from the rules that follow.
+    """Give operators to the backend even if the partitioner leaves them, and exempt them from the rules that follow.
 
     Args:
-        op: Operator names; with several criteria, all of them have to be true.
+        op: Operator names; if there are several criteria, all of them must be met.
         name: Node names.
         module: Module paths.
         module_class: Module classes, or their names.
-        to: The backend, when the partitioner has several.
-        required: Whether it is an error when a name, path or class does not occur in a program.
+        to: The backend, if the partitioner has several.
+        required: Whether it is an error if a name, path or class does not occur in a program.
 
     Raises:
         InputError: No criterion is given, or an operator does not exist.
@@ -138,16 +138,16 @@ def _rule(kind: Any, op: Any, name: Any, module: Any, module_class: Any, to: Any
 class RuledPartitioner(Partitioner):  # type: ignore[misc]
     """A partitioner with rules on top; the first rule that matches an operator decides.
 
-    What is denied or pinned is out of the partitioner's sight: it sees an operator there that it does not know, and
-    chooses its patterns and groups accordingly.
+    What is denied or pinned is hidden from the partitioner: it sees an unknown operator instead, and chooses its
+    patterns and groups accordingly.
     What is allowed or pinned to a backend joins the neighbouring partitions of that backend where they stay convex.
 
     Args:
-        partitioner: The partitioner, ExecuTorch's own included.
+        partitioner: The partitioner, which may be one of ExecuTorch's.
         rules: The rules.
 
     Raises:
-        InputError: An argument is not what it should be.
+        InputError: An argument is invalid.
     """
 
     def __init__(self, partitioner: Partitioner, *rules: Rule) -> None:
@@ -164,7 +164,7 @@ class RuledPartitioner(Partitioner):  # type: ignore[misc]
         """Run the partitioner under the rules.
 
         Raises:
-            InputError: A rule names what the program does not have, or leaves open which backend it means.
+            InputError: A rule names something that the program does not have, or does not say which backend it means.
             PartitionerContractError: The partitioner broke its contract.
         """
         operators = list(_operators(exported_program))
@@ -192,10 +192,10 @@ class RuledPartitioner(Partitioner):  # type: ignore[misc]
         return ExplainedResult(exported_program, destinations, tuple(rejections.values()), run.adjustments)
 
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[Any], Callable[[Node], bool] | None]:
-        """Ask the partitioner, but for what is kept from it: that is decomposed."""
+        """Ask the partitioner, except about what is hidden from it: that is decomposed."""
 
         def visible(number: int, node: Node) -> bool:
-            # The names of nodes change on the way to Edge dialect, so rules by name say nothing yet.
+            # The names of nodes change on the way to Edge dialect, so rules by name do not apply yet.
             facts = _facts((), node)
             rule = next((r for r in self.rules if not r.name and r.matches(facts)), None)
             return rule is None or rule.kind == "allow"
@@ -203,7 +203,7 @@ class RuledPartitioner(Partitioner):  # type: ignore[misc]
         return nested_run.ask_preserved([self.partitioner], ep, visible)
 
     def _check(self, facts: Mapping[Node, Facts]) -> None:
-        """Check that what the rules name is there."""
+        """Check that the program has what the rules name."""
         present: dict[str, dict[str, None]] = {key: {} for key in _CRITERIA}
         for known in facts.values():
             for key in _CRITERIA:
@@ -241,11 +241,11 @@ def _missing(rule: Rule, key: str, wanted: str, present: Sequence[str]) -> None:
     if key == "op" or not rule.required:
         warnings.warn(text, UserWarning, stacklevel=2)
         return
-    raise InputError(f"{text} Rules for some methods only go to those methods' partitioners, or say required=False.")
+    raise InputError(f"{text} Give rules for some methods only to those methods' partitioners, or use required=False.")
 
 
 def _warn_whole(rule: Rule, path: tuple[str, ...], node: Node, kept_whole: Sequence[Any]) -> None:
-    """Warn of an operator that goes to the host though it was kept whole for the backend."""
+    """Warn about an operator that goes to the host although it was kept whole for the backend."""
     operator = graphs.operator_name(node)
     if rule.name and operator in {graphs.target_name(target) for target in kept_whole}:
         warnings.warn(
@@ -266,7 +266,7 @@ def _with(
     if not added:
         return tags, destinations
     specs: dict[str, DelegationSpec] = {_key(spec): spec for spec in destinations.values()}
-    chosen = list(specs.values())  # by the partitioner, before the rules add theirs
+    chosen = list(specs.values())  # chosen by the partitioner, before the rules add theirs
     label_of_added = {}
     for node, rule in added.items():
         spec = _destination(rule, chosen)
@@ -274,7 +274,7 @@ def _with(
         label_of_added[node] = _key(spec)
     renamed: dict[str, str] = {}
     for _, module in graphs.walk(program.graph_module):
-        nodes = computing(module)
+        nodes = list_computing(module)
         if any(node in added for node in nodes):
             for proposal in _join(nodes, tags, destinations, label_of_added):
                 names = list(dict.fromkeys(tags[node] for node in proposal.nodes if node in tags))
@@ -282,7 +282,7 @@ def _with(
                 destinations.setdefault(tag, specs[proposal.backend])
                 renamed.update(dict.fromkeys(names, tag))
                 tags.update(dict.fromkeys(proposal.nodes, tag))
-    tags = {node: renamed.get(tag, tag) for node, tag in tags.items()}  # constants follow the partitions that joined
+    tags = {node: renamed.get(tag, tag) for node, tag in tags.items()}  # constants follow the merged partitions
     written = set(program.graph_signature.buffers_to_mutate.values())
     for constant, spec in graphs.lifted_inputs(program).items():
         reader = next((user for user in constant.users if user in added), None)
@@ -294,7 +294,7 @@ def _with(
 
 def _new_tag(known: Collection[str]) -> str:
     number = len(known)
-    while f"rule_{number}" in known:  # of rules inside of these rules
+    while f"rule_{number}" in known:  # from rules inside these rules
         number += 1
     return f"rule_{number}"
 
@@ -313,7 +313,7 @@ def _join(
     extra = {node: added[node] for node in nodes if node in added}
     try:
         return contract(nodes, {**own, **extra}, groups=groups.values())
-    except InputError:  # a tag of the partitioner is not convex, which extraction sees to; leave its tags as they are
+    except InputError:  # a tag of the partitioner is not convex: extraction handles that, so leave its tags as they are
         return contract(nodes, extra)
 
 
@@ -344,7 +344,7 @@ def _any(patterns: Iterable[str], values: Collection[str]) -> bool:
 
 
 def _outer(path: str) -> list[str]:
-    """Return a module path and those of the modules around it."""
+    """Return a module path and those of the enclosing modules."""
     atoms = path.split(".")
     return [".".join(atoms[:i]) for i in range(1, len(atoms) + 1)]
 

@@ -1,1 +1,1 @@
-"""Private names of torch and ExecuTorch, a module for each subject, with a line of why for each name."""
+"""Private names of torch and ExecuTorch: one module per subject, and a reason for each name."""

@@ -1,4 +1,4 @@
-"""What a caller's thread has set for torch must not change what is computed by a file or by a conversion."""
+"""Torch's settings in a caller's thread must not change what a file or a conversion computes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def neutral() -> AbstractContextManager[None]:
     """Set aside autocast, inference mode, gradients, and other default devices and dtypes, while the context lasts.
 
     Memory that is made in inference mode cannot be written outside of it, and the others change what operators return.
-    It is entered for each call of a delegate, and does the least where nothing but gradients is to be set aside.
+    It is entered for each call of a delegate, so it does as little as possible if only gradients are to be set aside.
     """
     if (
         torch.is_inference_mode_enabled()
@@ -30,11 +30,11 @@ def neutral() -> AbstractContextManager[None]:
 
 @contextmanager
 def set_aside(dtype: torch.dtype, *, gradients: bool) -> Iterator[None]:
-    """Set aside what this thread has set for torch, while the context lasts.
+    """Set aside this thread's settings for torch while the context lasts.
 
     Args:
-        dtype: The default dtype meanwhile.
-        gradients: Whether they are enabled meanwhile.
+        dtype: The default dtype inside the context.
+        gradients: Whether they are enabled inside the context.
     """
     with ExitStack() as stack:
         if torch.is_inference_mode_enabled():
@@ -51,7 +51,7 @@ def set_aside(dtype: torch.dtype, *, gradients: bool) -> Iterator[None]:
 
 @cache
 def _default_dtype(dtype: torch.dtype) -> locks.Shared:
-    """Return a context with another default dtype; it is that of all threads, so the last one out puts it back."""
+    """Return a context with another default dtype. All threads share the dtype, so the last one out restores it."""
 
     def change() -> Callable[[], None]:
         before = torch.get_default_dtype()

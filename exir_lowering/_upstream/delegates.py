@@ -1,4 +1,4 @@
-"""Lowered modules, which delegate calls call, and the named data that they bring."""
+"""Lowered modules, which delegate calls call, and the named data that they provide."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 from executorch.exir._serialize._named_data_store import NamedDataStore, NamedDataStoreOutput
 from executorch.exir.backend.backend_details import PreprocessResult
 
-# What a delegate call calls; its module has no public alias.
+# The module that a delegate call calls; its class has no public alias.
 from executorch.exir.lowered_backend_module import LoweredBackendModule
 
-# Keeps results, and the delegates that they were made with.
+# Caches results, with the delegates that they were made with.
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
 
@@ -37,13 +37,13 @@ __all__ = [
 
 @contextmanager
 def forgetting_delegates(programs: Sequence[ExportedProgram]) -> Iterator[None]:
-    """Drop the delegates that torch's cache of results on fake tensors is given while the context lasts.
+    """Drop the delegates that enter torch's cache of results on fake tensors while the context lasts.
 
-    Emission calls delegates on fake tensors. The cache is the process's, or that of a program's symbols; it is never
+    Emission calls delegates on fake tensors. The cache belongs to the process or to a program's symbols; it is never
     cleared, and its keys are the arguments: the delegates, with their payloads and weights.
 
     Args:
-        programs: What is emitted.
+        programs: The programs that are emitted.
     """
     before = {id(table): len(table) for table in _results(programs)}
     try:
@@ -62,7 +62,7 @@ def _results(programs: Iterable[ExportedProgram]) -> list[dict[Any, Any]]:
 
 
 def named_data(data: Mapping[str, bytes], alignment: int) -> Any:
-    """Return named data as `PreprocessResult.data_store_output` takes it."""
+    """Return named data in the form that `PreprocessResult.data_store_output` takes."""
     store = NamedDataStore()
     for key, content in data.items():
         store.add_named_data(key, content, alignment)
@@ -70,7 +70,7 @@ def named_data(data: Mapping[str, bytes], alignment: int) -> Any:
 
 
 def named_data_entries(module: LoweredBackendModule) -> Iterator[tuple[str, str, int]]:
-    """Yield what named data a delegate brings: the key, the data file ("" for the `.pte`), and the bytes."""
+    """Yield the named data that a delegate provides: the key, the data file ("" for the `.pte`), and the bytes."""
     output = module.named_data_store_output
     if output is None:
         return
@@ -80,12 +80,12 @@ def named_data_entries(module: LoweredBackendModule) -> Iterator[tuple[str, str,
 
 
 def place_named_data(module: LoweredBackendModule, file_of: Callable[[str, int], str | None]) -> LoweredBackendModule:
-    """Return a delegate whose named data lies in other files; the given one and the data itself stay.
+    """Return a delegate whose named data is in other files; the given one and the data itself are unchanged.
 
     Args:
         module: The delegate.
-        file_of: Returns the data file for a key and its bytes, None for the `.pte` file. What the backend has put into
-            a data file itself stays there.
+        file_of: Returns the data file for a key and its bytes, None for the `.pte` file. What the backend itself put
+        into a data file stays there.
     """
     output = module.named_data_store_output
     if output is None:
@@ -99,7 +99,7 @@ def place_named_data(module: LoweredBackendModule, file_of: Callable[[str, int],
 
 
 def add_named_data(module: LoweredBackendModule, *added: Any) -> LoweredBackendModule:
-    """Return a delegate that brings more named data; the given one stays."""
+    """Return a delegate that provides more named data; the given one is unchanged."""
     store = NamedDataStore()
     for output in (module.named_data_store_output, *added):
         if output is not None:
@@ -115,17 +115,17 @@ def _with_named_data(module: LoweredBackendModule, output: NamedDataStoreOutput)
 
 
 def add_last_named_data(edge: EdgeProgramManager, key: str, content: bytes) -> None:
-    """Add named data whose segment comes after all others in the `.pte` file; there is no public way to add some."""
+    """Add named data whose segment comes after all others in the `.pte` file; there is no public way to do so."""
     edge._named_data_store.add_named_data(key, content)
 
 
 def delegate_info(result: PreprocessResult) -> Any:
-    """Return what a backend wants to be kept in its lowered module's metadata."""
+    """Return what a backend wants to keep in its lowered module's metadata."""
     return result._delegate_info_meta
 
 
 def with_original(lowered: LoweredBackendModule, program: ExportedProgram) -> LoweredBackendModule:
-    """Return a lowered module with another original program, and all else shared; it has no public way to say so."""
+    """Return a lowered module with another original program, and all else shared; there is no public way to do so."""
     copied: LoweredBackendModule = copy.copy(lowered)
     copied._original_exported_program = program
     return copied

@@ -1,4 +1,4 @@
-"""ExecuTorch's Edge dialect: conversions to it, passes over it, what its verifier and its emitter refuse."""
+"""ExecuTorch's Edge dialect: conversions to it, passes over it, and what its verifier and its emitter reject."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from executorch.exir import EdgeCompileConfig, ExecutorchProgramManager
 from executorch.exir.dialects.backend._ops import BackendOpOverload
 from executorch.exir.dialects.edge._ops import EdgeOpOverload
 
-# Tells which operators the pass to out variants passes over.
+# Says which operators the pass to out variants skips.
 from executorch.exir.operator.convert import _get_overload_schema, is_out_variant, to_out_variant
 from executorch.exir.passes import to_out_var_skiplist
 from executorch.exir.passes.quant_fusion_pass import quant_fusion_and_const_prop_pass
@@ -32,10 +32,10 @@ from executorch.exir.program._program import (
     lift_constant_tensor_pass,
 )
 
-# What checks the dtypes of Edge programs.
+# Checks the dtypes of Edge programs.
 from executorch.exir.verification.arg_validator import EdgeOpArgValidator
 
-# Operators on fake tensors run by it.
+# Runs operators on fake tensors.
 from torch._dispatch.python import enable_python_dispatcher
 
 # What run_decompositions raises for a program that writes one value to two buffers.
@@ -70,36 +70,36 @@ gen_edge_manager = _gen_edge_manager_for_partitioners
 def transform(program: ExportedProgram, passes: Any) -> Any:
     """Run passes, or a manager of passes, over an Edge program, which they may change, as ExecuTorch does.
 
-    `EdgeProgramManager.transform` does it for all methods, of which it copies those without passes with their weights.
+    `EdgeProgramManager.transform` does it for all methods, and copies those without passes, with their weights.
     """
     if isinstance(passes, FxPassManager):
         result = _transform_with_pass_manager(program, passes)
     else:
         result = _transform(program, *passes)
-    # Passes add constants as attributes; programs have them as inputs.
+    # Passes add constants as attributes; in programs they are inputs.
     return lift_constant_tensor_pass(result) if isinstance(result, ExportedProgram) else result
 
 
 def manager_contents(manager: EdgeProgramManager) -> tuple[dict[str, ExportedProgram], dict[str, Any]]:
-    """Return the programs of a manager by method, in their order, and the values of its constant methods."""
+    """Return the programs of a manager by method, in order, and the values of its constant methods."""
     return dict(manager._edge_programs), dict(manager._config_methods or {})
 
 
 def checks_validity(config: EdgeCompileConfig) -> bool:
-    """Tell whether a configuration asks for the verification of Edge programs."""
+    """Return whether a configuration asks for the verification of Edge programs."""
     return bool(config._check_ir_validity)
 
 
 def allowed_operators(config: EdgeCompileConfig) -> list[Any]:
-    """Return the operators that a configuration takes though they are not in Core ATen."""
+    """Return the operators that a configuration allows although they are not in Core ATen."""
     return list(config._core_aten_ops_exception_list)
 
 
 def with_allowed(config: EdgeCompileConfig, targets: Iterable[Any], *, checked: bool = True) -> EdgeCompileConfig:
-    """Return a configuration of its own that takes more operators, or checks nothing.
+    """Return a copy of a configuration that allows more operators, or checks nothing.
 
     Args:
-        config: The configuration; it stays as it is.
+        config: The configuration; it is not changed.
         targets: The operators to add.
         checked: Whether Edge programs are checked.
     """
@@ -108,14 +108,14 @@ def with_allowed(config: EdgeCompileConfig, targets: Iterable[Any], *, checked: 
 
 
 def note_mistyped(graph_module: torch.fx.GraphModule, note: Callable[[torch.fx.Node, Mapping[str, Any]], None]) -> None:
-    """Find the nodes whose dtypes ExecuTorch does not define their operators for.
+    """Find the nodes whose operators ExecuTorch does not define for their dtypes.
 
     Args:
         graph_module: The graph, with Edge operators.
-        note: Gets each such node, with its dtypes by argument.
+        note: Called with each such node and its dtypes by argument.
 
     Raises:
-        Exception: Whatever an operator raises on fake tensors; it says nothing of the nodes before.
+        Exception: Whatever an operator raises on fake tensors; nodes before it may be invalid as well.
     """
     validator = EdgeOpArgValidator(graph_module)
     validator.violating_ops = _Violations(note)
@@ -125,7 +125,7 @@ def note_mistyped(graph_module: torch.fx.GraphModule, note: Callable[[torch.fx.N
 
 
 class _Violations(dict[Any, Any]):
-    """The validator's table of violations, which keeps one for each operator; this one tells all."""
+    """The validator's table of violations, which keeps one per operator; this one reports all of them."""
 
     def __init__(self, note: Callable[[torch.fx.Node, Mapping[str, Any]], None]) -> None:
         super().__init__()
@@ -137,8 +137,8 @@ class _Violations(dict[Any, Any]):
 
 
 def out_variant(target: Any) -> str | None:
-    """Return the name of the operator that computes the same into given memory, None when there is none."""
-    with suppress(RuntimeError, AssertionError):  # how both say that there is none
+    """Return the name of the operator that computes the same into given memory, None if there is none."""
+    with suppress(RuntimeError, AssertionError):  # both raise if there is none
         if isinstance(target, (EdgeOpOverload, BackendOpOverload)):
             return str(target.to_out_variant().name())
         return str(to_out_variant(target)[0].name())
@@ -146,7 +146,7 @@ def out_variant(target: Any) -> str | None:
 
 
 def lacks_out_variant(node: torch.fx.Node) -> bool:
-    """Tell whether ExecuTorch's emission needs an out variant of a node's operator that does not exist."""
+    """Return whether ExecuTorch's emission needs an out variant of a node's operator that does not exist."""
     target = node.target
     if not isinstance(target, (torch._ops.OpOverload, EdgeOpOverload, BackendOpOverload)):
         return False
@@ -158,10 +158,10 @@ def lacks_out_variant(node: torch.fx.Node) -> bool:
 
 
 def fused(program: ExportedProgram, operators: set[str]) -> set[str]:
-    """Return which operators ExecuTorch's fusion of quantized patterns removes from a program, which it changes.
+    """Return which operators ExecuTorch's fusion of quantized patterns removes from a program; it changes the program.
 
     Raises:
-        Exception: Whatever it raises for a program that it cannot take.
+        Exception: Whatever it raises for a program that it cannot process.
     """
     left = quant_fusion_and_const_prop_pass(program).graph_module
     graphs = [module.graph for module in left.modules() if isinstance(module, torch.fx.GraphModule)]
@@ -169,7 +169,7 @@ def fused(program: ExportedProgram, operators: set[str]) -> set[str]:
 
 
 def without_validity_checks() -> EdgeCompileConfig:
-    """Return the configuration that ExecuTorch gives to programs with delegates, which its verifier does not take."""
+    """Return ExecuTorch's configuration for programs with delegates, which its verifier does not accept."""
     return EdgeCompileConfig(_check_ir_validity=False)
 
 
@@ -178,9 +178,9 @@ def edge_record(programs: Mapping[str, ExportedProgram], manager: ExecutorchProg
 
     Args:
         programs: The Edge programs that were lowered; the Inspector looks debug handles up in them.
-        manager: What was emitted.
+        manager: The manager of the emitted programs.
     """
-    from executorch.devtools.etrecord import ETRecord  # it needs pandas, and is asked for rarely
+    from executorch.devtools.etrecord import ETRecord  # it needs pandas, and is rarely used
 
     record = ETRecord()
     record.add_edge_dialect_program(EdgeProgramManager(dict(programs), None, without_validity_checks()))
@@ -189,7 +189,7 @@ def edge_record(programs: Mapping[str, ExportedProgram], manager: ExecutorchProg
 
 
 def preserved_ops_left_over(name: str, program: ExportedProgram, partitioners: Sequence[Any]) -> list[Any]:
-    """Check that each operator a partitioner kept from decomposition was delegated, as ExecuTorch does at the end.
+    """Check, as ExecuTorch does at the end, that each operator a partitioner kept from decomposition was delegated.
 
     Returns:
         The operators that the final verification has to allow.

@@ -1,4 +1,4 @@
-"""ExecuTorch's emitter: what it emits from which node, and the pieces of the files that it makes."""
+"""ExecuTorch's emitter: what it emits from each node, and the pieces of the files that it makes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 from executorch.exir import ExecutorchProgramManager
 
-# What a serializer is told of a data file.
+# Describes a data file to a serializer.
 from executorch.exir._serialize.data_serializer import DataEntry, DataPayload
 
-# What it emits from which node is written down for the top graph of a method only.
+# It records what it emits from each node only for the top graph of a method.
 from executorch.exir.emit import _emitter as et_emitter
 
 from exir_lowering._upstream.delegates import LoweredBackendModule
@@ -33,14 +33,14 @@ __all__ = [
 
 
 def named_data_pieces(manager: ExecutorchProgramManager) -> dict[str, int]:
-    """Return for each key of named data the number of its content in the emitted file: equal contents are one."""
+    """Return, for each key of named data, the number of its content in the emitted file; equal contents share one."""
     output = manager._named_data
     every = [output.pte_data, *output.external_data.values()] if output is not None else []
     return {key: entry.buffer_index for entries in every for key, entry in entries.items()}
 
 
 DataAddition = Callable[[Sequence[Any]], tuple[str, bytes]]
-"""Takes the contents of a data file's segments in order; returns the key and content of a datum that comes last."""
+"""Takes the contents of a data file's segments in order; returns the key and content of a last one to add."""
 
 _data_addition: ContextVar[DataAddition | None] = ContextVar("exir_lowering_data_addition", default=None)
 
@@ -49,7 +49,7 @@ _data_addition: ContextVar[DataAddition | None] = ContextVar("exir_lowering_data
 def adding_to_data_files(addition: DataAddition) -> Iterator[None]:
     """Add a named datum to each data file that this thread emits while the context lasts.
 
-    ExecuTorch's store of named data takes a key once, and which data files there are is known to its emitter only.
+    ExecuTorch's store of named data accepts a key once, and only its emitter knows which data files there are.
     """
     token = _data_addition.set(addition)
     try:
@@ -80,7 +80,7 @@ _ADDING = replacing(_adding)
 
 
 def write_buffer(buffer: Any, file: Any) -> None:
-    """Write a segment's content to a file; ExecuTorch has bytes, and buffers that are on the disk."""
+    """Write a segment's content to a file; ExecuTorch has bytes, and buffers on disk."""
     if isinstance(buffer, bytes):
         file.write(buffer)
     else:
@@ -106,7 +106,7 @@ class EmittedCall:
 
 @dataclass(slots=True)
 class _Emissions:
-    """What is emitted: the calls by method, and the method that each state of an emitter belongs to."""
+    """What is emitted: the calls by method, and the method of each emitter state."""
 
     methods: dict[str, list[EmittedCall]]
     states: list[tuple[Any, list[EmittedCall]]]
@@ -117,9 +117,9 @@ _emissions: ContextVar[_Emissions | None] = ContextVar("exir_lowering_emissions"
 
 @contextmanager
 def emitting() -> Iterator[Mapping[str, list[EmittedCall]]]:
-    """List the calls that are emitted while the context lasts by method, those in nested graphs included.
+    """List, by method, the calls that are emitted while the context lasts, including those in nested graphs.
 
-    The emitter's own tables have the calls of a method's top graph only.
+    The emitter's own tables only have the calls of a method's top graph.
     """
     emissions = _Emissions({}, [])
     token = _emissions.set(emissions)
@@ -142,7 +142,7 @@ def _emitting() -> list[tuple[Any, str, Any]]:
     def added(self: Any, emitter_id: int, target: Any, lowered_module: Any = None) -> None:
         emissions, handle = _emissions.get(), self.node.meta.get("debug_handle")
         add(self, emitter_id, target, lowered_module)
-        # Methods are emitted one after the other; the emitters of nested graphs have their method's state.
+        # Methods are emitted one after the other; the emitters of nested graphs use their method's state.
         if emissions is not None and emissions.states and emissions.states[-1][0] is self.emitter_state:
             instruction = self.instruction_start_offset + emitter_id
             delegate = -1 if lowered_module is None else len(self.emitter_state.delegates) - 1
@@ -163,12 +163,12 @@ def pte_contents(manager: ExecutorchProgramManager) -> Any:
 
 
 def cord_piece(cord: Any, number: int) -> bytes:
-    """Return a piece of a file that ExecuTorch has put together, the tables for 0."""
+    """Return a piece of a file that ExecuTorch has assembled; piece 0 is the tables."""
     return bytes(cord._buffers[number])
 
 
 def set_cord_piece(cord: Any, number: int, content: bytes) -> None:
-    """Put another content in the place of a piece."""
+    """Replace the content of a piece."""
     cord._byte_size += len(content) - len(cord._buffers[number])
     cord._buffers[number] = content
 

@@ -1,7 +1,7 @@
-"""ExecuTorch's operators that its runtime has kernels for, while only its compiler registers them with torch.
+"""ExecuTorch's operators that its runtime has kernels for, but that only its compiler registers with torch.
 
-A file is checked against them before it runs, in a process without the compiler too. They cannot be registered here:
-the compiler, if it is imported later, wants to be the only one.
+A file is checked against them before it runs, also in a process without the compiler. They cannot be registered here:
+the compiler, if it is imported later, would register them again, which is an error.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _parsed() -> Mapping[tuple[str, str], Any]:
 
 
 def schema(name: str, overload: str) -> Any:
-    """Return the schema of an operator that writes its result to an argument; None when it is none of these.
+    """Return the schema of an operator that writes its result to an argument; None if it is not one of these.
 
     Args:
         name: Such as "dim_order_ops::_clone_dim_order".
@@ -43,14 +43,14 @@ def schema(name: str, overload: str) -> Any:
 
 
 def function(name: str, overload: str) -> tuple[Callable[..., Any], bool] | None:
-    """Return what an operator computes without writing it anywhere; None when it is none of these.
+    """Return a function that computes an operator's result without writing it; None if it is not one of these.
 
     Args:
         name: As for `schema`.
         overload: As for `schema`.
 
     Returns:
-        The function, which takes the arguments but for the one that is written, and whether it takes a `dtype` too.
+        The function, which takes the arguments except the one that is written, and whether it also takes a `dtype`.
     """
     return _FUNCTIONS.get(name) if overload == "out" else None
 

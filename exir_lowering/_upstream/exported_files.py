@@ -1,4 +1,4 @@
-"""The schema of files of exported programs, and what makes a program of its parts."""
+"""The schema of files of exported programs, and the functions that make a program from its parts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-# `torch.export.load` takes a path and unpickles; what reads the parts of a file has no public name.
+# `torch.export.load` takes a path and unpickles; the function that reads the parts of a file has no public name.
 from torch._export.serde import schema as program_schema, serialize as serde
 from torch._export.serde.union import _Union as SchemaUnion
 
@@ -20,13 +20,13 @@ __all__ = [
     "schema_names",
 ]
 
-# How a pickle names the function that makes fake tensors again.
+# The name by which a pickle refers to the function that rebuilds fake tensors.
 FAKE_TENSOR_READER = f"{serde._reconstruct_fake_tensor.__module__}.{serde._reconstruct_fake_tensor.__qualname__}"
 SCHEMA_MAJOR = program_schema.SCHEMA_VERSION[0]
 
 
 def schema_names() -> dict[str, Any]:
-    """Return the classes of the schema of exported programs, which their type hints name."""
+    """Return the classes of the schema of exported programs, as named in its type hints."""
     return vars(program_schema)
 
 
@@ -34,18 +34,18 @@ def from_schema(kind: str, tree: Any) -> Any:
     """Return JSON as a class of the schema of exported programs.
 
     Raises:
-        Exception: It is something else; types of numbers and strings are not checked.
+        Exception: It does not fit the class; the types of numbers and strings are not checked.
     """
     return serde._dict_to_dataclass(getattr(program_schema, kind), tree)  # type: ignore[no-untyped-call]
 
 
 def is_union(value: Any) -> bool:
-    """Tell whether a value of the schema has one of several fields."""
+    """Return whether a value of the schema has one of several fields."""
     return isinstance(value, SchemaUnion)
 
 
 def dtype_of(code: int) -> torch.dtype | None:
-    """Return a dtype by its number in the schema."""
+    """Return a dtype from its number in the schema."""
     found: torch.dtype | None = serde._SERIALIZE_TO_TORCH_DTYPE.get(code)
     return found
 
@@ -53,11 +53,11 @@ def dtype_of(code: int) -> torch.dtype | None:
 def read_program(
     serialized: Any, state: dict[str, torch.Tensor], constants: dict[str, torch.Tensor], examples: Any
 ) -> torch.export.ExportedProgram:
-    """Make a program of its parts, as `torch.export.load` does after it took them from the file.
+    """Make a program from its parts, as `torch.export.load` does after reading them from the file.
 
     Args:
         serialized: The `ExportedProgram` of the schema.
-        state: The parameters and buffers; a dict is taken as it is, bytes would be unpickled.
+        state: The parameters and buffers; a dict is used as it is, bytes would be unpickled.
         constants: The constants, likewise.
         examples: The example inputs as a tuple, or None.
     """

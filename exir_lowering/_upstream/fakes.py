@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-# Tells tensors without memory apart; what a mode has made of real tensors belongs to it.
+# Distinguishes tensors without memory; what a mode has made from real tensors belongs to it.
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorConverter, FakeTensorMode
 
 __all__ = [
@@ -23,7 +23,7 @@ __all__ = [
 
 
 def size_hint(size: Any) -> int:
-    """Return a size, that of the example inputs when it is symbolic, 1 when it depends on data."""
+    """Return a size: that of the example inputs if it is symbolic, 1 if it depends on data."""
     if isinstance(size, int):
         return size
     hint = size.node.hint
@@ -44,7 +44,7 @@ def shape_env_of(value: Any) -> Any:
 
 
 def has_symbols(shape_env: Any, *, unbacked: bool) -> bool:
-    """Tell whether a shape environment has symbols; with `unbacked`, whether any depends on data."""
+    """Return whether a shape environment has symbols; with `unbacked`, whether any depends on data."""
     made = shape_env.unbacked_symint_counter + shape_env.unbacked_symfloat_counter
     return made > 0 or (not unbacked and bool(shape_env.var_to_range))
 
@@ -52,15 +52,16 @@ def has_symbols(shape_env: Any, *, unbacked: bool) -> bool:
 class FakeCopies:
     """Copies of fake tensors and symbolic numbers, in modes and shape environments of their own.
 
-    What is shared by the values of a program is shared by their copies. torch's deepcopy of a fake tensor keeps both.
+    What the values of a program share, their copies share too. torch's deepcopy of a fake tensor keeps its mode and its
+    environment.
     """
 
     def __init__(self) -> None:
-        self._made: dict[int, tuple[Any, Any]] = {}  # with the original, whose id must not be used again meanwhile
+        self._made: dict[int, tuple[Any, Any]] = {}  # with the original, so that its id is not reused
 
     @staticmethod
     def possible(value: Any) -> bool:
-        """Tell whether a value can be copied, or needs no copy."""
+        """Return whether a value can be copied, or needs no copy."""
         return not isinstance(value, torch.Tensor) or (type(value) is FakeTensor and value.layout is torch.strided)
 
     def copy(self, value: Any) -> Any:
@@ -114,11 +115,11 @@ class FakeCopies:
 
 
 _VERSIONS = itertools.count(1 << 32, 1 << 32)
-"""The first version of each copy of a shape environment; torch counts on from there."""
+"""The first version of each copy of a shape environment; torch counts up from there."""
 
 
 def _copy_shape_env(shape_env: Any) -> Any:
-    """Return a shape environment with the same symbols and the same knowledge of them; nothing is pending in it."""
+    """Return a shape environment with the same symbols and the same facts about them; nothing is pending in it."""
     copied = copy.copy(shape_env)
     for name, value in vars(shape_env).items():
         if hasattr(value, "copy"):  # the containers: lists, dicts, sets, counters
@@ -130,13 +131,13 @@ def _copy_shape_env(shape_env: Any) -> Any:
     copied.pending_fresh_unbacked_symbols = []
     copied.ignorable_fresh_unbacked_symbols = []
     copied.fake_tensor_cache = {}  # results with symbols of the other environment
-    # torch's caches of what an environment knows hold the environment, for ever, until they meet another version.
+    # torch's caches of an environment's facts keep the environment alive until they see another version.
     copied._version_counter = next(_VERSIONS)
     return copied
 
 
 def memory_of(tensor: Any) -> tuple[int, int] | None:
-    """Return where a tensor's elements start, and its storage; None for what has no memory."""
+    """Return where a tensor's elements start, and its storage; None for a tensor without memory."""
     if not isinstance(tensor, torch.Tensor) or isinstance(tensor, FakeTensor) or not tensor.untyped_storage().nbytes():
         return None
     return tensor.untyped_storage().data_ptr(), int(tensor.storage_offset())

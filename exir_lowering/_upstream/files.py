@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-# The tables of a `.pte` file as dataclasses; ExecuTorch reads and writes them together with its segments only.
+# The tables of a `.pte` file as dataclasses; ExecuTorch only reads and writes them together with its segments.
 from executorch.exir._serialize._flatbuffer_program import _flatbuffer_to_program, _program_to_flatbuffer
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""What is replaced in ExecuTorch and torch while somebody needs it: how partitioners propose, say no and wait."""
+"""What is replaced in ExecuTorch and torch while a caller needs it: how partitioners propose, refuse and wait."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from executorch.exir.backend.canonical_partitioners import group_partitioner
 from executorch.exir.backend.canonical_partitioners.group_partitioner import GroupBasedPartitioner
 from executorch.exir.backend.utils import WhyNoPartition, WhyNoPartitionReporter
 
-# What to_edge and to_edge_transform_and_lower call has no public name.
+# The functions that to_edge and to_edge_transform_and_lower call have no public names.
 from executorch.exir.program import _program as et_program
 from executorch.exir.program._program import EdgeProgramManager
 
-# The names that torch.fx's partitioner takes in its arguments.
+# The names of operators that torch.fx's partitioner takes in its arguments.
 from torch.fx.node import _get_qualified_name
 
-# Whose answer for each node, and whose table of all downstream nodes, have private names.
+# Its answer for each node, and its table of all downstream nodes, have private names.
 from torch.fx.passes.infra import partitioner as fx_partitioner
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
@@ -37,18 +37,18 @@ __all__ = [
 ]
 
 Refusal = Callable[[torch.fx.Node, str, str], None]
-"""Takes a node, the reason why a partitioner left it, and who said so."""
+"""Takes a node, the reason why a partitioner left it, and the name of what refused it."""
 
 _listener: ContextVar[Refusal | None] = ContextVar("exir_lowering_listener", default=None)
 
 
 @contextmanager
 def listening(heard: Refusal) -> Iterator[None]:
-    """Hear what ExecuTorch's partitioners say of the nodes that they leave, while the context lasts.
+    """Collect what ExecuTorch's partitioners say about the nodes that they leave while the context lasts.
 
-    They say it to a logger (WhyNoPartition), to a reporter of their own (WhyNoPartitionReporter), or not at all, when
-    torch.fx asks an operator support for them. The methods where they do are replaced on the classes, and put back by
-    the last one who listens; each thread hears its own partitioners only.
+    They report it to a logger (WhyNoPartition), to a reporter of their own (WhyNoPartitionReporter), or not at all, if
+    torch.fx asks an operator support for them. The methods that report are replaced on the classes, and restored when
+    the last listener is done; each thread only hears its own partitioners.
     """
     token = _listener.set(heard)
     try:
@@ -65,7 +65,7 @@ def _say(node: torch.fx.Node, reason: str, by: str) -> None:
 
 
 def note_refusal(support: OperatorSupportBase, node: torch.fx.Node) -> None:
-    """Tell who listens that an operator support said no."""
+    """Notify the listener that an operator support refused a node."""
     name = type(support).__name__
     if name != "MatchTag":  # ExecuTorch's mark of what a partitioner chose before
         _say(node, f"{name}.is_node_supported said no", name)
@@ -99,12 +99,12 @@ def _reporting() -> list[tuple[Any, str, Any]]:
 _REPORTING = replacing(_reporting)
 
 
-@cache  # the same context for the same function: contexts of several threads end in any order
+@cache  # the same context for the same function: the contexts of several threads end in any order
 def proposing_with(propose: Callable[[Any], Any]) -> AbstractContextManager[None]:
     """Return a context that replaces how torch.fx's and ExecuTorch's partitioners propose, in all threads.
 
-    Their constructors make a table of everything downstream of every node, quadratic in the graph; it is made when
-    somebody asks for it only.
+    Their constructors make a table of everything downstream of every node, which is quadratic in the graph; here, it is
+    only made when it is used.
     """
     classes = (CapabilityBasedPartitioner, GroupBasedPartitioner)
     viewers = (fx_partitioner, group_partitioner)
@@ -117,7 +117,7 @@ def proposing_with(propose: Callable[[Any], Any]) -> AbstractContextManager[None
 
 
 class _LazyTable:
-    """A table of downstream nodes that is made when it is first asked."""
+    """A table of downstream nodes that is made when it is first used."""
 
     def __init__(self, table: Callable[[torch.fx.GraphModule], Any], graph_module: torch.fx.GraphModule) -> None:
         self._make, self._graph_module, self._made = table, graph_module, None
@@ -129,7 +129,7 @@ class _LazyTable:
 
 
 def qualified_operator(node: torch.fx.Node) -> str:
-    """Return the name by which torch.fx's partitioner knows a node's operator."""
+    """Return torch.fx's partitioner's name for a node's operator."""
     return str(_get_qualified_name(node.target))  # type: ignore[arg-type]
 
 
@@ -144,7 +144,7 @@ def _waiting() -> list[tuple[Any, str, Any]]:
 
     manager = EdgeProgramManager
     methods = [(manager, name) for name in ("__init__", "transform", "to_backend", "to_executorch")]
-    # What to_edge and to_edge_transform_and_lower call before they have a manager.
+    # The functions that to_edge and to_edge_transform_and_lower call before they have a manager.
     functions = [(et_program, name) for name in ("_generate_edge_program", "_gen_edge_manager_for_partitioners")]
     return [(owner, name, alone(getattr(owner, name))) for owner, name in methods + functions]
 

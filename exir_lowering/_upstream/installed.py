@@ -6,7 +6,7 @@ from exir_lowering._upstream.runtime import executorch_runtime
 from exir_lowering.errors.interrupts import let_through
 
 bridged: set[str] = set()
-"""Ids under which Python delegates are registered in the runtime; it has no backends of its own for them."""
+"""Ids under which Python delegates are registered in the runtime, which has no backends of its own for them."""
 
 
 def runtime_failure() -> str | None:

@@ -1,9 +1,8 @@
-"""The locks of the process, and what a forked child makes of them.
+"""The locks of the process, and what happens to them in a forked child.
 
 There are two: one for conversions (everything that goes through torch's and ExecuTorch's tracing, whose state is
-global), one for the engines that run programs. A thread that needs both takes that of conversions first. Both can be
-taken again by the thread that has them. `with conversion():` takes a lock of C, so that no interrupt can leave it
-locked.
+global), one for the engines that run programs. A thread that needs both takes that of conversions first. Both are
+reentrant. `with conversion():` takes a lock that is implemented in C, so that no interrupt can leave it locked.
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ from typing import Any, TypeAlias, TypeVar
 Lock: TypeAlias = Any  # threading.RLock is a function
 
 _PAUSE = 0.01
-"""Seconds between two looks at whether a lock is free."""
+"""Seconds between two attempts to take a lock."""
 
 _PATIENCE = 60.0
-"""Seconds after which it is told what a thread waits for."""
+"""Seconds after which a warning says what a thread waits for."""
 
 _LOG = logging.getLogger(__name__)
 
 
 class _Locks:
-    """The locks as they are now: a forked child has others.
+    """The current locks; a forked child has others.
 
     Attributes:
-        conversions: The lock of conversions, then those of threads that the one before waits for.
+        conversions: The lock of conversions, then those of threads that the holder of the previous one waits for.
         engine: The lock of the engines.
         epoch: How often the engines' lock was renewed.
     """
@@ -54,8 +53,8 @@ def conversion() -> Lock:
     """Return the lock to hold while torch or ExecuTorch convert, trace or rewrite graphs, or a plug-in may do so.
 
     It waits until the lock is free; `with` then takes it. A thread that the holder itself waits for (it joins the
-    thread, waits for the result of a future that the thread is to give, or for the engines while the thread has them)
-    would wait for ever: it gets a lock of its own instead, as the holder does nothing meanwhile.
+    thread, waits for the result of a future that the thread computes, or for the engines while the thread has them)
+    would wait forever: it gets a lock of its own instead, since the holder does nothing in the meantime.
     """
     told = time.monotonic() + _PATIENCE
     while True:
@@ -71,7 +70,7 @@ def conversion() -> Lock:
 def engine() -> Lock:
     """Return the lock to hold while an engine is used.
 
-    ExecuTorch's runtime must not be entered by two threads: a delegate that runs Python code lets go of the
+    ExecuTorch's runtime must not be entered by two threads: a delegate that runs Python code releases the
     interpreter's lock. The same thread may enter again: a delegate may run a program of its own.
     """
     return _locks.engine
@@ -83,26 +82,26 @@ def epoch() -> int:
 
 
 def owner(lock: Lock) -> int | None:
-    """Return the thread that has a lock, None when it is free; its `repr` alone tells."""
+    """Return the thread that holds a lock, None if it is free; only the lock's `repr` shows it."""
     found = re.search(r"owner=(\d+)", repr(lock))
     return int(found[1]) or None if found else None
 
 
 def _tell() -> None:
-    """Say where the thread is that has the lock of conversions: it may wait for this one, which only its user sees."""
+    """Log where the thread is that holds the lock of conversions: it may wait for this one, as only users can see."""
     holder = owner(_locks.conversions[-1]) or owner(_locks.conversions[0])
     frame = sys._current_frames().get(holder or 0)
     if frame is not None:
         _LOG.warning(
-            "Lowering has waited for %.0f seconds for another thread, which converts and is at this line. If a plug-in "
-            'there waits for this thread, both wait for ever: declare its backend parallel = "thread".\n%s',
+            "Lowering has waited %.0f seconds for another thread, which is converting, at this line. If a plug-in "
+            'there waits for this thread, both wait forever: declare its backend parallel = "thread".\n%s',
             _PATIENCE,
             "".join(traceback.format_stack(frame)[-4:]),
         )
 
 
 def _free() -> Lock | None:
-    """Return the lock that this thread may take, None when it has to wait."""
+    """Return the lock that this thread may take, None if it has to wait."""
     me = threading.get_ident()
     holder: int | None = None
     for lock in list(_locks.conversions):
@@ -119,7 +118,7 @@ def _free() -> Lock | None:
 
 
 def _waits_for(thread: int, other: int) -> bool:
-    """Tell whether a thread waits for another one to end, to give the result of a future, or to leave the engines."""
+    """Return whether a thread waits for another one to end, to set the result of a future, or to leave the engines."""
     frame = sys._current_frames().get(thread)
     if frame is None:
         return False
@@ -147,7 +146,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def uses_engine(function: _Function) -> _Function:
-    """Mark a function that takes the engines' lock itself: a thread whose innermost call it is waits for the lock."""
+    """Mark a function that takes the engines' lock: a thread whose innermost call it is waits for the lock."""
     _USES_ENGINE.add(function.__code__)
     return function
 
@@ -159,7 +158,7 @@ def _stands_still(thread: int, frame: FrameType) -> bool:
 
 
 def _works_for(thread: int, future: Future[Any]) -> bool:
-    """Tell whether a thread of a pool is at the call whose result a future is to hold."""
+    """Return whether a pool's thread is executing the call that a future stands for."""
     return any(
         getattr(frame.f_locals.get("self"), "future", None) is future
         for frame in _outwards(sys._current_frames().get(thread), sys.getrecursionlimit())
@@ -174,17 +173,17 @@ def _outwards(frame: FrameType | None, most: int) -> Iterator[FrameType]:
 
 
 class Shared:
-    """A change of something global that lasts as long as any thread needs it.
+    """A global change that lasts as long as any thread needs it.
 
-    In a forked child the threads of the parent are gone, but for the one that forked: the change ends there unless that
+    In a forked child, the threads of the parent are gone, except the one that forked: the change ends there unless that
     one needs it.
     """
 
     def __init__(self, change: Callable[[], Callable[[], object]]) -> None:
-        """Describe it.
+        """Describe the change.
 
         Args:
-            change: Makes the change, and returns what undoes it.
+            change: Makes the change, and returns a function that undoes it.
         """
         self._change, self._lock = change, threading.Lock()
         self._users: list[int] = []
@@ -192,7 +191,7 @@ class Shared:
         _shared.add(self)
 
     def __enter__(self) -> None:
-        # The lock is held while the change is made only, never while somebody's code runs.
+        # The lock is only held while the change is made, never while a caller's code runs.
         with self._lock:
             self._users.append(threading.get_ident())
             if self._undo is None:

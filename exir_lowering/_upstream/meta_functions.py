@@ -1,8 +1,8 @@
 """What torch's operators compute on tensors without memory, without importing torch's compiler for it.
 
-Many are Python functions that torch's compiler has to leave alone. The first call of each imports the compiler to tell
-it so, which takes as long as importing torch. Where nobody has imported it, there is nobody to be told. Likewise each
-check of a shape imports sympy, in case that the shape is symbolic.
+Many are Python functions that torch's compiler must not trace. The first call of each imports the compiler to tell it
+so, which takes as long as importing torch, and is not needed if nothing else has imported it. Likewise, each check of a
+shape imports sympy, in case the shape is symbolic.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-# Where the functions are registered, and what wraps those that the compiler leaves alone.
+# The module where the functions are registered, and the wrapper of those that the compiler must not trace.
 from torch import _compile
 from torch._decomp import global_decomposition_table
 
@@ -28,7 +28,7 @@ _MARK = "__dynamo_disable"  # where the wrapper keeps what it calls instead of t
 
 @lru_cache(maxsize=1)
 def _left_alone() -> tuple[FunctionType, ...]:
-    """Return the functions that the compiler leaves alone; none where this torch wraps them in another way."""
+    """Return the functions that the compiler must not trace; none if this torch wraps them in another way."""
     wrapper = _compile._disable_dynamo(lambda: None).__code__
     if "fn" not in wrapper.co_freevars or _MARK not in wrapper.co_consts:
         return ()

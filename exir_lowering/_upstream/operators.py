@@ -39,8 +39,8 @@ class Argument:
 
     Attributes:
         name: Its name.
-        type: Its type, in TorchScript's words: "Optional[Tensor]".
-        keyword: Whether it is given by keyword only.
+        type: Its type in TorchScript's notation, such as "Optional[Tensor]".
+        keyword: Whether it is keyword-only.
         out: Whether the operator writes its result there.
         written: Whether the operator writes there.
     """
@@ -57,7 +57,7 @@ class Operator:
     """An operator of torch.
 
     Attributes:
-        call: What executes it.
+        call: The function that executes it.
         arguments: Its arguments.
         tags: The tags that torch gives it.
         views: Whether a result may be a view of an argument.
@@ -71,7 +71,7 @@ class Operator:
 
 @lru_cache(maxsize=4096)
 def _operator(call: Any) -> Operator:
-    schema = call._schema  # torch has no public way to it
+    schema = call._schema  # torch has no public way to get it
     return Operator(
         call,
         tuple(
@@ -84,11 +84,11 @@ def _operator(call: Any) -> Operator:
 
 
 _DEFINED_BY = {"quantized_decomposed": ("torch.ao.quantization.fx._decomposed", "executorch.exir")}
-"""What registers the operators of a namespace, those of torch before those of ExecuTorch's compiler."""
+"""The modules that register the operators of a namespace: torch's before those of ExecuTorch's compiler."""
 
 
 def defining(namespace: str) -> Iterator[None]:
-    """Let a caller look an operator up, once more after each import of what registers operators of its namespace."""
+    """Look up an operator, once more after each import of a module that registers operators of its namespace."""
     yield
     for module in _DEFINED_BY.get(namespace, ()):
         import_module(module)
@@ -96,7 +96,7 @@ def defining(namespace: str) -> Iterator[None]:
 
 
 def find_operator(namespace: str, name: str, overload: str) -> Operator | None:
-    """Return an operator that is registered in this process, None when there is none of that name.
+    """Return an operator that is registered in this process, None if none has that name.
 
     Args:
         namespace: Such as "aten".
@@ -109,7 +109,7 @@ def find_operator(namespace: str, name: str, overload: str) -> Operator | None:
             found = getattr(found, part)
     except (AttributeError, RuntimeError):
         return None
-    return _operator(found) if isinstance(found, _OVERLOAD) else None  # and nothing else that a name may lead to
+    return _operator(found) if isinstance(found, _OVERLOAD) else None  # names may also lead to something else
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +117,10 @@ class FunctionalOperator:
     """An operator that returns what an out variant writes.
 
     Attributes:
-        call: The operator; takes its arguments by name.
-        inputs: The arguments of the out variant that it takes, with their positions there.
+        call: The operator; it takes its arguments by name.
+        inputs: The arguments of the out variant that it takes, with their positions in the out variant.
         outputs: The positions of those that the out variant writes.
-        dtype: Whether it is told the type of its result.
+        dtype: Whether it takes the dtype of its result.
     """
 
     call: Any
@@ -131,9 +131,9 @@ class FunctionalOperator:
 
 @lru_cache(maxsize=1024)
 def functional_operator(name: str, overload: str) -> FunctionalOperator | None:
-    """Return what an operator of a file computes without writing it anywhere; None when torch does not have that.
+    """Return the operator that computes an operator of a file without writing the result; None if torch has none.
 
-    The out variant says by `is_out` what it writes; the functional one has the other arguments.
+    The out variant marks with `is_out` what it writes; the functional one has the other arguments.
     """
     own, schema = executorch_operators.function(name, overload), executorch_operators.schema(name, overload)
     if own is not None:
@@ -169,7 +169,7 @@ def _registered_functional(name: str, overload: str) -> FunctionalOperator | Non
 
 
 def wrapped_operator(target: Any) -> Any:
-    """Return the ATen operator that an Edge operator wraps; torch's own operators keep something else under `_op`."""
+    """Return the ATen operator that an Edge operator wraps; torch's own operators have something else under `_op`."""
     return target if isinstance(target, torch._ops.OpOverload) else getattr(target, "_op", target)
 
 
@@ -188,13 +188,13 @@ def operator_packet(target: Any) -> Any:
 
 
 def argument_names(target: Any) -> tuple[str, ...]:
-    """Return the names of an operator's arguments by position; none when it has no schema."""
+    """Return the names of an operator's arguments by position; empty if it has no schema."""
     schema = getattr(wrapped_operator(target), "_schema", None)
     return tuple(argument.name for argument in schema.arguments) if schema is not None else ()
 
 
 def mutates_arguments(target: Any) -> bool:
-    """Tell whether an operator writes into its arguments; no when it has no schema."""
+    """Return whether an operator writes into its arguments; False if it has no schema."""
     schema = getattr(wrapped_operator(target), "_schema", None)
     return bool(schema is not None and schema.is_mutable)
 
@@ -206,18 +206,18 @@ def known_operators() -> frozenset[str]:
 
 
 def written_arguments(target: Any) -> tuple[str, ...]:
-    """Return the names of the arguments that an operator writes to; none when it has no schema."""
+    """Return the names of the arguments that an operator writes to; empty if it has no schema."""
     schema = getattr(wrapped_operator(target), "_schema", None)
     arguments = schema.arguments if schema is not None else ()
     return tuple(argument.name for argument in arguments if argument.alias_info and argument.alias_info.is_write)
 
 
 def is_view(target: Any) -> bool:
-    """Tell whether an operator returns a view of its first argument."""
+    """Return whether an operator returns a view of its first argument."""
     return bool(getattr(wrapped_operator(target), "is_view", False))
 
 
 def list_registered_operators() -> list[str]:
-    """Return the names of the dispatcher's operators, such as "aten::add.Tensor"; a look-up by attribute makes some."""
+    """Return the dispatcher's names of operators, such as "aten::add.Tensor"; attribute look-ups create some."""
     names: list[str] = torch._C._dispatch_get_all_op_names()
     return names

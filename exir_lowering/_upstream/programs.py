@@ -1,4 +1,4 @@
-"""Programs and graph modules: made of their parts, without checking again what is valid already."""
+"""Programs and graph modules, made from their parts without checking again what is already valid."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch._guards import detect_fake_mode
 # The call-delegate operator has no public name in torch.
 from torch._higher_order_ops.executorch_call_delegate import executorch_call_delegate
 
-# Tells tensors without memory apart.
+# Distinguishes tensors without memory.
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram, ExportGraphSignature
 from torch.export.exported_program import ModuleCallEntry, ModuleCallSignature
@@ -40,7 +40,7 @@ CALL_DELEGATE = executorch_call_delegate
 
 
 def lazy_graph_module(root: Mapping[str, Any], graph: torch.fx.Graph) -> torch.fx.GraphModule:
-    """Return a graph module that compiles its Python code at its first call, if there is one.
+    """Return a graph module that compiles its Python code at its first call, if any.
 
     Args:
         root: The attributes that the graph's get_attr nodes name.
@@ -50,7 +50,7 @@ def lazy_graph_module(root: Mapping[str, Any], graph: torch.fx.Graph) -> torch.f
 
 
 def fake_mode_of(graph_module: torch.fx.GraphModule) -> FakeTensorMode | None:
-    """Return the fake mode of a graph's placeholders, None when they have no fake tensor."""
+    """Return the fake mode of a graph's placeholders, None if they have no fake tensor."""
     values = [node.meta.get("val") for node in graph_module.graph.nodes if node.op == "placeholder"]
     mode: FakeTensorMode | None = detect_fake_mode(values)
     return mode
@@ -69,11 +69,11 @@ def assemble_program(
     guards_code: Sequence[str],
     kind: type[ExportedProgram] = ExportedProgram,
 ) -> ExportedProgram:
-    """Make an ExportedProgram of parts that are valid already.
+    """Make an ExportedProgram from parts that are already valid.
 
     The constructor interprets every node again, generates the module's code and looks for duplicate getitems: as
     much work as the rest of lowering, for nodes that were verified when the input was built. What this package
-    changes (signatures, the calls) is checked by `checks.py` instead.
+    changes (signatures, the calls) is checked by `steps.checks` instead.
     """
     program = object.__new__(kind)
     program._graph_module = graph_module
@@ -89,7 +89,7 @@ def assemble_program(
 
 
 class _FixedSignature(ExportGraphSignature):
-    """A signature that nobody changes, which makes each of its tables once; its copies are ordinary ones."""
+    """A signature that is not changed any more and makes each of its tables once; its copies are ordinary ones."""
 
     def __reduce__(self) -> Any:
         # torch's tables are read-only views, which cannot be copied.
@@ -104,23 +104,23 @@ for _name, _table in vars(ExportGraphSignature).items():
 
 
 def fix_signature(program: ExportedProgram) -> None:
-    """Let a program, whose signature is not to change from now on, make each table of its signature once.
+    """Make a program, whose signature must not change from now on, build each table of its signature once.
 
-    torch makes one of all parameters whenever a name is looked up; partitioners look up each operand of each operator.
+    torch builds a table of all parameters for each look-up; partitioners look up each operand of each operator.
     """
     signature = program.graph_signature
     program._graph_signature = _FixedSignature(signature.input_specs, signature.output_specs)
 
 
 class DelegatedProgram(ExportedProgram):
-    """The program of a partition, which eager PyTorch runs when it meets the delegate call.
+    """The program of a partition, which eager PyTorch runs when it reaches the delegate call.
 
-    In the body of map, scan and while_loop, PyTorch runs it on fake tensors first, and there the weights that the
-    partition owns have to be fake too.
+    In the body of map, scan and while_loop, PyTorch first runs it on fake tensors, so the weights that the partition
+    owns have to be fake there too.
     """
 
     def module(self, check_guards: bool = True) -> torch.fx.GraphModule:
-        """Return the program as a module, with fake weights inside of a fake tensor mode."""
+        """Return the program as a module, with fake weights inside a fake tensor mode."""
         module = super().module(check_guards=check_guards)
         mode = detect_fake_mode(None)
         if mode is not None:
@@ -139,7 +139,7 @@ def guards_code_of(program: ExportedProgram) -> list[str]:
 
 
 def flat_call_signature(signature: ExportGraphSignature) -> ModuleCallEntry:
-    """Describe a call that takes and returns flat lists of values."""
+    """Return the specs of a call that takes and returns flat lists of values."""
     in_spec = pytree.tree_flatten((tuple(signature.user_inputs), {}))[1]
     out_spec = pytree.tree_flatten(list(signature.user_outputs))[1]
     return ModuleCallEntry("", ModuleCallSignature(inputs=[], outputs=[], in_spec=in_spec, out_spec=out_spec))

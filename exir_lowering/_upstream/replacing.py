@@ -1,4 +1,4 @@
-"""Attributes of upstream classes and modules that are replaced while somebody needs it."""
+"""Attributes of upstream classes and modules that are replaced temporarily."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = [
 
 
 def replacing(replacements: Callable[[], Sequence[tuple[Any, str, Any]]]) -> Shared:
-    """Replace attributes of upstream classes and modules as long as somebody needs it."""
+    """Replace attributes of upstream classes and modules as long as any thread needs it."""
 
     def replace() -> Callable[[], None]:
         originals = [(owner, name, getattr(owner, name), new) for owner, name, new in replacements()]

@@ -1,4 +1,4 @@
-"""ExecuTorch's runtime, as the wheel brings it; nothing here needs a compiler, neither ExecuTorch's nor this one's."""
+"""ExecuTorch's runtime from the wheel; nothing here needs a compiler, neither ExecuTorch's nor this package's."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _LOG = logging.getLogger(__name__)
 def open_program(source: str | bytes, data: str | None, *, profiled: bool = False) -> Any:
     """Open a `.pte` file in ExecuTorch's runtime.
 
-    executorch.runtime.Program keeps what it opens to itself: it is one program per file, whose methods share their
-    planned memory, so that running one method overwrites the state of another.
+    executorch.runtime.Program hides what it opens: one program per file, whose methods share their planned memory, so
+    running one method overwrites the state of another.
 
     Args:
-        source: Its path, or its content; the content has to outlive the program.
+        source: Its path, or its content; the content must outlive the program.
         data: The path of its data file.
-        profiled: Whether its `write_etdump_result_to_file` can tell what was run, and for how long.
+        profiled: Whether its `write_etdump_result_to_file` can record what was run, and for how long.
 
     Returns:
         The runtime's program, whose `load_method` gives methods that share one planned memory.
@@ -59,7 +59,7 @@ def open_program(source: str | bytes, data: str | None, *, profiled: bool = Fals
 
 @dataclass(frozen=True, slots=True)
 class BackendRegistry:
-    """The backends that the runtime has, built in or registered since."""
+    """The backends that the runtime has, built in or registered later."""
 
     _module: Any
 
@@ -69,7 +69,7 @@ class BackendRegistry:
         return list(self._module._get_registered_backend_names())
 
     def is_available(self, backend_id: str) -> bool:
-        """Tell whether a backend finds on this machine what it needs."""
+        """Return whether a backend has what it needs on this machine."""
         return bool(self._module._is_available(backend_id))
 
 
@@ -108,10 +108,10 @@ class Runtime:
 
 @cache
 def executorch_runtime() -> Runtime:
-    """Return the runtime of the wheel.
+    """Return the wheel's runtime.
 
     Raises:
-        Exception: It cannot be imported here; what its libraries raise.
+        Exception: It cannot be imported here: whatever its libraries raise.
     """
     return Runtime(_extension() or _wrapper())
 
@@ -126,10 +126,10 @@ _USED = frozenset(
 
 
 def _extension() -> Any:
-    """Return the extension module alone: the wrapper around it imports ExecuTorch's compiler to warn of itself.
+    """Return the extension module alone: its wrapper imports ExecuTorch's compiler just to issue a warning.
 
-    What the wrapper, `portable_lib.py`, does beside that is done here. None when this wheel has no such module, or one
-    that lacks something: then the wrapper knows better.
+    The rest of what the wrapper, `portable_lib.py`, does is done here. None if this wheel has no such module, or one
+    that lacks something: then the wrapper is needed.
     """
     try:
         found = find_spec(_EXTENSION)
@@ -145,8 +145,8 @@ def _extension() -> Any:
 
 
 def _wrapper() -> Any:
-    """Return what ExecuTorch's own runtime has for the extension module, without its note that it is experimental."""
-    # The filters of warnings are those of all threads.
+    """Return ExecuTorch's own wrapper of the extension module, without its warning that it is experimental."""
+    # All threads share the warning filters.
     with conversion(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from executorch.runtime import Runtime as Wrapped
@@ -175,9 +175,9 @@ def _find_openvino() -> None:
 
 
 class _CompileSpec:
-    """A compile spec of a file, which is ExecuTorch's to whoever has imported its class, and equal to one.
+    """A compile spec of a file: equal to one of ExecuTorch's, and an instance of that class once it is imported.
 
-    The class is in ExecuTorch's compiler, which a file that runs does not need.
+    ExecuTorch's class is in its compiler, which is not needed to run a file.
     """
 
     __slots__ = ("key", "value")
@@ -205,7 +205,7 @@ def _compile_spec_class() -> Any:
 
 
 def compile_spec(key: str, value: bytes) -> Any:
-    """Return a compile spec as delegates are given it: ExecuTorch's class, or what stands for it until it is imported.
+    """Return a compile spec for delegates: of ExecuTorch's class, or of its substitute until that is imported.
 
     Args:
         key: Its key.
@@ -218,7 +218,7 @@ def import_quantized_kernels() -> None:
     """Import the kernels of `quantized_decomposed`, which emitting and the runtime need, with their schemas.
 
     Raises:
-        ImportError: They are not there; ExecuTorch's package swallows why.
+        ImportError: They are not there; ExecuTorch's package hides the reason.
     """
     import executorch.kernels.quantized  # noqa: F401
 
@@ -229,13 +229,13 @@ def import_quantized_kernels() -> None:
 
 
 def operator_schema(name: str, overload: str) -> tuple[tuple[str, ...], frozenset[int], int] | None:
-    """Return what an operator of a file takes; None when that is not known.
+    """Return what an operator of a file takes; None if that is unknown.
 
-    torch has no public way to a schema by name. Those of `quantized_decomposed` come with their kernels. Only
-    operators whose kernels are generated from the schema count: others take their arguments as they like.
+    torch has no public way to get a schema by name. Those of `quantized_decomposed` come with their kernels. Only
+    operators whose kernels are generated from the schema count: others may take their arguments in any way.
 
     Returns:
-        The types of its arguments, in TorchScript's words, which of them it writes to, and how many it returns.
+        The types of its arguments in TorchScript's notation, which of them it writes to, and how many results it has.
     """
     namespace = name.partition("::")[0]
     if namespace not in ("aten", "dim_order_ops", "quantized_decomposed"):

@@ -1,4 +1,4 @@
-"""What torch keeps of tensors and of what calls on them go through, asked for at each call of a delegate."""
+"""What torch records about tensors and about the modes that calls on them go through; read at each delegate call."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ __all__ = ["function_modes", "version", "versions"]
 
 
 def function_modes() -> int:
-    """Return how many modes there are that torch functions go through: a default device is one."""
+    """Return how many modes torch functions go through; a default device is one."""
     return int(torch._C._len_torch_function_stack())
 
 
 def version(tensor: torch.Tensor) -> int:
-    """Return how often torch has written to a tensor's memory; 0 where it does not count."""
+    """Return how often torch has written to a tensor's memory; 0 if it does not count."""
     return 0 if tensor.is_inference() else int(tensor._version)
 
 
 def versions(tensors: Sequence[Any]) -> list[int]:
-    """Return how often torch has written to each of some tensors' memory; what is no tensor is left out.
+    """Return how often torch has written to the memory of each tensor; values that are not tensors are skipped.
 
-    It is called twice for each call of a delegate.
+    It is called twice per delegate call.
     """
     try:
         return [tensor._version for tensor in tensors if type(tensor) is torch.Tensor]

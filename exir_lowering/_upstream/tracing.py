@@ -1,4 +1,4 @@
-"""What tracing and decomposing change in the process while they run, and how it is put back."""
+"""What tracing and decomposing change in the process while they run, and how it is restored."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from executorch.exir import tracer as et_tracer
 
-# Tracing that is interrupted, or that a forked child never goes on with, leaves its switches as they are. They are
+# Tracing that is interrupted, or that a forked child never continues, leaves its switches as they are. They are
 # looked up by name: they are global variables, and some come and go with versions of torch.
 from torch import compiler as torch_compiler
 from torch._export import utils as export_utils
 
-# Rules of fake tensors for operators, which conversions add to.
+# Rules of fake tensors for operators; conversions add to them.
 from torch._subclasses import fake_impls
 from torch.export import _trace, exported_program
 from torch.fx import _lazy_graph_module, _symbolic_trace, traceback
@@ -51,14 +51,14 @@ _SWITCHES: Sequence[tuple[Any, str]] = (
 
 
 class ConversionState:
-    """What conversions change in the process while they run, as it is at one moment."""
+    """A snapshot of what conversions change in the process while they run."""
 
     def __init__(self) -> None:
         self._switches = [(owner, name, getattr(owner, name)) for owner, name in _SWITCHES if hasattr(owner, name)]
         self._meta = dict(traceback.current_meta)
 
     def restore(self) -> None:
-        """Put everything back: tracing does so itself, unless it was interrupted while it was about to, or is gone."""
+        """Restore everything: tracing does so itself, unless it was interrupted just before, or its thread is gone."""
         before = {name: value for _, name, value in self._switches}["CURRENT_PATCHER"]
         patcher = _symbolic_trace.CURRENT_PATCHER
         if patcher is not None and patcher is not before:
@@ -75,7 +75,7 @@ class ConversionState:
 
 
 class _Kernels:
-    """The Python kernels that operators have before a conversion decides which of them it decomposes."""
+    """The Python kernels of operators before a conversion decides which of them it decomposes."""
 
     def __init__(self, operators: Iterable[Any]) -> None:
         self._tables = [(operator, dict(operator.py_kernels)) for operator in operators]
@@ -96,7 +96,7 @@ class _Kernels:
 
 
 _decomposing: list[_Kernels] = []
-"""The conversions that have kernels replaced: one inside of the other, as there is a lock."""
+"""The conversions that have replaced kernels; they are nested, since there is a lock."""
 
 
 def _decompositions() -> list[tuple[Any, str, Any]]:
@@ -110,7 +110,7 @@ def _decompositions() -> list[tuple[Any, str, Any]]:
             with override(operators):
                 yield
         finally:
-            # torch restores nothing of what it had replaced when it is interrupted in between.
+            # If torch is interrupted in between, it restores nothing of what it has replaced.
             kernels.restore()
             _decomposing.remove(kernels)
 
@@ -118,4 +118,4 @@ def _decompositions() -> list[tuple[Any, str, Any]]:
 
 
 DECOMPOSITIONS = replacing(_decompositions)
-"""A context in which what conversions replace in operators is put back however they end."""
+"""A context that restores what conversions replace in operators, however they end."""

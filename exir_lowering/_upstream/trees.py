@@ -1,4 +1,4 @@
-"""How torch describes nested inputs and outputs: pytree, and the types that are registered with it."""
+"""How torch describes nested inputs and outputs: pytree, and the types registered with it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = [
     "pytree",
 ]
 
-# How the context of a named tuple is read, by which such types are told from others.
+# Reads the context of a named tuple, which distinguishes such types from others.
 namedtuple_context = pytree._namedtuple_deserialize
 
 
 def find_registered_type(name: str) -> Any:
-    """Return the type that pytree knows by the name that it is written down by; None when there is none.
+    """Return the type that pytree knows by a serialized name; None if there is none.
 
-    `treespec_loads` finds types here too, but imports what else the text names.
+    `treespec_loads` also finds types here, but imports whatever else the text names.
     """
     kind = pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.get(name)
     # Types without such a name share a key.
@@ -33,16 +33,16 @@ def find_registered_type(name: str) -> Any:
 
 
 def namedtuple_fields(kind: Any) -> tuple[str, ...] | None:
-    """Return the fields of a named tuple's class; None for anything else."""
+    """Return the fields of a named tuple's class; None for other types."""
     return tuple(kind._fields) if pytree.is_namedtuple_class(kind) else None
 
 
 def context_reader(kind: Any) -> Callable[[Any], Any] | None:
-    """Return what reads the context of a registered type in a written structure; None when it is plain JSON."""
+    """Return what reads a registered type's context in a serialized structure; None if that is plain JSON."""
     reader: Callable[[Any], Any] | None = pytree.SUPPORTED_SERIALIZED_TYPES[kind].from_dumpable_context
     return reader
 
 
 def list_registered_types() -> list[Any]:
-    """Return the types that are registered with pytree."""
+    """Return the types registered with pytree."""
     return list(pytree.SUPPORTED_NODES)

@@ -59,7 +59,7 @@ def to_backend(first: Any, *rest: Any, **named: Any) -> Any:
 
     Raises:
         NotImplementedError: The backend was not found.
-        AssertionError, RuntimeError: As ExecuTorch's; the `LoweringError` with the full story is its `__cause__` or
+        AssertionError, RuntimeError: As ExecuTorch's; the `LoweringError` with the details is its `__cause__` or
             `__context__`.
         TypeError: No overload takes the first argument.
     """
@@ -76,13 +76,13 @@ def patch_executorch(*, convex_proposals: bool = False) -> Iterator[None]:
     """Make ExecuTorch's `to_backend` use this package's engine while the context lasts.
 
     `EdgeProgramManager.to_backend` and `to_edge_transform_and_lower` go through it, and so does every module that
-    imported the function before: what is replaced are its overloads, not its name. ExecuTorch's own conversions wait
-    for each other and for this package's meanwhile, in all threads.
+    imported the function earlier: its overloads are replaced, not its name. Meanwhile, ExecuTorch's own conversions
+    wait for each other and for those of this package, in all threads.
 
     Args:
-        convex_proposals: Whether partitioners that stand on torch.fx's `CapabilityBasedPartitioner`, XNNPACK's
-            included, use this package's proposal algorithm too: never more partitions, in linear time. A node that
-            could be in either of two partitions may be in another one than with torch.fx's algorithm.
+        convex_proposals: Whether partitioners that are based on torch.fx's `CapabilityBasedPartitioner`, XNNPACK's
+            included, use this package's proposal algorithm too, which makes no more partitions and takes linear time.
+            A node that could be in either of two partitions may be in a different one than with torch.fx's algorithm.
     """
     with _PATCHED, WAITING, proposals() if convex_proposals else nullcontext():
         yield
@@ -110,17 +110,17 @@ def serve_delegates(
 ) -> Iterator[None]:
     """Let programs that ExecuTorch's own loaders open, in `executorch.runtime` or pybindings, use Python delegates.
 
-    `load` needs no such thing; it also checks more, keeps threads apart, and raises what a delegate raised. ExecuTorch
-    does not tell a backend where its inputs end: the first call of a payload is made with as many inputs as there may
-    be, and again with fewer, until as many outputs are returned as are left. What a delegate raises is shown on
-    standard error, and ExecuTorch raises its own error. Programs that were set up in the context may be executed after
-    it.
+    `load` does not need this context; it also checks more, keeps threads apart, and raises what a delegate raised.
+    ExecuTorch does not tell a backend where its inputs end: the first call of a payload gets as many inputs as possible
+    and is repeated with fewer until the number of outputs matches what is left. What a delegate raises is printed
+    to standard error, and ExecuTorch raises its own error. Programs that were set up in the context may be executed
+    after it.
 
     Args:
         delegates: Delegates by id, or a sequence of delegates.
 
     Raises:
-        InputError: The delegates are none, or the runtime has a backend of that id itself.
+        InputError: The delegates are invalid, or the runtime has its own backend with that id.
         BackendUnavailableError: Python delegates cannot be used here.
         PluginLoadError: A delegate could not be made.
     """
@@ -186,7 +186,7 @@ def _executorch_errors() -> Iterator[None]:
 
 
 def _raise_executorch_error(error: LoweringError) -> NoReturn:
-    """Raise what ExecuTorch raises in the same case; a plug-in's own exception passes through bare there."""
+    """Raise what ExecuTorch raises in the same case, where a plug-in's own exception passes through unwrapped."""
     if isinstance(error, UnknownPluginError):
         raise NotImplementedError(f"Backend {error.plugin_id} was not found.") from error
     if isinstance(error, BackendFailure) and error.__cause__ is not None:

@@ -28,22 +28,22 @@ _INSTEAD = {
     "exir_lowering.interrupts": "exir_lowering.plugins.let_through",
     "exir_lowering.locks": "exir_lowering.plugins.conversion_lock",
 }
-"""What to use of modules that are not public where they are now."""
+"""What to use instead of modules that are no longer public."""
 
 
 class MovedModules(MetaPathFinder, Loader):
-    """Finds a module under its old name: one that has the names of the module where it is now."""
+    """Finds a module under its old name, and gives it the names of the module that replaced it."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         """Return how to load a module that moved; None for others."""
         return ModuleSpec(name, self) if name in _MOVED else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Leave making the module to Python."""
+        """Let Python create the module."""
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        """Fill the module, and warn whoever imports it."""
+        """Fill the module, and warn the importer."""
         now = import_module(_MOVED[module.__name__])
 
         def forward(name: str) -> Any:

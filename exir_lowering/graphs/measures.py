@@ -82,7 +82,6 @@ def flops(node: Node) -> int:
             return int(formula(*args, **kwargs, out_val=_sized_values(node.meta.get("val"))))
         except Exception as error:  # torch's formula does not know this form of the operator
             let_through(error)
-            pass
     read = [tensor for source in node.all_input_nodes for tensor in tensors(source.meta.get("val"))]
     return max((elements(tensor) for tensor in (*results, *read)), default=0) if results else 0
 

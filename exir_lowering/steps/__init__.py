@@ -1,1 +1,1 @@
-"""The steps of the line, each a module with the product that it makes."""
+"""The steps of the pipeline, one module each."""

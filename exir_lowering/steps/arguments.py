@@ -1,4 +1,4 @@
-"""What callers may give, turned into one form: a program and a list of partitioners for each method."""
+"""What callers may pass, brought into one form: a program and a list of partitioners for each method."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def check_program(who: str, value: Any) -> ExportedProgram:
     if isinstance(value, EdgeProgramManager):
         hint = " A manager has several methods: pass it alone."
     elif isinstance(value, ExecutorchProgramManager):
-        hint = " Its programs are emitted already: pass those that it was made of."
+        hint = " Its programs are already emitted: pass those that it was made from."
     elif hasattr(value, "forward"):
         hint = " Export the module first: torch.export.export(module, example_inputs)."
     raise InputError(f"{who}: got {type(value).__name__}, expected a torch.export.ExportedProgram.{hint}")
 
 
 Passes = list[Any] | FxPassManager
-"""What runs over one method: passes in their order, or a manager of passes."""
+"""What runs over one method: passes in order, or a pass manager."""
 
 _PassesLike = Sequence[Callable[[GraphModule], Any]] | FxPassManager
 TransformPasses = _PassesLike | Mapping[str, _PassesLike] | None
@@ -59,7 +59,7 @@ class RequestedMethod:
         name: The method's name.
         program: The program, in ATen or Edge dialect.
         partitioners: Its partitioners, in priority order.
-        passes: What runs over it in Edge dialect; None for nothing.
+        passes: The passes that run over it in Edge dialect; None for none.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Request:
 
     Attributes:
         methods: The methods, in the order in which they were given.
-        constant_methods: Values by name that become methods too: those of an EdgeProgramManager.
+        constant_methods: Values, by name, that also become methods: those of an EdgeProgramManager.
     """
 
     methods: tuple[RequestedMethod, ...]
@@ -82,7 +82,7 @@ class Request:
 
 
 def read_request(programs: Any, partitioners: Any, transform_passes: Any = None) -> Request:
-    """Turn what a caller gave into one value for each method.
+    """Turn what a caller passed into one value per method.
 
     Args:
         programs: A program, which is the method "forward", programs by method name, or an EdgeProgramManager.
@@ -90,8 +90,8 @@ def read_request(programs: Any, partitioners: Any, transform_passes: Any = None)
         transform_passes: As for `lower`.
 
     Raises:
-        InputError: There is no program, a name is not a string that can name a method, a method is not known, or
-            something is not an ExportedProgram, a partitioner or a pass.
+        InputError: There is no program, a method name is invalid or unknown, or something is not an
+            ExportedProgram, a partitioner or a pass.
         UnknownPluginError, PluginLoadError: A partitioner's name cannot be resolved.
     """
     methods, constant_methods = _methods(programs)
@@ -120,7 +120,7 @@ def _check_names(methods: Mapping[Any, Any]) -> dict[str, ExportedProgram]:
             raise InputError(f"programs: got the method name {name!r}, expected a non-empty string.")
         if "/" in name:
             raise InputError(
-                f"programs: the method name {name!r} holds a slash, which separates names in partition ids."
+                f"programs: the method name {name!r} contains a slash, which separates names in partition ids."
             )
         check_program(f"Method {name!r}", candidate)
     return dict(methods)
@@ -141,12 +141,12 @@ def _transform_passes(value: Any, methods: Mapping[str, ExportedProgram]) -> dic
 def _passes(who: str, value: Any) -> Passes:
     if isinstance(value, FxPassManager):
         return value
-    expected = "expected a sequence of passes, functions that take a graph module or objects that are called with it."
+    expected = "expected a sequence of passes: functions or callable objects that take a graph module."
     if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
         raise InputError(f"{who}: got {value!r}, {expected}")
     for one in value:
         if not callable(one) or isinstance(one, type):
-            hint = " Make an object of it." if isinstance(one, type) else ""
+            hint = " Create an instance of it." if isinstance(one, type) else ""
             raise InputError(f"{who}: got {one!r}, {expected}{hint}")
     return list(value)
 
@@ -184,12 +184,12 @@ def _one(who: str, value: Any) -> Partitioner:
         return registry.find_partitioner(value)
     if isinstance(value, Partitioner):
         return value
-    hint = " Make an object of it." if isinstance(value, type) and issubclass(value, Partitioner) else ""
+    hint = " Create an instance of it." if isinstance(value, type) and issubclass(value, Partitioner) else ""
     raise InputError(f"{who}: got {value!r}, expected an ExecuTorch Partitioner or the name of an installed one.{hint}")
 
 
 def check_options(value: Any) -> LoweringOptions:
-    """Return the options; None is the defaults.
+    """Return the options; None means the defaults.
 
     Raises:
         InputError: It is something else.
@@ -215,7 +215,7 @@ def require_edge(name: str, candidate: ExportedProgram) -> None:
 
 
 def is_edge(candidate: ExportedProgram) -> bool:
-    """Tell whether a program is in Edge dialect."""
+    """Return whether a program is in Edge dialect."""
     return bool(candidate.dialect == EDGE_DIALECT)
 
 
@@ -223,7 +223,7 @@ def check_destination(who: str, backend_id: Any, compile_specs: Any) -> None:
     """Check a backend id and compile specs.
 
     Raises:
-        InputError: One is of another type.
+        InputError: One has the wrong type.
     """
     if not isinstance(backend_id, str):
         raise InputError(f"{who}: got {backend_id!r} as the backend id, expected a string.")

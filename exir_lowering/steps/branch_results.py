@@ -1,8 +1,8 @@
 """Views of what control flow returns, which ExecuTorch would emit wrongly.
 
-The runtime hands a branch's result over by pointing the value of `cond` at the branch's memory. ExecuTorch makes a view
-share the memory that was planned for its base, so a view of such a value reads memory that nothing has written. It
-takes care of the outputs of a graph, which are pointed elsewhere too, but not of these.
+The runtime returns a branch's result by pointing the value of `cond` at the branch's memory. ExecuTorch makes a view
+share the memory that was planned for its base, so a view of such a value reads memory that was never written.
+ExecuTorch handles this for the outputs of a graph, which are redirected too, but not for these views.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def copy_before_views(program: ExportedProgram) -> None:
 
 
 def _is_result(module: GraphModule, node: Node) -> bool:
-    """Tell whether a node is a result of an operator that calls graphs."""
+    """Return whether a node is a result of an operator that calls graphs."""
     call = node.args[0] if graphs.is_getitem(node) else node
     return isinstance(call, Node) and any(True for _ in graphs.nested_graphs(module, call))
 

@@ -1,4 +1,4 @@
-"""What must hold after each step, checked right after it. What upstream verified already is not verified again."""
+"""What must hold after each step, checked right after it. What upstream has verified is not verified again."""
 
 from __future__ import annotations
 

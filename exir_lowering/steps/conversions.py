@@ -1,4 +1,4 @@
-"""What a conversion needs of the thread that it runs in, and what it must not leave behind."""
+"""What a conversion needs from the thread that it runs in, and what it must not leave behind."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from exir_lowering._upstream.tracing import DECOMPOSITIONS, ConversionState
 
 @contextmanager
 def converting(programs: Iterable[ExportedProgram], *, gradients: bool) -> Iterator[None]:
-    """Set aside what `neutral` does for a conversion, and leave nothing behind; the lock of conversions is to be held.
+    """Set aside what `neutral` does for a conversion, and leave nothing behind. The lock of conversions must be held.
 
     Args:
-        programs: What is converted. Its default dtype is that of its export: operators that were given no dtype mean
-            it.
-        gradients: Whether they are enabled, as they are by default: a conversion decomposes other operators without.
+        programs: What is converted. Its default dtype is that of its export: operators without a dtype use it.
+        gradients: Whether they are enabled, as by default: without them, a conversion decomposes other operators.
     """
     before = ConversionState()
     _converting.append(before)
@@ -53,7 +52,7 @@ def settings(programs: Iterable[ExportedProgram], *, gradients: bool) -> Abstrac
 
 
 def _exported_dtype(programs: Iterable[ExportedProgram]) -> torch.dtype:
-    """Return the default dtype with which programs were exported, float32 if no operator tells."""
+    """Return the default dtype with which programs were exported, float32 if no operator shows it."""
     for program in programs:
         for _, module in graphs.walk(program.graph_module):
             for node in module.graph.nodes:
@@ -64,7 +63,7 @@ def _exported_dtype(programs: Iterable[ExportedProgram]) -> torch.dtype:
 
 
 def _find_default_dtype(node: Node) -> torch.dtype | None:
-    """Return the dtype of a floating-point tensor that an operator made of none, and without being told a dtype."""
+    """Return the dtype of a floating-point tensor that an operator made from no tensor and without a dtype argument."""
     value = node.meta.get("val")
     if node.op != "call_function" or not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point:
         return None

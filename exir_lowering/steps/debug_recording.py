@@ -1,4 +1,4 @@
-"""Write down what the debug handles of an emitted file stand for."""
+"""Record what the debug handles of an emitted file stand for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def record(
 
     Args:
         programs: The lowered programs.
-        emitted: For each of them the calls that ExecuTorch emitted.
+        emitted: For each of them, the calls that ExecuTorch emitted.
 
     Returns:
         A description per method, without anything that belongs to the programs.
@@ -77,7 +77,7 @@ def _handles(graph_module: GraphModule) -> tuple[int, ...]:
 
 
 def _handle_map(given: Any) -> dict[int | str, tuple[int, ...]]:
-    """Return a backend's map as far as it is one: ExecuTorch takes anything."""
+    """Return the valid part of a backend's map: ExecuTorch accepts anything."""
     found: dict[int | str, tuple[int, ...]] = {}
     for key, value in given.items() if isinstance(given, Mapping) else ():
         handles = value if isinstance(value, (tuple, list, set, frozenset)) else (value,)

@@ -1,4 +1,4 @@
-"""Step edge: from `torch.export` output to Edge dialect, asking the partitioners what not to decompose."""
+"""Step edge: from `torch.export` output to Edge dialect; the partitioners say what not to decompose."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def to_edge(methods: Iterable[RequestedMethod], session: Session) -> tuple[EdgeM
     """Convert each program that is not in Edge dialect, as ExecuTorch's `to_edge_transform_and_lower` does.
 
     Args:
-        methods: The methods. Operators that their partitioners want whole are not decomposed; their passes run over the
-            result. Their programs are not changed.
+        methods: The methods. Operators that their partitioners want whole are not decomposed, and their passes run over
+            the result. Their programs are not changed.
         session: Its option `edge_compile_config` is used.
 
     Returns:
-        The methods in Edge dialect; the programs of those that were in it already, and have no passes, are the same
+        The methods in Edge dialect; the programs of those that were already in it, and have no passes, are the same
         objects.
 
     Raises:
@@ -48,10 +48,10 @@ def to_edge(methods: Iterable[RequestedMethod], session: Session) -> tuple[EdgeM
 
 
 def as_edge(methods: Iterable[RequestedMethod]) -> tuple[EdgeMethod, ...]:
-    """Take programs that are in Edge dialect as they are.
+    """Accept programs in Edge dialect as they are.
 
     Raises:
-        InputError: One is not.
+        InputError: One is not in Edge dialect.
     """
     methods = tuple(methods)
     for method in methods:
@@ -86,7 +86,7 @@ def _convert(method: RequestedMethod, options: LoweringOptions, config: EdgeComp
 
 
 def _convert_once(method: RequestedMethod, config: EdgeCompileConfig) -> ExportedProgram:
-    """Convert a program; what partitioners keep whole is added to the configuration."""
+    """Convert a program, with what partitioners keep whole added to the configuration."""
     name, partitioners = method.name, {method.name: list(method.partitioners)}
     private = isolate(graphs.copy_program(method.program))
     try:
@@ -102,10 +102,10 @@ def _convert_once(method: RequestedMethod, config: EdgeCompileConfig) -> Exporte
 
 
 def _recover_sources(program: ExportedProgram, converted: ExportedProgram) -> None:
-    """Give nodes their source lines back that conversion took for lines of generated code.
+    """Restore the source lines of nodes that the conversion replaced by lines of generated code.
 
-    It does so to graphs that it inlines, such as those under torch.no_grad(); the generated line has the name that the
-    node had in the program.
+    It replaces them in graphs that it inlines, such as those under torch.no_grad(); the generated line has the node's
+    name in the program.
     """
     traces: dict[str, set[str]] = {}
     for _, module in graphs.walk(program.graph_module):
@@ -120,7 +120,7 @@ def _recover_sources(program: ExportedProgram, converted: ExportedProgram) -> No
 
 
 def _clone_writes(program: ExportedProgram) -> int:
-    """Clone, in place, each value that is copied into an input or a buffer; return how many there are.
+    """Clone, in the graph itself, each value that is copied into an input or a buffer; return how many there are.
 
     A signature names a mutation by its value, so torch cannot describe a program that writes one value to two buffers.
     """
@@ -142,7 +142,7 @@ def check_preserved(method: EdgeMethod, owner: ExportedProgram, options: Lowerin
 
     Args:
         method: The method; nothing is checked if it was given in Edge dialect.
-        owner: What partitions left of its program.
+        owner: What remains of its program after the partitions were taken out.
         options: As given to `to_edge`.
 
     Raises:
@@ -164,5 +164,5 @@ def check_preserved(method: EdgeMethod, owner: ExportedProgram, options: Lowerin
 
 
 def _config(options: LoweringOptions) -> EdgeCompileConfig:
-    """Copy the configuration: ExecuTorch adds to its lists."""
+    """Copy the configuration, since ExecuTorch appends to its lists."""
     return copy.deepcopy(options.edge_compile_config) if options.edge_compile_config else EdgeCompileConfig()

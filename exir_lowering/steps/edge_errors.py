@@ -1,7 +1,7 @@
-"""Why a program does not become Edge dialect, or a file: which operators of the model, at which lines, and what helps.
+"""Why a program cannot be converted or emitted: which operators of the model, at which lines, and what helps.
 
-The program itself is looked at, not the text of the error: which operators ExecuTorch's verifier refuses, which have no
-out variant, which constants are written.
+This module examines the program itself, not the text of the error: which operators ExecuTorch's verifier rejects, which
+have no out variant, which constants are written.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ Found = tuple[tuple[str, ...], Node]
 _ROLES = {"__ret": "result", "__ret_0": "result"}
 
 _LISTED = 20
-"""Operators that a message lists before it says how many more there are."""
+"""How many operators a message lists before it only counts the rest."""
 
 _NAMES = 3
-"""Nodes of one operator that a message names."""
+"""How many nodes of one operator a message names."""
 
 
 def explain_conversion(
@@ -51,7 +51,7 @@ def explain_conversion(
         name: The method.
         program: The program from `torch.export`.
         error: What the conversion raised.
-        config: How it was to be converted.
+        config: The configuration of the conversion.
         convert: Converts the program with another configuration.
 
     Returns:
@@ -94,11 +94,11 @@ def explain_invalid(
     if foreign:
         lines += ["Operators that are not in the Core ATen operator set:", *_list_places(foreign)]
     if rest is not None:
-        lines += _mistyped(program) or [f"ExecuTorch's check of Edge programs refuses it: {rest}"]
+        lines += _mistyped(program) or [f"ExecuTorch's check of Edge programs rejects it: {rest}"]
     helps = with_allowed(asked, targets, checked=rest is None)
     lines.append(
-        f"What to do: {'allow the operators' if rest is None else 'leave the check out'} with "
-        f"LoweringOptions(edge_compile_config={_find_written(helps)}), or write these lines of the model with other "
+        f"What to do: {'allow the operators' if rest is None else 'disable the check'} with "
+        f"LoweringOptions(edge_compile_config={_find_written(helps)}), or rewrite these lines of the model with other "
         "operators."
     )
     return InputError("\n".join([*lines, *_kernels(targets)]))
@@ -147,7 +147,7 @@ def _mistyped(program: ExportedProgram) -> list[str]:
 
 
 def _list_places(operators: Mapping[str, Sequence[Found]]) -> list[str]:
-    """List operators with the nodes and source lines that they stand for."""
+    """List operators with their nodes and source lines."""
     lines = []
     for name, nodes in list(operators.items())[:_LISTED]:
         lines += [f"    {name}", *_where(nodes)]
@@ -157,7 +157,7 @@ def _list_places(operators: Mapping[str, Sequence[Found]]) -> list[str]:
 
 
 def _where(nodes: Sequence[Found]) -> list[str]:
-    """Tell where in the model nodes come from, one line for each source line."""
+    """List where in the model nodes come from, one line per source line."""
     places: dict[tuple[str, str], list[str]] = {}
     for path, node in nodes:
         place = (graphs.module_stack(node), graphs.source_line(node) or "source line not known")
@@ -173,7 +173,7 @@ def _where(nodes: Sequence[Found]) -> list[str]:
 
 
 def _kernels(targets: Iterable[Any]) -> list[str]:
-    """Say of operators what becomes of them when they are allowed and stay on the host."""
+    """Say what happens to operators that are allowed and stay on the host."""
     homeless, missing = [], []
     known = installed.kernels()
     for target in targets:
@@ -187,18 +187,18 @@ def _kernels(targets: Iterable[Any]) -> list[str]:
         lines.append(
             f"The ExecuTorch runtime here has no kernel for {', '.join(missing)}: once allowed, such an operator "
             "lowers, but on the host it runs only in a runtime that has its kernel. Let a partitioner delegate it, or "
-            "write it with other operators."
+            "replace it with other operators."
         )
     if homeless:
         lines.append(
-            f"There is no out variant of {', '.join(homeless)}, and a file can have no such operator on the host: "
-            "allowing it helps only if a partitioner delegates it. Otherwise write it with other operators."
+            f"There is no out variant of {', '.join(homeless)}, and a file cannot have such an operator on the host: "
+            "allowing it helps only if a partitioner delegates it. Otherwise replace it with other operators."
         )
     return lines
 
 
 def _find_written(config: EdgeCompileConfig) -> str:
-    """Write a configuration as Python, without what has its default."""
+    """Write a configuration as Python, without fields that have their defaults."""
     default, given = EdgeCompileConfig(), []
     for entry in fields(config):
         value = getattr(config, entry.name)
@@ -235,7 +235,7 @@ def _written_constants(name: str, program: ExportedProgram) -> InputError | None
     if hidden:
         lines.append(
             "What to do: export with torch.export.export(model, inputs, strict=True), which sees that such a tensor, "
-            "reached through an object that is no module (as in transformers' StaticCache), is the buffer."
+            "reached through an object that is not a module (as in transformers' StaticCache), is the buffer."
         )
     if any(memory_of(program.constants.get(target)) not in buffers for target in written):
         lines.append("What to do: make the tensor a buffer of its module, self.register_buffer(name, tensor).")
@@ -261,11 +261,11 @@ def _buffers_by_memory(program: ExportedProgram) -> dict[Any, str]:
 
 
 class OutVariants:
-    """ExecuTorch's pass that gives operators their out variants; it notes those that have none.
+    """ExecuTorch's pass that gives operators their out variants; it records those that have none.
 
     Attributes:
-        method: The number of the method that the pass saw last.
-        missing: What has no out variant in it.
+        method: The number of the method that the pass processed last.
+        missing: The operators in it that have no out variant.
     """
 
     def __init__(self, inner: Callable[[GraphModule], Any]) -> None:
@@ -293,8 +293,8 @@ def explain_emission(
     Args:
         programs: The lowered programs.
         error: What the emission raised.
-        config: How they were to be emitted.
-        variants: What saw the operators.
+        config: The configuration of the emission.
+        variants: The pass that recorded the operators.
 
     Returns:
         The error to raise, from the given one.
@@ -306,7 +306,7 @@ def explain_emission(
     name, missing = list(programs)[variants.method], set(variants.missing)
     lines = [
         f"Method {name!r} cannot be emitted: these operators stay on the host and have no out variant, one that writes "
-        "into given memory; a file can have no others.",
+        "into given memory; a file cannot contain others.",
         *_list_places(variants.missing),
     ]
     fused: set[str] = set()
@@ -319,15 +319,15 @@ def explain_emission(
         )
     if missing - fused:
         lines.append(
-            f"What to do: let a partitioner take {', '.join(sorted(missing - fused))} (`plan` tells why one left it), "
-            "or write these lines of the model with other operators. An operator of your own needs an overload that "
+            f"What to do: let a partitioner take {', '.join(sorted(missing - fused))} (`plan` says why one did not), "
+            "or rewrite these lines of the model with other operators. A custom operator needs an overload that "
             "takes `out` by keyword, and a kernel for it in the runtime."
         )
     return InputError("\n".join(lines))
 
 
 def _fused(program: ExportedProgram, operators: set[str]) -> set[str]:
-    """Return which operators fusion would remove from a program; none when it cannot take the program."""
+    """Return which operators fusion would remove from a program; none if it cannot process the program."""
     try:
         return edge.fused(isolate(graphs.copy_program(program)), operators)
     except Exception as error:

@@ -45,7 +45,7 @@ class Artifact:
     Attributes:
         manager: ExecuTorch's manager of the emitted program.
         report: The report of the lowering.
-        stored: What takes how many bytes in the file and its data files, the largest first.
+        stored: What the file and its data files store, and how many bytes each item takes, the largest first.
         methods: What the debug handles of each method stand for.
         etrecord: ExecuTorch's `ETRecord` for its Inspector; None unless `emit` was asked for it.
     """
@@ -58,33 +58,33 @@ class Artifact:
 
     @property
     def buffer(self) -> bytes:
-        """The `.pte` file in memory, made anew at each use; `save` does without."""
+        """The `.pte` file in memory, made anew at each access; `save` does not need it."""
         return bytes(pte_contents(self.manager))
 
     @property
     def data_files(self) -> dict[str, bytes]:
-        """The `.ptd` data files by name, made anew at each use; empty when all data is in the `.pte` file."""
+        """The `.ptd` data files by name, made anew at each access; empty if all data is in the `.pte` file."""
         return {sealing.data_name(name): bytes(cord) for name, cord in data_file_contents(self.manager).items()}
 
     @property
     def debug_info(self) -> DebugInfo:
-        """What the debug handles in the file stand for; made anew at each use, with the hash of the file."""
+        """What the debug handles in the file stand for; made anew at each access, with the hash of the file."""
         digest = _Digest()
         self.manager.write_to_file(digest)
         return DebugInfo(VERSION, digest.sha256.hexdigest(), self.methods)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the `.pte` file, and beside it its data files and debug information, piece by piece.
+        """Write the `.pte` file, with its data files and debug information next to it, piece by piece.
 
         The debug information of `model.pte` is `model.debug.json`; the record for ExecuTorch's Inspector, if there is
         one, `model.etrecord`.
 
-        All files are complete before the first one is moved to its place, and the `.pte` file is the last. Whenever it
-        ends, what is there is the old program or the new one, or an old program beside a new data file of the same
-        name, which `load` refuses.
+        All files are complete before the first one is moved to its final name, and the `.pte` file is the last. After
+        an interruption, the files are those of the old program or of the new one, or an old program with a new data
+        file of the same name, which `load` refuses.
 
         Args:
-            path: Where the `.pte` file goes. A file that is there is replaced once the new one is complete.
+            path: Where the `.pte` file goes. An existing file is replaced once the new one is complete.
 
         Returns:
             The path.
@@ -132,7 +132,7 @@ def emit(
     report: Report,
     recorded: Mapping[str, ExportedProgram] | None = None,
 ) -> Artifact:
-    """Emit lowered programs; see `LoweredMethods.emit`. The Edge programs in `recorded` go to an ETRecord."""
+    """Emit lowered programs; see `LoweredMethods.emit`. The Edge programs in `recorded` go into an ETRecord."""
     # Without gradients: ExecuTorch executes the writes into buffers, which autograd refuses for values that need one.
     with locks.conversion(), converting(programs.values(), gradients=False):
         artifact = _emit(programs, config, constant_methods, external_weights, keep_originals, report, recorded)
@@ -199,10 +199,10 @@ def _check_arguments(
 
 
 def _keep_initial_values(program: ExportedProgram) -> None:
-    """Mark buffers whose state does not start at 0: ExecuTorch leaves initial values out unless it is told."""
+    """Mark buffers whose state does not start at 0: ExecuTorch drops initial values that are not marked."""
     signature = program.graph_signature
     written = set(signature.buffers_to_mutate.values())
-    buffers = signature.inputs_to_buffers  # torch makes this table anew at each use
+    buffers = signature.inputs_to_buffers  # torch makes this table anew at each access
     for node in program.graph.nodes:
         buffer = buffers.get(node.name) if node.op == "placeholder" else None
         value = program.state_dict.get(buffer, program.constants.get(buffer)) if buffer in written else None
@@ -211,7 +211,7 @@ def _keep_initial_values(program: ExportedProgram) -> None:
 
 
 def _import_kernels(programs: Mapping[str, ExportedProgram]) -> None:
-    """Import the kernels of quantized operators on the host: ExecuTorch emits what writes into given memory only."""
+    """Import the kernels of quantized operators on the host: ExecuTorch only emits operators with out variants."""
     for method, program in programs.items():
         for path, module in graphs.walk(program.graph_module):
             for node in filter(graphs.is_operator, module.graph.nodes):
@@ -251,11 +251,11 @@ def _etrecord(recorded: Mapping[str, ExportedProgram], manager: ExecutorchProgra
         return edge_record(recorded, manager)
     except Exception as error:
         let_through(error)
-        raise InputError(f"etrecord: it cannot be made: {type(error).__name__}: {error}") from error
+        raise InputError(f"etrecord: ExecuTorch's ETRecord cannot be made: {type(error).__name__}: {error}") from error
 
 
 class _Digest(io.BufferedIOBase):
-    """A file that keeps the hash of what is written, and nothing else."""
+    """A file that keeps only the hash of what is written."""
 
     def __init__(self) -> None:
         self.sha256 = hashlib.sha256()
@@ -276,5 +276,5 @@ def _write_record(record: Any, file: BinaryIO) -> None:
         reason = str(error).partition("\n")[0]
         raise InputError(
             f"The ETRecord cannot be saved: ExecuTorch cannot serialize the Edge programs: {type(error).__name__}: "
-            f"{reason}. Emit without etrecord=True; the debug information beside the .pte file needs no record."
+            f"{reason}. Emit without etrecord=True; the debug information next to the .pte file does not need it."
         ) from error

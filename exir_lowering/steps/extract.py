@@ -48,7 +48,7 @@ from exir_lowering.steps.ownership import Ownership
 from exir_lowering.steps.partition_builder import PartitionBuilder, copy_node
 
 _PENDING = "pending_partition"
-"""The key of LoweredBackendModule.meta under which a delegate that is not lowered yet names its partition."""
+"""The key of LoweredBackendModule.meta under which a delegate that is not yet lowered names its partition."""
 
 
 def extract(tagged: TaggedMethod, *, earlier: int = 0, non_convex: str = "split") -> ExtractedMethod:
@@ -56,8 +56,8 @@ def extract(tagged: TaggedMethod, *, earlier: int = 0, non_convex: str = "split"
 
     Args:
         tagged: The method with its tags. It is not changed.
-        earlier: How many partitions earlier partitioners took from the method: the first number of an id.
-        non_convex: What to do with a tag that would close a cycle: "split" it into convex pieces, or "raise".
+        earlier: How many partitions earlier partitioners took from the method: the ids are numbered from there.
+        non_convex: What to do with a tag that would form a cycle: "split" it into convex pieces, or "raise".
 
     Returns:
         The owner program, which calls a pending delegate for each partition, and the partitions.
@@ -72,7 +72,7 @@ def extract(tagged: TaggedMethod, *, earlier: int = 0, non_convex: str = "split"
 
 @dataclass
 class _MethodSweep:
-    """The state of one extraction: what the sweeps of the method's graphs share."""
+    """The state of one extraction, which the sweeps of the method's graphs share."""
 
     tagged: TaggedMethod
     earlier: int
@@ -188,7 +188,7 @@ class _GraphSweep:
     # -- which nodes are taken -----------------------------------------------------------------------------------
 
     def _claims(self, computing: Sequence[Node]) -> dict[Node, str]:
-        """Return the tag of each node that moves: getitem follows its producer, and a tag must give a result."""
+        """Return the tag of each node that moves: getitem follows its producer, and a tag must produce a result."""
         tag_of: dict[Node, str] = {}
         for node in computing:
             if is_getitem(node):
@@ -210,7 +210,7 @@ class _GraphSweep:
         return tag_of
 
     def _obstacle(self, node: Node) -> str:
-        """Say why a claimed node cannot move, "" when it can."""
+        """Return why a claimed node cannot move, "" if it can."""
         if isinstance(node.meta.get("val"), (list, tuple)) and not all(is_getitem(user) for user in node.users):
             return "its list of results is used as a whole, and a delegate returns tensors"
         if is_delegate_call(node) and _is_pending(attribute(self.module, str(node.args[0]))):
@@ -221,7 +221,7 @@ class _GraphSweep:
         return ""
 
     def _inner_order(self, nodes: Sequence[Node], units: Sequence[Unit]) -> list[Unit]:
-        """Order the nodes inside of each unit as ExecuTorch does: graph order in the first partition, then its sort."""
+        """Order the nodes of each unit as ExecuTorch does: graph order in the first partition, then its sort."""
         found = {unit.piece[0] for unit in units if unit.piece is not None}
         first = next((tag for tag in self.method.tagged.destinations if tag in found), None)
         place = quotient.breadth_first(nodes) if len(found) > 1 else {}
@@ -291,7 +291,7 @@ class _GraphSweep:
         }
 
     def _drop_operands(self, call: Node, position: int, sweeps: Sequence[tuple[NestedGraph, _GraphSweep]]) -> None:
-        """Remove constants from a call's operands that only partitions inside of its graphs read now."""
+        """Remove constants from a call's operands that now only partitions inside its graphs read."""
         before: Any = call.args[position]
         operands = list(before)
         columns = [
@@ -356,7 +356,7 @@ class _GraphSweep:
         self._call(partition, spec, builder.user_inputs, results)
 
     def _results(self, unit: Unit, mutations: Sequence[tuple[Node, OutputSpec]]) -> list[Node]:
-        """Return the nodes of a unit that something outside of it reads, in graph order."""
+        """Return the nodes of a unit that are read outside of it, in graph order."""
         inside = set(unit.nodes)
         written = dict(mutations)
         results = []
@@ -369,7 +369,7 @@ class _GraphSweep:
         return results
 
     def _is_output(self, node: Node, besides: OutputSpec) -> bool:
-        """Tell whether a value is an output of the program in another way than as one mutation."""
+        """Return whether a value is an output of the program other than as a single mutation."""
         return any(spec is not besides for spec in self.outputs_of.get(node, ()))
 
     @cached_property
@@ -409,7 +409,7 @@ class _GraphSweep:
 
 
 _PARTITION_META = frozenset({DELEGATION_TAG, "nn_module_stack", "source_fn_stack"})
-"""Metadata that says where a node is, which a getitem on a delegate's result is not."""
+"""Metadata about the location of a node, which does not apply to a getitem on a delegate's result."""
 
 
 def _is_pending(module: Any) -> bool:

@@ -1,6 +1,6 @@
 """The original graphs of partitions, kept in a file so that PyTorch can execute them where their backend is missing.
 
-They are payloads of the backend `reference`, as named data: graphs without pickle, weights by their content.
+They are payloads of the backend `reference`, stored as named data: graphs without pickle, weights by their content.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from exir_lowering.steps.session import Session
 
 
 def attach(programs: Mapping[str, ExportedProgram]) -> None:
-    """Add to each delegate its original graph, but for those that are such graphs themselves.
+    """Add its original graph to each delegate, except to those that are such graphs themselves.
 
     Args:
         programs: Copies of lowered programs; their delegates are replaced.
@@ -67,6 +67,6 @@ def check_numbers(programs: Mapping[str, ExportedProgram], manager: ExecutorchPr
         if emitted != expected:
             raise InputError(
                 f"keep_originals: method {method!r} was emitted with the delegates {emitted}, expected {expected}: a "
-                "pass of the config changed the calls, so that the kept graphs would be another one's. Leave "
-                "keep_originals or the pass away."
+                "pass of the config changed the calls, so the kept graphs would belong to other delegates. Remove "
+                "keep_originals or the pass."
             )

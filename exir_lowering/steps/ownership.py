@@ -1,7 +1,7 @@
 """Who owns a constant: the host program, or the partitions that read it.
 
 A lifted input (parameter, buffer, lifted constant) that a partitioner tagged moves into every partition that reads it,
-without a copy, and stays on the host only when the host reads it too. State is different: there is one of it. A
+without a copy, and stays on the host only when the host reads it too. State is different: it exists once. A
 mutated buffer moves only when one partition reads it, writes it and still has a result to return; otherwise the
 mutation stays an output of the host program.
 """
@@ -42,7 +42,7 @@ def mutated_targets(program: ExportedProgram) -> frozenset[str]:
 
 
 def top_graph(program: ExportedProgram, piece_of: Mapping[Node, Piece], lifted: Mapping[Node, InputSpec]) -> Ownership:
-    """Decide for the top graph, where partitioners tag the constants that their partitions shall own.
+    """Decide for the top graph, where partitioners tag the constants that their partitions are to own.
 
     Args:
         program: The tagged program.
@@ -103,8 +103,8 @@ def _own(
 def _names_in_pieces(constant: Node, piece_of: Mapping[Node, Piece]) -> dict[Piece | None, str]:
     """Return the pieces that read a constant (None: the host), each with the constant's name in it.
 
-    ExecuTorch copies a constant that is read outside of its tag once for each reader, and numbers the copies. A piece
-    has one placeholder here; it has the name of the first copy that the piece would get, as payloads may carry it.
+    ExecuTorch copies a constant that is read outside of its tag once per reader, and numbers the copies. Here, a piece
+    has one placeholder, with the name of the first copy that the piece would get, since payloads may contain it.
     """
     first: dict[Piece | None, int] = {}
     for i, user in enumerate(constant.users):
@@ -117,7 +117,7 @@ def _names_in_pieces(constant: Node, piece_of: Mapping[Node, Piece]) -> dict[Pie
 def _owned_mutations(
     program: ExportedProgram, piece_of: Mapping[Node, Piece], state: Mapping[str, tuple[Node, Piece]]
 ) -> dict[Piece, tuple[tuple[Node, OutputSpec], ...]]:
-    """Return the mutations that pieces take over, of those whose buffer only one piece reads."""
+    """Return the mutations that pieces take over, among those whose buffer only one piece reads."""
     taken: dict[Piece, dict[Node, OutputSpec]] = {}
     returned: set[Piece | None] = set()
     values = program.graph.output_node().args[0]
@@ -147,7 +147,7 @@ def _check_no_copy(node: Node) -> None:
         user_tag = user.meta.get(DELEGATION_TAG)
         if user_tag != tag:
             raise PartitionerContractError(
-                f"Constant {node.name} is marked no_copy and tagged {tag!r}, but {user.name} reads it too, which is "
+                f"Constant {node.name} is marked no_copy and tagged {tag!r}, but {user.name} also reads it, which is "
                 f"tagged {user_tag!r}. Expected every reader of a no_copy constant in one partition: tag the reader "
                 f"the same, or remove no_copy to let both own it (no memory is copied for that).",
                 violation="no_copy",

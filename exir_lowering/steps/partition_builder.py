@@ -37,12 +37,12 @@ class PartitionBuilder:
     """Builds the program of one unit.
 
     Attributes:
-        owner: The program that the unit is taken from.
-        module: The graph of it that holds the unit, and its attribute path.
-        path: See `module`.
+        owner: The program from which the unit is taken.
+        module: The graph in it that contains the unit.
+        path: The attribute path of that graph.
         lifted: The placeholders of that graph that stand for constants of the owner, with their specs.
         unit: The nodes to move.
-        owned: The lifted placeholders that the unit shall own, in graph order, with their names in it.
+        owned: The lifted placeholders that the unit is to own, in graph order, with their names in it.
         user_inputs: After `build`, the nodes that a call of the partition passes.
     """
 
@@ -81,7 +81,7 @@ class PartitionBuilder:
         return list(dict.fromkeys(n for node in self.unit.nodes for n in node.all_input_nodes if n not in inside))
 
     def _own(self, external: Sequence[Node]) -> None:
-        """Add the placeholders of constants: one for each tensor, whatever it is called."""
+        """Add the placeholders of constants: one per tensor, under whatever names it is read."""
         known: dict[tuple[InputKind, int], Node] = {}
         for kind in LIFTED_ORDER:
             for node in self.owned:
@@ -106,7 +106,7 @@ class PartitionBuilder:
         return self.owner.state_dict[target] if target in self.owner.state_dict else self.owner.constants[target]
 
     def _lift_attribute(self, node: Node, known: dict[tuple[InputKind, int], Node]) -> None:
-        """Lift a tensor that a graph holds as an attribute. Graphs and lowered modules stay attributes, see _value."""
+        """Lift a tensor that a graph holds as an attribute. Graphs and lowered modules stay attributes: `_value`."""
         value = attribute(self.module, str(node.target))
         if not isinstance(value, torch.Tensor):
             return
@@ -123,7 +123,7 @@ class PartitionBuilder:
     def _placeholder(self, node: Node, spec: InputSpec) -> Node:
         name = str(spec.arg.name)
         placeholder = self.graph.create_node("placeholder", name, name=name)
-        # Another name when that of a constant's copy is taken: the argument and the signature have to follow.
+        # It gets another name if that of a constant's copy is taken; the argument and the signature have to match it.
         placeholder.target = spec.arg.name = placeholder.name
         placeholder.meta = {k: v for k, v in node.meta.items() if k != DELEGATION_TAG}
         self.env[node] = placeholder
@@ -161,7 +161,7 @@ def copy_node(graph: Graph, node: Node, value: Callable[[Node], Node]) -> Node:
 
 
 def _strip_tag(graph_module: GraphModule) -> GraphModule:
-    """Copy a graph that moves as a whole, without tags: they meant its nodes, and those go with the call."""
+    """Copy a graph that moves as a whole, without tags: its nodes move with the call."""
     copied = copy_graph_module(graph_module)
     strip_tags(copied)
     return copied

@@ -1,4 +1,4 @@
-"""Where weights go: into the `.pte` file, or into data files beside it; and how many bytes each of them takes."""
+"""Where weights go: into the `.pte` file or into data files next to it; and how many bytes each of them takes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class StoredData:
         kind: "payload" of a delegate, "data" that delegates find by its key, or "constant" of the host's operators,
             literals aside.
         key: The partition of a payload, the key of data, the name of a constant in the model.
-        bytes: How many; the same content under several keys is stored once, and counted at the first.
+        bytes: How many bytes; content with several keys is stored once, and counted under the first.
         file: The data file, "" for the `.pte` file.
         methods: The methods that use it, in order.
     """
@@ -49,27 +49,27 @@ class StoredData:
 
 
 def place(programs: Mapping[str, ExportedProgram], config: ExecutorchBackendConfig, policy: Policy) -> None:
-    """Move the delegates' named data, and the host's constants, to where a policy wants them.
+    """Move the delegates' named data and the host's constants to where a policy puts them.
 
     Args:
         programs: Copies of the lowered programs: their delegates are replaced, their constants are marked. Literals
             stay in the `.pte` file.
         config: How they are emitted.
-        policy: Where weights go. It is asked with keys of named data, and with the names of parameters and buffers;
-            once for each key of a size.
+        policy: Where weights go. It is called with the keys of named data and the names of parameters and buffers, once
+            per key and size.
 
     Raises:
-        InputError: The policy is none, or the configuration has one too.
+        InputError: The policy is invalid, or the configuration also sets one.
     """
     if config.external_constants:
         raise InputError(
-            "external_weights: the config says external_constants too. Leave one of them away; external_weights places "
-            "the weights of delegates as well."
+            "external_weights: the config also sets external_constants. Remove one of them; external_weights also "
+            "places the weights of delegates."
         )
     decided: dict[tuple[str, int], str | None] = {}
 
     def decide(key: str, size: int) -> str | None:
-        """Ask once: an answer may change, and the file and what is told of it have to agree."""
+        """Ask once: an answer may change, and the file and its report have to agree."""
         if (key, size) not in decided:
             decided[key, size] = _file(policy, key, size)
         return decided[key, size]
@@ -82,7 +82,7 @@ def place(programs: Mapping[str, ExportedProgram], config: ExecutorchBackendConf
 
 
 def _constants(program: ExportedProgram) -> Iterator[tuple[Node, str, torch.Tensor]]:
-    """Yield what a program reads and does not write, but for literals, which ExecuTorch leaves in the `.pte` file."""
+    """Yield what a program reads and does not write, except literals, which ExecuTorch keeps in the `.pte` file."""
     written = set(program.graph_signature.buffers_to_mutate.values())
     for node, spec in graphs.lifted_inputs(program).items():
         value = program.state_dict.get(spec.target, program.constants.get(spec.target))
@@ -96,7 +96,7 @@ def _file(policy: Policy, key: str, size: int) -> str | None:
         return None
     if not isinstance(name, str) or not name.removesuffix(".ptd") or not _NOT_IN_A_NAME.isdisjoint(name):
         raise InputError(
-            f"external_weights: got {name!r} for {key!r}, expected the name of a file beside the .pte file, such as "
+            f"external_weights: got {name!r} for {key!r}, expected the name of a file next to the .pte file, such as "
             "'weights', or None for the .pte file itself."
         )
     return name.removesuffix(".ptd")
@@ -149,7 +149,7 @@ def table(rows: Sequence[StoredData], limit: int | None = None) -> Table:
 
     Args:
         rows: What `stored` returned.
-        limit: How many rows to show; the rest is summed up in one.
+        limit: How many rows to show; one more row sums up the rest.
     """
     shown = Table(title="Stored data", box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     for column in ("kind", "key", "bytes", "file", "methods"):
@@ -165,7 +165,7 @@ def table(rows: Sequence[StoredData], limit: int | None = None) -> Table:
 def _entries(
     method: str, program: ExportedProgram, file_of: Callable[[Node], str | None], pieces: Mapping[str, int]
 ) -> Iterator[tuple[Any, tuple[str, str, str, int]]]:
-    """Yield what a method stores, with a name of its content: the emitter keeps equal contents once."""
+    """Yield what a method stores, with a name for its content: the emitter keeps equal contents once."""
     for path, module, name in graphs.delegates(program.graph_module):
         delegate = getattr(module, name)
         payload = delegate.processed_bytes

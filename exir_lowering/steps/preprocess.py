@@ -1,4 +1,4 @@
-"""Step preprocess: hand each backend everything it has to lower in one call, and check what it gives back."""
+"""Step preprocess: pass each backend everything it has to lower in one call, and check what it returns."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from exir_lowering.steps.conversions import converting, settings
 from exir_lowering.steps.session import Session
 
 _LISTED = 6
-"""How many nodes a message names before it says how many more there are."""
+"""How many nodes a message names before it only counts the rest."""
 
 
 def preprocess(group: BackendGroup, backend: Backend, session: Session) -> list[LoweredPartition]:
@@ -32,15 +32,15 @@ def preprocess(group: BackendGroup, backend: Backend, session: Session) -> list[
     Args:
         group: All partitions of all methods that go to the backend.
         backend: The backend. It gets copies of the graphs and the user's own tensors.
-        session: With its option `check_weights` the weights' checksums are compared before and after. Each partition
-            that is done is shown, as far as the backend tells.
+        session: With its option `check_weights`, the weights' checksums are compared before and after. Each finished
+            partition is shown, as far as the backend reports it.
 
     Returns:
         The partitions with their payloads, in the group's order.
 
     Raises:
         BackendFailure: The backend raised.
-        BackendContractError: The results are not what was asked for, or a weight changed.
+        BackendContractError: The results are not as requested, or a weight changed.
     """
     programs = [partition.program for partition in group.partitions]
     with session.progress.count(f"lower for {group.backend_id}", len(group.partitions)) as advance:
@@ -77,7 +77,7 @@ def _check_unwritten(
     if changed:
         raise BackendContractError(
             f"Backend {group.backend_id!r} wrote into {_some(list(changed))} during preprocess: those tensors "
-            f"belong to the model and have changed. Restore them before lowering again; a backend works on a copy."
+            f"belong to the model and have changed. Restore them before lowering again; a backend must work on a copy."
             + (f"\nThen it failed: {failure}" if failure is not None else "")
         ) from failure
 
@@ -126,7 +126,7 @@ def _all_at_once(
 
 
 def _check_stored(backend_id: str, store: WeightStore, lowered: list[LoweredPartition]) -> None:
-    """Check that the weights to which payloads refer come with a result: nobody else could tell who left them out."""
+    """Check that a result includes the weights that its payload refers to: later, the cause would be unknown."""
     returned: set[str] = set()
     for partition in lowered:
         data = partition.result.data_store_output
@@ -140,12 +140,12 @@ def _check_stored(backend_id: str, store: WeightStore, lowered: list[LoweredPart
             raise BackendContractError(
                 f"Backend {backend_id!r} refers in its payload of partition {partition.partition.id} to named data "
                 f"that it did not return: {_some(keys)}. Return it with the payload: PreprocessResult(..., "
-                "data_store_output=context.weights.named_data(refs)), with every reference that the payload has."
+                "data_store_output=context.weights.named_data(refs)), with every reference in the payload."
             )
 
 
 def _tensors(group: BackendGroup) -> Iterator[torch.Tensor]:
-    """Yield the tensors that partitions read, those that their nested graphs hold included."""
+    """Yield the tensors that partitions read, including those in their nested graphs."""
     for partition in group.partitions:
         yield from partition.program.state_dict.values()
         yield from (value for value in partition.program.constants.values() if isinstance(value, torch.Tensor))
@@ -157,7 +157,7 @@ def _tensors(group: BackendGroup) -> Iterator[torch.Tensor]:
 
 
 def _lend(backend_id: str, backend: Backend, partition: Partition) -> tuple[ExportedProgram, list[CompileSpec]]:
-    """Make what the backend gets of a partition: a graph of its own and the model's tensors, or the copy it makes."""
+    """Make what the backend gets of a partition: a copy of the graph with the model's tensors, or its own copy."""
     specs = list(partition.compile_specs)
     try:
         with locks.conversion():
@@ -186,14 +186,14 @@ def _check_results(backend_id: str, backend: Backend, asked: Mapping[str, list[P
     who = f"Backend {backend_id!r}: preprocess_all"
     if not isinstance(results, Mapping):
         raise BackendContractError(
-            f"{who} returned {type(results).__name__}, expected a dict of a list of PreprocessResult per method."
+            f"{who} returned {type(results).__name__}, expected a dict with a list of PreprocessResult per method."
         )
     missing, strange = sorted(set(asked) - set(results)), sorted(map(str, set(results) - set(asked)))
     if missing or strange:
         raise BackendContractError(
             f"{who} returned results for methods {sorted(map(str, results))}, expected {sorted(asked)}"
             + (f"; missing: {missing}" if missing else "")
-            + (f"; never asked for: {strange}" if strange else "")
+            + (f"; not requested: {strange}" if strange else "")
             + "."
         )
     for method, partitions in asked.items():
@@ -220,13 +220,13 @@ def _check_result(backend_id: str, backend: Backend, partition: Partition, resul
             f"partition {partition.id}, expected bytes."
         )
 
-    # ExecuTorch takes any map of its own classes, and its backends give handles of programs that they made themselves.
+    # ExecuTorch accepts any map from its own classes; their handles may be of programs that the backends made.
     if result.debug_handle_map is not None and not isinstance(backend, ExecutorchBackend):
         _check_handles(backend_id, partition, result.debug_handle_map)
 
 
 def _check_handles(backend_id: str, partition: Partition, handle_map: Any) -> None:
-    """Check that what a backend says of its instructions is about operators of the partition."""
+    """Check that what a backend says about its instructions refers to operators of the partition."""
     who = f"Backend {backend_id!r} returned, for partition {partition.id}, a debug_handle_map"
     if not isinstance(handle_map, Mapping):
         raise BackendContractError(
@@ -244,10 +244,10 @@ def _check_handles(backend_id: str, partition: Partition, handle_map: Any) -> No
 
 
 def _failure(backend_id: str, backend: Backend, partitions: Any, error: Exception) -> LoweringError:
-    """Describe a failure: the backend, the line in it, where it was, and the lines of the model that it was given."""
+    """Describe a failure: the backend, the line in it, the partition, and the lines of the model that it was given."""
     lines = [f"Backend {backend_id!r} failed: {type(error).__name__}: {error}"]
     raised = sources.find_raised_at(error, getattr(backend, "details", type(backend)))
-    if raised is not None and not isinstance(error, LoweringError):  # which says what there is to say
+    if raised is not None and not isinstance(error, LoweringError):  # which already has the details
         lines.append(f"  raised at {raised}")
     for partition in partitions:
         nodes = [node for node in partition.program.graph.nodes if node.op == "call_function"]
@@ -260,7 +260,7 @@ def _failure(backend_id: str, backend: Backend, partitions: Any, error: Exceptio
 
 
 def _at_handle(partitions: Any, handle: int) -> str:
-    """Return the lines of the model that a debug handle stands for, if all of them are of one method."""
+    """Return the lines of the model that a debug handle stands for, if all of them belong to one method."""
     methods = {partition.method for partition in partitions}
     nodes = (
         node

@@ -1,4 +1,4 @@
-"""Progress of long work on standard error, silent when that is not a terminal."""
+"""Progress of long work on standard error, silent if that is not a terminal."""
 
 from __future__ import annotations
 
@@ -43,6 +43,6 @@ class Progress:
 
     @contextmanager
     def count(self, step: str, total: int) -> Iterator[Callable[[], None]]:
-        """Show a step; the value is a function that counts one more as done."""
+        """Show a step; the context's value is a function that counts one more item as done."""
         task = self._rich.add_task(step, total=total)
         yield lambda: self._rich.advance(task)

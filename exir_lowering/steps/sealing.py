@@ -1,4 +1,4 @@
-"""Seal what is emitted: digests of all its parts go into the `.pte` file and its data files; see `digests`."""
+"""Seal what is emitted: digests of all parts go into the `.pte` file and its data files; see `pte.digests`."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from exir_lowering.pte.slots import DataSegment, Program
 
 @contextmanager
 def reserving(edge: Any) -> Iterator[None]:
-    """Reserve the places of the digests in what an `EdgeProgramManager` emits while the context lasts.
+    """Reserve space for the digests in what an `EdgeProgramManager` emits while the context lasts.
 
     Raises:
-        ValueError: A delegate brings named data of the same key.
+        ValueError: A delegate provides named data with the same key.
     """
     add_last_named_data(edge, digests.KEY, digests.RESERVED)
     with adding_to_data_files(_data_segments):
@@ -38,20 +38,20 @@ def reserving(edge: Any) -> Iterator[None]:
 
 
 def seal(manager: ExecutorchProgramManager) -> None:
-    """Put the digests into their places.
+    """Write the digests into their reserved space.
 
     Args:
-        manager: What was emitted while the places were reserved; it is changed.
+        manager: What was emitted while the space was reserved; it is changed.
 
     Raises:
-        InvariantError: The places are not there.
+        InvariantError: The reserved space is missing.
     """
     data = {name: _seal_data(cord) for name, cord in data_file_contents(manager).items()}
     _seal_program(pte_contents(manager), {data_name(name): digest for name, digest in data.items()})
 
 
 def data_name(name: str) -> str:
-    """Return the name of a data file by the tag that ExecuTorch knows it by."""
+    """Return the name of a data file from ExecuTorch's tag for it."""
     return name if name.endswith(".ptd") else f"{name}.ptd"
 
 
@@ -100,15 +100,15 @@ def _segments(tables: memoryview, whole: int) -> tuple[int, list[int], int]:
 
     Args:
         tables: What comes before the segments.
-        whole: How many bytes the file has.
+        whole: The size of the file in bytes.
 
     Raises:
-        CorruptError: The file has no segments, or its header does not tell where they are.
+        CorruptError: The file has no segments, or its header does not say where they are.
     """
     extent = header.read_pte(tables, whole)
     found = list(flatbuffer.root(tables[: extent.tables]).tables(Program.SEGMENTS))
     if not found or extent.base + extent.space != whole:
-        raise CorruptError("its segments are not where its header puts them")
+        raise CorruptError("its segments are not where its header says")
     last = found[-1]
     if not last.has(DataSegment.SIZE):
         raise CorruptError("its last segment is empty")

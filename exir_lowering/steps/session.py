@@ -1,4 +1,4 @@
-"""What one call of the compiler is told, and what it shows and measures on its way through the steps."""
+"""The options of one call of the compiler, and the progress and times that its steps report."""
 
 from __future__ import annotations
 
@@ -38,5 +38,5 @@ class Session:
         self.progress.__exit__(kind, error, trace)
 
     def timed(self, step: str) -> AbstractContextManager[None]:
-        """Add the time that the body takes to a step."""
+        """Add the time that the body takes to that of a step."""
         return self.times.step(step)

@@ -17,14 +17,14 @@ _KEEPS = (
 
 
 def check(programs: Mapping[str, ExportedProgram], planning: Any) -> None:
-    """Check that no delegate has a buffer of its own that its method is to share with another one.
+    """Check that no delegate owns a buffer that its method is to share with another one.
 
     Args:
         programs: The lowered methods.
-        planning: ExecuTorch's memory planning pass, or one for each method.
+        planning: ExecuTorch's memory planning pass, or one per method.
 
     Raises:
-        InputError: The pass shares buffers, and a delegate writes into one that another method has too, or reads one
+        InputError: The pass shares buffers, and a delegate writes into one that another method also has, or reads one
             that another method writes into.
     """
     passes = planning.values() if isinstance(planning, Mapping) else (planning,)

@@ -1,4 +1,4 @@
-"""Step splice: put what the backends made where the partitions were called from."""
+"""Step splice: put what the backends made at the call sites of the partitions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def splice(methods: Iterable[ExtractedMethod], lowered: Mapping[str, LoweredPart
         lowered: The lowered partitions by id.
 
     Returns:
-        The programs by method, their graph modules now holding the payloads.
+        The programs by method; their graph modules now contain the payloads.
     """
     programs: dict[str, ExportedProgram] = {}
     for method in methods:

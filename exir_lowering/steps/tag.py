@@ -24,7 +24,7 @@ FakeState = dict[str, Any]
 def make_fake_state(program: ExportedProgram) -> FakeState:
     """Return fake tensors for a program's parameters and buffers: partitioners look at shapes, not at values.
 
-    A program without any fake tensor lends its own (nothing is copied).
+    If the program has no fake tensor, its own tensors are returned (nothing is copied).
     """
     mode = fake_mode_of(program.graph_module)
     if mode is None:
@@ -39,14 +39,14 @@ def tag(method: str, program: ExportedProgram, partitioner: Partitioner, state: 
         method: The method's name.
         program: The method in Edge dialect. It is not changed.
         partitioner: The partitioner; it sees the graph, fake parameters and buffers, and the real constants.
-        state: The fake parameters and buffers, see `fake_state`.
+        state: The fake parameters and buffers, see `make_fake_state`.
 
     Returns:
         A copy of the program with tags.
 
     Raises:
-        PartitionerContractError: The partitioner raised, returned something else, changed the graph, tagged an input
-            or the output, or used a tag without saying where it goes.
+        PartitionerContractError: The partitioner raised, returned something invalid, changed the graph, tagged an input
+            or the output, or used a tag without a destination.
     """
     who = f"Partitioner {type(partitioner).__name__} on method {method!r}"
     view = graphs.copy_program(program)

@@ -18,7 +18,7 @@ from exir_lowering.steps import edge_errors
 from exir_lowering.steps.arguments import Passes, is_edge
 
 _EXPECTED = (
-    "A pass takes the graph module and returns a PassResult, a GraphModule, or None when it changed the one it was "
+    "A pass takes the graph module and returns a PassResult, a GraphModule, or None if it changed the one it was "
     "given; or it is an ExportedProgramPassBase."
 )
 
@@ -26,22 +26,22 @@ _EXPECTED = (
 def run_passes(
     name: str, program: ExportedProgram, passes: Passes, config: EdgeCompileConfig | None, asked: EdgeCompileConfig
 ) -> ExportedProgram:
-    """Run passes over a program and check what they made.
+    """Run passes over a program and check the result.
 
     Args:
         name: The method.
         program: The program in Edge dialect. The passes may change it; its tensors are the model's.
         passes: The passes, or a manager of passes.
-        config: What the result has to be valid for, with what partitioners keep whole; None for a program that was in
-            Edge dialect before, whose own verifier decides.
+        config: The configuration that the result must be valid for, with what partitioners keep whole; None for a
+            program that was already in Edge dialect, whose own verifier decides.
         asked: The caller's configuration.
 
     Returns:
         The program that the passes made.
 
     Raises:
-        InputError: A pass raised, returned something else, wrote into a tensor of the model, or made a program that is
-            not valid.
+        InputError: A pass raised, returned something invalid, wrote into a tensor of the model, or made an invalid
+            program.
     """
     tensors = _tensors(program)
     who = f"Method {name!r}: transform_passes ({', '.join(_names(passes))})"
@@ -74,7 +74,7 @@ def _tensors(program: ExportedProgram) -> dict[str, tuple[torch.Tensor, int]]:
 
 
 def _names(passes: Passes) -> list[str]:
-    """Return the names of passes, as ExecuTorch tells them."""
+    """Return the names of passes, as ExecuTorch shows them."""
     listed: Sequence[Any] = passes.passes if isinstance(passes, FxPassManager) else passes
     return [getattr(one, "__name__", type(one).__name__) for one in listed]
 

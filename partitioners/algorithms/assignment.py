@@ -1,19 +1,19 @@
-"""The cheapest places for units of work that hand values to each other, on whole numbers: minimum cuts.
+"""The cheapest places for units of work that pass values to each other, in whole numbers: minimum cuts.
 
 The cost of an assignment is what each unit costs at its place, plus, for each value and each place other than the
-producer's where a unit reads it, the value's weight: once for each destination, however many units read it there.
+producer's where a unit reads it, the value's weight: once per destination, however many units read it there.
 
 An expansion move (Boykov, Veksler, Zabih, Fast Approximate Energy Minimization via Graph Cuts, PAMI 23, 2001) lets
 every unit keep its place or go to one given place; the cheapest move is a minimum cut. With one place besides the host
 the best move from "all on the host" is the optimum. With several, moves are made until none lowers the cost.
 
-What that gives, for B places besides the host: the units' part of an optimum at most, plus B times its values' part; so
-at most B times the optimum. For let x be the result, y an optimum, and, for each place a, x_a the move of x that sends
-to a what is at a in y; it does not lower the cost. Added up over all a, each unit changes from x to y once. A value
-that y sends to k >= 1 places involves k + 1 places a. If x sends it to the set D, then x_a sends it to one place more
-at most, and only if a is neither in D nor the producer's place in x: this happens B - |D| times at most. So what the
-value costs in x is at most B, while it costs k >= 1 in y. A value that does not cross in y crosses in no x_a that
-touches it, which takes away what it costs in x.
+The result, for B places besides the host, costs: the units' part of an optimum at most, plus B times its values' part;
+so at most B times the optimum. Proof: let x be the result, y an optimum, and, for each place a, x_a the move of x that
+sends to a what is at a in y; it does not lower the cost. Added up over all a, each unit changes from x to y once. A
+value that y sends to k >= 1 places involves k + 1 places a. If x sends it to the set D, then x_a sends it to at most
+one place more, and only if a is neither in D nor the producer's place in x: this happens at most B - |D| times. So what
+the value costs in x is at most B, while it costs k >= 1 in y. A value that does not cross in y crosses in no x_a that
+touches it, which removes what it costs in x.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ import networkx as nx
 from networkx.algorithms.flow import boykov_kolmogorov
 
 HOST = -1
-"""As a producer or reader of a value: the caller, which is on the host whatever the assignment is."""
+"""As a producer or reader of a value: the caller, which is on the host in every assignment."""
 
 _KEEP, _MOVE = "keep", "move"
 _Vertex = int | str
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
-    """Something that a unit makes and others read.
+class AssignedValue:
+    """A result of a unit that others read.
 
     Attributes:
-        weight: What it costs to bring it to another place.
+        weight: What it costs to move it to another place.
         producer: The unit that makes it, or `HOST`.
         readers: The units that read it, each once, without the producer; `HOST` may be one.
     """
@@ -47,86 +47,87 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class AssignmentProblem:
     """Units, places and values.
 
     Attributes:
-        costs: For each unit what it costs at each place, None where it cannot be; there is a place for each. Place 0 is
-            the host, the others follow in priority order.
+        costs: For each unit, what it costs at each place, None where it cannot be; each unit has a possible place.
+            Place 0 is the host, the others follow in priority order.
         values: The values.
     """
 
     costs: Sequence[Sequence[int | None]]
-    values: Sequence[Value]
+    values: Sequence[AssignedValue]
 
     @property
     def places(self) -> int:
-        """How many places there are, the host included."""
+        """The number of places, including the host."""
         return len(self.costs[0]) if self.costs else 1
 
 
 Assignment = list[int]
-"""For each unit its place."""
+"""The place of each unit."""
 
 
-def cost(problem: Problem, places: Sequence[int]) -> int:
+def compute_cost(problem: AssignmentProblem, places: Sequence[int]) -> int:
     """Return what an assignment costs."""
     units = sum(costs[place] or 0 for costs, place in zip(problem.costs, places, strict=True))
-    return units + moved(problem.values, places)
+    return units + sum_moves(problem.values, places)
 
 
-def moved(values: Iterable[Value], places: Sequence[int] | Mapping[int, int]) -> int:
-    """Return what it costs to bring values to their readers."""
-    return sum(value.weight * len(_destinations(value, places)) for value in values)
+def sum_moves(values: Iterable[AssignedValue], places: Sequence[int] | Mapping[int, int]) -> int:
+    """Return what it costs to move values to their readers."""
+    return sum(value.weight * len(_find_destinations(value, places)) for value in values)
 
 
-def _destinations(value: Value, places: Sequence[int] | Mapping[int, int]) -> set[int]:
-    return {_place(reader, places) for reader in value.readers} - {_place(value.producer, places)}
+def _find_destinations(value: AssignedValue, places: Sequence[int] | Mapping[int, int]) -> set[int]:
+    return {_place_of(reader, places) for reader in value.readers} - {_place_of(value.producer, places)}
 
 
-def _place(unit: int, places: Sequence[int] | Mapping[int, int]) -> int:
+def _place_of(unit: int, places: Sequence[int] | Mapping[int, int]) -> int:
     return 0 if unit == HOST else places[unit]
 
 
-def host(problem: Problem) -> Assignment:
+def assign_to_host(problem: AssignmentProblem) -> Assignment:
     """Leave on the host what can be there, and send the rest to the first place that takes it."""
     return [next((p for p, c in enumerate(costs) if c is not None), 0) for costs in problem.costs]
 
 
-def greedy(problem: Problem) -> Assignment:
+def assign_greedily(problem: AssignmentProblem) -> Assignment:
     """Send each unit to the first place after the host that takes it."""
     return [next((p for p, c in enumerate(costs) if p and c is not None), 0) for costs in problem.costs]
 
 
-def cheapest(problem: Problem) -> Assignment:
+def find_cheapest(problem: AssignmentProblem) -> Assignment:
     """Assign every unit to a place.
 
     Returns:
-        With one place besides the host an optimum, of several the one with the fewest units there; with B of them at
-        most B times the optimum, see above. Never worse than `greedy` and `host`. The same for the same problem.
+        With one place besides the host, an optimum: among several, the one with the fewest units there. With B of
+        them, at most B times the optimum, see above. Never worse than `assign_greedily` and `assign_to_host`. Equal
+        problems give equal results.
     """
     if problem.places == 2:
-        return expand(problem, host(problem), 1)
-    places = greedy(problem)
-    lowest = cost(problem, places)
+        return expand(problem, assign_to_host(problem), 1)
+    places = assign_greedily(problem)
+    lowest = compute_cost(problem, places)
     unchanged, place = 0, 0
     while unchanged < problem.places:
         tried = expand(problem, places, place)
-        found = cost(problem, tried)
+        found = compute_cost(problem, tried)
         unchanged = 0 if found < lowest else unchanged + 1
         if found < lowest:
             places, lowest = tried, found
         place = (place + 1) % problem.places
-    return min(places, host(problem), key=lambda candidate: cost(problem, candidate))
+    return min(places, assign_to_host(problem), key=lambda candidate: compute_cost(problem, candidate))
 
 
-def expand(problem: Problem, places: Sequence[int], place: int) -> Assignment:
+def expand(problem: AssignmentProblem, places: Sequence[int], place: int) -> Assignment:
     """Make the cheapest move in which every unit keeps its place or goes to the given one, with the fewest that go."""
     network = _Network(problem, places, place)
     for unit, costs in enumerate(problem.costs):
-        network.unit(unit, costs)
+        network.charge_unit(unit, costs)
     for value in problem.values:
-        network.value(value)
+        network.charge_value(value)
     going = network.cut()
     return [place if unit in going else at for unit, at in enumerate(places)]
 
@@ -135,22 +136,23 @@ Partitions = Callable[[Sequence[int]], "list[list[int]]"]
 """Returns the partitions that an assignment makes, each as its units, all of which are at one place."""
 
 
-def with_calls(problem: Problem, calls: Sequence[int], partitions: Partitions) -> Assignment:
-    """Assign every unit to a place when each partition costs something too, which no cut can tell.
+def assign_with_calls(problem: AssignmentProblem, calls: Sequence[int], partitions: Partitions) -> Assignment:
+    """Assign every unit to a place if each partition also has a cost, which no cut can express.
 
-    From `cheapest` and from `greedy`, whole partitions go back to the host while that lowers the cost.
+    From `find_cheapest` and from `assign_greedily`, whole partitions go back to the host while that lowers the cost.
 
     Args:
         problem: The problem.
-        calls: For each place what a partition costs there; 0 for the host.
-        partitions: Which partitions an assignment makes.
+        calls: For each place, what a partition costs there; 0 for the host.
+        partitions: Returns the partitions that an assignment makes.
 
     Returns:
-        An assignment that costs, its calls included, no more than `cheapest`, `greedy` and `host` do.
+        An assignment that costs, its calls included, no more than those of `find_cheapest`, `assign_greedily` and
+        `assign_to_host`.
     """
     if not any(calls):
-        return cheapest(problem)
-    touching: list[list[Value]] = [[] for _ in problem.costs]
+        return find_cheapest(problem)
+    touching: list[list[AssignedValue]] = [[] for _ in problem.costs]
     for value in problem.values:
         for unit in (value.producer, *value.readers):
             if unit != HOST:
@@ -158,7 +160,7 @@ def with_calls(problem: Problem, calls: Sequence[int], partitions: Partitions) -
 
     def total(places: Sequence[int]) -> tuple[int, list[list[int]]]:
         found = partitions(places)
-        return cost(problem, places) + sum(calls[places[units[0]]] for units in found), found
+        return compute_cost(problem, places) + sum(calls[places[units[0]]] for units in found), found
 
     def give_back(places: Assignment) -> tuple[int, Assignment]:
         lowest, found = total(places)
@@ -172,92 +174,92 @@ def with_calls(problem: Problem, calls: Sequence[int], partitions: Partitions) -
             places, lowest, found = tried, after, parts
 
     candidates = [
-        give_back(cheapest(problem)),
-        give_back(greedy(problem)),
-        (cost(problem, host(problem)), host(problem)),
+        give_back(find_cheapest(problem)),
+        give_back(assign_greedily(problem)),
+        (compute_cost(problem, assign_to_host(problem)), assign_to_host(problem)),
     ]
     return min(candidates, key=lambda candidate: candidate[0])[1]
 
 
 def _give_back(
-    problem: Problem,
-    touching: Sequence[Sequence[Value]],
+    problem: AssignmentProblem,
+    touching: Sequence[Sequence[AssignedValue]],
     calls: Sequence[int],
     units: Sequence[int],
     places: Assignment,
 ) -> None:
-    """Bring a partition back to the host if that is cheaper as the others are."""
+    """Move a partition back to the host if that is cheaper while the others stay."""
     at = places[units[0]]
     if any(problem.costs[unit][0] is None for unit in units):
         return
     values = {id(value): value for unit in units for value in touching[unit]}.values()
     saved = calls[at] + sum((problem.costs[unit][at] or 0) - (problem.costs[unit][0] or 0) for unit in units)
-    saved += moved(values, places)
+    saved += sum_moves(values, places)
     for unit in units:
         places[unit] = 0
-    if saved <= moved(values, places):
+    if saved <= sum_moves(values, places):
         for unit in units:
             places[unit] = at
 
 
 class _Network:
-    """The cut of one move: units that keep their place are on the side of the source, those that go on the sink's.
+    """The cut of one move: units that keep their place are on the source's side, those that go on the sink's.
 
-    A unit that cannot go is the source, one that is there already is the sink, so neither is in the network.
+    A unit that cannot go is merged with the source, one that is already there with the sink.
     """
 
-    def __init__(self, problem: Problem, places: Sequence[int], place: int) -> None:
+    def __init__(self, problem: AssignmentProblem, places: Sequence[int], place: int) -> None:
         self.places, self.place = places, place
-        self.vertices: list[_Vertex] = [self._vertex(unit, costs) for unit, costs in enumerate(problem.costs)]
+        self.vertices: list[_Vertex] = [self._find_vertex(unit, costs) for unit, costs in enumerate(problem.costs)]
         self.auxiliary = len(problem.costs)
         self.capacity: dict[tuple[_Vertex, _Vertex], int] = {}
         self.unlimited: list[tuple[_Vertex, _Vertex]] = []
 
-    def _vertex(self, unit: int, costs: Sequence[int | None]) -> _Vertex:
+    def _find_vertex(self, unit: int, costs: Sequence[int | None]) -> _Vertex:
         if self.places[unit] == self.place:
             return _MOVE
         return unit if costs[self.place] is not None else _KEEP
 
-    def _of(self, unit: int) -> _Vertex:
+    def _vertex_of(self, unit: int) -> _Vertex:
         if unit == HOST:
             return _KEEP if self.place else _MOVE
         return self.vertices[unit]
 
-    def _arc(self, keeps: _Vertex, goes: _Vertex, weight: int) -> None:
-        """Charge a weight when the first keeps its place and the second goes."""
+    def _add_arc(self, keeps: _Vertex, goes: _Vertex, weight: int) -> None:
+        """Charge a weight if the first keeps its place and the second goes."""
         if keeps != goes and weight and keeps != _MOVE and goes != _KEEP:
             self.capacity[keeps, goes] = self.capacity.get((keeps, goes), 0) + weight
 
-    def unit(self, unit: int, costs: Sequence[int | None]) -> None:
+    def charge_unit(self, unit: int, costs: Sequence[int | None]) -> None:
         """Charge a unit for its place."""
         there, here = costs[self.place], costs[self.places[unit]]
         if self.vertices[unit] == unit and there is not None and here is not None:
-            self._arc(_KEEP, unit, there - min(there, here))
-            self._arc(unit, _MOVE, here - min(there, here))
+            self._add_arc(_KEEP, unit, there - min(there, here))
+            self._add_arc(unit, _MOVE, here - min(there, here))
 
-    def value(self, value: Value) -> None:
+    def charge_value(self, value: AssignedValue) -> None:
         """Charge a value for each destination: those of readers that keep their place, and the place of the move."""
-        producer, at = self._of(value.producer), _place(value.producer, self.places)
+        producer, at = self._vertex_of(value.producer), _place_of(value.producer, self.places)
         staying: dict[int, list[_Vertex]] = {}
         for reader in value.readers:
-            staying.setdefault(_place(reader, self.places), []).append(self._of(reader))
+            staying.setdefault(_place_of(reader, self.places), []).append(self._vertex_of(reader))
         if at != self.place:
-            self._any_goes(producer, [self._of(reader) for reader in value.readers], value.weight)
+            self._charge_if_any_goes(producer, [self._vertex_of(reader) for reader in value.readers], value.weight)
         for destination, readers in staying.items():
             if destination != self.place:
-                self._any_keeps(readers, producer if destination == at else _MOVE, value.weight)
+                self._charge_if_any_keeps(readers, producer if destination == at else _MOVE, value.weight)
 
-    def _any_goes(self, keeps: _Vertex, going: Sequence[_Vertex], weight: int) -> None:
-        """Charge when the first keeps its place while any of the others goes."""
-        self._arc(keeps, self._joined(going, _MOVE, _KEEP), weight)
+    def _charge_if_any_goes(self, keeps: _Vertex, going: Sequence[_Vertex], weight: int) -> None:
+        """Charge if the first keeps its place and any of the others goes."""
+        self._add_arc(keeps, self._join(going, _MOVE, _KEEP), weight)
 
-    def _any_keeps(self, keeping: Sequence[_Vertex], goes: _Vertex, weight: int) -> None:
-        """Charge when any of the first keeps its place while the last goes."""
+    def _charge_if_any_keeps(self, keeping: Sequence[_Vertex], goes: _Vertex, weight: int) -> None:
+        """Charge if any of the first keeps its place and the last goes."""
         if goes != _KEEP:
-            self._arc(self._joined(keeping, _KEEP, _MOVE), goes, weight)
+            self._add_arc(self._join(keeping, _KEEP, _MOVE), goes, weight)
 
-    def _joined(self, vertices: Sequence[_Vertex], side: str, other: str) -> _Vertex:
-        """Return a vertex that has to be on a side as soon as any of several is there."""
+    def _join(self, vertices: Sequence[_Vertex], side: str, other: str) -> _Vertex:
+        """Return a vertex that must be on a side as soon as any of several vertices is there."""
         if side in vertices:
             return side
         free = [vertex for vertex in vertices if vertex != other]

@@ -11,7 +11,7 @@ from torch.fx import Node
 
 from exir_lowering import Adjustment, CompileSpec, DelegationSpec, ExplainedResult, Rejection, graphs
 from exir_lowering.partitioners.algorithms import limits as capacity
-from exir_lowering.partitioners.algorithms.convex import Proposal, computing
+from exir_lowering.partitioners.algorithms.convex import Proposal, list_computing
 from exir_lowering.partitioners.algorithms.limits import Limits
 from exir_lowering.partitioners.supports.support import No, Scope, Support, make_check, scopes
 
@@ -22,8 +22,8 @@ class Claims:
 
     Attributes:
         program: The program; its nodes get tags.
-        compile_specs: For each backend what it is to be told.
-        by: The partitioner's name, for the reasons.
+        compile_specs: The compile specs of each backend.
+        by: The partitioner's name, for the rejections.
     """
 
     program: ExportedProgram
@@ -35,7 +35,7 @@ class Claims:
     _moved: set[tuple[str, ...]] = field(default_factory=set)
 
     def scopes(self) -> Iterator[Scope]:
-        """Yield the graphs, the top one first; those that a claimed operator calls move with it and are left out."""
+        """Yield the graphs, the top one first, without those that a claimed operator calls: they move with it."""
         for scope in scopes(self.program):
             if not any(scope.path[:i] in self._moved for i in range(1, len(scope.path) + 1)):
                 yield scope
@@ -56,12 +56,12 @@ class Claims:
             proposals: The proposals, in topological order.
             limits: How small and how large a partition may be.
             groups: Nodes that must stay together.
-            why: Says why an operator is left, None when somebody said it already.
+            why: Returns why an operator is left, None if a reason has already been given.
         """
         kept, rejections, adjustments = capacity.apply(proposals, limits, scope, groups=groups, by=self.by)
         self._claim(scope, kept)
         self.explain(rejections, adjustments)
-        for node in computing(scope.graph_module):
+        for node in list_computing(scope.graph_module):
             if graphs.is_operator(node) and graphs.DELEGATION_TAG not in node.meta:
                 no = why(node)
                 if no is not None:
@@ -79,13 +79,13 @@ class Claims:
                     self._moved.add((*scope.path, nested.name))
 
     def _reject(self, scope: Scope, node: Node, no: No) -> None:
-        """Say why an operator is not claimed; what was said first counts."""
+        """Record why an operator is not claimed; the first reason counts."""
         name = graphs.qualified_name(scope.path, node)
         rejection = Rejection("", name, graphs.operator_name(node), no.text, no.by or self.by, no.code)
         self._rejections.setdefault(name, rejection)
 
     def explain(self, rejections: Iterable[Rejection], adjustments: Iterable[Adjustment]) -> None:
-        """Take over what was said elsewhere of operators and partitions; what was said first counts."""
+        """Take over rejections and adjustments from elsewhere; the first rejection of an operator counts."""
         for rejection in rejections:
             self._rejections.setdefault(rejection.node, rejection)
         self._adjustments += adjustments
@@ -96,8 +96,8 @@ class Claims:
         Args:
             constants: The placeholders that partitions may own; by default every parameter, buffer and constant that
                 is not written.
-            state: Whether a buffer that one partition alone reads and writes moves into it. Its backend has to keep
-                state then; one that does not gives wrong results, or worse.
+            state: Whether a buffer that one partition alone reads and writes moves into it. Its backend must
+                then keep state; one that does not gives wrong results, or worse.
         """
         tag_constant_data(self.program)
         if constants is not None:
@@ -112,7 +112,7 @@ class Claims:
 
 
 def explain(supports: Mapping[str, Support], scope: Scope) -> Callable[[Node], No]:
-    """Return a function that says why no backend has a node of a graph."""
+    """Return a function that says why no backend takes a node of a graph."""
     checks = {backend_id: make_check(support, scope) for backend_id, support in supports.items()}
 
     def why(node: Node) -> No:

@@ -1,8 +1,8 @@
 """Propose partitions: the fewest convex ones for one backend, in time linear in nodes and edges.
 
-A partition is convex when no path leaves it and comes back; what is proposed here can be contracted together, and the
-graph stays acyclic. What belongs together by its nature is one vertex: a node and the getitems that pick its results,
-and the groups that the caller gives. `schedule` then assigns the vertices.
+A partition is convex if no path leaves it and comes back; all proposed partitions can be contracted at once, and the
+graph stays acyclic. What must stay together is one vertex: a node and the getitems that pick its results, and the
+groups that the caller gives. `schedule` then assigns the vertices.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Proposal:
     """A convex set of nodes for one backend.
 
     Attributes:
-        backend: The key of the support that took the nodes, "" when there was one support without a key.
+        backend: The key of the support that took the nodes, "" for a single support without a key.
         nodes: The nodes in graph order, getitems of their results included, constants not.
     """
 
@@ -51,34 +51,34 @@ def propose_partitions(
     get_attr and constants are left to their users. Linear in nodes and edges, deterministic.
 
     Args:
-        graph_module: The graph, or a `Scope` with what is known of its constants. Graphs nested in it are not looked
-            at; `graphs.walk` yields them.
+        graph_module: The graph, or a `Scope` with what is known of its constants. Graphs nested in it are not
+            processed; `graphs.walk` yields them.
         support: What is supported: a `Support`, a torch.fx `OperatorSupportBase`, a function from a node to a bool,
             or a mapping from backends to these, where the first one that takes a node gets it.
         groups: Nodes that must stay together, a getitem standing for its producer. A group goes to the first backend
-            that takes all of it; when none does, none of it is proposed. Groups of a support are that backend's only.
+            that takes all of it; if none does, none of it is proposed. Groups of a support are that backend's only.
         keep_apart: Whether parts of a partition that share no edge become partitions of their own.
 
     Returns:
         The partitions in topological order.
 
     Raises:
-        InputError: A group cannot be convex (the path is shown), or has nodes that are not of the graph.
+        InputError: A group cannot be convex (the path is shown), or has nodes that are not in the graph.
         PartitionerContractError: A support raised.
     """
     scope = graph_module if isinstance(graph_module, Scope) else Scope(graph_module)
     supports = support if isinstance(support, Mapping) else {"": support}
     bound = [(name, as_support(candidate)) for name, candidate in supports.items()]
-    nodes = computing(scope.graph_module)
+    nodes = list_computing(scope.graph_module)
     known = frozenset(nodes)
-    together = [operators_of(number, group, known) for number, group in enumerate(groups)]
+    together = [list_group_operators(number, group, known) for number, group in enumerate(groups)]
     label_of: dict[Node, str] = {}
     accepted: list[list[Node]] = []
     for name, candidate in bound:
         check = make_check(candidate, scope)
         able = {n for n in nodes if n not in label_of and not _follows(n) and _is_free(n) and check(n) is None}
-        own = [*together, *(operators_of(i, group, known) for i, group in enumerate(candidate.groups(scope)))]
-        whole = _whole_groups(own, able)
+        own = [*together, *(list_group_operators(i, group, known) for i, group in enumerate(candidate.groups(scope)))]
+        whole = _select_whole_groups(own, able)
         accepted += whole
         label_of.update((node, name) for node in nodes if node in able)
     return contract(nodes, label_of, groups=accepted, keep_apart=keep_apart)
@@ -88,15 +88,15 @@ def _is_free(node: Node) -> bool:
     return not graphs.is_delegate_call(node)
 
 
-def _whole_groups(groups: Sequence[Sequence[Node]], able: set[Node]) -> list[list[Node]]:
-    """Return the groups that one backend can take whole; the nodes of others are taken out of what it can take."""
+def _select_whole_groups(groups: Sequence[Sequence[Node]], able: set[Node]) -> list[list[Node]]:
+    """Return the groups that one backend can take whole; the nodes of other groups are removed from `able`."""
     groups_of: dict[Node, list[int]] = {}
     for number, group in enumerate(groups):
         for node in group:
             groups_of.setdefault(node, []).append(number)
     broken = {number for number, group in enumerate(groups) if not able.issuperset(group)}
     pending = list(broken)
-    while pending:  # what a broken group takes out may break others that share a node with it
+    while pending:  # what a broken group removes may break others that share a node with it
         for node in groups[pending.pop()]:
             able.discard(node)
             more = [number for number in groups_of[node] if number not in broken]
@@ -105,7 +105,7 @@ def _whole_groups(groups: Sequence[Sequence[Node]], able: set[Node]) -> list[lis
     return [list(group) for number, group in enumerate(groups) if number not in broken]
 
 
-def computing(graph_module: GraphModule) -> list[Node]:
+def list_computing(graph_module: GraphModule) -> list[Node]:
     """Return the nodes of a graph that can be in a partition: all but inputs, constants and the output."""
     return [node for node in graph_module.graph.nodes if node.op not in _NOT_COMPUTING]
 
@@ -117,7 +117,7 @@ def contract(
     groups: Iterable[Iterable[Node]] = (),
     keep_apart: bool = False,
 ) -> list[Proposal]:
-    """Propose partitions of nodes whose backends are known; otherwise like `propose_partitions`.
+    """Propose partitions of nodes whose backends are known; otherwise the same as `propose_partitions`.
 
     Args:
         nodes: The computing nodes of one graph, in graph order.
@@ -129,20 +129,21 @@ def contract(
         units = _contract_nodes(nodes, label_of, groups)
         epochs = schedule(units.dag)
         if keep_apart:
-            epochs = _apart(units.dag, epochs)
+            epochs = _join_neighbours(units.dag, epochs)
     members: dict[int, list[Node]] = {}
     for unit, epoch in enumerate(epochs):
         if epoch:
             members.setdefault(epoch, []).extend(units.members[unit])
-    place = {node: i for i, node in enumerate(nodes)}
+    position = {node: i for i, node in enumerate(nodes)}
     labels = {epoch: units.dag.labels[unit] for unit, epoch in enumerate(epochs) if epoch}
     return [
-        Proposal(labels[epoch] or "", tuple(sorted(members[epoch], key=place.__getitem__))) for epoch in sorted(members)
+        Proposal(labels[epoch] or "", tuple(sorted(members[epoch], key=position.__getitem__)))
+        for epoch in sorted(members)
     ]
 
 
-def operators_of(number: int, group: Iterable[Any], known: Container[Node]) -> list[Node]:
-    """Return the operators of a group, each once: a getitem stands for its producer, and constants are left out.
+def list_group_operators(number: int, group: Iterable[Any], known: Container[Node]) -> list[Node]:
+    """Return the operators of a group, each once: a getitem stands for its producer, and constants are omitted.
 
     Args:
         number: The group's number, for errors.
@@ -150,12 +151,14 @@ def operators_of(number: int, group: Iterable[Any], known: Container[Node]) -> l
         known: The computing nodes of the graph.
 
     Raises:
-        InputError: It has something else than nodes of the graph.
+        InputError: It contains something that is not a node of the graph.
     """
     found: dict[Node, None] = {}
     for node in group:
         if not isinstance(node, Node) or (node not in known and node.op not in _NOT_COMPUTING):
-            raise InputError(f"Group {number} holds {node!r}, which is no node of the graph. Give nodes of this graph.")
+            raise InputError(
+                f"Group {number} holds {node!r}, which is not a node of the graph. Pass nodes of this graph."
+            )
         while _follows(node):
             node = node.args[0]
         if node in known:
@@ -175,7 +178,7 @@ class _Units:
 
 
 def _follows(node: Node) -> bool:
-    """Tell whether a node goes where its producer goes."""
+    """Return whether a node goes where its producer goes."""
     producer = node.args[0] if graphs.is_getitem(node) else None
     return isinstance(producer, Node) and producer.op not in _NOT_COMPUTING
 
@@ -184,7 +187,7 @@ def _contract_nodes(nodes: Sequence[Node], label_of: Mapping[Node, str], groups:
     together, grouped = Together(nodes), Sets(len(nodes))
     found = False
     for number, group in enumerate(groups):
-        members = [together.place[node] for node in operators_of(number, group, together.place)]
+        members = [together.place[node] for node in list_group_operators(number, group, together.place)]
         for other in members[1:]:
             grouped.join(members[0], other)
             found = True
@@ -211,16 +214,16 @@ def _join_groups(label_of: Mapping[Node, str], grouped: Sets, together: Together
 
 
 def _close(label_of: Mapping[Node, str], together: Together) -> None:
-    """Join what lies on a cycle of groups when one backend takes all of it; refuse it otherwise."""
+    """Join what is on a cycle of groups if one backend takes all of it; otherwise, refuse it."""
     for knot in together.knots():
         inside = [node for node in together.nodes if together.find(node) in knot]
         labels = {label_of.get(node) for node in inside if not _follows(node)}
         if len(labels) > 1 or None in labels:
-            raise _not_convex(label_of, together, knot)
+            raise _describe_nonconvex(label_of, together, knot)
         together.join(inside)
 
 
-def _not_convex(label_of: Mapping[Node, str], together: Together, knot: Container[int]) -> InputError:
+def _describe_nonconvex(label_of: Mapping[Node, str], together: Together, knot: Container[int]) -> InputError:
     members = together.members()
     tag_of = {
         node: f"group at {group[0].name}"
@@ -233,12 +236,12 @@ def _not_convex(label_of: Mapping[Node, str], together: Together, knot: Containe
     why = f" Node {between[0]} on it is not supported." if between else " The nodes on it go to different backends."
     return InputError(
         f"A group of nodes that must stay together is not convex: the path {cycles[0]} leaves the {cycles[0].tag} and "
-        f"comes back.{why} Leave one of the group's nodes out, or support the nodes on the path too."
+        f"comes back.{why} Remove one of the group's nodes, or support the nodes on the path too."
     )
 
 
 def _number(label_of: Mapping[Node, str], together: Together) -> _Units:
-    """Number the vertices in topological order, keeping the graph's order where that is one."""
+    """Number the vertices in topological order, keeping the graph's order where possible."""
     members = together.members()
     rank = {root: i for i, root in enumerate(members)}
     successors = [[rank[other] for other in following] for following in together.successors().values()]
@@ -253,15 +256,24 @@ def _number(label_of: Mapping[Node, str], together: Together) -> _Units:
     for i, numbers in enumerate(after):
         for other in numbers:
             before[other].append(i)
-    return _Units(units, Dag(before, after, [_label(unit, label_of) for unit in units], _size(units), _leaves(units)))
+    return _Units(
+        units,
+        Dag(
+            before,
+            after,
+            [_find_label(unit, label_of) for unit in units],
+            _make_size_function(units),
+            _make_output_check(units),
+        ),
+    )
 
 
-def _label(unit: Sequence[Node], label_of: Mapping[Node, str]) -> str | None:
+def _find_label(unit: Sequence[Node], label_of: Mapping[Node, str]) -> str | None:
     found = {label_of.get(node) for node in unit if not _follows(node)}
     return found.pop() if len(found) == 1 else None
 
 
-def _size(units: Sequence[Sequence[Node]]) -> Callable[[int], int]:
+def _make_size_function(units: Sequence[Sequence[Node]]) -> Callable[[int], int]:
     @cache
     def size(unit: int) -> int:
         inside = set(units[unit])
@@ -270,14 +282,14 @@ def _size(units: Sequence[Sequence[Node]]) -> Callable[[int], int]:
     return size
 
 
-def _leaves(units: Sequence[Sequence[Node]]) -> Callable[[int], bool]:
+def _make_output_check(units: Sequence[Sequence[Node]]) -> Callable[[int], bool]:
     return lambda unit: any(user.op == "output" for node in units[unit] for user in node.users)
 
 
 # -- parts that share no edge ------------------------------------------------------------------------------------------
 
 
-def _components(graph: Dag, epochs: Sequence[int]) -> list[int]:
+def _split_components(graph: Dag, epochs: Sequence[int]) -> list[int]:
     """Split each partition into its weakly connected parts, numbered by their first vertex, from 1; 0 is the host."""
     parts = Sets(len(epochs))
     for vertex, epoch in enumerate(epochs):
@@ -288,28 +300,28 @@ def _components(graph: Dag, epochs: Sequence[int]) -> list[int]:
     return [parts.find(vertex) + 1 if epoch else 0 for vertex, epoch in enumerate(epochs)]
 
 
-def _apart(graph: Dag, epochs: Sequence[int]) -> list[int]:
+def _join_neighbours(graph: Dag, epochs: Sequence[int]) -> list[int]:
     """Number the parts that share an edge, from 1 in topological order; 0 is the host.
 
-    Joined are the connected parts of the schedule, and, on their own, the single vertices from the last one on, each
-    with its users, as torch.fx's partitioner goes; the fewer parts win.
+    Two ways are tried: joining the connected parts of the schedule, and joining single vertices, from the last one on,
+    each with its users, as torch.fx's partitioner does. The one with fewer parts wins.
     """
     tried = []
-    for parts in (_components(graph, epochs), [i + 1 if epoch else 0 for i, epoch in enumerate(epochs)]):
+    for parts in (_split_components(graph, epochs), [i + 1 if epoch else 0 for i, epoch in enumerate(epochs)]):
         quotient_graph = _Quotient(graph, parts)
         for vertex in range(len(parts) - 1, -1, -1):
             for after in graph.successors[vertex]:
                 if parts[vertex] and graph.labels[vertex] == graph.labels[after]:
                     quotient_graph.join(vertex, after)
-        tried.append(quotient_graph.numbers(parts))
+        tried.append(quotient_graph.number_parts(parts))
     return min(tried, key=lambda numbers: len(set(numbers)))
 
 
 class _Quotient:
-    """The contracted graph while parts are joined: vertices by root, their neighbours, their place in an order.
+    """The contracted graph while parts are joined: vertices by root, their neighbours, their position in an order.
 
     The order is kept as in Pearce and Kelly, A Dynamic Topological Sort Algorithm for Directed Acyclic Graphs (JEA 11,
-    2007): only what lies between two parts in it is looked at and moved when they are joined.
+    2007): when two parts are joined, only what lies between them is visited and moved.
     """
 
     def __init__(self, graph: Dag, parts: Sequence[int]) -> None:
@@ -321,21 +333,21 @@ class _Quotient:
         for vertex, following in enumerate(graph.successors):
             root = self.sets.find(vertex)
             self.successors[root].update(o for o in map(self.sets.find, following) if o != root)
-        self.order: list[int | None] = self._sorted()
-        self.place = {root: i for i, root in enumerate(self.order) if root is not None}
+        self.order: list[int | None] = self._sort()
+        self.position = {root: i for i, root in enumerate(self.order) if root is not None}
 
-    def _sorted(self) -> list[int | None]:
+    def _sort(self) -> list[int | None]:
         roots = sorted(self.successors)
         rank = {root: i for i, root in enumerate(roots)}
         return [roots[i] for i in topological([[rank[other] for other in self.successors[root]] for root in roots])]
 
     def join(self, one: int, other: int) -> None:
-        """Join the parts of two vertices, one before the other, unless that closes a cycle."""
+        """Join the parts of two vertices, one before the other, unless that forms a cycle."""
         a, b = self.sets.find(one), self.sets.find(other)
         if a == b:
             return
-        start, end = self.place[a], self.place[b]
-        after = self._reached(a, b, end)
+        start, end = self.position[a], self.position[b]
+        after = self._find_reached(a, b, end)
         if b in after:
             return
         between = [root for root in self.order[start + 1 : end] if root is not None]
@@ -346,24 +358,24 @@ class _Quotient:
         self.successors[root] = following
         row = [*moved, root, *(vertex for vertex in between if vertex in after)]
         self.order[start : end + 1] = [*row, *([None] * (end + 1 - start - len(row)))]
-        del self.place[a if root == b else b]
+        del self.position[a if root == b else b]
         for i, vertex in enumerate(row):
-            self.place[vertex] = start + i
+            self.position[vertex] = start + i
 
-    def _reached(self, a: int, b: int, end: int) -> Container[int]:
-        """Return what is reached from a, over others, up to b's place."""
+    def _find_reached(self, a: int, b: int, end: int) -> Container[int]:
+        """Return what is reached from a, over others, up to b's position."""
         return reach(
             [(a, other) for other in map(self.sets.find, self.successors[a]) if other not in (a, b)],
             lambda vertex: map(self.sets.find, self.successors[vertex]),
-            lambda vertex: self.place[vertex] <= end,
+            lambda vertex: self.position[vertex] <= end,
             goal=b,
         )
 
-    def numbers(self, parts: Sequence[int]) -> list[int]:
-        """Return for each vertex of a part the part's number in topological order, from 1; 0 for the host."""
+    def number_parts(self, parts: Sequence[int]) -> list[int]:
+        """Return, for each vertex, its part's number in topological order, from 1; 0 for the host."""
         roots = {self.sets.find(vertex) for vertex, part in enumerate(parts) if part}
         rank = {root: i for i, root in enumerate((r for r in self.order if r in roots), 1)}
         return [rank[self.sets.find(vertex)] if part else 0 for vertex, part in enumerate(parts)]
 
 
-__all__ = ["Proposal", "computing", "contract", "operators_of", "propose_partitions"]
+__all__ = ["Proposal", "contract", "list_computing", "list_group_operators", "propose_partitions"]

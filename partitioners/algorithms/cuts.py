@@ -1,10 +1,11 @@
-"""Cut a directed acyclic graph into ordered pieces within caps, where the fewest bytes cross.
+"""Cut a directed acyclic graph into ordered pieces within limits, where the fewest bytes cross.
 
 A value is a net: the vertex that makes it and those that read it. It crosses once for each further piece that has one
-of them, which is the connectivity metric of hypergraph partitioning; along each edge the piece must not fall. For a
-given topological order the cheapest segments are found exactly, by dynamic programming; then single vertices move
-between pieces while that helps. Several orders are tried, as in Herrmann et al., Multilevel Algorithms for Acyclic
-Partitioning of Directed Acyclic Graphs (SIAM J. Sci. Comput. 41(4), 2019), whose moves keep to the same rule.
+of them, which is the connectivity metric of hypergraph partitioning; along each edge, the piece number must not
+decrease. For a given topological order, the cheapest segments are found exactly, by dynamic programming; then
+single vertices move between pieces while that helps. Several orders are tried, as in Herrmann et al., Multilevel
+Algorithms for Acyclic Partitioning of Directed Acyclic Graphs (SIAM J. Sci. Comput. 41(4), 2019), whose moves follow
+the same rule.
 """
 
 from __future__ import annotations
@@ -20,30 +21,30 @@ import networkx as nx
 from exir_lowering.graphs.order import LeastFirst, topological
 
 _EFFORT = 60_000
-"""Pins of nets to look at, at most, over all orders that are tried; three orders are tried in any case."""
+"""The most pins of nets to visit, over all orders; three orders are tried in any case."""
 
 _ORDERS = 128
-"""Orders to try, at most."""
+"""The most orders to try."""
 
 _WIDE = 32
-"""A value that more pieces have than this draws no vertex to them."""
+"""A value that more pieces share than this does not attract vertices."""
 
 _PASSES = 8
-"""Sweeps of moves after each other, at most."""
+"""The most sweeps of moves."""
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class CutProblem:
     """What is cut.
 
     Attributes:
-        successors: For each vertex the vertices after it, each once; vertices are numbered in topological order.
-        sizes: For each vertex how many operators it is.
-        weights: For each vertex the numbers of the constants that it reads, each once.
-        weight_bytes: For each constant its bytes; a piece has each of its constants once.
-        nets: For each value its bytes and the vertices that make or read it, each once.
-        max_size: The most operators of a piece, None for no cap; no vertex is over it.
-        max_weight_bytes: The most bytes of constants of a piece, None for no cap; no vertex is over it.
+        successors: For each vertex, the vertices after it, each once; vertices are numbered in topological order.
+        sizes: For each vertex, its number of operators.
+        weights: For each vertex, the numbers of the constants that it reads, each once.
+        weight_bytes: The bytes of each constant; a piece has each of its constants once.
+        nets: For each value, its bytes and the vertices that make or read it, each once.
+        max_size: The most operators of a piece, None for no limit; no vertex exceeds it.
+        max_weight_bytes: The most bytes of constants of a piece, None for no limit; no vertex exceeds it.
     """
 
     successors: Sequence[Sequence[int]]
@@ -55,39 +56,39 @@ class Problem:
     max_weight_bytes: int | None = None
 
 
-def crossing(nets: Sequence[tuple[int, Sequence[int]]], pieces: Sequence[int]) -> int:
-    """Return the bytes that cross: those of each value, once for each piece that has one of its vertices but one."""
+def count_crossing(nets: Sequence[tuple[int, Sequence[int]]], pieces: Sequence[int]) -> int:
+    """Return the bytes that cross: those of each value, once for each piece with its vertices except one."""
     return sum(size * (len({pieces[vertex] for vertex in pins}) - 1) for size, pins in nets)
 
 
-def cut(problem: Problem) -> list[int]:
-    """Cut a graph: at or near the optimum for small ones, near-linear for large ones.
+def cut(problem: CutProblem) -> list[int]:
+    """Cut a graph: at or near the optimum for small graphs, in near-linear time for large ones.
 
     Args:
-        problem: The graph and the caps.
+        problem: The graph and the limits.
 
     Returns:
-        For each vertex the number of its piece, from 0; along each edge it does not fall.
+        For each vertex, the number of its piece, from 0; along each edge, it does not decrease.
     """
     graph = _Graph(problem)
     if graph.bound[1] <= 1:
         return [0] * graph.count
     best: list[int] = []
     least: tuple[int, int] | None = None
-    for order in graph.orders():
-        pieces = graph.improved(order)
-        cost = graph.cost(pieces)
+    for order in graph.list_orders():
+        pieces = graph.improve(order)
+        cost = graph.compute_cost(pieces)
         if least is None or cost < least:
             best, least, first = pieces, cost, order
         if least <= graph.bound:
             return best
-    return graph.settled(best, first)
+    return graph.settle(best, first)
 
 
 class _Graph:
-    """A problem with what the steps look up: neighbours, the nets of each vertex."""
+    """A problem with look-up tables: neighbours, and the nets of each vertex."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: CutProblem) -> None:
         self.problem = problem
         self.count = len(problem.successors)
         self.predecessors: list[list[int]] = [[] for _ in range(self.count)]
@@ -105,39 +106,39 @@ class _Graph:
         by_size = -(-sum(problem.sizes) // max(1, self.max_size))
         self.bound = (0, max(by_size, -(-total // max(1, self.max_weight_bytes))))
 
-    def cost(self, pieces: Sequence[int]) -> tuple[int, int]:
-        """Return the bytes that cross and the number of pieces: what is to be least."""
-        return crossing(self.nets, pieces), len(set(pieces))
+    def compute_cost(self, pieces: Sequence[int]) -> tuple[int, int]:
+        """Return the bytes that cross and the number of pieces, which are minimised in this order."""
+        return count_crossing(self.nets, pieces), len(set(pieces))
 
-    def improved(self, order: Sequence[int]) -> list[int]:
+    def improve(self, order: Sequence[int]) -> list[int]:
         """Cut an order into segments, then move vertices."""
-        return _number(_Moves(self, self.segments(order)).run())
+        return _number(_Moves(self, self.find_segments(order)).run())
 
-    def settled(self, pieces: list[int], order: Sequence[int]) -> list[int]:
-        """Cut the order that the moves have made, and move again, as long as that helps."""
-        cost = self.cost(pieces)
-        place = {vertex: i for i, vertex in enumerate(order)}
+    def settle(self, pieces: list[int], order: Sequence[int]) -> list[int]:
+        """Cut the order that results from the moves, and move again, as long as that helps."""
+        cost = self.compute_cost(pieces)
+        position = {vertex: i for i, vertex in enumerate(order)}
         while True:
-            row = sorted(place, key=lambda vertex: (pieces[vertex], place[vertex]))
-            further = self.improved(row)
-            if self.cost(further) >= cost:
+            row = sorted(position, key=lambda vertex: (pieces[vertex], position[vertex]))
+            further = self.improve(row)
+            if self.compute_cost(further) >= cost:
                 return pieces
-            pieces, cost = further, self.cost(further)
+            pieces, cost = further, self.compute_cost(further)
 
     # -- segments of an order ------------------------------------------------------------------------------------------
 
-    def segments(self, order: Sequence[int]) -> list[int]:
-        """Return for each vertex its segment, where the segments of this order that cost least are."""
-        place = {vertex: i for i, vertex in enumerate(order)}
+    def find_segments(self, order: Sequence[int]) -> list[int]:
+        """Return, for each vertex, its segment in the cheapest segmentation of an order."""
+        position = {vertex: i for i, vertex in enumerate(order)}
         before: list[list[tuple[int, int]]] = [[] for _ in order]
         scale = len(order) + 1  # bytes first, then segments
         for size, pins in self.nets:
-            for one, other in pairwise(sorted([place[vertex] for vertex in pins])):
+            for one, other in pairwise(sorted([position[vertex] for vertex in pins])):
                 before[other].append((one, size * scale))
         starts, costs = _Minimum(len(order)), 0
         chosen: list[int] = []
         first = 0
-        for i, start in enumerate(self._windows(order)):
+        for i, start in enumerate(self._find_windows(order)):
             starts.put(i, costs)
             # A segment that starts between the two vertices of a value and has the second one reads it from outside.
             for one, size in before[i]:
@@ -145,7 +146,7 @@ class _Graph:
             for expired in range(first, start):
                 starts.take_out(expired)
             first = start
-            costs, best = starts.least()
+            costs, best = starts.find_least()
             costs += 1
             chosen.append(best)
         pieces = [0] * len(order)
@@ -155,11 +156,11 @@ class _Graph:
             for i in range(start, end):
                 pieces[order[i]] = start
             end = start
-        # Numbered by where they start, which rises along the order.
+        # Numbered by their starts, which increase along the order.
         return _number(pieces)
 
-    def _windows(self, order: Sequence[int]) -> Iterator[int]:
-        """Yield for each place of an order where the longest segment that ends there and is within the caps starts."""
+    def _find_windows(self, order: Sequence[int]) -> Iterator[int]:
+        """Yield, for each position of an order, the start of the longest segment within the caps that ends there."""
         problem, start, size, held = self.problem, 0, 0, 0
         readers = [0] * len(problem.weight_bytes)
         for vertex in order:
@@ -177,36 +178,36 @@ class _Graph:
 
     # -- orders --------------------------------------------------------------------------------------------------------
 
-    def orders(self) -> Iterator[list[int]]:
-        """Yield topological orders to try, as many as the effort allows."""
+    def list_orders(self) -> Iterator[list[int]]:
+        """Return topological orders to try, as many as the effort allows."""
         pins = sum(len(pins) for _, pins in self.nets) + self.count
-        return islice(self._orders(), max(3, min(_ORDERS, _EFFORT // pins)))
+        return islice(self._generate_orders(), max(3, min(_ORDERS, _EFFORT // pins)))
 
-    def _orders(self) -> Iterator[list[int]]:
+    def _generate_orders(self) -> Iterator[list[int]]:
         """Yield topological orders without end; most keep together the parts that share no edge."""
         following, preceding = self.problem.successors, self.predecessors
         forwards, backwards = list(range(self.count)), list(range(self.count - 1, -1, -1))
-        parts = self._components()
+        parts = self._number_components()
         yield forwards
-        yield sorted(self._fewest_alive(), key=parts.__getitem__)
-        yield sorted(_depth_first(preceding, forwards), key=parts.__getitem__)  # what each result needs
-        needing = _depth_first(following, backwards)[::-1]  # after each vertex, what needs it
+        yield sorted(self._order_by_bytes_alive(), key=parts.__getitem__)
+        yield sorted(_search_depth_first(preceding, forwards), key=parts.__getitem__)  # what each result needs
+        needing = _search_depth_first(following, backwards)[::-1]  # after each vertex, what needs it
         yield sorted(needing, key=parts.__getitem__)
         chance = random.Random(0)
         while True:
             keys = [chance.random() for _ in forwards]
             roots = sorted(forwards, key=keys.__getitem__)
             for edges in (preceding, following):
-                order = _depth_first([sorted(others, key=keys.__getitem__) for others in edges], roots)
+                order = _search_depth_first([sorted(others, key=keys.__getitem__) for others in edges], roots)
                 order = order if edges is preceding else order[::-1]
                 yield sorted(order, key=lambda vertex: keys[parts[vertex]])
-            yield self._shuffled(keys)
+            yield self._order_by(keys)
 
-    def _shuffled(self, keys: Sequence[float]) -> list[int]:
-        """Return the topological order that takes the least key first."""
+    def _order_by(self, keys: Sequence[float]) -> list[int]:
+        """Return the topological order that takes the smallest key first."""
         return topological(self.problem.successors, LeastFirst(keys.__getitem__))
 
-    def _components(self) -> list[int]:
+    def _number_components(self) -> list[int]:
         """Number the parts that share no edge, by their first vertices."""
         edges = ((vertex, after) for vertex, following in enumerate(self.problem.successors) for after in following)
         graph = nx.Graph(edges)
@@ -218,13 +219,13 @@ class _Graph:
                 component[vertex] = first
         return component
 
-    def _fewest_alive(self) -> list[int]:
-        """Order so that few bytes are alive: always the vertex next that adds least to them."""
+    def _order_by_bytes_alive(self) -> list[int]:
+        """Order so that few bytes are alive: the next vertex is always the one that adds the least to them."""
         return topological(self.problem.successors, _LeastAlive(self.nets, self.nets_of))
 
 
 class _LeastAlive:
-    """Takes the ready vertex that adds least to the bytes that are alive, of equal ones the last that became so."""
+    """Takes the ready vertex that adds the least to the bytes that are alive; among equal ones, the latest."""
 
     def __init__(self, nets: Sequence[tuple[int, Sequence[int]]], nets_of: Sequence[Sequence[int]]) -> None:
         self._nets, self._nets_of = nets, nets_of
@@ -233,7 +234,7 @@ class _LeastAlive:
         self._heap: list[tuple[int, int, int]] = []
         self._taken = 0
 
-    def _added(self, vertex: int) -> int:
+    def _count_added(self, vertex: int) -> int:
         change = 0
         for net in self._nets_of[vertex]:
             size, pins = self._nets[net]
@@ -242,11 +243,11 @@ class _LeastAlive:
 
     def push(self, vertex: int) -> None:
         self._ready.add(vertex)
-        heapq.heappush(self._heap, (self._added(vertex), -self._taken, vertex))
+        heapq.heappush(self._heap, (self._count_added(vertex), -self._taken, vertex))
 
     def pop(self) -> int:
         vertex = heapq.heappop(self._heap)[2]
-        while vertex not in self._ready:  # what was pushed again with another key
+        while vertex not in self._ready:  # skip entries that were pushed again with another key
             vertex = heapq.heappop(self._heap)[2]
         self._ready.remove(vertex)
         self._taken += 1
@@ -264,7 +265,7 @@ class _LeastAlive:
         return len(self._ready)
 
 
-def _depth_first(edges: Sequence[Sequence[int]], roots: Sequence[int]) -> list[int]:
+def _search_depth_first(edges: Sequence[Sequence[int]], roots: Sequence[int]) -> list[int]:
     """Return the vertices in the order in which a depth-first search leaves them."""
     seen = [False] * len(edges)
     order: list[int] = []
@@ -292,7 +293,7 @@ def _number(pieces: Sequence[int]) -> list[int]:
 
 
 class _Minimum:
-    """The least of a row of numbers, of which all behind a place can grow at once: a tree, each step logarithmic."""
+    """The minimum of a list of numbers, where all after a position can grow at once: a tree with logarithmic steps."""
 
     def __init__(self, count: int) -> None:
         self.size = 1 << max(0, count - 1).bit_length()
@@ -300,9 +301,9 @@ class _Minimum:
         self.least_of = [self.none] * (2 * self.size)
         self.grown = [0] * (2 * self.size)
 
-    def put(self, place: int, number: int) -> None:
-        """Put a number in its place."""
-        i = place + self.size
+    def put(self, position: int, number: int) -> None:
+        """Put a number at a position."""
+        i = position + self.size
         parent = i >> 1
         while parent:
             number -= self.grown[parent]
@@ -310,15 +311,15 @@ class _Minimum:
         self.least_of[i] = number
         self._lift(i)
 
-    def take_out(self, place: int) -> None:
-        """Take the number at a place out."""
-        self.least_of[place + self.size] = self.none
-        self._lift(place + self.size)
+    def take_out(self, position: int) -> None:
+        """Remove the number at a position."""
+        self.least_of[position + self.size] = self.none
+        self._lift(position + self.size)
 
-    def add_after(self, place: int, amount: int) -> None:
-        """Let every number behind a place grow."""
+    def add_after(self, position: int, amount: int) -> None:
+        """Add an amount to every number after a position."""
         least_of, grown = self.least_of, self.grown
-        i = place + self.size
+        i = position + self.size
         while i > 1:
             if not i & 1:
                 least_of[i + 1] += amount
@@ -327,8 +328,8 @@ class _Minimum:
             left, right = least_of[2 * i], least_of[2 * i + 1]
             least_of[i] = (left if left <= right else right) + grown[i]
 
-    def least(self) -> tuple[int, int]:
-        """Return the least number and its place, the first one of several."""
+    def find_least(self) -> tuple[int, int]:
+        """Return the minimum and its position, the first one if there are several."""
         i = 1
         while i < self.size:
             i = 2 * i if self.least_of[2 * i] <= self.least_of[2 * i + 1] else 2 * i + 1
@@ -369,7 +370,7 @@ class _Moves:
         return self.pieces
 
     def _try(self, vertex: int) -> bool:
-        """Move a vertex to the piece where the fewest bytes cross then; tell whether it moved."""
+        """Move a vertex to the piece that makes the fewest bytes cross; return whether it moved."""
         pieces, here = self.pieces, self.pieces[vertex]
         nets = self.graph.nets_of[vertex]
         if self.members[here] > 1 and all(len(self.pins[net]) == 1 for net in nets):
@@ -379,7 +380,7 @@ class _Moves:
         if low == high:
             return False
         empties = self.members[here] == 1
-        for change, piece in sorted(self._changes(nets, here, low, high)):
+        for change, piece in sorted(self._find_changes(nets, here, low, high)):
             if change > 0 or (change == 0 and not empties):
                 return False
             if self._fits(vertex, piece):
@@ -387,8 +388,8 @@ class _Moves:
                 return True
         return False
 
-    def _changes(self, nets: Sequence[int], here: int, low: int, high: int) -> list[tuple[int, int]]:
-        """Return the pieces that the values of a vertex reach, each with the bytes that would cross more."""
+    def _find_changes(self, nets: Sequence[int], here: int, low: int, high: int) -> list[tuple[int, int]]:
+        """Return the pieces that the values of a vertex reach, each with the additional bytes that would cross."""
         reached: dict[int, None] = {}
         for net in nets:
             if len(self.pins[net]) <= _WIDE:
@@ -438,4 +439,4 @@ class _Moves:
                 del pins[here]
 
 
-__all__ = ["Problem", "crossing", "cut"]
+__all__ = ["CutProblem", "count_crossing", "cut"]

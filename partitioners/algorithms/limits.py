@@ -6,14 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-import networkx as nx
 from torch.fx import Node
 
 from exir_lowering import Adjustment, InputError, Rejection, graphs
 from exir_lowering.graphs import collector, measures, quotient
-from exir_lowering.graphs.together import Together
+from exir_lowering.graphs.together import Sets, Together
 from exir_lowering.partitioners.algorithms import cuts
-from exir_lowering.partitioners.algorithms.convex import Proposal, computing, contract
+from exir_lowering.partitioners.algorithms.convex import Proposal, contract, list_computing
 from exir_lowering.partitioners.supports.support import Scope
 
 
@@ -22,14 +21,14 @@ class Limits:
     """How small and how large a partition may be.
 
     Attributes:
-        min_nodes: Fewer operators than this and the partition is dropped, unless it is the whole graph.
-        min_flops: Fewer floating-point operations than this and it is dropped, unless it is the whole graph.
-        max_partitions: How many partitions a graph keeps, those with the most floating-point operations.
-        max_nodes: More operators than this and it is cut where the fewest bytes cross.
-        max_weight_bytes: More bytes of parameters, buffers and constants than this and it is cut so too.
+        min_nodes: A partition with fewer operators is dropped, unless it is the whole graph.
+        min_flops: A partition with fewer floating-point operations is dropped, unless it is the whole graph.
+        max_partitions: How many partitions a graph keeps: those with the most floating-point operations.
+        max_nodes: A partition with more operators is cut where the fewest bytes cross.
+        max_weight_bytes: A partition with more bytes of parameters, buffers and constants is also cut.
 
     Raises:
-        InputError: A limit is no integer, is out of range, or leaves no size between `min_nodes` and `max_nodes`.
+        InputError: A limit is not an integer, is out of range, or leaves no size between `min_nodes` and `max_nodes`.
     """
 
     min_nodes: int = 1
@@ -49,8 +48,8 @@ class Limits:
                 raise InputError(f"Limits({name}={value!r}): expected an integer, 1 or more, or None for no limit.")
         if self.max_nodes is not None and self.min_nodes > self.max_nodes:
             raise InputError(
-                f"Limits(min_nodes={self.min_nodes}, max_nodes={self.max_nodes}): no partition has as many operators "
-                f"as min_nodes and no more than max_nodes. Expected min_nodes of at most {self.max_nodes}."
+                f"Limits(min_nodes={self.min_nodes}, max_nodes={self.max_nodes}): no partition can have at least "
+                f"min_nodes and at most max_nodes operators. Expected min_nodes of at most {self.max_nodes}."
             )
 
 
@@ -68,39 +67,45 @@ def apply(
 ) -> tuple[list[Proposal], list[Rejection], list[Adjustment]]:
     """Cut what is too large, drop what is too small, then what is too many.
 
-    What crosses a cut is counted in the bytes of each value once for each piece that reads it and did not make it; a
-    value from outside counts from the second piece on, and constants do not: each piece has its own.
+    What crosses a cut is counted in bytes: each value once for each piece that reads it and did not make it. A value
+    from outside counts from the second piece on; constants do not count, since each piece has its own.
 
     Args:
         proposals: The proposals of one graph, in topological order.
         limits: The limits.
         scope: The graph.
         groups: Nodes that must stay together.
-        by: Who asks, for the reasons.
+        by: The partitioner's name, for the rejections.
 
     Returns:
-        The proposals that are left, in topological order, a rejection for each operator that lost its place, and an
+        The proposals that are left, in topological order, a rejection for each operator that lost its partition, and an
         adjustment for each proposal that was cut or dropped.
     """
-    work = _Work(limits, scope, by, _group_of(groups))
+    work = _Work(limits, scope, by, _number_groups(groups))
     with collector.paused():
         kept = [piece for proposal in proposals for piece in work.cut(proposal)]
-        kept = work.without_small(kept)
-        kept = work.without_surplus(kept)
+        kept = work.drop_small(kept)
+        kept = work.drop_surplus(kept)
     return kept, work.rejections, work.adjustments
 
 
-def _group_of(groups: Iterable[Iterable[Node]]) -> dict[Node, int]:
-    """Number the groups by node; groups that share a node are one."""
-    sets = nx.utils.UnionFind()
-    for group in groups:
-        sets.union(*group)
-    return {node: number for number, members in enumerate(sets.to_sets()) for node in members}
+def _number_groups(groups: Iterable[Iterable[Node]]) -> dict[Node, int]:
+    """Return the number of each node's group; groups that share a node are one."""
+    listed = [list(group) for group in groups]
+    number: dict[Node, int] = {}
+    for group in listed:
+        for node in group:
+            number.setdefault(node, len(number))
+    sets = Sets(len(number))
+    for group in listed:
+        for node in group[1:]:
+            sets.join(number[group[0]], number[node])
+    return {node: sets.find(i) for node, i in number.items()}
 
 
 @dataclass(slots=True)
 class _Work:
-    """The limits of one graph while they are applied, and what has been said so far."""
+    """The limits of one graph while they are applied, and the rejections and adjustments so far."""
 
     limits: Limits
     scope: Scope
@@ -112,44 +117,46 @@ class _Work:
     # -- too large -----------------------------------------------------------------------------------------------------
 
     def cut(self, proposal: Proposal) -> list[Proposal]:
-        """Cut a proposal that is over a cap, and drop what is over one by itself."""
-        over = self._over(proposal.nodes)
+        """Cut a proposal that exceeds a limit, and drop what exceeds one by itself."""
+        over = self._describe_excess(proposal.nodes)
         if not over:
             return [proposal]
-        units = _units(proposal.nodes, self.group_of)
+        units = _list_units(proposal.nodes, self.group_of)
         left: dict[Node, str] = {}
         for unit in units:
-            alone = self._over(unit)
+            alone = self._describe_excess(unit)
             if alone:
-                what = "one operator" if len(_operators(unit)) == 1 else "a group that must stay together"
+                what = "one operator" if len(_list_operators(unit)) == 1 else "a group that must stay together"
                 self._drop(unit, f"{alone} ({what})", "over_capacity")
             else:
                 left.update(dict.fromkeys(unit, proposal.backend))
         pieces = [proposal] if len(left) == len(proposal.nodes) else contract(proposal.nodes, left, groups=units)
-        pieces = [smaller for piece in pieces for smaller in self._pieces(piece, units)]
+        pieces = [smaller for piece in pieces for smaller in self._cut_whole(piece, units)]
         if len(pieces) > 1:
-            crossing = _crossing(proposal.nodes, pieces, self.scope)
-            self._adjust("cut", proposal.nodes, f"{over}: cut into {len(pieces):,}, {_count(crossing, 'byte')} cross")
+            crossing = _count_crossing(proposal.nodes, pieces, self.scope)
+            self._adjust(
+                "cut", proposal.nodes, f"{over}: cut into {len(pieces):,}, {_format_count(crossing, 'byte')} cross"
+            )
         return pieces
 
-    def _over(self, nodes: Sequence[Node]) -> str:
-        """Tell which caps nodes are over, with the figures; "" for none."""
+    def _describe_excess(self, nodes: Sequence[Node]) -> str:
+        """Describe which limits nodes exceed, with the figures; "" for none."""
         limits, found = self.limits, []
-        if limits.max_nodes is not None and len(_operators(nodes)) > limits.max_nodes:
-            found.append(f"{_count(len(_operators(nodes)), 'operator')}, max_nodes={limits.max_nodes:,}")
+        if limits.max_nodes is not None and len(_list_operators(nodes)) > limits.max_nodes:
+            found.append(f"{_format_count(len(_list_operators(nodes)), 'operator')}, max_nodes={limits.max_nodes:,}")
         if limits.max_weight_bytes is not None:
-            held = sum(measures.value_bytes(node) for node in _constants(nodes, self.scope))
+            held = sum(measures.value_bytes(node) for node in _list_constants(nodes, self.scope))
             if held > limits.max_weight_bytes:
-                found.append(f"{_count(held, 'byte')} of weights, max_weight_bytes={limits.max_weight_bytes:,}")
+                found.append(f"{_format_count(held, 'byte')} of weights, max_weight_bytes={limits.max_weight_bytes:,}")
         return " and ".join(found)
 
-    def _pieces(self, proposal: Proposal, units: Sequence[Sequence[Node]]) -> list[Proposal]:
-        """Cut a proposal none of whose units is over a cap."""
-        if not self._over(proposal.nodes):
+    def _cut_whole(self, proposal: Proposal, units: Sequence[Sequence[Node]]) -> list[Proposal]:
+        """Cut a proposal none of whose units exceeds a limit."""
+        if not self._describe_excess(proposal.nodes):
             return [proposal]
         inside = set(proposal.nodes)
         vertices = [unit for unit in units if unit[0] in inside]
-        piece_of = cuts.cut(_problem(proposal.nodes, vertices, self.limits, self.scope))
+        piece_of = cuts.cut(_make_problem(proposal.nodes, vertices, self.limits, self.scope))
         number = {node: piece for unit, piece in zip(vertices, piece_of, strict=True) for node in unit}
         members: list[list[Node]] = [[] for _ in range(max(piece_of) + 1)]
         for node in proposal.nodes:
@@ -158,30 +165,30 @@ class _Work:
 
     # -- too small, too many -------------------------------------------------------------------------------------------
 
-    def without_small(self, proposals: Sequence[Proposal]) -> list[Proposal]:
+    def drop_small(self, proposals: Sequence[Proposal]) -> list[Proposal]:
         """Drop what is too small, unless it is the whole graph."""
         limits, kept = self.limits, []
-        whole = len(_operators(computing(self.scope.graph_module)))
+        whole = len(_list_operators(list_computing(self.scope.graph_module)))
         for proposal in proposals:
-            operators, found = len(_operators(proposal.nodes)), []
+            operators, found = len(_list_operators(proposal.nodes)), []
             if operators < limits.min_nodes:
-                found.append(f"{_count(operators, 'operator')}, min_nodes={limits.min_nodes:,}")
-            if limits.min_flops and (flops := _flops(proposal)) < limits.min_flops:
-                found.append(f"{_count(flops, 'floating-point operation')}, min_flops={limits.min_flops:,}")
+                found.append(f"{_format_count(operators, 'operator')}, min_nodes={limits.min_nodes:,}")
+            if limits.min_flops and (flops := _count_flops(proposal)) < limits.min_flops:
+                found.append(f"{_format_count(flops, 'floating-point operation')}, min_flops={limits.min_flops:,}")
             if found and (operators < whole or not operators):
                 self._drop(proposal.nodes, " and ".join(found), "dropped")
             else:
                 kept.append(proposal)
         return kept
 
-    def without_surplus(self, proposals: Sequence[Proposal]) -> list[Proposal]:
-        """Keep as many as there may be: those with the most work, then the most operators, then the first ones."""
+    def drop_surplus(self, proposals: Sequence[Proposal]) -> list[Proposal]:
+        """Keep as many as allowed: those with the most work, then with the most operators, then the first ones."""
         most = self.limits.max_partitions
         if most is None or len(proposals) <= most:
             return list(proposals)
-        work = [(_flops(proposal), len(_operators(proposal.nodes))) for proposal in proposals]
+        work = [(_count_flops(proposal), len(_list_operators(proposal.nodes))) for proposal in proposals]
         ranked = sorted(range(len(proposals)), key=lambda i: (-work[i][0], -work[i][1], i))
-        rank = {i: place for place, i in enumerate(ranked, 1)}
+        rank = {i: number for number, i in enumerate(ranked, 1)}
         kept = []
         for i, proposal in enumerate(proposals):
             if rank[i] <= most:
@@ -191,7 +198,7 @@ class _Work:
             self._drop(
                 proposal.nodes,
                 f"number {rank[i]:,} of {len(proposals):,} partitions by work, max_partitions={most:,}: "
-                f"{_count(flops, 'floating-point operation')}, {_count(operators, 'operator')}",
+                f"{_format_count(flops, 'floating-point operation')}, {_format_count(operators, 'operator')}",
                 "dropped",
             )
         return kept
@@ -203,7 +210,7 @@ class _Work:
         text = f"its partition was dropped: {reason}" if code == "dropped" else reason
         self.rejections += [
             Rejection("", self._name(node), graphs.operator_name(node), text, self.by, code)
-            for node in _operators(nodes)
+            for node in _list_operators(nodes)
         ]
 
     def _adjust(self, kind: Literal["dropped", "cut"], nodes: Sequence[Node], reason: str) -> None:
@@ -216,36 +223,37 @@ class _Work:
 # -- figures -----------------------------------------------------------------------------------------------------------
 
 
-def _operators(nodes: Sequence[Node]) -> list[Node]:
+def _list_operators(nodes: Sequence[Node]) -> list[Node]:
     return [node for node in nodes if not graphs.is_getitem(node)]
 
 
-def _constants(nodes: Iterable[Node], scope: Scope) -> dict[Node, None]:
+def _list_constants(nodes: Iterable[Node], scope: Scope) -> dict[Node, None]:
     """Return the constants that nodes read, each once, in the order of their first use."""
     return {source: None for node in nodes for source in node.all_input_nodes if source in scope.constants}
 
 
-def _flops(proposal: Proposal) -> int:
+def _count_flops(proposal: Proposal) -> int:
     return sum(measures.flops(node) for node in proposal.nodes)
 
 
-def _count(number: int, what: str) -> str:
+def _format_count(number: int, what: str) -> str:
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
-def _crossing(nodes: Sequence[Node], pieces: Sequence[Proposal], scope: Scope) -> int:
-    """Return the bytes that cross between pieces; what has no piece is outside."""
+def _count_crossing(nodes: Sequence[Node], pieces: Sequence[Proposal], scope: Scope) -> int:
+    """Return the bytes that cross between pieces; nodes without a piece are outside."""
     piece_of = {node: number for number, piece in enumerate(pieces) for node in piece.nodes}
     outside = len(pieces)
     numbers = [piece_of.get(node, outside) for node in nodes]
-    place = {node: i for i, node in enumerate(nodes)}
-    return cuts.crossing(_nets({node: i for node, i in place.items() if node in piece_of}, place, scope), numbers)
+    position = {node: i for i, node in enumerate(nodes)}
+    readers = {node: i for node, i in position.items() if node in piece_of}
+    return cuts.count_crossing(_list_nets(readers, position, scope), numbers)
 
 
 # -- the graph of what is never cut ------------------------------------------------------------------------------------
 
 
-def _units(nodes: Sequence[Node], group_of: Mapping[Node, int]) -> list[tuple[Node, ...]]:
+def _list_units(nodes: Sequence[Node], group_of: Mapping[Node, int]) -> list[tuple[Node, ...]]:
     """Return what is never cut, in topological order: an operator with its getitems, a group, groups on a cycle."""
     together = Together(nodes)
     if together.join_equal(group_of):
@@ -254,7 +262,9 @@ def _units(nodes: Sequence[Node], group_of: Mapping[Node, int]) -> list[tuple[No
     return [unit.nodes for unit in quotient.order(nodes, tag_of, explain=False)[0]]
 
 
-def _nets(readers: Mapping[Node, int], makers: Mapping[Node, int], scope: Scope) -> list[tuple[int, tuple[int, ...]]]:
+def _list_nets(
+    readers: Mapping[Node, int], makers: Mapping[Node, int], scope: Scope
+) -> list[tuple[int, tuple[int, ...]]]:
     """Return each value that is read, with its bytes and the vertices that make or read it."""
     pins: dict[Node, dict[int, None]] = {}
     for node, vertex in readers.items():
@@ -265,20 +275,22 @@ def _nets(readers: Mapping[Node, int], makers: Mapping[Node, int], scope: Scope)
     return [(measures.value_bytes(node), tuple(found)) for node, found in pins.items()]
 
 
-def _problem(nodes: Sequence[Node], vertices: Sequence[Sequence[Node]], limits: Limits, scope: Scope) -> cuts.Problem:
+def _make_problem(
+    nodes: Sequence[Node], vertices: Sequence[Sequence[Node]], limits: Limits, scope: Scope
+) -> cuts.CutProblem:
     vertex_of = {node: vertex for vertex, members in enumerate(vertices) for node in members}
     following: list[dict[int, None]] = [{} for _ in vertices]
     for node in nodes:
         for user in node.users:
             if user in vertex_of and vertex_of[user] != vertex_of[node]:
                 following[vertex_of[node]][vertex_of[user]] = None
-    number = {constant: i for i, constant in enumerate(_constants(nodes, scope))}
-    return cuts.Problem(
+    number = {constant: i for i, constant in enumerate(_list_constants(nodes, scope))}
+    return cuts.CutProblem(
         successors=[tuple(after) for after in following],
-        sizes=[len(_operators(members)) for members in vertices],
-        weights=[tuple(number[constant] for constant in _constants(members, scope)) for members in vertices],
+        sizes=[len(_list_operators(members)) for members in vertices],
+        weights=[tuple(number[constant] for constant in _list_constants(members, scope)) for members in vertices],
         weight_bytes=[measures.value_bytes(constant) for constant in number],
-        nets=_nets(vertex_of, vertex_of, scope),
+        nets=_list_nets(vertex_of, vertex_of, scope),
         max_size=limits.max_nodes,
         max_weight_bytes=limits.max_weight_bytes,
     )

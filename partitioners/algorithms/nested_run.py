@@ -1,4 +1,4 @@
-"""Run a partitioner inside of another one: on the same program, with some operators out of its sight."""
+"""Run a partitioner inside another one: on the same program, with some operators hidden from it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from exir_lowering.plugins import asking, refusals
 
 @dataclass(frozen=True)
 class Run:
-    """What a partitioner did to a program, taken off it again.
+    """What a partitioner did to a program, from which its tags were removed again.
 
     Attributes:
-        tags: The tag of each node of the program that it claimed, constants included.
-        destinations: For each tag where it goes.
-        rejections: For each operator that it left, and that it could see, why.
-        adjustments: What it says of partitions that it dropped or cut.
+        tags: The tag of each node of the program that it claimed, including constants.
+        destinations: The destination of each tag.
+        rejections: The reason for each operator that it could see and left.
+        adjustments: What it says about partitions that it dropped or cut.
     """
 
     tags: Mapping[Node, str]
@@ -36,17 +36,17 @@ class Run:
 
 
 def run(partitioner: Partitioner, program: ExportedProgram, out_of_sight: Iterable[Node] = ()) -> Run:
-    """Run a partitioner and take its tags off the program.
+    """Run a partitioner and remove its tags from the program.
 
     Args:
         partitioner: The partitioner.
         program: The program, without tags; it has none afterwards.
-        out_of_sight: Operators that it must not take: it sees an operator there that nobody supports. A call of a graph
-            with such an operator is not taken either.
+        out_of_sight: Operators that it must not take: it sees an operator instead that no backend supports. A call of a
+            graph with such an operator is not taken either.
 
     Raises:
-        InputError: The partitioner refuses what its user gave it.
-        PartitionerContractError: It raised, or broke its promise.
+        InputError: The partitioner refuses its arguments.
+        PartitionerContractError: It raised, or broke its contract.
     """
     who = f"Partitioner {type(partitioner).__name__}"
     names = {
@@ -73,7 +73,7 @@ def run(partitioner: Partitioner, program: ExportedProgram, out_of_sight: Iterab
 
 
 def _calls_of(module: GraphModule, unseen: Collection[Node]) -> dict[Node, str]:
-    """Return the calls of graphs that hold one of some nodes, with that node's name."""
+    """Return the calls of graphs that contain one of the unseen nodes, with that node's name."""
     found: dict[Node, str] = {}
     for node in module.graph.nodes:
         for nested in graphs.nested_graphs(module, node) if unseen else ():
@@ -87,14 +87,14 @@ def _calls_of(module: GraphModule, unseen: Collection[Node]) -> dict[Node, str]:
 
 def _list_left(names: Mapping[Node, tuple[tuple[str, ...], str]], calls: Mapping[Node, str]) -> Iterator[Rejection]:
     for node, held in calls.items():
-        reason = f"where {held} goes, in a graph that it calls, was decided before"
+        reason = f"it calls a graph with {held}, whose destination was decided before"
         yield Rejection(
             "", graphs.qualified_name(names[node][0], node), graphs.operator_name(node), reason, "nested_run", "nested"
         )
 
 
 def _take_off(who: str, answer: asking.Answer) -> dict[tuple[tuple[str, ...], str], str]:
-    """Take the tags off a program, and return them by path and name."""
+    """Remove the tags from a program, and return them by path and name."""
     tags = {}
     for path, module in graphs.walk(answer.tagged.graph_module):
         for node in module.graph.nodes:
@@ -120,7 +120,7 @@ def ask_preserved(
     Args:
         partitioners: The partitioners.
         ep: The program.
-        visible: Whether the partitioner of that number may take a node.
+        visible: Whether the partitioner with that number may take a node.
 
     Returns:
         As ExecuTorch's `Partitioner.ops_to_not_decompose`, for all of them together.
@@ -139,7 +139,7 @@ def ask_preserved(
 
 @contextmanager
 def _hidden(nodes: Iterable[Node]) -> Iterator[None]:
-    """Put an operator that nobody supports in the place of nodes while the context lasts."""
+    """Replace the operators of nodes by one that no backend supports while the context lasts."""
     targets = {node: node.target for node in nodes}
     for node in targets:
         node.target = _nobodys()
@@ -152,10 +152,10 @@ def _hidden(nodes: Iterable[Node]) -> Iterator[None]:
 
 @cache
 def _nobodys() -> Any:
-    """Return an operator of our own, with a name and a schema as partitioners expect of operators."""
+    """Return an operator of our own, with a name and a schema, since partitioners expect these."""
     library = torch.library.Library("exir_lowering", "FRAGMENT")  # type: ignore[no-untyped-call]
     library.define("out_of_sight(Tensor x) -> Tensor")  # type: ignore[no-untyped-call]
-    _KEPT.append(library)  # the operator goes with the library
+    _KEPT.append(library)  # the operator disappears with the library
     return torch.ops.exir_lowering.out_of_sight.default
 
 

@@ -11,7 +11,7 @@ from torch.fx import Node
 from exir_lowering import Adjustment, CompileSpec, DelegationSpec, Partitioner, Rejection, graphs
 from exir_lowering.partitioners.algorithms import nested_run
 from exir_lowering.partitioners.algorithms.claims import explain
-from exir_lowering.partitioners.algorithms.convex import computing
+from exir_lowering.partitioners.algorithms.convex import list_computing
 from exir_lowering.partitioners.supports.support import No, Scope, Support, make_check
 
 
@@ -20,10 +20,10 @@ class Offer:
     """What can go where in one graph.
 
     Attributes:
-        labels: For each operator the places that take it, and the label of the partitions that it is in there.
+        labels: For each operator, the places that take it, each with the label of its partitions there.
         groups: Nodes that stay together.
         pinned: Operators that cannot be on the host.
-        why: Why no place takes an operator, None when that is not known.
+        why: Returns why no place takes an operator, None if that is unknown.
     """
 
     labels: Mapping[Node, Mapping[str, str]]
@@ -38,12 +38,12 @@ class Offers:
 
     Attributes:
         places: The backends, in priority order.
-        specs: For each label where its partitions go.
-        of: The offer for a graph.
-        merge: Whether what has one label may be merged, and groups have to be convex.
+        specs: The destination of the partitions with each label.
+        of: Returns the offer for a graph.
+        merge: Whether partitions with the same label may be merged, and groups must be convex.
         constants: The parameters, buffers and constants that partitions may own; None for all that are not written.
-        rejections: What was said of operators already.
-        adjustments: What was said of partitions already.
+        rejections: The rejections of operators so far.
+        adjustments: The adjustments of partitions so far.
     """
 
     places: tuple[str, ...]
@@ -56,13 +56,13 @@ class Offers:
 
 
 def offers_of_supports(supports: Mapping[str, Support], compile_specs: Mapping[str, Sequence[CompileSpec]]) -> Offers:
-    """Take what supports say as what can go where, in their order."""
+    """Derive the offers from supports, in their order."""
 
     def of(scope: Scope) -> Offer:
         checks = {place: make_check(support, scope) for place, support in supports.items()}
         labels = {
             node: {place: place for place, check in checks.items() if check(node) is None}
-            for node in computing(scope.graph_module)
+            for node in list_computing(scope.graph_module)
             if graphs.is_operator(node)
         }
         groups = [group for support in supports.values() for group in support.groups(scope)]
@@ -73,7 +73,7 @@ def offers_of_supports(supports: Mapping[str, Support], compile_specs: Mapping[s
 
 
 def offers_of_partitioner(program: ExportedProgram, partitioner: Partitioner) -> Offers:
-    """Let a partitioner tag the program, and take the tags as what can go where."""
+    """Let a partitioner tag the program, and derive the offers from the tags."""
     match = getattr(partitioner, "get_matched_nodes_from_configs", None)
     merge = match is not None and not getattr(partitioner, "per_op_mode", False)
     run = nested_run.run(partitioner, program)
@@ -83,7 +83,7 @@ def offers_of_partitioner(program: ExportedProgram, partitioner: Partitioner) ->
     label_of = _labels(specs) if merge else {tag: tag for tag in specs}
 
     def of(scope: Scope) -> Offer:
-        nodes = {node: run.tags.get(node) for node in computing(scope.graph_module)}
+        nodes = {node: run.tags.get(node) for node in list_computing(scope.graph_module)}
         labels = {n: {specs[tag].backend_id: label_of[tag]} if tag else {} for n, tag in nodes.items()}
         groups = [group for group in matches if any(node in nodes for node in group)] if merge else _by_tag(nodes)
         pinned = frozenset(node for node, labelled in labels.items() if labelled and whole(node))

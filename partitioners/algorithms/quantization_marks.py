@@ -11,14 +11,14 @@ from exir_lowering import graphs
 
 
 def clear_marks(nodes: Iterable[Node], claimed: Collection[Node]) -> None:
-    """Clear the marks by which XNNPACK knows a quantize or dequantize as a part of an operator that is not claimed.
+    """Clear the marks by which XNNPACK treats a quantize or dequantize as part of an operator that is not claimed.
 
     Its checks mark the neighbours of an operator before they refuse the operator. A node that is claimed by itself and
-    marked all the same is compiled to nothing, and the numbers are wrong.
+    still marked is compiled to nothing, and the results are wrong.
 
     Args:
         nodes: The nodes of a program, inputs first.
-        claimed: Those that a partitioner claimed.
+        claimed: The nodes that a partitioner claimed.
     """
     valid: set[Node] = set()
     for node in reversed(list(nodes)):

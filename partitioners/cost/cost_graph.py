@@ -16,8 +16,8 @@ from exir_lowering import InputError, Partitioner, graphs
 from exir_lowering.graphs import collector, measures
 from exir_lowering.graphs.together import Together
 from exir_lowering.partitioners.algorithms import assignment
-from exir_lowering.partitioners.algorithms.assignment import Problem, Value
-from exir_lowering.partitioners.algorithms.convex import Proposal, computing, contract
+from exir_lowering.partitioners.algorithms.assignment import AssignedValue, AssignmentProblem
+from exir_lowering.partitioners.algorithms.convex import Proposal, contract, list_computing
 from exir_lowering.partitioners.algorithms.offers import Offer, Offers, offers_of_partitioner
 from exir_lowering.partitioners.cost.tables import HOST, CostModel, CostTable
 from exir_lowering.partitioners.supports.support import No, Scope, scopes
@@ -41,7 +41,7 @@ class ExactCosts:
         unknown = {
             graphs.operator_name(node): None
             for scope, offer in offered
-            for node in computing(scope.graph_module)
+            for node in list_computing(scope.graph_module)
             if graphs.is_operator(node) and node not in offer.pinned and self.at(scope, node, HOST) is None
         }
         if unknown:
@@ -62,7 +62,7 @@ class ExactCosts:
             return total
         for nested in called:
             inner = Scope(nested.module)
-            for other in computing(nested.module):
+            for other in list_computing(nested.module):
                 cost = self.at(inner, other, place)
                 total = None if total is None or cost is None else total + cost
         return total
@@ -119,26 +119,26 @@ class CostGraph:
     units: list[list[Node]]
     unit_of: Mapping[Node, int]
     places: tuple[str, ...]
-    problem: Problem
+    problem: AssignmentProblem
     calls: list[int]
     scale: int
     offer: Offer
     groups: list[list[Node]]
-    touching: Mapping[int, list[Value]]
+    touching: Mapping[int, list[AssignedValue]]
     measure: str
 
     def cheapest(self) -> list[int]:
         """Return the best place of each unit that is found."""
         with collector.paused():
-            return assignment.with_calls(self.problem, self.calls, self._partitions)
+            return assignment.assign_with_calls(self.problem, self.calls, self._partitions)
 
     def greedy(self) -> list[int]:
         """Delegate everything."""
-        return assignment.greedy(self.problem)
+        return assignment.assign_greedily(self.problem)
 
     def host(self) -> list[int]:
         """Delegate nothing."""
-        return assignment.host(self.problem)
+        return assignment.assign_to_host(self.problem)
 
     def proposals(self, places: Sequence[int]) -> list[Proposal]:
         """Return the partitions of an assignment."""
@@ -155,7 +155,7 @@ class CostGraph:
 
     def cost(self, places: Sequence[int]) -> Fraction:
         """Return what an assignment costs, calls included."""
-        total = assignment.cost(self.problem, places)
+        total = assignment.compute_cost(self.problem, places)
         if any(self.calls):
             total += sum(self.calls[places[units[0]]] for units in self._partitions(places))
         return Fraction(total, self.scale)
@@ -178,10 +178,10 @@ class CostGraph:
         values = self.touching.get(unit, [])
         units = {other for value in values for other in (value.producer, *value.readers)}
         tried = {other: 0 if other == assignment.HOST else places[other] for other in units}
-        before = assignment.moved(values, tried)
+        before = assignment.sum_moves(values, tried)
 
         def elsewhere(place: int) -> tuple[int, int, int]:
-            data = assignment.moved(values, {**tried, unit: place}) - before
+            data = assignment.sum_moves(values, {**tried, unit: place}) - before
             cost = self.problem.costs[unit][place] or 0
             return cost + data + self.calls[place], place, data
 
@@ -217,7 +217,7 @@ def plan_graphs(
 
 
 def _graph(scope: Scope, offers: Offers, offer: Offer, costs: ExactCosts, planned: Planned) -> CostGraph:
-    nodes = computing(scope.graph_module)
+    nodes = list_computing(scope.graph_module)
     units = group_together(nodes, offer, close=offers.merge)
     unit_of = {node: number for number, unit in enumerate(units) for node in unit}
     places = (HOST, *offers.places)
@@ -227,7 +227,7 @@ def _graph(scope: Scope, offers: Offers, offer: Offer, costs: ExactCosts, planne
     scale = max(cost.denominator for cost in known)
     if any(scale % cost.denominator for cost in known):  # floats have powers of two
         scale = math.lcm(*(cost.denominator for cost in known))
-    problem = Problem(
+    problem = AssignmentProblem(
         [[None if cost is None else int(cost * scale) for cost in row] for row in rows],
         _values(scope, nodes, unit_of, int(costs.per_byte * scale)),
     )
@@ -246,8 +246,8 @@ def _graph(scope: Scope, offers: Offers, offer: Offer, costs: ExactCosts, planne
     )
 
 
-def _touching(values: Iterable[Value]) -> dict[int, list[Value]]:
-    found: dict[int, list[Value]] = {}
+def _touching(values: Iterable[AssignedValue]) -> dict[int, list[AssignedValue]]:
+    found: dict[int, list[AssignedValue]] = {}
     for value in values:
         for unit in dict.fromkeys((value.producer, *value.readers)):
             found.setdefault(unit, []).append(value)
@@ -277,7 +277,7 @@ def units_together(program: ExportedProgram, partitioner: Partitioner) -> list[l
     found = []
     for scope in scopes(program):
         offer = offers.of(scope)
-        together = group_together(computing(scope.graph_module), offer, close=offers.merge)
+        together = group_together(list_computing(scope.graph_module), offer, close=offers.merge)
         found += [unit for unit in together if all(offer.labels.get(n) for n in unit if not graphs.is_getitem(n))]
     return [unit for unit in found if any(map(graphs.is_operator, unit))]
 
@@ -322,7 +322,7 @@ def _unit_cost(
     return total
 
 
-def _values(scope: Scope, nodes: Sequence[Node], unit_of: Mapping[Node, int], per_byte: int) -> list[Value]:
+def _values(scope: Scope, nodes: Sequence[Node], unit_of: Mapping[Node, int], per_byte: int) -> list[AssignedValue]:
     inputs = [n for n in scope.graph_module.graph.nodes if n.op == "placeholder" and n not in scope.constants]
     values = []
     for node in (*inputs, *nodes):
@@ -331,7 +331,7 @@ def _values(scope: Scope, nodes: Sequence[Node], unit_of: Mapping[Node, int], pe
         readers.pop(producer, None)
         weight = measures.value_bytes(node) * per_byte if readers else 0
         if weight:
-            values.append(Value(weight, producer, tuple(readers)))
+            values.append(AssignedValue(weight, producer, tuple(readers)))
     return values
 
 

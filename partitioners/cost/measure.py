@@ -27,7 +27,7 @@ from exir_lowering import (
     lower,
 )
 from exir_lowering.graphs import measures
-from exir_lowering.partitioners.algorithms.convex import computing
+from exir_lowering.partitioners.algorithms.convex import list_computing
 from exir_lowering.partitioners.cost.cost_graph import units_together
 from exir_lowering.partitioners.cost.tables import HOST, CostTable, signature
 from exir_lowering.partitioners.supports.support import scopes
@@ -157,7 +157,7 @@ class _OneByOnePartitioner(Partitioner):  # type: ignore[misc]
                     grouped.update(unit)
                     yield unit
         for scope in scopes(program):
-            for node in computing(scope.graph_module):
+            for node in list_computing(scope.graph_module):
                 calls = any(True for _ in graphs.nested_graphs(scope.graph_module, node))
                 if graphs.is_operator(node) and node not in grouped and not calls and _makes_tensors(node):
                     yield [node, *(user for user in node.users if graphs.is_getitem(user))]
@@ -190,7 +190,7 @@ class _KeyedPartitioner(Partitioner):  # type: ignore[misc]
         """Tag what the other one tags; each tag is a key."""
         result = self.partitioner(exported_program)
         for scope in scopes(result.tagged_exported_program):
-            for node in filter(graphs.is_operator, computing(scope.graph_module)):
+            for node in filter(graphs.is_operator, list_computing(scope.graph_module)):
                 tag = node.meta.get(graphs.DELEGATION_TAG)
                 if tag is not None:
                     self.operators[tag] = (*self.operators.get(tag, ()), signature(node))

@@ -1,1 +1,1 @@
-"""What a backend can take, as values that are combined and that say why not."""
+"""What a backend can take, as values that can be combined and that give reasons."""

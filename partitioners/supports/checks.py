@@ -1,4 +1,4 @@
-"""The supports that look at one thing each: operators, element types, ranks, shapes, layouts, arguments, weights."""
+"""The supports that check one thing each: operators, element types, ranks, shapes, layouts, arguments, weights."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def check_operator(name: str) -> None:
     """Check that an operator name can exist.
 
     Raises:
-        InputError: It is in a namespace that is loaded, and not there; close names are suggested.
+        InputError: Its namespace is loaded and does not have it; close names are suggested.
     """
     known = graphs.known_operators()
     namespace = name.partition(".")[0]
@@ -49,7 +49,7 @@ def check_operator(name: str) -> None:
         if "." in name or hasattr(torch.ops.higher_order, name):
             return
     elif not any(other.startswith(f"{namespace}.") for other in known):
-        return  # a library that is not imported yet
+        return  # from a library that is not yet imported
     packets = {other.rpartition(".")[0] for other in known}
     full = name if "." in name else f"aten.{name}"
     close = difflib.get_close_matches(full, sorted(known | packets), n=3)
@@ -61,7 +61,7 @@ def check_operator(name: str) -> None:
 
 
 def dtypes(*allowed: torch.dtype) -> Support:
-    """Support nodes all of whose tensors, read and made, have one of these dtypes."""
+    """Support nodes whose inputs and results all have one of these dtypes."""
 
     def reason(node: Node, scope: Scope) -> str:
         for source in (*node.all_input_nodes, node):
@@ -75,7 +75,7 @@ def dtypes(*allowed: torch.dtype) -> Support:
 
 
 def ranks(least: int, most: int) -> Support:
-    """Support nodes all of whose tensors, read and made, have between `least` and `most` dimensions."""
+    """Support nodes whose inputs and results all have between `least` and `most` dimensions."""
 
     def reason(node: Node, scope: Scope) -> str:
         for source in (*node.all_input_nodes, node):
@@ -88,7 +88,7 @@ def ranks(least: int, most: int) -> Support:
 
 
 def static_shapes() -> Support:
-    """Support nodes all of whose tensors, read and made, have sizes that are known ahead of time."""
+    """Support nodes whose inputs and results all have sizes that are known ahead of time."""
 
     def reason(node: Node, scope: Scope) -> str:
         for source in (*node.all_input_nodes, node):
@@ -103,7 +103,7 @@ def static_shapes() -> Support:
 
 
 def memory_format(*formats: torch.memory_format) -> Support:
-    """Support nodes all of whose tensors, read and made, lie in memory in one of these formats."""
+    """Support nodes whose inputs and results all have one of these memory formats."""
 
     def reason(node: Node, scope: Scope) -> str:
         for source in (*node.all_input_nodes, node):
@@ -125,7 +125,7 @@ def _fits(tensor: torch.Tensor, wanted: torch.memory_format) -> bool:
 
 
 def constant_arguments(*names: str) -> Support:
-    """Support nodes whose arguments of these names, where the operator has them, are numbers known ahead of time."""
+    """Support nodes whose arguments with these names, if the operator has them, are numbers known ahead of time."""
 
     def reason(node: Node, scope: Scope) -> str:
         for name in names:
@@ -140,11 +140,11 @@ def constant_arguments(*names: str) -> Support:
 
 
 def argument_values(**allowed: Any) -> Support:
-    """Support nodes whose arguments of these names have an allowed value.
+    """Support nodes whose arguments with these names have an allowed value.
 
     Args:
-        allowed: For each argument a value, a collection of values, or a function from the value to a bool. An
-            argument that a node leaves out, or that its operator does not have, is not looked at.
+        allowed: For each argument, a value, a collection of values, or a function from the value to a bool. An
+            argument that a node leaves out, or that its operator does not have, is not checked.
     """
 
     def reason(node: Node, scope: Scope) -> str:
@@ -164,10 +164,10 @@ def argument_values(**allowed: Any) -> Support:
 
 
 def constant_weights(*names: str) -> Support:
-    """Support nodes whose arguments of these names, where the operator has them, are parameters, buffers or constants.
+    """Support nodes whose arguments with these names, if the operator has them, are parameters, buffers or constants.
 
     Args:
-        names: Names of arguments such as "weight"; by default those called weight, bias, running_mean, running_var.
+        names: Names of arguments such as "weight"; by default weight, bias, running_mean, running_var.
     """
     wanted = names or ("weight", "bias", "running_mean", "running_var")
 

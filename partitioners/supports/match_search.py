@@ -1,4 +1,4 @@
-"""Find one match of a template: by operator name, from an anchor on, with choices that are taken back, bounded."""
+"""Find one match of a template: by operator name, starting at an anchor, with bounded backtracking."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ _COMMUTATIVE = frozenset(
         "aten.mul.Tensor", "aten.ne.Tensor",
     }
 )  # fmt: skip
-"""Operators whose first two operands may be given in either order; add only when its third one, alpha, is 1."""
+"""Operators whose first two operands may be in either order; add only if its third one, alpha, is 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What is looked for: a template, and who may refuse a match of it.
+    """What to search for: a template, and the check that may refuse a match.
 
     Attributes:
-        name: What people call it.
+        name: Its name in messages.
         template: The graph.
-        priority: Who goes first.
-        accept: Given nodes, inputs and results, whether to take the match.
+        priority: Higher priorities choose first.
+        accept: Returns whether to take a match, given its nodes, inputs and results.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Candidate:
 
 
 def find_constant_value(scope: Scope, node: Node) -> torch.Tensor | None:
-    """Return the value of a constant with one element, None when it is not known in the graph."""
+    """Return the value of a constant with one element, None if the graph does not show it."""
     if node.op == "get_attr":
         value = graphs.attribute(scope.graph_module, str(node.target))
     else:
@@ -61,7 +61,7 @@ def find_constant_value(scope: Scope, node: Node) -> torch.Tensor | None:
 
 
 _Todo = tuple[Any, Any, Any] | None
-"""What is still to compare: part of a pattern, node or value, and the rest, as a linked list that choices share."""
+"""What is left to compare: part of a pattern, a node or value, and the rest: a linked list that choices share."""
 
 
 class SearchedGraph:
@@ -86,7 +86,7 @@ class SearchedGraph:
         return tuple(sorted(nodes, key=self.position.__getitem__))
 
     def free_users(self, node: Node, name: str) -> Iterator[Node]:
-        """Yield the users of a node with a name that are in no match, in graph order; each is passed by once."""
+        """Yield a node's users with a name that are in no match, in graph order; each is skipped once."""
         if node not in self.users:
             table = self.users[node] = {}
             for user in self.ordered(node.users):
@@ -97,12 +97,12 @@ class SearchedGraph:
         yield from (user for user in waiting if user not in self.taken)
 
     def is_constant(self, value: Any) -> bool:
-        """Tell whether a value is a node that stands for a parameter, buffer or constant."""
+        """Return whether a value is a node that stands for a parameter, buffer or constant."""
         return isinstance(value, Node) and (value in self.scope.constants or value.op == "get_attr")
 
 
 class Search:
-    """The search for one match, from an anchor on, with choices that are taken back."""
+    """The search for one match, starting at an anchor, with backtracking."""
 
     def __init__(self, graph: SearchedGraph, candidate: Candidate) -> None:
         self.graph, self.candidate, self.template = graph, candidate, candidate.template
@@ -133,7 +133,7 @@ class Search:
         return None
 
     def _follow(self, todo: _Todo, choices: list[tuple[Iterator[_Todo], int]]) -> tuple[Node, ...] | None:
-        """Go on until the match is complete or fails; leave the choices that there were."""
+        """Continue until the match is complete or fails; keep the open choices."""
         while self.left > 0:
             options = self._go_up() if todo is None else iter(self._compare(*todo))
             if options is None:
@@ -160,7 +160,7 @@ class Search:
             self.reason, self.refused = reason, nodes
 
     def _compare(self, term: Any, value: Any, rest: _Todo) -> list[_Todo]:
-        """Return the ways to go on when a part of the pattern and a node or value fit; none when they do not."""
+        """Return the ways to continue if a part of the pattern and a node or value fit; empty if they do not."""
         self.graph.comparisons += 1
         self.left -= 1
         if isinstance(term, TemplateOperator):
@@ -237,7 +237,7 @@ class Search:
         return True
 
     def _go_up(self) -> Iterator[_Todo] | None:
-        """Go up from what is bound to an operator that is not; None when all are."""
+        """Go from a bound operator to one that is not bound; None if all are."""
         missing = [term for term in self.template.operators if term not in self.bound]
         for term in missing:
             for source in term.read():
@@ -254,7 +254,7 @@ class Search:
                     yield term, user, None
 
     def _finish(self) -> tuple[Node, ...] | None:
-        """Check a match that is complete, and return its nodes if it holds."""
+        """Check a complete match, and return its nodes if it is valid."""
         results = tuple(self.bound[term] for term in self.template.results)
         following = [u for n in self.term_of for u in n.users if graphs.is_getitem(u) and u not in self.term_of]
         nodes = self.graph.ordered([*self.term_of, *(u for u in following if u.args[0] in results or not u.users)])
@@ -308,7 +308,7 @@ def _commutes(got: Sequence[Any]) -> bool:
 
 
 def _find_way_back(nodes: Sequence[Node], position: Mapping[Node, int]) -> str:
-    """Return the path that leaves some nodes and comes back, in words; "" when there is none."""
+    """Describe a path that leaves some nodes and comes back; "" if there is none."""
     inside, last = set(nodes), position[nodes[-1]]
     parent: dict[Node, Node] = {}
     stack = list(reversed(nodes))

@@ -1,4 +1,4 @@
-"""Choose among the matches of small operator graphs in a large one: which one wins, and which would make a cycle."""
+"""Choose among the matches of small operator graphs in a large one: which one wins, and which would form a cycle."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any
 import networkx as nx
 from torch.fx import Node
 
+from exir_lowering.graphs.order import LeastFirst, topological
 from exir_lowering.partitioners.supports.match_search import Candidate, Search, SearchedGraph
 from exir_lowering.partitioners.supports.support import Scope
 
 _ROUNDS = 8
-"""How often one match of each cycle is given up; then half of them are, so that the rounds stay few."""
+"""For how many rounds one match of each cycle is dropped; then half of them are, to limit the rounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +30,9 @@ class Matching:
     """The matches of one graph.
 
     Attributes:
-        found: The chosen matches in topological order, by their last nodes where that is free.
-        reasons: For nodes that were close to being in a match, the candidate's number and why they are not.
-        nearest: For candidates without a match, the node where one was close first, and why it is not a match.
+        found: The chosen matches in topological order, by their last nodes where the order is free.
+        reasons: For nodes that were nearly in a match, the candidate's number and why they are not in one.
+        nearest: For candidates without a match, the first node that nearly matched, and why it did not.
         comparisons: How many times a part of a pattern was compared with a node or value.
     """
 
@@ -94,9 +95,9 @@ def _list_anchors(
 def _break_cycles(
     graph: SearchedGraph, ranked: Sequence[Found], several: Sequence[bool], matching: Matching
 ) -> list[Found]:
-    """Give up matches that feed each other both ways, the last ones first.
+    """Drop matches that feed each other both ways, the last ones first.
 
-    All values of a match with one result feed that result, so that only matches with `several` can do it.
+    All values of a match with one result feed that result, so only matches with several results can do so.
     """
     kept, turn = list(ranked), 0
     while sum(several[found.candidate] for found in kept) > 1:
@@ -117,7 +118,7 @@ def _break_cycles(
 
 
 def _find_cycles(graph: SearchedGraph, kept: Sequence[Found]) -> list[list[int]]:
-    """Return the numbers of the matches on each knot of cycles that contracting all of them would make."""
+    """Return the numbers of the matches on each knot of cycles that contracting all of them would form."""
     knots = [knot for knot in nx.strongly_connected_components(_contract_matches(graph, kept)) if len(knot) > 1]
     return sorted(sorted(item for item in knot if isinstance(item, int)) for knot in knots)
 
@@ -135,15 +136,21 @@ def _contract_matches(graph: SearchedGraph, kept: Sequence[Found]) -> Any:
 
 
 def _sort_matches(graph: SearchedGraph, kept: Sequence[Found], several: bool) -> list[Found]:
-    """Order matches topologically, by their last nodes where that is free; those with one result are so by these."""
+    """Order matches topologically, by their last nodes where the order is free; for single results, these suffice."""
     kept = sorted(kept, key=lambda found: graph.position[found.nodes[-1]])
     if not several:
         return kept
 
-    def position(item: Any) -> int:
+    contracted = _contract_matches(graph, kept)
+    items = list(contracted)
+    number = {item: i for i, item in enumerate(items)}
+    successors = [[number[other] for other in contracted.successors(item)] for item in items]
+
+    def position(vertex: int) -> int:
+        item = items[vertex]
         return graph.position[kept[item].nodes[-1] if isinstance(item, int) else item]
 
-    ordered = nx.lexicographical_topological_sort(_contract_matches(graph, kept), key=position)
+    ordered = (items[vertex] for vertex in topological(successors, LeastFirst(position)))
     return [kept[item] for item in ordered if isinstance(item, int)]
 
 

@@ -1,4 +1,4 @@
-"""Patterns are functions: reading one as a template, by tracing its operators or by exporting it."""
+"""Patterns are functions: read one as a template, by tracing its operators or by exporting it."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from exir_lowering.partitioners.supports.templates import (
 from exir_lowering.plugins import conversion_lock, let_through
 
 _SIZES = frozenset({"size", "shape", "normalized_shape", "N", "C", "HxW"})
-"""Arguments that hold sizes: what the example inputs have there says nothing about what to match."""
+"""Arguments that hold sizes: their values for the example inputs say nothing about what to match."""
 
 
 class Constant(torch.Tensor):
-    """As the annotation (or default) of a pattern's parameter: matches parameters, buffers and constants only."""
+    """As the annotation (or default) of a pattern's parameter: only matches parameters, buffers and constants."""
 
 
 class _OneOf:
@@ -49,16 +49,16 @@ class _OneOf:
         if not found:
             raise InputError(
                 f"one_of({', '.join(self.names)}) was called outside of a pattern. Use it in the function of a "
-                f"Pattern without example_inputs, on that function's parameters or on what operators made of them."
+                f"Pattern without example_inputs, on that function's parameters or on results of operators."
             )
         return found[0].tracer.create_proxy("call_function", self, args, kwargs)
 
 
 def one_of(*operators: Any) -> Callable[..., Any]:
-    """Return what stands, in a pattern without example inputs, for any of several operators.
+    """Return a stand-in for any of several operators, in a pattern without example inputs.
 
     Args:
-        operators: Operators such as `torch.ops.aten.relu.default`, with the same arguments where they are given.
+        operators: Operators such as `torch.ops.aten.relu.default`, which take the given arguments alike.
 
     Raises:
         InputError: No operator is given, or one is not an operator overload.
@@ -84,7 +84,7 @@ def read_template(
     """Read a function as a template.
 
     Args:
-        name: What the pattern is called, for messages.
+        name: The pattern's name, for messages.
         function: The function.
         example_inputs: A tensor for each parameter, for a function in any PyTorch.
 
@@ -128,7 +128,7 @@ def _says_constant(annotation: Any) -> bool:
 
 
 class _TemplateReader:
-    """Makes a template of a graph."""
+    """Makes a template from a graph."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -182,7 +182,7 @@ class _TemplateReader:
         return template
 
     def check_inputs(self, template: Template) -> None:
-        """Check that every parameter is used and that the operators hang together."""
+        """Check that every parameter is used and that the operators are connected."""
         together: Any = nx.Graph()
         together.add_nodes_from(template.operators)
         used = {source for term in template.operators for source in term.read()}
@@ -203,14 +203,14 @@ def _is_wildcard(term: TemplateOperator | TemplateInput) -> bool:
 
 
 class _Tracer(GraphAppendingTracer):
-    """Lets `ANY` be an argument."""
+    """Allows `ANY` as an argument."""
 
     def create_arg(self, a: Any) -> Any:
         return a if a is ANY else super().create_arg(a)
 
 
 class _TracedFunction(_TemplateReader):
-    """A function that calls operators itself."""
+    """A function that calls operators directly."""
 
     def __init__(self, name: str, function: Callable[..., Any], inputs: Sequence[TemplateInput]) -> None:
         super().__init__(name)
@@ -251,7 +251,7 @@ class _TracedFunction(_TemplateReader):
 
     def refused(self, why: str) -> InputError:
         return self.error(
-            f"{why} Without example_inputs a pattern calls operators only; give example_inputs, a "
+            f"{why} Without example_inputs, a pattern may only call operators; give example_inputs, a "
             f"tensor for each parameter, to write it with Python operators and torch functions."
         )
 
@@ -318,7 +318,7 @@ class _ExportedFunction(_TemplateReader):
         for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
             self.terms[node] = next(inputs) if spec.kind is InputKind.USER_INPUT else self.held(tensors[spec.target])
         if any(node.op == "get_attr" for node in program.graph.nodes):
-            raise self.error("it has control flow. Make a pattern of what is inside of it: nested graphs are matched.")
+            raise self.error("it has control flow. Make a pattern of what is inside it: nested graphs are matched.")
         if any(spec.kind is not OutputKind.USER_OUTPUT for spec in program.graph_signature.output_specs):
             raise self.error("it writes to an input. Return the new value instead.")
         return self.build(program.graph, list(program.graph.output_node().args[0]))

@@ -25,7 +25,7 @@ class Match:
     Attributes:
         pattern: The pattern.
         nodes: The nodes, in graph order.
-        inputs: For each parameter of the pattern the node, or the value, that it stands for.
+        inputs: For each parameter of the pattern, the node or value that it stands for.
         outputs: The nodes whose values are the pattern's results.
     """
 
@@ -40,14 +40,14 @@ class Pattern:
 
     Without example inputs the function calls operators (`torch.ops.aten.mul.Tensor(x, y)`), may pass `ANY` as an
     argument, and may call `one_of(...)`. With them it is any function of tensors that torch.export takes; it is
-    decomposed as a program is, sizes that it has from the examples match any sizes, and other numbers must be equal.
+    decomposed as a program is, its sizes from the examples match any sizes, and other numbers must be equal.
 
-    A parameter matches any node or value, but not an argument that is left out; one that is annotated `Constant`
-    matches parameters, buffers and constants only; one whose default is `ANY` matches anything. A parameter with
-    another default has that value.
+    A parameter matches any node or value, but not an omitted argument; one that is annotated `Constant` only matches
+    parameters, buffers and constants; one whose default is `ANY` matches anything. A parameter with another default has
+    that value.
 
     Attributes:
-        name: What people call it.
+        name: Its name in messages.
         priority: Patterns of higher priority choose first.
         operators: The names that each of its operators may have.
     """
@@ -66,9 +66,9 @@ class Pattern:
         Args:
             function: The function.
             example_inputs: A tensor for each parameter, to write the pattern in any PyTorch.
-            name: What to call the pattern; the function's name by default.
-            priority: The higher it is the earlier the pattern chooses; then patterns with more operators do.
-            check: Given a `Match`, whether to take it.
+            name: The pattern's name; by default the function's.
+            priority: Patterns of higher priority choose first; among equal ones, those with more operators do.
+            check: Returns whether to take a `Match`.
 
         Raises:
             InputError: The function is not a pattern; the message says what to change.
@@ -84,7 +84,7 @@ class Pattern:
 
 @dataclass(frozen=True)
 class _Remembered:
-    """A matching by positions in the graph: nodes would keep the graph alive that this is remembered for."""
+    """A matching by positions in the graph: as a cached value, nodes would keep their graph alive."""
 
     graph: tuple[Any, ...]
     matches: tuple[tuple[int, tuple[int, ...]], ...]
@@ -96,14 +96,14 @@ class PatternSupport(Support):
     """Support the nodes of matches; the nodes of each match stay together.
 
     Patterns of higher priority choose first, then those with more operators, then the match that ends first in the
-    graph. A node is in one match at most.
+    graph. A node is in at most one match.
     """
 
     def __init__(self, *patterns: Pattern) -> None:
         """Take patterns.
 
         Raises:
-            InputError: No pattern is given, or something else than a pattern.
+            InputError: No pattern is given, or an argument is not a pattern.
         """
         for pattern in patterns:
             if not isinstance(pattern, Pattern):
@@ -134,7 +134,7 @@ class PatternSupport(Support):
         return frozenset(number for number, _ in self._matching(scope).matches)
 
     def nearest(self, scope: Scope) -> Mapping[int, tuple[str, str]]:
-        """Return for numbers of patterns a node where the pattern nearly matched, and what was missing."""
+        """Return, by pattern number, a node where the pattern nearly matched, and what was missing."""
         return self._matching(scope).nearest
 
     def __str__(self) -> str:
@@ -150,7 +150,7 @@ class PatternSupport(Support):
 
 
 def _take_fingerprint(scope: Scope) -> tuple[Any, ...]:
-    """Return what matching depends on, without a node in it."""
+    """Return what matching depends on, without nodes."""
     nodes = scope.graph_module.graph.nodes
     return tuple((n.name, n.op, n.target, str(n.args), str(n.kwargs), n in scope.constants) for n in nodes)
 

@@ -1,7 +1,7 @@
-"""What a backend takes, as objects that compose and that say why not: `supports & ~denies | pattern`.
+"""What a backend takes, as objects that compose and that give reasons: `supports & ~denies | pattern`.
 
 A support is bound to a graph once and then asked node by node. The answer is None for yes, or a `No` with a reason
-code and a text, so that a plan can tell why an operator stayed on the host.
+code and a text, so that a plan can say why an operator stayed on the host.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class No:
         code: The kind of reason, for programs: "op", "dtype", "rank", "dynamic_shape", "memory_format", "argument",
             "weight", "denied", "pattern", "custom", or the name of a torch.fx support class.
         text: The reason, for people.
-        by: Who said so.
+        by: The name of what gave it.
     """
 
     code: str
@@ -37,12 +37,12 @@ class No:
 
 
 Check = Callable[[Node], "No | None"]
-"""A support that is bound to a graph: None when it takes the node."""
+"""A support that is bound to a graph: returns None if it takes the node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """One graph of a program, with what checks need to know around it.
+    """One graph of a program, with what checks need to know about its surroundings.
 
     Attributes:
         graph_module: The graph.
@@ -66,7 +66,7 @@ def _walk_scopes(module: GraphModule, constants: frozenset[Node], path: tuple[st
     seen: set[str] = set()
     for node in module.graph.nodes:
         for nested in graphs.nested_graphs(module, node):
-            if nested.name in seen:  # two calls share it
+            if nested.name in seen:  # shared by two calls
                 continue
             seen.add(nested.name)
             inner = [n for n in nested.module.graph.nodes if n.op == "placeholder"]
@@ -89,7 +89,7 @@ class Support(ABC):
             scope: The graph.
 
         Returns:
-            A function that says None (yes) or `No` for a node of that graph.
+            A function that returns None (yes) or a `No` for a node of that graph.
         """
 
     def groups(self, scope: Scope) -> Sequence[Sequence[Node]]:
@@ -113,7 +113,7 @@ class Support(ABC):
         return _AnyOf((as_support(other), self))
 
     def __invert__(self) -> Support:
-        """Support what this does not."""
+        """Support what this one does not."""
         return _Opposite(self)
 
     def __bool__(self) -> bool:
@@ -154,7 +154,7 @@ class _AnyOf(Support):
                 if no is None:
                     return None
                 reasons.append(no)
-            # An alternative that knows the operator but not this use of it says more than one that does not know it.
+            # An alternative that knows the operator, but not this use of it, gives a better reason than others.
             near = [no for no in reasons if no.code not in ("op", "pattern")] or reasons
             text = "; ".join(dict.fromkeys(no.text for no in near))
             return No(near[0].code, text, ", ".join(dict.fromkeys(no.by for no in near)))
@@ -188,7 +188,7 @@ def as_support(candidate: SupportLike) -> Support:
     """Turn a `Support`, a torch.fx `OperatorSupportBase` or a function from a node to a bool into a `Support`.
 
     Raises:
-        InputError: It is something else.
+        InputError: It is none of these.
     """
     if isinstance(candidate, Support):
         return candidate
@@ -203,16 +203,16 @@ def as_support(candidate: SupportLike) -> Support:
 
 
 def make_check(support: Support, scope: Scope) -> Check:
-    """Bind a support, so that what raises in it is told with the node.
+    """Bind a support, so that an error in it is reported with the node.
 
     Raises:
-        PartitionerContractError: From the check, when the support raises or answers something else than None or `No`.
+        PartitionerContractError: From the check, if the support raises or answers anything but None or a `No`.
     """
     check = _call_guarded(support, "binding to the graph", lambda: support.bind(scope))
 
     def ask(node: Node) -> No | None:
         if graphs.operator_name(node) == graphs.OUT_OF_SIGHT:
-            return No("out_of_sight", "somebody else decides where it goes", str(support))
+            return No("out_of_sight", "a rule or another partitioner decides where it goes", str(support))
         answer = _call_guarded(support, _describe_node(node, scope), lambda: check(node))
         if answer is not None and not isinstance(answer, No):
             raise PartitionerContractError(
@@ -244,7 +244,7 @@ def _describe_node(node: Node, scope: Scope) -> str:
 
 
 class _FxSupport(Support):
-    """A torch.fx support; its reason is which class said no."""
+    """A torch.fx support; its reason is the name of the class that refused."""
 
     def __init__(self, support: OperatorSupportBase) -> None:
         self.support = support
@@ -273,7 +273,7 @@ class ReasonedCheck(Support):
     reason: Callable[[Node, Scope], str] = field(repr=False)
 
     def bind(self, scope: Scope) -> Check:
-        """Check with the scope at hand."""
+        """Check, given the scope."""
 
         def check(node: Node) -> No | None:
             text = self.reason(node, scope)
@@ -290,7 +290,7 @@ def where(predicate: Callable[[Node], bool], reason: str = "", *, code: str = "c
 
     Args:
         predicate: The function.
-        reason: What to say when it returns False.
+        reason: The reason to give if it returns False.
         code: The reason's code.
     """
     name = getattr(predicate, "__qualname__", type(predicate).__name__)

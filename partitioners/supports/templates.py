@@ -22,7 +22,7 @@ class _Wildcard:
 
 
 ANY: Any = _Wildcard()
-"""As an argument in a pattern: matches any node, number or list, or nothing at all."""
+"""As an argument in a pattern: matches any node, number or list, or an omitted argument."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class TemplateInput:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeldNumber:
-    """A number that export made a constant tensor of: matches a constant with the same value."""
+    """A number that export turned into a constant tensor: matches a constant with the same value."""
 
     value: torch.Tensor
 
@@ -46,8 +46,8 @@ class TemplateOperator:
     """An operator of a pattern.
 
     Attributes:
-        arguments: For each name that it may have, the arguments in the order of the schema. An argument is an
-            `TemplateOperator`, an `TemplateInput`, a `HeldNumber`, `ANY`, a sequence of these, or a plain value.
+        arguments: For each name that it may have, the arguments in the order of the schema. An argument is a
+            `TemplateOperator`, a `TemplateInput`, a `HeldNumber`, `ANY`, a sequence of these, or a plain value.
     """
 
     arguments: Mapping[str, tuple[Any, ...]]
@@ -86,7 +86,7 @@ class Template:
 
 @cache
 def _find_signature(name: str) -> inspect.Signature | None:
-    """Return the signature of an operator, None when it has no schema."""
+    """Return the signature of an operator, None if it has no schema."""
     parts = name.split(".")
     if len(parts) != 3:
         return None
@@ -104,13 +104,13 @@ def list_argument_names(name: str) -> tuple[str, ...]:
 
 
 def has_items(name: str) -> bool:
-    """Tell whether an operator has several results, or a list of them."""
+    """Return whether an operator has several results, or a list of them."""
     signature = _find_signature(name)
     return signature is not None and signature.return_annotation is not torch.Tensor
 
 
 def order_arguments(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the arguments of a call in the order of the schema, with the defaults of those left out."""
+    """Return the arguments of a call in the order of the schema, with defaults for omitted ones."""
     signature = _find_signature(name)
     if signature is None:
         return (*args, *(kwargs[key] for key in sorted(kwargs)))

@@ -26,7 +26,7 @@ from exir_lowering import (
 from exir_lowering.graphs import operator_name
 from exir_lowering.graphs.measures import value_bytes
 from exir_lowering.partitioners.algorithms import assignment
-from exir_lowering.partitioners.algorithms.assignment import HOST, Problem, Value
+from exir_lowering.partitioners.algorithms.assignment import HOST, AssignedValue, AssignmentProblem
 from exir_lowering.partitioners.algorithms.limits import Limits
 from exir_lowering.partitioners.by_cost import CostPartitioner
 from exir_lowering.partitioners.cost.tables import CostTable, RooflineModel, signature
@@ -35,7 +35,7 @@ from exir_lowering.partitioners.supports.checks import everything, ops
 # -- graphs of numbers -------------------------------------------------------------------------------------------------
 
 
-def random_problem(seed: int, places: int, most: int) -> Problem:
+def random_problem(seed: int, places: int, most: int) -> AssignmentProblem:
     rng = random.Random(seed)
     count = rng.randint(1, most)
     costs = [
@@ -48,25 +48,25 @@ def random_problem(seed: int, places: int, most: int) -> Problem:
         if producer != HOST and rng.random() < 0.3:
             readers += (HOST,)
         if readers:
-            values.append(Value(rng.randrange(12), producer, readers))
-    return Problem(costs, values)
+            values.append(AssignedValue(rng.randrange(12), producer, readers))
+    return AssignmentProblem(costs, values)
 
 
-def optimum(problem: Problem) -> int:
+def optimum(problem: AssignmentProblem) -> int:
     possible = [[place for place, cost in enumerate(costs) if cost is not None] for costs in problem.costs]
-    return min(assignment.cost(problem, places) for places in itertools.product(*possible))
+    return min(assignment.compute_cost(problem, places) for places in itertools.product(*possible))
 
 
-def check_possible(problem: Problem, places: list[int]) -> None:
+def check_possible(problem: AssignmentProblem, places: list[int]) -> None:
     assert all(costs[place] is not None for costs, place in zip(problem.costs, places, strict=True))
 
 
 def test_one_backend_is_exact() -> None:
     for seed in range(600):
         problem = random_problem(seed, places=2, most=9)
-        places = assignment.cheapest(problem)
+        places = assignment.find_cheapest(problem)
         check_possible(problem, places)
-        assert assignment.cost(problem, places) == optimum(problem), seed
+        assert assignment.compute_cost(problem, places) == optimum(problem), seed
 
 
 @pytest.mark.parametrize("places", [3, 4])
@@ -74,12 +74,12 @@ def test_several_backends_are_within_the_bound(places: int) -> None:
     worst, missed = 1.0, 0
     for seed in range(200):
         problem = random_problem(seed, places, most=6)
-        found, best = assignment.cheapest(problem), optimum(problem)
+        found, best = assignment.find_cheapest(problem), optimum(problem)
         check_possible(problem, found)
-        cost = assignment.cost(problem, found)
+        cost = assignment.compute_cost(problem, found)
         assert cost <= (places - 1) * best, seed
-        assert cost <= assignment.cost(problem, assignment.greedy(problem))
-        assert cost <= assignment.cost(problem, assignment.host(problem))
+        assert cost <= assignment.compute_cost(problem, assignment.assign_greedily(problem))
+        assert cost <= assignment.compute_cost(problem, assignment.assign_to_host(problem))
         missed += cost > best
         worst = max(worst, cost / best if best else 1.0)
     print(f"{places} places: {missed} of 200 above the optimum, by a factor of {worst:.2f} at most")
@@ -87,40 +87,45 @@ def test_several_backends_are_within_the_bound(places: int) -> None:
 
 def test_a_value_crosses_once_for_each_destination() -> None:
     # Unit 0 is on the host only; 1 and 2 read its value and save 3 each elsewhere: not enough for two crossings of 4.
-    shared = Problem([[0, None], [3, 0], [3, 0]], [Value(4, 0, (1, 2))])
-    assert assignment.cheapest(shared) == [0, 1, 1]
-    assert assignment.cost(shared, [0, 1, 1]) == 4
-    two = Problem(shared.costs, [Value(4, 0, (1,)), Value(4, 0, (2,))])
-    assert assignment.cheapest(two) == [0, 0, 0]
+    shared = AssignmentProblem([[0, None], [3, 0], [3, 0]], [AssignedValue(4, 0, (1, 2))])
+    assert assignment.find_cheapest(shared) == [0, 1, 1]
+    assert assignment.compute_cost(shared, [0, 1, 1]) == 4
+    two = AssignmentProblem(shared.costs, [AssignedValue(4, 0, (1,)), AssignedValue(4, 0, (2,))])
+    assert assignment.find_cheapest(two) == [0, 0, 0]
     # Two destinations are two crossings.
-    apart = Problem([[0, None, None], [9, 0, None], [9, None, 0]], [Value(4, 0, (1, 2))])
-    assert assignment.cheapest(apart) == [0, 1, 2]
-    assert assignment.cost(apart, [0, 1, 2]) == 8
+    apart = AssignmentProblem([[0, None, None], [9, 0, None], [9, None, 0]], [AssignedValue(4, 0, (1, 2))])
+    assert assignment.find_cheapest(apart) == [0, 1, 2]
+    assert assignment.compute_cost(apart, [0, 1, 2]) == 8
 
 
 def test_units_that_cannot_be_on_the_host() -> None:
     for seed in range(300):
         problem = random_problem(seed, places=2 + seed % 2, most=7)
         costs = [[None, *row[1:]] if seed % 3 and any(c is not None for c in row[1:]) else row for row in problem.costs]
-        pinned = Problem(
+        pinned = AssignmentProblem(
             [new if unit % 3 == 0 else old for unit, (new, old) in enumerate(zip(costs, problem.costs, strict=True))],
             problem.values,
         )
-        found = assignment.cheapest(pinned)
+        found = assignment.find_cheapest(pinned)
         check_possible(pinned, found)
-        assert assignment.cost(pinned, found) <= (problem.places - 1) * optimum(pinned)
-        assert assignment.cost(pinned, found) <= assignment.cost(pinned, assignment.host(pinned))
+        assert assignment.compute_cost(pinned, found) <= (problem.places - 1) * optimum(pinned)
+        assert assignment.compute_cost(pinned, found) <= assignment.compute_cost(
+            pinned, assignment.assign_to_host(pinned)
+        )
 
 
 def test_a_value_that_comes_back_is_paid_both_ways() -> None:
-    problem = Problem([[5, 0], [0, None], [6, 0]], [Value(3, 0, (1, 2)), Value(4, 1, (2,)), Value(1, 2, (HOST,))])
-    assert assignment.cheapest(problem) == [1, 0, 1]
-    assert assignment.cost(problem, [1, 0, 1]) == 3 + 4 + 1
+    problem = AssignmentProblem(
+        [[5, 0], [0, None], [6, 0]],
+        [AssignedValue(3, 0, (1, 2)), AssignedValue(4, 1, (2,)), AssignedValue(1, 2, (HOST,))],
+    )
+    assert assignment.find_cheapest(problem) == [1, 0, 1]
+    assert assignment.compute_cost(problem, [1, 0, 1]) == 3 + 4 + 1
 
 
 def test_of_equally_cheap_assignments_the_one_that_delegates_least() -> None:
-    assert assignment.cheapest(Problem([[2, 2], [3, 1]], [])) == [0, 1]
-    assert assignment.cheapest(Problem([[2, 1], [3, 2]], [Value(2, 1, (HOST,))])) == [1, 0]
+    assert assignment.find_cheapest(AssignmentProblem([[2, 2], [3, 1]], [])) == [0, 1]
+    assert assignment.find_cheapest(AssignmentProblem([[2, 1], [3, 2]], [AssignedValue(2, 1, (HOST,))])) == [1, 0]
 
 
 def test_calls_of_each_partition() -> None:
@@ -130,16 +135,20 @@ def test_calls_of_each_partition() -> None:
         runs = itertools.groupby(range(len(places)), key=places.__getitem__)
         return [units for place, units in ((place, list(units)) for place, units in runs) if place]
 
-    def total(problem: Problem, places: list[int], calls: list[int]) -> int:
-        return assignment.cost(problem, places) + sum(calls[places[units[0]]] for units in partitions(places))
+    def total(problem: AssignmentProblem, places: list[int], calls: list[int]) -> int:
+        return assignment.compute_cost(problem, places) + sum(calls[places[units[0]]] for units in partitions(places))
 
     went_back = 0
     for seed in range(300):
         problem = random_problem(seed, places=2 + seed % 2, most=12)
         calls = [0, 9, 5][: problem.places]
-        found = assignment.with_calls(problem, calls, partitions)
+        found = assignment.assign_with_calls(problem, calls, partitions)
         check_possible(problem, found)
-        candidates = [assignment.cheapest(problem), assignment.greedy(problem), assignment.host(problem)]
+        candidates = [
+            assignment.find_cheapest(problem),
+            assignment.assign_greedily(problem),
+            assignment.assign_to_host(problem),
+        ]
         lowest = min(total(problem, places, calls) for places in candidates)
         assert total(problem, found, calls) <= lowest
         went_back += total(problem, found, calls) < lowest
@@ -151,18 +160,20 @@ def test_a_large_graph_takes_no_time() -> None:
     costs = [[rng.random(), rng.random() if rng.random() < 0.8 else None] for _ in range(5_000)]
     scaled = [[None if c is None else int(c * 10**30) for c in row] for row in costs]
     values = [
-        Value(rng.randrange(10**30), unit, tuple({rng.randrange(unit + 1, 5_000) for _ in range(rng.randint(1, 3))}))
+        AssignedValue(
+            rng.randrange(10**30), unit, tuple({rng.randrange(unit + 1, 5_000) for _ in range(rng.randint(1, 3))})
+        )
         for unit in range(4_999)
     ]
-    problem = Problem(scaled, values)
-    places = assignment.cheapest(problem)
-    cost = assignment.cost(problem, places)
-    assert cost <= assignment.cost(problem, assignment.greedy(problem))
+    problem = AssignmentProblem(scaled, values)
+    places = assignment.find_cheapest(problem)
+    cost = assignment.compute_cost(problem, places)
+    assert cost <= assignment.compute_cost(problem, assignment.assign_greedily(problem))
     for unit in rng.sample(range(5_000), 50):  # no single unit can be better off elsewhere
         other = 1 - places[unit]
         if problem.costs[unit][other] is not None:
             moved = [*places[:unit], other, *places[unit + 1 :]]
-            assert assignment.cost(problem, moved) >= cost
+            assert assignment.compute_cost(problem, moved) >= cost
 
 
 # -- Edge programs -----------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from exir_lowering.partitioners import (
     PatternSupport,
     one_of,
 )
-from exir_lowering.partitioners.algorithms.convex import computing, contract, propose_partitions
+from exir_lowering.partitioners.algorithms.convex import contract, list_computing, propose_partitions
 from exir_lowering.partitioners.algorithms.limits import Limits
 from exir_lowering.partitioners.supports.checks import dtypes, ops
 from exir_lowering.partitioners.supports.match_search import Candidate
@@ -68,7 +68,7 @@ def matches(module: GraphModule | ExportedProgram, *patterns: Pattern) -> list[l
 
 def reasons(module: GraphModule, *patterns: Pattern) -> dict[str, str]:
     check = PatternSupport(*patterns).bind(Scope(module))
-    answers = {node.name: check(node) for node in computing(module)}
+    answers = {node.name: check(node) for node in list_computing(module)}
     assert all(no is None or no.code == "pattern" for no in answers.values())
     return {name: no.text for name, no in answers.items() if no is not None}
 
@@ -672,7 +672,7 @@ def test_matched_nodes_are_never_split(seed: int, size: int, everything: bool) -
     support = PatternSupport(*RANDOM)
     groups = support.groups(Scope(module))
     assert len({node for group in groups for node in group}) == sum(map(len, groups))
-    nodes = computing(module)
+    nodes = list_computing(module)
     _, cycles = quotient.order(nodes, {node: str(i) for i, group in enumerate(groups) for node in group})
     assert cycles == [], "each match can be a partition of its own"
     of = {node: i for i, group in enumerate(groups) for node in group}
@@ -710,7 +710,7 @@ def doubled(x: Any) -> Any:
 def parts(program: ExportedProgram) -> list[list[str]]:
     """Return the operators of each delegate."""
     return [
-        [graphs.operator_name(node) for node in computing(delegate.original_module.graph_module)]
+        [graphs.operator_name(node) for node in list_computing(delegate.original_module.graph_module)]
         for delegate in delegates(program)
     ]
 
@@ -741,7 +741,7 @@ def test_every_operator_that_is_left_has_a_reason() -> None:
     left = {
         ".".join((*path, node.name))
         for path, module in graphs.walk(program.graph_module)
-        for node in computing(module)
+        for node in list_computing(module)
         if not graphs.is_getitem(node) and "delegation_tag" not in node.meta
     }
     assert {rejection.node for rejection in result.rejections} == left
@@ -810,7 +810,7 @@ def test_a_pattern_that_matches_nothing_is_warned_of_with_close_names() -> None:
     assert "relu.default does not occur" not in texts[0]
     assert texts[1] == (
         "Pattern connected (aten.relu.default, aten.view_copy.default) matches nothing in the program. Its operators "
-        "occur, but not connected, or not with the arguments, that it has."
+        "occur, but not connected as in the pattern, or with other arguments."
     )
 
 

@@ -1,4 +1,4 @@
-"""ChainedPartitioner: the first claim wins, what is not available is passed over and told."""
+"""ChainedPartitioner: the first claim wins, what is not available is skipped, and the plan says so."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_backend_that_is_not_available_is_passed_over(program: ExportedProgram
     (method,) = lowered.report.methods
     assert {p.backend_id for p in method.partitions} == {"echo"}
     (skipped,) = method.adjustments
-    assert skipped.kind == "skipped" and "'Npu' is passed over: Backend 'Npu' was not found" in skipped.reason
+    assert skipped.kind == "skipped" and "'Npu' is skipped: Backend 'Npu' was not found" in skipped.reason
     assert len(skipped.nodes) == len(method.nodes)
     assert all("would take it for Npu, which is not available here" in node.reason for node in method.host)
 
@@ -82,7 +82,7 @@ def test_a_partitioner_that_is_not_installed_is_passed_over(program: ExportedPro
     plan = exir_lowering.plan(program, ChainedPartitioner("npu", "xnnpack"))
     assert {p.backend_id for p in plan.methods[0].partitions} == {"XnnpackBackend"}
     (skipped,) = plan.methods[0].adjustments
-    assert "partitioner 'npu' is passed over" in skipped.reason
+    assert "partitioner 'npu' is skipped" in skipped.reason
 
 
 def test_constants_go_with_whoever_reads_them(program: ExportedProgram) -> None:

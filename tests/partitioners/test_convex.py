@@ -150,7 +150,7 @@ def test_a_group_with_a_node_that_is_not_supported_stays_whole_on_the_host() -> 
 def test_a_group_of_another_graph_is_refused() -> None:
     module, _ = _diamond()
     _, nodes = _diamond()
-    with pytest.raises(InputError, match="no node of the graph"):
+    with pytest.raises(InputError, match="not a node of the graph"):
         propose_partitions(module, lambda n: True, groups=[[nodes["a"]]])
 
 

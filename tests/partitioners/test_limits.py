@@ -18,7 +18,7 @@ from torch.fx import Graph, GraphModule, Node
 from exir_lowering import Adjustment, InputError, Rejection
 from exir_lowering.graphs import measures, quotient
 from exir_lowering.partitioners.algorithms import limits
-from exir_lowering.partitioners.algorithms.convex import Proposal, computing, propose_partitions
+from exir_lowering.partitioners.algorithms.convex import Proposal, list_computing, propose_partitions
 from exir_lowering.partitioners.algorithms.limits import Limits
 from exir_lowering.partitioners.supports.checks import everything
 from exir_lowering.partitioners.supports.support import Scope, scopes
@@ -89,7 +89,7 @@ def random_scope(chance: random.Random, count: int) -> Scope:
 
 
 def random_groups(chance: random.Random, scope: Scope) -> list[list[Node]]:
-    nodes = operators(computing(scope.graph_module))
+    nodes = operators(list_computing(scope.graph_module))
     return [chance.sample(nodes, min(len(nodes), 2)) for _ in range(chance.choice((0, 0, 1, 2)))]
 
 
@@ -160,7 +160,7 @@ def optimum(nodes: Sequence[Node], groups: Sequence[Sequence[Node]], limit: Limi
 
 def require_valid(scope: Scope, kept: Sequence[Proposal]) -> None:
     """Require that the proposals can be contracted together, in their order."""
-    nodes = computing(scope.graph_module)
+    nodes = list_computing(scope.graph_module)
     tag_of = {node: str(i) for i, proposal in enumerate(kept) for node in proposal.nodes}
     assert sum(len(proposal.nodes) for proposal in kept) == len(tag_of), "a node has two places"
     assert quotient.order(nodes, tag_of)[1] == [], "contracted, the proposals are on a cycle"
@@ -292,7 +292,7 @@ def test_random_graphs_with_host_operators_are_cut_within_the_caps(count: int) -
         chance = random.Random(1000 * count + seed)
         scope = random_scope(chance, count)
         limit = random_limits(chance)
-        host = {node for node in computing(scope.graph_module) if chance.random() < 0.15}
+        host = {node for node in list_computing(scope.graph_module) if chance.random() < 0.15}
         groups = [
             group for group in random_groups(chance, scope) if not host.intersection(group) and chance.random() < 0.5
         ]

@@ -197,7 +197,7 @@ def test_an_unknown_method_in_the_partitioner_map(case: str) -> None:
 _NO_PARTITIONER = "expected an ExecuTorch Partitioner"
 
 CHOSEN: dict[str, tuple[Any, tuple[str, ...]]] = {
-    "class": (TagPartitioner, ("TagPartitioner", _NO_PARTITIONER, "Make an object of it")),
+    "class": (TagPartitioner, ("TagPartitioner", _NO_PARTITIONER, "Create an instance of it")),
     "number": (5, ("partitioners: got 5", _NO_PARTITIONER)),
     "number-in-map": ({"decode": 5}, ("partitioners['decode']: got 5", _NO_PARTITIONER)),
     "none-in-list": ([good_partitioner(), None], ("partitioners: got None", _NO_PARTITIONER)),
@@ -494,9 +494,9 @@ RESULTS: dict[str, tuple[Callable[[dict[str, list[Any]]], Any], tuple[str, ...]]
     ),
     "another-method": (
         lambda r: {"prefill": r["prefill"], "train": r["decode"]},
-        ("missing: ['decode']", "never asked for: ['train']"),
+        ("missing: ['decode']", "not requested: ['train']"),
     ),
-    "one-more-method": (lambda r: {**r, 3: []}, ("never asked for: ['3']",)),
+    "one-more-method": (lambda r: {**r, 3: []}, ("not requested: ['3']",)),
     "no-dict": (lambda r: list(r.values()), ("returned list", "expected a dict")),
     "none": (lambda r: None, ("returned NoneType", "expected a dict")),
     "no-result": (

@@ -349,7 +349,7 @@ def test_the_command_line_names_its_own_options(capsys: pytest.CaptureFixture[st
 def test_the_command_line_leaves_the_check_out(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     model, file = tmp_path / "spectrum.pt2", tmp_path / "spectrum.pte"
     torch.export.save(export(Spectrum(), (X,)), model)
-    assert "leave the check out with --no-edge-check" in told(capsys, "lower", model, "-o", file)
+    assert "disable the check with --no-edge-check" in told(capsys, "lower", model, "-o", file)
     assert cli.main(["lower", str(model), "-o", str(file), "--no-edge-check"]) == 0
     torch.testing.assert_close(exir_lowering.load(file).run("forward", X)[0], Spectrum()(X))
 

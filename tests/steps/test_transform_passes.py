@@ -260,7 +260,7 @@ def test_a_pass_that_writes_into_a_weight_is_refused() -> None:
     ("given", "words"),
     [
         (cosine, ("transform_passes: got <function cosine", "expected a sequence of passes")),
-        ([RemoveNoopPass], ("RemoveNoopPass", "Make an object of it.")),
+        ([RemoveNoopPass], ("RemoveNoopPass", "Create an instance of it.")),
         (["cosine"], ("'cosine'", "expected a sequence of passes")),
         ("cosine", ("'cosine'", "expected a sequence of passes")),
         ([[cosine]], ("[<function cosine", "expected a sequence of passes")),

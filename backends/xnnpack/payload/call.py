@@ -8,7 +8,7 @@ from types import MappingProxyType
 import torch
 
 from exir_lowering.backends.xnnpack.payload import graph
-from exir_lowering.backends.xnnpack.payload.graph import BACKEND, Graph, Value
+from exir_lowering.backends.xnnpack.payload.graph import BACKEND, Graph, GraphValue
 from exir_lowering.backends.xnnpack.payload.shapes import infer
 from exir_lowering.plugins.payload import KINDS, CorruptError, Tensor, ValueSpec
 
@@ -72,6 +72,6 @@ def _dims(tensor: Tensor) -> tuple[int, ...]:
     return tensor.sizes
 
 
-def _check_output(value: Value, tensor: Tensor, shape: tuple[int, ...]) -> None:
+def _check_output(value: GraphValue, tensor: Tensor, shape: tuple[int, ...]) -> None:
     if shape != _dims(tensor):
         raise CorruptError(f"it makes a result of shape {list(shape)}, value {value.external} is {tensor}")

@@ -42,7 +42,7 @@ BITS: Mapping[int, int] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class GraphValue:
     """A value of a graph.
 
     Attributes:
@@ -119,14 +119,13 @@ class Graph:
         weights: How many bytes it reads of each constant that is in a file's named data.
     """
 
-    values: Mapping[int, Value]
+    values: Mapping[int, GraphValue]
     nodes: tuple[Node, ...]
     weights: Mapping[str, int]
 
 
 INPUTS = frozenset({"input", "input1", "input2", "input3", "input4", "input5", "filter", "bias"})
 OUTPUTS = frozenset({"output", "output_value", "output_index"})
-OPTIONAL = frozenset({"bias"})
 LISTS = frozenset({"perm", "before", "after", "shape", "offsets", "sizes"})
 REALS = frozenset({"number"})
 

@@ -17,8 +17,8 @@ from exir_lowering.backends.xnnpack.payload.graph import (
     QBINT4,
     REALS,
     Graph,
+    GraphValue,
     Node,
-    Value,
 )
 from exir_lowering.backends.xnnpack.payload.shapes import check_nodes, infer
 from exir_lowering.backends.xnnpack.payload.slots import (
@@ -109,7 +109,7 @@ def _read(payload: memoryview) -> Graph:
     if externals > _MAX_EXTERNALS:
         raise CorruptError(f"it is called with {externals} values, expected at most {_MAX_EXTERNALS}")
     constants = _constants(table, space)
-    values: dict[int, Value] = {}
+    values: dict[int, GraphValue] = {}
     for number, one in enumerate(table.tables(XNNGraph.XVALUES)):
         value = _value(one, constants, externals)
         if value.id in values or value.id == NO_VALUE:
@@ -124,7 +124,7 @@ def _read(payload: memoryview) -> Graph:
     return Graph(values, nodes, constants.read)
 
 
-def _check_shapes(values: Mapping[int, Value], nodes: Sequence[Node]) -> None:
+def _check_shapes(values: Mapping[int, GraphValue], nodes: Sequence[Node]) -> None:
     """Check the declared shapes: XNNPACK allocates memory for them before it computes its own."""
     free = free_memory()
     for id_, shape in infer(values, nodes, {id_: value.dims for id_, value in values.items() if value.given}).items():
@@ -168,7 +168,7 @@ def _constants(table: Table, space: int | None) -> _Constants:
     return _Constants(sizes, names)
 
 
-def _value(table: Table, constants: _Constants, externals: int) -> Value:
+def _value(table: Table, constants: _Constants, externals: int) -> GraphValue:
     kind, content = table.number(XValue.XVALUE_UNION_TYPE, "B"), table.table(XValue.XVALUE_UNION)
     quantised = kind == XValueUnion.XNN_QUANTIZED_TENSOR_VALUE
     if (kind != XValueUnion.XNN_TENSOR_VALUE and not quantised) or content is None:
@@ -203,7 +203,9 @@ def _value(table: Table, constants: _Constants, externals: int) -> Value:
         constants.take(buffer, _size(datatype, dims), who)
     if quantised:
         _check_quantisation(content, datatype, dims, buffer, constants, who)
-    return Value(number, datatype, dims, buffer != 0, external if flags else None, flags == _INPUT, flags == _OUTPUT)
+    return GraphValue(
+        number, datatype, dims, buffer != 0, external if flags else None, flags == _INPUT, flags == _OUTPUT
+    )
 
 
 def _size(datatype: int, dims: Sequence[int]) -> int:
@@ -266,7 +268,7 @@ def _check_scales(
         table.numbers(scales, "I")
 
 
-def _node(number: int, table: Table, values: Mapping[int, Value]) -> Node:
+def _node(number: int, table: Table, values: Mapping[int, GraphValue]) -> Node:
     kind, content = table.number(XNode.XNODE_UNION_TYPE, "B"), table.table(XNode.XNODE_UNION)
     found = NODES.get(kind)
     if found is None or not found.fields or content is None:

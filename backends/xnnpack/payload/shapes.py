@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
-from exir_lowering.backends.xnnpack.payload.graph import MAX_RANK, NO_VALUE, Node, Value
+from exir_lowering.backends.xnnpack.payload.graph import MAX_RANK, NO_VALUE, GraphValue, Node
 from exir_lowering.plugins.payload import CorruptError
 
 Dims = tuple[int, ...]
@@ -17,7 +17,7 @@ class _Mismatch(Exception):
     """The shapes of a node's inputs do not match."""
 
 
-def check_nodes(values: Mapping[int, Value], nodes: Sequence[Node]) -> None:
+def check_nodes(values: Mapping[int, GraphValue], nodes: Sequence[Node]) -> None:
     """Check that each value is made once, before it is read.
 
     Args:
@@ -41,7 +41,7 @@ def check_nodes(values: Mapping[int, Value], nodes: Sequence[Node]) -> None:
         raise CorruptError(f"value {lost[0]} is returned, but no node makes it")
 
 
-def infer(values: Mapping[int, Value], nodes: Sequence[Node], given: Mapping[int, Dims]) -> dict[int, Dims]:
+def infer(values: Mapping[int, GraphValue], nodes: Sequence[Node], given: Mapping[int, Dims]) -> dict[int, Dims]:
     """Return the shapes of all values of a graph.
 
     Args:
