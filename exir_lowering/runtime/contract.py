@@ -94,7 +94,7 @@ def compile_payload(delegate: Delegate, job: Compilation) -> Handle:
     """
     plan = job.plan
     who = f"{job.where}: delegate {plan.backend!r} ({type(delegate).__module__}.{type(delegate).__qualname__})"
-    data = _NamedData(job.find_data)
+    data = _DataFinder(job.find_data)
     try:
         with neutral():
             context = DelegateContext(job.method, data, plan.number, job.recorder)
@@ -110,7 +110,7 @@ def compile_payload(delegate: Delegate, job: Compilation) -> Handle:
     return Handle(who, delegate, content, plan, plan.counts, job.lines)
 
 
-class _NamedData:
+class _DataFinder:
     """Finds named data of a file until a delegate has compiled."""
 
     def __init__(self, find: Callable[[str], bytes | None]) -> None:

@@ -13,7 +13,7 @@ from exir_lowering.plugins.payload import find_checks
 from exir_lowering.pte import format as file_format, kinds, mapping
 from exir_lowering.pte.data_files import DataFiles
 from exir_lowering.pte.mapping import MappedFile
-from exir_lowering.pte.value_kinds import Layout
+from exir_lowering.pte.value_kinds import MemoryLayout
 from exir_lowering.runtime.debugging import DebugFile
 
 
@@ -139,9 +139,9 @@ def _check_tensors(file: MappedFile, data: DataFiles, methods: Mapping[str, file
         for weight, need in method.external.items():
             if not data.tensors[weight].fits(need):
                 raise InputError(
-                    f"{file.name} cannot be loaded: {data} has {data.tensors[weight]} as {weight!r}, of which method "
-                    f"{method.name!r} needs {need if isinstance(need, Layout) else f'{need} bytes'}. Pass the data "
-                    "file that was saved with this program."
+                    f"{file.name} cannot be loaded: {data} has {data.tensors[weight]} as {weight!r}, but method "
+                    f"{method.name!r} needs {need if isinstance(need, MemoryLayout) else f'{need} bytes'}. Pass the "
+                    "data file that was saved with this program."
                 )
 
 

@@ -29,7 +29,7 @@ from exir_lowering.runtime.find import Unavailable, find_delegates
 from exir_lowering.runtime.inputs import look_at
 from exir_lowering.runtime.interpreter import memory
 from exir_lowering.runtime.interpreter.code import Code, Listing, Payload, read_code
-from exir_lowering.runtime.interpreter.kernels import Kernel, MethodState, kernel
+from exir_lowering.runtime.interpreter.kernels import Kernel, MethodState, find_kernel
 from exir_lowering.runtime.interpreter.memory import Slot
 from exir_lowering.runtime.source import ProgramFile
 from exir_lowering.runtime.trace import Trace, TraceEvent
@@ -39,7 +39,7 @@ _EVENTS = {KERNEL: trace.KERNEL, DELEGATE: trace.DELEGATE}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ready:
+class PreparedMethod:
     """A method that is set up.
 
     Attributes:
@@ -173,7 +173,7 @@ def _close_at_exit() -> None:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Interpreter(Engine[Ready]):
+class Interpreter(Engine[PreparedMethod]):
     """A file that Python runs; `open_interpreter` makes it.
 
     Attributes:
@@ -227,18 +227,18 @@ class Interpreter(Engine[Ready]):
     def _sharing(self, method: MethodSpec) -> Collection[str]:
         return () if self.shared is None else self.file.methods
 
-    def _set_up(self, method: MethodSpec) -> Ready:
+    def _set_up(self, method: MethodSpec) -> PreparedMethod:
         with neutral():
             return self._set_up_neutrally(method)
 
-    def _set_up_neutrally(self, method: MethodSpec) -> Ready:
+    def _set_up_neutrally(self, method: MethodSpec) -> PreparedMethod:
         where, code = self.file.where(method.name), self.listing.methods[method.name]
         try:
-            arenas = memory.arenas(code.arenas[:_SHARED] if self.shared is not None else code.arenas)
+            arenas = memory.allocate_arenas(code.arenas[:_SHARED] if self.shared is not None else code.arenas)
             if self.shared is not None:
                 arenas.append(self.shared)
             values = [
-                memory.slot(value.content, storage, arenas)
+                memory.make_slot(value.content, storage, arenas)
                 if isinstance(value.content, Tensor) and storage is not None
                 else value.content
                 for value, storage in zip(code.values, code.storage, strict=True)
@@ -249,10 +249,10 @@ class Interpreter(Engine[Ready]):
                 f"{where} cannot be set up by the interpreter: {error}. The file may be damaged. Make or copy it again."
             ) from error
         kernels = [self._kernel(where, *operator) for operator in code.operators]
-        return Ready(code, MethodState(code.values, values), kernels, self._calls(method, code), self.trace)
+        return PreparedMethod(code, MethodState(code.values, values), kernels, self._calls(method, code), self.trace)
 
     def _kernel(self, where: str, name: str, overload: str) -> Kernel:
-        found = kernel(name, overload)
+        found = find_kernel(name, overload)
         if found is None:
             shown = f"{name}.{overload}" if overload else name
             raise InputError(
@@ -349,7 +349,7 @@ def open_interpreter(file: ProgramFile, given: Mapping[str, Any], unavailable: U
     shared = None
     if file.shares_state:
         try:
-            (shared,) = memory.arenas([max(method.arenas[_SHARED] for method in file.methods.values())])
+            (shared,) = memory.allocate_arenas([max(method.arenas[_SHARED] for method in file.methods.values())])
         except memory.DoesNotFit as error:
             raise InputError(f"{file.name} cannot be loaded by the interpreter: {error}.") from None
     return Interpreter(file, found, listing, external, shared)

@@ -75,7 +75,7 @@ class MethodState:
             slot.write(result)
 
 
-def kernel(name: str, overload: str) -> Kernel | None:
+def find_kernel(name: str, overload: str) -> Kernel | None:
     """Return what executes an operator of a file, None when PyTorch does not have it or it is not for files to call.
 
     A file's operators are those of the closed list, as variants that write to planned memory, and what a library has

@@ -128,7 +128,7 @@ class Slot:
         )
 
 
-def arenas(sizes: Sequence[int]) -> list[torch.Tensor]:
+def allocate_arenas(sizes: Sequence[int]) -> list[torch.Tensor]:
     """Return memory of the planned sizes, all zeros.
 
     Raises:
@@ -144,7 +144,7 @@ def _zeros(size: int, dtype: torch.dtype) -> torch.Tensor:
         raise DoesNotFit(f"{size} elements of {dtype} do not fit into memory: {error}") from None
 
 
-def slot(plan: Tensor, storage: Storage, memory: Sequence[torch.Tensor]) -> Slot:
+def make_slot(plan: Tensor, storage: Storage, memory: Sequence[torch.Tensor]) -> Slot:
     """Make a tensor, with its initial content.
 
     Args:
