@@ -24,7 +24,7 @@ KNOWN_LOGS = {
 }
 """What libraries tell their own developers: by logger, how the message begins."""
 
-# The runtime tells what it did not find out about the CPU, by way of sys.stderr.
+# The runtime reports what it could not find out about the CPU, by way of sys.stderr.
 _KNOWN_LINES = "[cpuinfo_utils.cpp:"
 
 

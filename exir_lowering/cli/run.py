@@ -25,7 +25,7 @@ from exir_lowering.cli.output import (
 )
 from exir_lowering.errors import InputError
 
-# What --verify says, and what `load` is told.
+# The values of --verify, and of the argument of `load`.
 _VERIFY: Mapping[str, bool | Literal["full"]] = {"auto": True, "full": "full", "tie": False}
 
 _EXAMPLES = """\

@@ -115,7 +115,7 @@ def segment_ranges(tables: Iterable[Table]) -> Iterator[tuple[int, int]]:
 
 
 def _layout(entry: Table) -> MemoryLayout | None:
-    """Return the layout of the tensor that named data of a `.ptd` file is; None when it is no tensor."""
+    """Return the layout of the tensor that named data of a `.ptd` file is; None when it is not a tensor."""
     table = entry.table(data_slots.NamedData.TENSOR_LAYOUT)
     if table is None:
         return None

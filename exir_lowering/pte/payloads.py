@@ -28,7 +28,7 @@ class CheckedPayload(ABC):
         """Check what the payload is called with.
 
         Args:
-            arguments: What the file says of the values that it is called with: inputs, then outputs.
+            arguments: What the file says about the values that it is called with: inputs, then outputs.
 
         Raises:
             CorruptError: It would read or write anything but these.
@@ -96,7 +96,7 @@ def check_call(backend: str, payload: CheckedPayload, arguments: Sequence[ValueS
     Args:
         backend: The id of its backend.
         payload: The payload.
-        arguments: What the file says of the values that it is called with.
+        arguments: What the file says about the values that it is called with.
 
     Raises:
         CorruptError: They are not what the payload needs.

@@ -24,7 +24,7 @@ class ProgramFile:
     Attributes:
         file: The file.
         data: Its data files.
-        methods: What it says of its methods, by name.
+        methods: What it says about its methods, by name.
         debug: Its debug information.
     """
 
@@ -35,7 +35,7 @@ class ProgramFile:
 
     @property
     def name(self) -> str:
-        """How to call it in messages."""
+        """What messages call it."""
         return self.file.name
 
     def where(self, method: str) -> str:
@@ -46,7 +46,7 @@ class ProgramFile:
         """Return the content of the file, which is mapped, not read; writing to it changes nothing on the disk.
 
         Raises:
-            InputError: It cannot be read any more, or another file has taken its place.
+            InputError: It can no longer be read, or another file has taken its place.
         """
         return self.file.writable()
 
@@ -83,7 +83,7 @@ class ProgramFile:
 
 
 def read_source(source: object) -> tuple[MappedFile, Mapping[str, file_format.MethodSpec]]:
-    """Return a `.pte` file, and what it says of its methods.
+    """Return a `.pte` file, and what it says about its methods.
 
     Args:
         source: What the caller gave.

@@ -99,7 +99,7 @@ class Trial:
         )
 
     def open(self, delegate: WatchedDelegate | None) -> LoadedProgram:
-        """Load the file; what is raised is raised."""
+        """Load the file, and let every error through."""
         delegates = {} if delegate is None else {self.subject.backend_id: delegate}
         return load(self.content, delegates=delegates, engine=self.engine)
 
@@ -209,7 +209,7 @@ def _advise_refusal(error: BackendFailure, refused: bool) -> str:
     if isinstance(cause, (NotImplementedError, LoweringError)):
         return "If this is a refusal, name the operator in it, so that users know what to leave on the host."
     return (
-        f"A {type(cause).__name__} is taken for a defect. If it is to say that something is not supported, raise a "
+        f"A {type(cause).__name__} counts as a defect. If it is to say that something is not supported, raise a "
         "NotImplementedError or an exir_lowering.InputError that names the operator."
     )
 

@@ -1,4 +1,4 @@
-"""A delegate around a delegate, which sees whether it keeps its promises."""
+"""A delegate around a delegate, which checks whether it keeps its contract."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class WatchedDelegate(Delegate):
     Args:
         inner: The delegate.
         change: Changes payloads before they are compiled.
-        probe: Whether the second execution of each payload is tried with a wrong number of inputs before.
+        probe: Whether the second execution of each payload is first tried with a wrong number of inputs.
 
     Attributes:
         written: Inputs that `execute` wrote to, in words.

@@ -1,7 +1,7 @@
 """Run the methods of a file in Python: the same results, where ExecuTorch's runtime cannot be used.
 
 It is not the real runtime: operators are PyTorch's. A file that calls a kernel which the runtime does not have is
-refused all the same, where the runtime is at hand to be asked.
+refused nevertheless, if the runtime is available to be asked.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class PreparedMethod:
         state: Its values.
         kernels: What executes each operator.
         calls: What executes each payload.
-        trace: Takes what it does, None when nobody asks.
+        trace: Records what it does; None when nothing is recorded.
     """
 
     code: Code
@@ -64,7 +64,7 @@ class PreparedMethod:
 
         Raises:
             Stopped: An operator failed.
-            TooLong: It does not come to an end.
+            TooLong: It does not end.
             LoweringError: A delegate failed.
         """
         values = self.state.values
@@ -90,7 +90,7 @@ class PreparedMethod:
             try:
                 (self.kernels if code == KERNEL else self.calls)[target](self.state, arguments)
             except LoweringError:
-                raise  # by a delegate
+                raise  # raised by a delegate
             except Exception as error:
                 let_through(error)
                 raise Stopped(self._name(code, target)) from error
@@ -127,7 +127,7 @@ def _holds(value: Any) -> bool:
 
 
 class PythonCall:
-    """A payload that a Python delegate has compiled; it is destroyed when nobody refers to it any more."""
+    """A payload that a Python delegate has compiled; it is destroyed when nothing refers to it any more."""
 
     def __init__(self, handle: contract.Handle) -> None:
         self.handle = handle
@@ -165,7 +165,7 @@ _closes_at_exit = False
 
 
 def _close_at_exit() -> None:
-    """Keep other threads out when handles are let go of at exit; what is registered later is called before."""
+    """Keep other threads out while handles are released at exit; what is registered later is called before."""
     global _closes_at_exit
     if not _closes_at_exit:
         _closes_at_exit = True
@@ -180,7 +180,7 @@ class Interpreter(Engine[PreparedMethod]):
         listing: Its code.
         external: The named data of its data file.
         shared: The memory that methods share.
-        trace: Takes what methods do, None when nobody asks.
+        trace: Records what methods do; None when nothing is recorded.
     """
 
     name = "interpreter"
@@ -201,7 +201,7 @@ class Interpreter(Engine[PreparedMethod]):
         try:
             return ready.run(inputs)
         except LoweringError:
-            raise  # by a delegate
+            raise  # raised by a delegate
         except Stopped as stopped:
             error = stopped.__cause__
             raise InputError(
@@ -335,17 +335,17 @@ def open_interpreter(file: ProgramFile, given: Mapping[str, Any], unavailable: U
         unavailable: What to do about a backend that is missing here.
 
     Raises:
-        InputError: The file has changed meanwhile, or takes more memory than there is.
-        BackendUnavailableError: Nobody has a backend that the file needs.
+        InputError: The file has changed in the meantime, or needs more memory than there is.
+        BackendUnavailableError: Nothing executes a backend that the file needs.
         BackendFailure: A delegate raised when it was asked whether it is available.
-        PluginLoadError: A delegate could not be made, or its id is provided twice.
+        PluginLoadError: A delegate could not be created, or its id is provided twice.
     """
     found = find_delegates(file, given, unavailable)
     external = file.data.content()
     try:
         listing = read_code(file.content(), external)
     except CorruptError as error:
-        raise InputError(f"{file.name} cannot be loaded: it has changed meanwhile: {error}.") from None
+        raise InputError(f"{file.name} cannot be loaded: it has changed in the meantime: {error}.") from None
     shared = None
     if file.shares_state:
         try:
