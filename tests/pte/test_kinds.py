@@ -140,4 +140,4 @@ def test_a_method_without_a_file(capsys: pytest.CaptureFixture[str]) -> None:
     for command in (["plan", "x="], ["lower", "x=", "-o", "x.pte"]):
         assert main(command) == 2
         told = " ".join(capsys.readouterr().err.split())
-        assert "'x=': there is no file behind the equals sign, expected x=MODEL.pt2." in told
+        assert "'x=': there is no file after the equals sign, expected x=MODEL.pt2." in told
