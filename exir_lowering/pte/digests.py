@@ -8,7 +8,7 @@ A `.ptd` file keeps the digests of its segments in the same way. Its own digest 
 file is identified without reading its weights. It is in the key of the digests; when it is computed, its digits are
 taken as zeros.
 
-To ExecuTorch both are named data that nobody asks for.
+To ExecuTorch both are named data that nothing reads.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def size(segments: int, names: Iterable[str]) -> int:
     """Return how many bytes a seal has.
 
     Args:
-        segments: How many segments the file has beside the seal's.
+        segments: How many segments the file has besides the seal's.
         names: The names of its data files.
     """
     return len(Seal(bytes(SIZE), (bytes(SIZE),) * segments, dict.fromkeys(names, NO_DIGEST)).encode())

@@ -5,7 +5,7 @@ all are complete; the file that refers to the others goes last. Data files that 
 before the program is: what lies there in between is told apart by the digests in the files (see `digests`).
 
 A process that is killed leaves its temporary files. They are locked while they are written, so that the next save to
-the same target recognises those that nobody writes any more, and removes them.
+the same target recognises those that no process is writing any more, and removes them.
 """
 
 from __future__ import annotations

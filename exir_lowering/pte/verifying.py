@@ -18,7 +18,7 @@ from exir_lowering.pte.slots import Program
 Verify: TypeAlias = "bool | Literal['full']"
 
 LIMIT = 32_000_000
-"""How many bytes of a program and its data files are read to verify them when nobody asks for more."""
+"""How many bytes of a program and its data files are read to verify them by default."""
 
 
 def check_level(verify: object) -> None:

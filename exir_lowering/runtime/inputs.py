@@ -87,7 +87,7 @@ def look_at(inputs: Sequence[Any]) -> str:
     shapes = ", ".join(str(list(item.shape)) for item in inputs if isinstance(item, torch.Tensor))
     return (
         f"The inputs have the types that the file asks for (tensors of shapes {shapes or 'none'}), so look at their "
-        "values, and at sizes that were fixed when the model was exported: a file tells only how large a dynamic shape "
+        "values, and at sizes that were fixed when the model was exported: a file says only how large a dynamic shape "
         "may be."
     )
 

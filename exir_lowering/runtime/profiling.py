@@ -135,7 +135,7 @@ class _Sum:
 
 @dataclass(slots=True)
 class _Step:
-    """The events of one instruction of the file: a kernel or a delegate, and what happened inside of it."""
+    """The events of one instruction of the file: a kernel or a delegate, and what happened inside it."""
 
     kind: str = ""
     sum: _Sum = field(default_factory=_Sum)

@@ -3,7 +3,7 @@
 What `load` takes:
 
 * `source`. The file's tables are checked before anything else, as the runtime ends the process on some damaged files.
-  Damage inside of weights or of a backend's payload cannot be seen there: digests find it, see `verify`. A file is
+  Damage inside weights or a backend's payload cannot be seen there: digests find it, see `verify`. A file is
   mapped, not read; it must not be changed in place while the program is in use.
 * `data`. There is no search for data files: `Artifact.save` writes them beside the `.pte` file, by the names in
   `Artifact.data_files`. The runtime takes one path: several files, and content, are put together in a temporary file

@@ -78,7 +78,7 @@ class Trial:
         subject: What is tried.
         case: The case.
         sample: Its programs and calls.
-        lowered: What the backend made of it.
+        lowered: What the backend made from it.
         content: The `.pte` file, or b"" when nothing executes it.
         engine: What executes it.
     """
@@ -241,7 +241,7 @@ def check_debug_handles(lowered: LoweredMethods) -> None:
         if found is not None:
             raise Broken(
                 "debug-handles",
-                f"the debug_handle_map says that {found[0]!r} is made of the operator with the debug handle "
+                f"the debug_handle_map says that {found[0]!r} comes from the operator with the debug handle "
                 f"{found[1]!r}, which is not in the partition. Take handles from node.meta['debug_handle'] of the "
                 "program that `preprocess` is given.",
             )

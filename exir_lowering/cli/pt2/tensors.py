@@ -160,7 +160,7 @@ def _read_pickled_tensor(name: str, member: str, archive: Archive) -> torch.Tens
 
 
 def _list_unsafe(what: str, content: bytes | bytearray) -> list[str]:
-    """Return what a pickle calls beside the functions that torch takes for safe."""
+    """Return what a pickle calls besides the functions that torch considers safe."""
     try:
         return list(torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(content)))
     except Exception as error:  # of any kind, for a damaged file

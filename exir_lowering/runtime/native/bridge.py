@@ -4,7 +4,7 @@ The runtime knows a backend by its id for as long as the process lives, so for e
 registered. Which `Delegate` it stands for is decided whenever a method is set up, and its handles remember it: two
 programs can execute one id with different delegates.
 
-The runtime reduces what goes wrong in a backend to a number. The exception is kept here meanwhile, and raised again
+The runtime reduces what goes wrong in a backend to a number. The exception is kept here, and raised again
 when the runtime has returned.
 """
 

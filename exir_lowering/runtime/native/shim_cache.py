@@ -117,7 +117,7 @@ def _check(found: os.stat_result, what: str) -> None:
 def _content(file: int) -> bytes:
     found = os.fstat(file)
     if not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST:
-        raise _Untrusted("what is there is not a library")
+        raise _Untrusted("the file is not a library")
     _check(found, "the library in it")
     with open(file, "rb", closefd=False) as opened:
         return opened.read(_LARGEST)
