@@ -113,10 +113,12 @@ class WatchedDelegate(Delegate):
         )
 
     def _count_held(self) -> int:
-        """Return how many of `held` are referenced elsewhere too: those with more references than a fresh list has
-        here.""" different = list({id(content): content for content in self.held}.values()) self.held.clear()
-        different.append([]) references = [sys.getrefcount(content) for content in different] return sum(count >
-        references[-1] for count in references[:-1])
+        """Return how many of `held` are referenced elsewhere: those with more references than a fresh list."""
+        different = list({id(content): content for content in self.held}.values())
+        self.held.clear()
+        different.append([])
+        references = [sys.getrefcount(content) for content in different]
+        return sum(count > references[-1] for count in references[:-1])
 
 
 def _strip_counter(value: Any) -> Any:
