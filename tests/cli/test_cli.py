@@ -542,9 +542,7 @@ def test_run_falls_back_to_the_original_graphs(main: Main, tmp_path: Path) -> No
     assert torch.allclose(result, Net()(torch.ones(2, 8)), atol=1e-6)
     code, _, err = main("run", plain, *again)
     assert (
-        code == 2
-        and "There is no original graph to fall back to: the file has it" in err
-        and "--keep-originals" in err
+        code == 2 and "There is no original graph to fall back to: the file has it" in err and "--keep-originals" in err
     )
 
 
