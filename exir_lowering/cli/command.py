@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 OK, DEFECT, MISTAKE, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
-"""The exit codes: done, a defect of ours, a mistake in what was given, Ctrl-C, nobody reads the output any more."""
+"""The exit codes: success, a defect, a mistake in what was given, Ctrl-C, nobody reads the output any more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ SENTENCES = (
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A sentence as the model takes it: the method, its inputs, and what to tell about it."""
+    """A sentence as the model takes it: the method, its inputs, and what to say about it."""
 
     text: str
     method: str

@@ -87,8 +87,8 @@ def _make_input(text: str) -> Iterator[Any]:
         except (ValueError, TypeError, RuntimeError) as error:
             let_through(error)
             raise InputError(
-                f"--input {text!r}: no tensor can be made of the list ({first_line(error)}). Expected numbers, in rows "
-                f"of one length."
+                f"--input {text!r}: no tensor can be made from the list ({first_line(error)}). Expected numbers, in "
+                f"rows of one length."
             ) from error
 
 
@@ -130,12 +130,12 @@ def _read_file(path: Path) -> Any:
                 f"--input {str(path)!r}: not a .npy file with a numeric array: {first_line(error)}"
             ) from error
     try:
-        # Only tensors and plain values: a file of torch.save can run code otherwise.
+        # Only tensors and plain values: a torch.save file can run code otherwise.
         value = torch.load(path, weights_only=True)
     except Exception as error:
         let_through(error)
         raise InputError(
-            f"--input {str(path)!r}: not a file of torch.save with tensors or numbers only "
+            f"--input {str(path)!r}: not a torch.save file with only tensors or numbers "
             f"({type(error).__name__}: {first_line(error)}). Save it again: torch.save(tensor, 'x.pt')."
         ) from error
     for part in value if isinstance(value, (list, tuple)) else (value,):

@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="fuse quantized patterns on the host, such as an embedding of quantized weights, into quantized operators",
     )
-    parser.add_argument("--sizes", action="store_true", help="show what takes how many bytes in the files")
+    parser.add_argument("--sizes", action="store_true", help="show how many bytes each part of the files takes")
     parser.add_argument("--json", action="store_true", help="print the report as JSON instead of tables")
 
 

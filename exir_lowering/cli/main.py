@@ -1,4 +1,4 @@
-"""The program `exir-lower`: its parser, what becomes of errors, the exit codes."""
+"""The program `exir-lower`: its parser, how it reports errors, the exit codes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0 success, 2 a mistake in what was given (programs, names, files, plug-ins), 130
         interrupted, 141 when whoever read the output closed it, 1 any other failure.
     """
-    # A character that the terminal's encoding lacks is shown escaped, rather than a crash after the work.
+    # A character that the terminal's encoding lacks is shown escaped, rather than causing a crash after the work.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -99,7 +99,7 @@ def _execute(argv: Sequence[str] | None) -> int:
 
 
 def _is_about_output(error: Exception) -> bool:
-    """Tell whether standard output or error cannot be written: errors about files name the file."""
+    """Return whether an error is about standard output or error: those about files name the file."""
     return isinstance(error, OSError) and error.filename is None and error.errno in _FULL
 
 

@@ -22,9 +22,9 @@ KNOWN_LOGS = {
     "executorch.backends.xnnpack.partition.xnnpack_partitioner": ("\nDEPRECATION WARNING",),
     "torch.distributed.elastic.multiprocessing.redirects": ("NOTE: Redirects are currently not supported",),
 }
-"""What libraries tell their own developers: by logger, how the message begins."""
+"""Messages of libraries to their own developers: by logger, how they begin."""
 
-# The runtime tells what it did not find out about the CPU, by way of sys.stderr.
+# The runtime reports what it could not find out about the CPU, by way of sys.stderr.
 _KNOWN_LINES = "[cpuinfo_utils.cpp:"
 
 

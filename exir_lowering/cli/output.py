@@ -87,7 +87,7 @@ def format_size(count: int) -> str:
 
 
 def describe_written(path: Path) -> str:
-    """Tell that a file was written.
+    """Describe a file that was written.
 
     Args:
         path: The file.
@@ -138,7 +138,7 @@ def check_target(text: str, suffix: str = "") -> Path:
     if path.is_dir():
         raise InputError(f"Cannot write {text!r}: it is a directory, expected a file.")
     if not path.parent.is_dir():
-        raise InputError(f"Cannot write {text!r}: there is no directory {str(path.parent)!r}. Make it first.")
+        raise InputError(f"Cannot write {text!r}: there is no directory {str(path.parent)!r}. Create it first.")
     if not os.access(path.parent, os.W_OK):
         raise InputError(f"Cannot write {text!r}: no permission to write in {str(path.parent.resolve())!r}.")
     return path

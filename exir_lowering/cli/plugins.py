@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Print the list of plug-ins, and why those that are broken are.
+    """Print the list of plug-ins, and why some are broken.
 
     Args:
         arguments: The command's arguments, parsed.

@@ -154,16 +154,16 @@ def _read_program(path: Path, trust: bool) -> ExportedProgram:
         reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {first_line(error)}"
         raise InputError(
             f"Cannot read {str(path)!r} as an exported program: {_guess_content(path)} ({reason}). Expected a .pt2 "
-            f"file made by torch.export.save, here of torch {torch.__version__}. Export the model again, or copy the "
+            f"file made by torch.export.save, here with torch {torch.__version__}. Export the model again, or copy the "
             "file again."
         ) from error
 
 
 def _load_trusted(path: Path) -> ExportedProgram:
-    """Load a file as torch does, whatever it does then."""
+    """Load a file as torch does, even if that runs code."""
     import torch
 
-    # torch tells the reason to its log and raises an error that points there.
+    # torch logs the reason and raises an error that points there.
     logged: list[BaseException] = []
 
     def keep(record: logging.LogRecord) -> bool:

@@ -25,12 +25,12 @@ from exir_lowering.cli.output import (
 )
 from exir_lowering.errors import InputError
 
-# What --verify says, and what `load` is told.
+# The values of --verify, and of the argument of `load`.
 _VERIFY: Mapping[str, bool | Literal["full"]] = {"auto": True, "full": "full", "tie": False}
 
 _EXAMPLES = """\
 an input is one of:
-  x.pt, x.npy        a file of torch.save or numpy.save; a list or tuple in it is several inputs
+  x.pt, x.npy        a torch.save or numpy.save file; a list or tuple in it is several inputs
   randn:1x3x224x224  a tensor of this shape, filled by randn, rand, ones, zeros or arange
   zeros:int64:1x8    the same with a dtype; the shape "scalar" makes a tensor without dimensions
   3  1.5  True       a number, or a tensor without dimensions where the method takes one

@@ -1,4 +1,4 @@
-"""How errors are put to somebody at a command line, who gave options and no arguments of Python."""
+"""How errors are worded on the command line, where there are options instead of Python arguments."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def describe(error: Exception) -> str:
         error: What a command raised.
 
     Returns:
-        The paragraph, with options of the command line in place of arguments of Python.
+        The paragraph, with command-line options in place of Python arguments.
     """
     if isinstance(error, LoweringError):
         return _name_options(str(error))
@@ -49,7 +49,7 @@ def first_line(error: BaseException) -> str:
 
 
 def _name_options(text: str) -> str:
-    """Name options of the command line where a message names arguments of Python."""
+    """Name command-line options where a message names Python arguments."""
     for argument, option in _OPTIONS:
         text = argument.sub(option, text)
     return _EDGE_CONFIG.sub(lambda config: _name_edge_options(config[1]), text)

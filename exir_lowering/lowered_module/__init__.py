@@ -1,4 +1,4 @@
-"""A lowered model as an `nn.Module`: its methods as they were, executed by its delegates, saved with its attributes."""
+"""A lowered model as an `nn.Module`: called as the original, executed by its delegates, saved with its attributes."""
 
 from exir_lowering.lowered_module.method import LoweredMethod
 from exir_lowering.lowered_module.module import Delegates, LoweredModule

@@ -1,4 +1,4 @@
-"""Inputs that are bundled with a module, and the outputs that they are to give."""
+"""Inputs that are bundled with a module, and their expected outputs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def bind(conventions: Mapping[str, Convention], given: Any) -> dict[str, Cases]:
             arguments, or a dict of arguments by name.
 
     Raises:
-        InputError: There is no such method, or it cannot be called so.
+        InputError: There is no such method, or it cannot be called with these arguments.
     """
     methods = given if isinstance(given, Mapping) else {"forward": given}
     bound: dict[str, Cases] = {}
@@ -49,12 +49,12 @@ def _bind(convention: Convention, call: tuple[Any, ...] | dict[str, Any]) -> lis
 
 
 def _copy(leaves: Sequence[Any]) -> list[Any]:
-    """Return values of our own: the caller may write into its tensors."""
+    """Return copies, as the caller may write into its tensors."""
     return [leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
 
 
-def calls(convention: Convention, cases: Cases) -> tuple[Any, ...]:
-    """Return bundled inputs as they are given: tuples, or dicts when a parameter is keyword-only."""
+def list_calls(convention: Convention, cases: Cases) -> tuple[Any, ...]:
+    """Return bundled inputs as callers give them: tuples, or dicts when a parameter is keyword-only."""
     result: list[Any] = []
     for leaves in cases:
         args, kwargs = convention.arguments(_copy(leaves))
@@ -112,7 +112,8 @@ def _difference(
     difference = float(apart.nan_to_num(posinf=float("inf")).max()) if apart.numel() else 0.0
     if not torch.allclose(got.to(wide), expected.to(wide), atol=atol, rtol=rtol, equal_nan=True):
         raise BackendContractError(
-            f"{where} differs by {difference:g} from what is expected, more than atol={atol:g} and rtol={rtol:g} allow."
+            f"{where} differs by {difference:g} from the expected value, more than atol={atol:g} and rtol={rtol:g} "
+            "allow."
         )
     return difference
 
@@ -136,7 +137,7 @@ def bundle(pte: Path, suites: Mapping[str, Sequence[tuple[list[Any], list[Any]]]
 
 
 def can_be_written(method: MethodSpec, outputs: Iterable[Sequence[Any]]) -> bool:
-    """Tell whether ExecuTorch's format has room for a method's bundled inputs: no None, and tensors only come out."""
+    """Return whether ExecuTorch's format can hold a method's bundled inputs: no None goes in, only tensors come out."""
     takes = all(value.content is not None for value in method.inputs)
     return takes and all(isinstance(output, torch.Tensor) for case in outputs for output in case)
 

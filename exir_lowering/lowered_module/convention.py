@@ -65,7 +65,7 @@ class Convention:
         """Return the values in the arguments of a call, in the order of the program's inputs.
 
         Raises:
-            InputError: An argument is missing, surplus, of another structure, or fixed to another value.
+            InputError: An argument is missing, surplus, of a different structure, or not the value that export fixed.
         """
         try:
             bound = self.signature.bind(*args, **kwargs)
@@ -86,7 +86,7 @@ class Convention:
         return leaves
 
     def arguments(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the positional and the keyword arguments that values are in."""
+        """Return the positional and the keyword arguments that hold the values."""
         args, kwargs = _nest(self.method, "arguments", list(leaves), self.in_spec)
         return args, kwargs
 
@@ -128,7 +128,7 @@ class Convention:
         return f"its output {_paths(self.out_spec)[index] or index}"
 
     def is_fixed(self, index: int) -> bool:
-        """Tell whether export fixed an output of the program."""
+        """Return whether export fixed an output of the program."""
         index -= len(self.written)
         return index >= 0 and self.outputs[index] is not None
 
@@ -138,7 +138,7 @@ class Convention:
             return leaves
         except ValueError as error:
             raise InputError(
-                f"{self.method}(): argument {name!r} has another structure than at export: {error}"
+                f"{self.method}(): argument {name!r} has a different structure than at export: {error}"
             ) from None
 
     def __str__(self) -> str:
@@ -149,7 +149,7 @@ def of_program(method: str, program: ExportedProgram) -> Convention:
     """Return how a program's method is called.
 
     Raises:
-        InputError: The program does not say, or a keyword parameter's name cannot be written in Python.
+        InputError: The program does not say, or a keyword parameter's name is not a Python identifier.
     """
     entry = program.module_call_graph[0].signature if program.module_call_graph else None
     if entry is None:
@@ -180,21 +180,21 @@ def make(
     leaves: tuple[Sequence[Leaf], Sequence[Leaf]],
     written: Sequence[int] = (),
 ) -> Convention:
-    """Make a convention of its parts.
+    """Make a convention from its parts.
 
     Raises:
-        InputError: A name cannot be written in Python, or the parts do not fit together.
+        InputError: A name is not a Python identifier, or the parts do not fit together.
     """
     positional, keywords = names
     in_spec, out_spec = specs
     wrong = [name for name in (*positional, *keywords) if not _is_name(name)]
     if wrong or len({*positional, *keywords}) != len(positional) + len(keywords):
         raise InputError(
-            f"Method {method!r}: its parameters {(*positional, *keywords)} are not names, or one is twice."
+            f"Method {method!r}: its parameters {(*positional, *keywords)} are not distinct Python identifiers."
         )
     fixed_inputs, fixed_outputs = tuple(leaves[0]), tuple(leaves[1])
     if (len(fixed_inputs), len(fixed_outputs)) != (in_spec.num_leaves, out_spec.num_leaves):
-        raise InputError(f"Method {method!r}: its inputs or outputs are not as many as its structure has.")
+        raise InputError(f"Method {method!r}: the number of its inputs or outputs differs from that in its structure.")
     parameters, labels = [], []
     start = 0
     children = [child for part in in_spec.children() for child in part.children()]
@@ -206,10 +206,10 @@ def make(
         default = _nest(method, "arguments", fixed, spec) if len(fixed) == len(own) else Parameter.empty
         parameters.append(Parameter(name, kind, default=default))
         labels += [f"argument {name!r}{path}" for path in _paths(spec)]
-    # A parameter that is fixed may stand before one that is not.
+    # A parameter that is fixed may come before one that is not.
     signature = inspect.Signature(parameters, __validate_parameters__=False)
     if not all(type(index) is int and 0 <= index < len(fixed_inputs) for index in written):
-        raise InputError(f"Method {method!r}: it writes into inputs {written}, and has {len(fixed_inputs)}.")
+        raise InputError(f"Method {method!r}: it writes into inputs {written}, but has only {len(fixed_inputs)}.")
     return Convention(
         method,
         tuple(positional),
@@ -228,7 +228,7 @@ def to_json(convention: Convention) -> dict[str, Any]:
     """Return a convention as JSON.
 
     Raises:
-        InputError: A structure has a type that torch.utils._pytree cannot write down.
+        InputError: A structure has a type that torch.utils._pytree cannot serialize.
     """
     return {
         "name": convention.method,
@@ -243,7 +243,7 @@ def to_json(convention: Convention) -> dict[str, Any]:
 
 
 def from_json(json: Mapping[str, Any]) -> Convention:
-    """Return the convention that `to_json` wrote down.
+    """Return the convention that `to_json` converted.
 
     Raises:
         InputError: It has a type that is not registered in this process.
@@ -258,7 +258,7 @@ def from_json(json: Mapping[str, Any]) -> Convention:
     if specs[0].type is not tuple or [part.type for part in parts] != [tuple, dict]:
         raise ValueError("the arguments of a method are a tuple and a dict")
     if list(parts[1].context) != json["keywords"]:
-        raise ValueError("its arguments by name are others than its keyword parameters")
+        raise ValueError("its arguments by name are not its keyword parameters")
     leaves = [[_read_leaf(leaf) for leaf in json[part]] for part in ("inputs", "outputs")]
     names = [_names(json[part]) for part in ("positional", "keywords")]
     written = json.get("written", [])
@@ -281,7 +281,7 @@ def _load(method: str, text: Any) -> Any:
 
 def _names(given: Any) -> list[str]:
     if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
-        raise TypeError(f"{given!r} are not names of parameters")
+        raise TypeError(f"{given!r} is not a list of parameter names")
     return given
 
 
@@ -296,7 +296,7 @@ def _read_leaf(json: Any) -> Leaf:
 
 
 def _dump(method: str, what: str, spec: Any) -> str:
-    reason = "it is not the same when it is read again"
+    reason = "it changes when it is written and read back"
     try:
         text: str = pytree.treespec_dumps(spec)
         if treespecs.loads(text) == spec:
@@ -306,9 +306,9 @@ def _dump(method: str, what: str, spec: Any) -> str:
         reason = f"{type(error).__name__}: {error}"
     types = sorted({f"{kind.__module__}.{kind.__qualname__}" for kind in _types(spec) if kind.__module__ != "builtins"})
     raise InputError(
-        f"Method {method!r} cannot be saved: its {what}' structure ({', '.join(types) or spec}) cannot be written "
-        f"down: {reason}. Register the type with serialized_type_name, to_dumpable_context and from_dumpable_context, "
-        "or use lists, tuples and dicts with str keys."
+        f"Method {method!r} cannot be saved: its {what}' structure ({', '.join(types) or spec}) cannot be "
+        f"serialized: {reason}. Register the type with serialized_type_name, to_dumpable_context and "
+        "from_dumpable_context, or use lists, tuples and dicts with str keys."
     )
 
 
@@ -335,7 +335,7 @@ def _parameters(convention: Convention) -> list[tuple[str, Any]]:
 def _nest(method: str, what: str, leaves: list[Any], spec: Any) -> Any:
     try:
         return pytree.tree_unflatten(leaves, spec)
-    except Exception as error:  # of a registered type, for which a file tells another context than it has
+    except Exception as error:  # of a registered type, for which the file has a different context
         let_through(error)
         raise InputError(
             f"{method}(): its {what} cannot be put into the structure {spec}: {type(error).__name__}: {error}. Load a "
@@ -348,7 +348,7 @@ def _paths(spec: Any) -> list[str]:
     try:
         tree = pytree.tree_unflatten(list(range(spec.num_leaves)), spec)
         return [pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(tree)[0]]
-    except Exception as error:  # a user's type that cannot be made of numbers, or has no paths
+    except Exception as error:  # a user's type that cannot hold numbers, or has no paths
         let_through(error)
         return [f" (value {index} in it)" for index in range(spec.num_leaves)]
 

@@ -1,4 +1,4 @@
-"""Make a module of lowered programs: its file is emitted in memory when it is first needed."""
+"""Make a module from lowered programs: its file is emitted in memory when it is first needed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def of_lowered(
     stacklevel: int,
     **options: Any,
 ) -> LoweredModule:
-    """Make a module of lowered programs; see `LoweredMethods.module`."""
+    """Make a module from lowered programs; see `LoweredMethods.module`."""
     conventions = {name: of_program(name, program) for name, program in programs.items()}
     contents = Record(conventions, {}, {}, {})
     original = OriginalRunner(programs)
@@ -55,12 +55,12 @@ def of_lowered(
 
 
 def emit_source(programs: Mapping[str, ExportedProgram], report: Report, options: Mapping[str, Any]) -> Source:
-    """Emit programs in memory; data files go to a folder that is removed with what is returned.
+    """Emit programs in memory; data files go to a folder that is removed together with the result.
 
     Args:
         programs: The lowered programs.
         report: Their report.
-        options: What `emit` is told.
+        options: The options of `emit`.
 
     Raises:
         InputError: The programs cannot be emitted.

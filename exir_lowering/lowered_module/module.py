@@ -32,10 +32,10 @@ Delegates = Mapping[str, Delegate | type[Delegate]] | Sequence[Delegate | type[D
 
 
 class LoweredModule(nn.Module):
-    """Lowered methods as a module; `LoweredMethods.module` and `LoweredModule.load` make it.
+    """Lowered methods as a module, made by `LoweredMethods.module` and `LoweredModule.load`.
 
     Each method is called by its name as the original was, `forward` by calling the module. A method whose name is not a
-    Python name, or belongs to `nn.Module` or this class, is called as `module.method(name)(...)`. Delegates are
+    Python identifier, or belongs to `nn.Module` or this class, is called as `module.method(name)(...)`. Delegates are
     executed on this machine.
 
     Attributes that are set are saved with it: None, bool, int, float, str, tensors, and lists, tuples and dicts of
@@ -77,7 +77,7 @@ class LoweredModule(nn.Module):
 
         Args:
             path: The path of the `.pte` file.
-            data: The path of its `.ptd` data file, or those of several, when it has some.
+            data: The path of its `.ptd` data file, or a list of paths if it has several.
             delegates: As for `exir_lowering.load`.
             engine: As for `exir_lowering.load`.
             unavailable: As for `exir_lowering.load`.
@@ -91,7 +91,7 @@ class LoweredModule(nn.Module):
                 a method takes or returns a type that is not registered in this process.
             BackendUnavailableError: A method needs a backend that this machine does not have.
             BackendFailure: A delegate raised when it compiled a payload.
-            PluginLoadError: A delegate could not be made.
+            PluginLoadError: A delegate could not be created.
         """
         if not isinstance(path, (str, os.PathLike)):
             raise InputError(f"LoweredModule.load: got a {type(path).__name__}, expected the path of a .pte file.")
@@ -110,13 +110,14 @@ class LoweredModule(nn.Module):
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the `.pte` file with the attributes, and its data files beside it.
 
-        With bundled inputs, ExecuTorch's own bundled program is written beside it too, with the ending `.bpte`: the
-        program again, with inputs and expected outputs, as ExecuTorch's tools read it. It leaves out methods for which
-        that format has no room: that take None, or return something else than tensors. The debug information is
-        `model.debug.json`, as for `Artifact.save`. Where there is none of these, one of an earlier file is removed.
+        With bundled inputs, ExecuTorch's own bundled program is written beside it too, with the suffix `.bpte`: the
+        program again, with inputs and expected outputs, as ExecuTorch's tools read it. It leaves out methods that this
+        format cannot represent: those that take None, or return anything but tensors. The debug information is
+        `model.debug.json`, as for `Artifact.save`. When one of these is not written, one from an earlier save is
+        removed.
 
         Args:
-            path: Where the `.pte` file goes. A file that is there is replaced once the new one is complete.
+            path: Where the `.pte` file goes. An existing file is replaced once the new one is complete.
 
         Returns:
             The path.
@@ -124,7 +125,7 @@ class LoweredModule(nn.Module):
         Raises:
             InputError: An attribute, a bundled input or the structure of a method's arguments cannot be stored, or the
                 path does not end in `.pte` or cannot be written. No file is written then.
-            BackendUnavailableError: Outputs for bundled inputs are to be computed, and cannot be.
+            BackendUnavailableError: Outputs for bundled inputs have to be computed, and cannot be.
         """
         from exir_lowering.lowered_module import tables  # it needs ExecuTorch's compiler, which loading does not
 
@@ -146,7 +147,7 @@ class LoweredModule(nn.Module):
         """Return a method.
 
         Args:
-            name: Its name, of any form.
+            name: Its name, whether or not it is a Python identifier.
 
         Raises:
             InputError: There is no such method.
@@ -189,7 +190,7 @@ class LoweredModule(nn.Module):
             InputError: What is set is not a call of a method.
         """
         return MappingProxyType(
-            {name: bundled.calls(self._conventions[name], cases) for name, cases in self._bundled.items()}
+            {name: bundled.list_calls(self._conventions[name], cases) for name, cases in self._bundled.items()}
         )
 
     @bundled_inputs.setter
@@ -199,8 +200,8 @@ class LoweredModule(nn.Module):
     def verify_bundled_inputs(self, *, atol: float | None = None, rtol: float | None = None) -> dict[str, list[float]]:
         """Execute the bundled inputs, and compare with the expected outputs.
 
-        They are those that are in the file, or else those of the original graphs. The calls of a method run in turn,
-        from its initial state; the module's own state stays as it is.
+        The expected outputs are those in the file, or else those of the original graphs. The calls of a method run in
+        turn, from its initial state; the module's own state stays as it is.
 
         Args:
             atol: The absolute tolerance; by default it depends on the output's type, and is 0 for integers.
@@ -225,7 +226,7 @@ class LoweredModule(nn.Module):
         """
         if mode:
             also = " Its method 'train' is module.method('train')." if "train" in self._methods else ""
-            raise NotImplementedError(f"A LoweredModule is for inference, it cannot be trained.{also}")
+            raise NotImplementedError(f"A LoweredModule is for inference; it cannot be trained.{also}")
         return self
 
     def _outputs(self) -> Mapping[str, Cases]:
@@ -279,12 +280,12 @@ class LoweredModule(nn.Module):
 
     def _refuse(self, who: str, name: object) -> NoReturn:
         raise InputError(
-            f"{who}({name!r}): a LoweredModule has no buffers, parameters and modules of its own: it would neither use "
+            f"{who}({name!r}): a LoweredModule has no buffers, parameters or modules of its own: it would neither use "
             "nor save them. To save a plain tensor with it, set an attribute: module.name = tensor."
         )
 
     def _apply(self, fn: Any, recurse: bool = True) -> LoweredModule:
-        """Take `.to`, `.cpu` and the like when they change nothing."""
+        """Accept `.to`, `.cpu` and the like when they change nothing."""
         moved = fn(torch.zeros(1))
         if isinstance(moved, torch.Tensor) and (moved.device.type, moved.dtype) != ("cpu", torch.float32):
             raise InputError(
@@ -295,7 +296,7 @@ class LoweredModule(nn.Module):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not name:
-            raise InputError("The attribute '' cannot be set: it has no name to be saved by. Choose another name.")
+            raise InputError("The attribute '' cannot be set: attributes are saved by name. Choose a name.")
         if name.startswith("_") or name in ("training", "bundled_inputs"):
             object.__setattr__(self, name, value)
             return
@@ -303,7 +304,7 @@ class LoweredModule(nn.Module):
             raise InputError(f"The attribute {name!r} cannot be set: the module has a method of that name.")
         if hasattr(type(self), name):
             raise InputError(
-                f"The attribute {name!r} cannot be set: it is a name of {type(self).__name__} or nn.Module itself."
+                f"The attribute {name!r} cannot be set: that name belongs to {type(self).__name__} or nn.Module."
             )
         self._attributes[name] = value
 

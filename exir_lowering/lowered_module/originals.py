@@ -1,4 +1,4 @@
-"""The original graphs as what executes the methods of a lowered module: in the process that lowered them only."""
+"""Execute the methods of a lowered module by their original graphs, which only the process that lowered them has."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class OriginalRunner:
         """Execute a method.
 
         Raises:
-            InputError: The graph refuses an argument.
+            InputError: The graph rejects an argument.
         """
         name = convention.method
         if name not in self._modules:
@@ -57,11 +57,11 @@ class OriginalRunner:
         return [output.clone() if isinstance(output, torch.Tensor) else output for output in outputs]
 
     def fresh(self) -> OriginalRunner:
-        """Return another one, whose methods are in their initial state."""
+        """Return another runner, whose methods are in their initial state."""
         return OriginalRunner(self._programs)
 
     def describe(self, name: str) -> str:
-        """Say what executes a method."""
+        """Describe what executes a method."""
         return "the original graphs, in PyTorch"
 
 

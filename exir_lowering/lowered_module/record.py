@@ -1,7 +1,8 @@
-"""What a lowered module writes into its `.pte` file beside the methods, as constant methods.
+"""What a lowered module writes into its `.pte` file besides the methods, as constant methods.
 
 An attribute that is a number, bool, str or tensor is a constant method of its name, so that an application in C++ can
-call it. All else is JSON in one constant method, and tensors that the JSON refers to are the outputs of another one.
+call it. Everything else is JSON in one constant method; the tensors that the JSON refers to are the outputs of another
+one.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Cases = tuple[list[Any], ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Record:
-    """What a lowered module is, beside its program.
+    """What a lowered module has besides its program.
 
     Attributes:
         conventions: How each method is called.
@@ -84,9 +85,9 @@ def read(where: str, methods: Mapping[str, MethodSpec], run: Callable[[str], Seq
         run: Runs a constant method.
 
     Raises:
-        InputError: There is no record, it is of a newer version, is damaged, or has a type that is not known here.
+        InputError: There is no record, it has a newer version, is damaged, or contains a type that is not known here.
     """
-    content = constant(methods[RECORD]) if RECORD in methods else None
+    content = read_constant(methods[RECORD]) if RECORD in methods else None
     if not isinstance(content, str):
         raise InputError(
             f"{where} was not saved by LoweredModule.save: it does not say how its methods are called. Use "
@@ -98,7 +99,7 @@ def read(where: str, methods: Mapping[str, MethodSpec], run: Callable[[str], Seq
             raise TypeError(f"its version is {stored['version']!r}")
         if stored["version"] != VERSION:
             raise InputError(
-                f"{where} is of version {stored['version']}, this exir-lowering reads {VERSION}. Install a newer one."
+                f"{where} has version {stored['version']}, but this exir-lowering reads {VERSION}. Install a newer one."
             )
         return _read(stored, methods, run)
     except InputError:
@@ -115,15 +116,15 @@ def _read(stored: Any, methods: Mapping[str, MethodSpec], run: Callable[[str], S
     read = [convention.from_json(one) for one in _a(list, stored["methods"])]
     conventions = {one.method: one for one in read}
     if len(conventions) != len(read):
-        raise ValueError("a method is there twice")
+        raise ValueError("a method occurs twice")
     for one in read:
         _check_convention(one, methods[one.method])
     names = _a(list, stored["attributes"])
     if len(set(names)) != len(names):
-        raise ValueError("an attribute is there twice")
+        raise ValueError("an attribute occurs twice")
     for name in names:
         if not isinstance(name, str) or not name or name.startswith("_") or name in conventions:
-            raise ValueError(f"{name!r} is not the name of an attribute")
+            raise ValueError(f"{name!r} is not a valid attribute name")
     nested = _a(dict, stored["nested"])
     attributes = {name: _attribute(name, nested, methods, run, tensors) for name in names}
     bundled = _read_cases(stored["bundled"], tensors)
@@ -138,11 +139,11 @@ def _a(kind: type, value: Any) -> Any:
     return value
 
 
-def constant(method: MethodSpec) -> Any:
-    """Return what a constant method returns, None when it is a tensor.
+def read_constant(method: MethodSpec) -> Any:
+    """Return the value of a constant method; None when it is a tensor.
 
     Raises:
-        ValueError: It returns more or less than one value.
+        ValueError: It does not return exactly one value.
     """
     (value,) = method.outputs
     return value.content if value.kind in (INT, BOOL, DOUBLE, STRING) else None
@@ -158,7 +159,7 @@ def _constants(name: str, methods: Mapping[str, MethodSpec], run: Callable[[str]
 
 def _check_convention(one: Convention, method: MethodSpec) -> None:
     if (len(one.inputs), len(one.written) + len(one.outputs)) != (len(method.inputs), len(method.outputs)):
-        raise ValueError(f"method {one.method!r} has another number of inputs or outputs")
+        raise ValueError(f"method {one.method!r} has a different number of inputs or outputs in the program")
     if not all(one.inputs[index] is None and _is_tensor(method.inputs[index]) for index in one.written):
         raise ValueError(f"method {one.method!r} writes into an input that is not a tensor")
 
@@ -169,11 +170,11 @@ def _check_cases(
     for name, cases in bundled.items():
         one = conventions[name]
         if any(len(case) != len(one.inputs) for case in cases):
-            raise ValueError(f"a bundled input of method {name!r} has another number of values")
+            raise ValueError(f"a bundled input of method {name!r} has the wrong number of values")
     for name, cases in expected.items():
         one = conventions[name]
         if len(cases) != len(bundled[name]) or any(len(case) != len(one.written) + len(one.outputs) for case in cases):
-            raise ValueError(f"the outputs for bundled inputs of method {name!r} are not as many")
+            raise ValueError(f"the number of outputs for the bundled inputs of method {name!r} is wrong")
 
 
 def _attribute(
@@ -190,7 +191,7 @@ def _attribute(
     if _is_tensor(value):
         (tensor,) = _constants(name, methods, run)
         return tensor
-    return constant(method)
+    return read_constant(method)
 
 
 def _is_tensor(value: ValueSpec) -> bool:
@@ -198,7 +199,7 @@ def _is_tensor(value: ValueSpec) -> bool:
 
 
 def _is_scalar(value: Any) -> bool:
-    """Tell whether ExecuTorch has a value of its own for it."""
+    """Return whether ExecuTorch can represent a value as a scalar or string."""
     if type(value) is str:
         try:
             value.encode()

@@ -26,18 +26,18 @@ Engine: TypeAlias = Literal["runtime", "interpreter"]
 
 
 class Runner(Protocol):
-    """Executes methods; what they write into their buffers they find there at their next run."""
+    """Executes methods; what a method writes into its buffers is kept for its next run."""
 
     def run(self, convention: Convention, leaves: Sequence[Any]) -> list[Any]:
         """Execute a method with the values in its arguments; return its outputs, flat."""
         ...
 
     def fresh(self) -> Runner:
-        """Return another one, whose methods are in their initial state."""
+        """Return another runner, whose methods are in their initial state."""
         ...
 
     def describe(self, name: str) -> str:
-        """Say what executes a method."""
+        """Describe what executes a method."""
         ...
 
 
@@ -59,9 +59,9 @@ class DelegateRunner:
             source: The file.
             delegates: As for `load`.
             engine: As for `load`.
-            unavailable: As for `load`; None loads what can be executed here, and `missing` tells by method why the
+            unavailable: As for `load`; None loads what can be executed here, and `missing` says by method why the
                 others cannot.
-            loaded: The file, when it is loaded already.
+            loaded: The program, if the file is already loaded.
         """
         self._source, self._delegates, self._engine, self._unavailable = source, delegates, engine, unavailable
         self.missing: dict[str, str] = {}
@@ -91,10 +91,10 @@ class DelegateRunner:
         return outputs
 
     def fresh(self) -> DelegateRunner:
-        """Return another one, whose methods are in their initial state.
+        """Return another runner, whose methods are in their initial state.
 
         Raises:
-            InputError: The file is another one than the one that was loaded.
+            InputError: The file is no longer the one that was loaded.
         """
         origin = self._source.origin
         if origin is not None:
@@ -105,13 +105,13 @@ class DelegateRunner:
         return fresh
 
     def describe(self, name: str) -> str:
-        """Say what executes a method."""
+        """Describe what executes a method."""
         by = ", ".join(self._source.methods[name].backends) or "ExecuTorch's kernels"
         return f"{by}, which cannot be executed here" if name in self.missing else by
 
 
 def file_inputs(convention: Convention, method: MethodSpec, leaves: Sequence[Any]) -> list[Any]:
-    """Return the values in a method's arguments as its file takes them, in which a str is None.
+    """Return the values in a method's arguments as its file takes them: None for a str.
 
     Raises:
         InputError: One is not what the program takes.
@@ -124,11 +124,11 @@ def file_inputs(convention: Convention, method: MethodSpec, leaves: Sequence[Any
 
 
 def check_outputs(convention: Convention, method: MethodSpec, outputs: Sequence[Any]) -> None:
-    """Check that outputs have the types that the program says.
+    """Check that outputs have the types that the program declares.
 
     Raises:
-        BackendContractError: One has not, and the method has delegates.
-        InvariantError: One has not, and it has none.
+        BackendContractError: One does not, and the method has delegates.
+        InvariantError: One does not, and the method has none.
     """
     kind = BackendContractError if method.backends else InvariantError
     by = f"of {', '.join(method.backends)}" if method.backends else "of ExecuTorch's kernels"

@@ -26,16 +26,16 @@ class Origin:
         """Look at the files.
 
         Raises:
-            InputError: One is not there.
+            InputError: One does not exist.
         """
         self._paths = tuple(paths)
         self.renew()
 
     def renew(self) -> None:
-        """Take the files that are there now for the ones that were loaded.
+        """Treat the files that exist now as the ones that were loaded.
 
         Raises:
-            InputError: One is not there.
+            InputError: One does not exist.
         """
         self._identities = [_identity(path) for path in self._paths]
 
@@ -43,7 +43,7 @@ class Origin:
         """Check that the files are still those that were loaded.
 
         Raises:
-            InputError: One is gone, or is another one.
+            InputError: One is gone, or was replaced or changed.
         """
         for path, identity in zip(self._paths, self._identities, strict=True):
             if _identity(path) != identity:
@@ -58,7 +58,7 @@ def _identity(path: str | os.PathLike[str]) -> tuple[int, ...]:
         found = os.stat(path)
     except OSError as error:
         let_through(error)
-        raise InputError(f"{os.fsdecode(path)!r} cannot be read (any more): {error}. Load the module again.") from error
+        raise InputError(f"{os.fsdecode(path)!r} cannot be read: {error}. Load the module again.") from error
     return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
 
 
@@ -71,7 +71,7 @@ class Source:
         given: Its path or content, for `load`.
         data: Its data files.
         methods: What it says about its methods.
-        debug: Returns what the debug handles of its methods stand for; nothing where it is not known.
+        debug: Returns what the debug handles of its methods stand for; an empty mapping when that is unknown.
         origin: Where it was loaded from; None when it is in memory.
     """
 
@@ -133,8 +133,8 @@ def data_paths(given: Any) -> list[str]:
     paths = [os.fsdecode(one) for one in several]
     if len({os.path.basename(path) for path in paths}) < len(paths):
         raise InputError(
-            f"LoweredModule.load: data: {', '.join(map(repr, paths))} have one name in several directories; save would "
-            "write them to one file. Rename one of them."
+            f"LoweredModule.load: data: {', '.join(map(repr, paths))} have the same name in different directories; "
+            "save would write them to one file. Rename one of them."
         )
     return paths
 
@@ -148,7 +148,7 @@ def open_source(path: str, data: Sequence[str], origin: Origin) -> Source:
         origin: Which files these were before they were loaded.
 
     Raises:
-        InputError: One was replaced meanwhile.
+        InputError: One was replaced in the meantime.
     """
     with open(path, "rb") as file:
         content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
@@ -158,7 +158,7 @@ def open_source(path: str, data: Sequence[str], origin: Origin) -> Source:
 
 
 def _debug_beside(path: Path, content: memoryview) -> Mapping[str, MethodDebug]:
-    """Return what the debug information beside a file says of its methods, if it is of this file."""
+    """Return what the debug information beside a file says about its methods, if it belongs to this file."""
     try:
         info = DebugInfo.from_json(path.with_suffix(SUFFIX).read_bytes())
     except (OSError, InputError):

@@ -1,7 +1,7 @@
-"""Constant methods of a `.pte` file, put in and taken out without a copy of its payloads and weights.
+"""Add constant methods to a `.pte` file, and remove them, without copying its payloads and weights.
 
-ExecuTorch writes constant methods when it emits a program. Here they are written into a file that is there already:
-only its tables are made again, and the one segment that has the constants.
+ExecuTorch writes constant methods when it emits a program. Here they are added to an existing file: only its tables are
+rewritten, and the one segment that holds the constants.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from exir_lowering.pte.dtypes import CODES
 Piece = bytes | memoryview
 
 _ALIGNMENT = 16  # of a tensor among the constants, as ExecuTorch has it
-_LARGEST = 4096  # what is aligned by chance need not stay so
+_LARGEST = 4096  # any larger alignment is chance, and need not be kept
 _BASE = 128
 
 
@@ -31,21 +31,21 @@ def rewrite(content: memoryview, keep: Callable[[str], bool], constants: Mapping
 
     Args:
         content: The file, which was read by `format.read_program` already.
-        keep: Tells by name which methods stay. Of those that go, constants at the end of the file's go too.
+        keep: Returns by name whether a method stays. Trailing constants that only removed methods use are removed too.
         constants: The new methods, with what each returns: bools, ints, floats, strs and tensors.
 
     Returns:
         The new file in pieces; payloads and weights are pieces of the old one.
 
     Raises:
-        InputError: The file has its constants in its tables, as those of old versions of ExecuTorch, or its digests
+        InputError: The file has its constants in its tables, as files of old versions of ExecuTorch do, or its digests
             are damaged.
     """
     extent = header.read_pte(content)
     base = extent.base
     program = read_tables(bytes(content[: extent.tables]))
     if program.constant_buffer:
-        raise InputError("The file was made by an old version of ExecuTorch, which cannot be added to. Make it again.")
+        raise InputError("Methods cannot be added to a file of an old version of ExecuTorch. Make the file again.")
     segments: list[list[Piece]] = [[content[base + s.offset : base + s.offset + s.size]] for s in program.segments]
     aligned = [
         _find_alignment(base) if s.offset == 0 else min(_find_alignment(s.offset), _find_alignment(base))
@@ -118,14 +118,14 @@ def _seal(
 
 
 def _find_alignment(position: int) -> int:
-    """Return what a position was aligned to, so that it is again."""
+    """Return the alignment of a position, which the new file keeps."""
     return max(min(position & -position, _LARGEST), _ALIGNMENT)
 
 
 def _trim(
     constants: schema.SubsegmentOffsets, segments: Sequence[list[Piece]], kept: Iterable[Any], gone: Iterable[Any]
 ) -> tuple[list[int], list[Piece]]:
-    """Return the constants without those at their end that only methods which go have."""
+    """Return the constants without the trailing ones that only removed methods use."""
     offsets = list(constants.offsets) or [0]
     pieces = list(segments[constants.segment_index]) if constants.segment_index < len(segments) else []
     unused = _constants(gone)
@@ -138,7 +138,7 @@ def _trim(
 
 
 def _constants(plans: Iterable[Any]) -> set[int]:
-    """Return the numbers of the constants that plans have; a tensor in planned memory has an initial value instead."""
+    """Return the numbers of the constants that plans use; a tensor in planned memory has an initial value instead."""
     values = chain.from_iterable(plan.values for plan in plans)
     tensors = (value.val for value in values if isinstance(value.val, schema.Tensor))
     return {tensor.data_buffer_idx for tensor in tensors if tensor.allocation_info is None} - {0}
@@ -159,7 +159,7 @@ def _assemble(program: Any, segments: Sequence[list[Piece]], aligned: Sequence[i
 
 
 def _plan(name: str, values: list[Any]) -> Any:
-    """Return a method without an instruction: its outputs are values that it has."""
+    """Return a method without instructions: its outputs are its own values."""
     return schema.ExecutionPlan(
         name=name,
         container_meta_type=schema.ContainerMetadata("", ""),

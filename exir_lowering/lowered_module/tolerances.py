@@ -1,4 +1,4 @@
-"""How far numbers may be from those of eager PyTorch, by their type."""
+"""How far results may differ from those of eager PyTorch, by element type."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ TOLERANCES: Mapping[torch.dtype, float] = {
     torch.float16: 1e-2,
     torch.bfloat16: 5e-2,
 }
-"""How far numbers may be from those of eager PyTorch, absolutely and relatively; integers may not."""
+"""How far results may differ from those of eager PyTorch, absolutely and relatively; integers may not differ."""
 
 _SMALL = 0.25  # floating-point numbers of 8 bits and fewer
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """Return how far numbers of a type may be from those of eager PyTorch: 0.0 for integers and bool."""
+    """Return how far results of a type may differ from those of eager PyTorch: 0.0 for integers and bool."""
     if not dtype.is_floating_point and not dtype.is_complex:
         return 0.0
     return TOLERANCES.get(dtype, _SMALL)

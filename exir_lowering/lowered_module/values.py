@@ -1,4 +1,4 @@
-"""Python values as JSON, tensors apart: what a lowered module keeps in its file. Reading them executes nothing."""
+"""Python values as JSON with tensors apart, as a lowered module's file stores them. Reading them executes nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from exir_lowering._upstream.fakes import FakeTensor
 from exir_lowering.errors import InputError
 from exir_lowering.pte.dtypes import CODES
 
-_DIGITS = 4300  # that Python reads, unless it is told otherwise
+_DIGITS = 4300  # the most that Python converts by default
 _TOO_LARGE = 10**_DIGITS
 STORABLE = "None, bool, int, float, str, torch.Tensor, and lists, tuples and dicts of these"
 
@@ -20,20 +20,20 @@ STORABLE = "None, bool, int, float, str, torch.Tensor, and lists, tuples and dic
 def encode(where: str, value: Any, tensors: list[torch.Tensor]) -> Any:
     """Return a value as JSON.
 
-    Only exact types are taken: what comes back is what was stored.
+    Only exact types are accepted: what comes back is what was stored.
 
     Args:
         where: What the value is, to begin messages with.
         value: The value.
-        tensors: Gets the tensors that are in it; the JSON refers to their positions.
+        tensors: Receives the tensors in it; the JSON refers to their positions.
 
     Raises:
-        InputError: It is, or holds, something that cannot be stored, or it holds itself.
+        InputError: It is, or contains, something that cannot be stored, or it contains itself.
     """
     try:
         return _encode(where, value, tensors)
     except RecursionError:
-        raise InputError(f"{where} holds itself, or is nested too deeply to be stored.") from None
+        raise InputError(f"{where} contains itself, or is nested too deeply to be stored.") from None
 
 
 class Tensors:
@@ -46,7 +46,7 @@ class Tensors:
         """Return a tensor by its number, once.
 
         Raises:
-            TypeError, LookupError: There is no such tensor, or it was taken.
+            TypeError, LookupError: There is no such tensor, or it was already taken.
         """
         if type(number) is not int:
             raise TypeError(f"{number!r} is not the number of a tensor")
@@ -54,7 +54,7 @@ class Tensors:
 
 
 def decode(json: Any, tensors: Tensors) -> Any:
-    """Return the value that `encode` made JSON of.
+    """Return the value that `encode` converted to JSON.
 
     Raises:
         ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError: The JSON is not what `encode`

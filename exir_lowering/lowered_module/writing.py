@@ -1,4 +1,4 @@
-"""Write a lowered module: its `.pte` file, and what lies beside it."""
+"""Write a lowered module: its `.pte` file, and the files beside it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def write_module(
     Args:
         target: Where the `.pte` file goes.
         pieces: The content of the `.pte` file.
-        source: The file that it was made of; its data files are copied.
-        bundle: Returns ExecuTorch's bundled program for the path of the `.pte` file; None for none.
+        source: The file that it was made from; its data files are copied.
+        bundle: Returns ExecuTorch's bundled program for the path of the `.pte` file, or None.
 
     Raises:
         OSError: One cannot be written.
@@ -47,19 +47,19 @@ def write_module(
     if own and source.origin is not None:
         source.origin.renew()  # it has the same methods
     for suffix, content in beside.items():
-        if content is None:  # what is there is of another file
+        if content is None:  # an existing one belongs to an earlier file
             target.with_suffix(suffix).unlink(missing_ok=True)
 
 
 def _write(pieces: Iterable[bytes | memoryview], digest: Any, file: BinaryIO) -> None:
-    """Write a file, and feed a hash with it."""
+    """Write a file, and update a hash with its content."""
     for piece in pieces:
         digest.update(piece)
         file.write(piece)
 
 
 def _debug(source: Source, sha256: str) -> bytes | None:
-    """Return the debug information of a file with the methods of another one; None when nothing is known."""
+    """Return the debug information of a file that has the source's methods; None when nothing is known."""
     methods = source.debug()
     return DebugInfo(VERSION, sha256, methods).to_json().encode() if methods else None
 

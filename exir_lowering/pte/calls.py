@@ -30,7 +30,7 @@ from exir_lowering.pte.value_kinds import (
 _Operands = Callable[[Table], tuple[int, tuple[int, ...]]]
 
 _ITEMS = {INT_LIST: INT, TENSOR_LIST: TENSOR, OPTIONAL_TENSOR_LIST: TENSOR}
-"""Lists whose items are values themselves, with the kind of these."""
+"""Kinds of lists whose items are values themselves, with the kind of the items."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Body:
         """Return what a value can be when the method runs; `ANYTHING` when that is not known."""
         kind = self.values[index].kind
         if kind == NULL and index in self.inputs:
-            return ANYTHING  # it cannot be given, so that nothing runs
+            return ANYTHING  # nobody can give it, so the method never runs
         if index not in self.results:
             return frozenset({kind})
         made = self.results[index]
@@ -92,7 +92,7 @@ def read_instruction(table: Table, size: int) -> PlanInstruction:
         size: How many values the method has.
 
     Raises:
-        CorruptError: It is of an unknown kind, or refers to a value that is not there.
+        CorruptError: It is of an unknown kind, or refers to a value that does not exist.
     """
     code, content = table.number(Instruction.INSTR_ARGS_TYPE, "B"), table.table(Instruction.INSTR_ARGS)
     if code not in _OPERANDS or content is None:
@@ -134,7 +134,7 @@ _OPERANDS: Mapping[int, _Operands] = MappingProxyType(
         FREE: _read_free,
     }
 )
-"""What reads what an instruction calls or where it jumps to, and the values it takes, by its kind."""
+"""For each kind of instruction, what reads its target and the values it takes."""
 
 
 def check_calls(body: Body) -> frozenset[int]:
@@ -147,7 +147,7 @@ def check_calls(body: Body) -> frozenset[int]:
         The inputs that are None in the file and that an instruction reads as something else.
 
     Raises:
-        CorruptError: The runtime cannot be given one of them.
+        CorruptError: The runtime must not be given one of them.
     """
     for chain in body.chains:
         for code, target, arguments in chain:
@@ -179,11 +179,11 @@ def _check_number(body: Body, target: int, arguments: Sequence[int]) -> None:
     found = body.signatures[target]
     if found is not None and len(arguments) < len(found.types) + (0 if found.written else found.results):
         expected = len(found.types) + found.results
-        raise CorruptError(f"{body.name(target)} is called with {len(arguments)} values, it takes {expected}")
+        raise CorruptError(f"{body.name(target)} is called with {len(arguments)} values, but takes {expected}")
 
 
 def _find_results(body: Body) -> None:
-    """Find what instructions make of values; what one makes may follow from what another one made."""
+    """Find the kinds of the values that instructions make; they may depend on what other instructions make."""
     found, before = body.results, None
     while before != found:
         before = dict(found)
@@ -219,7 +219,7 @@ def _add(body: Body, index: int, kinds: Kinds) -> None:
 
 
 def _infer_results(body: Body, arguments: Sequence[int]) -> Kinds:
-    """Return what an operator makes of its arguments: a number of a tensor or of numbers."""
+    """Return the kinds of the number that an operator computes from a tensor or from numbers."""
     tensors = [body.values[index].content for index in arguments if body.values[index].kind == TENSOR]
     for tensor in tensors:
         if isinstance(tensor, Tensor):
@@ -246,11 +246,11 @@ def _check_list(number: int, body: Body) -> None:
         check_index(int(index), len(body.values), f"value {number}", "values")
         wrong = body.kinds(int(index)) - allowed
         if wrong:
-            raise CorruptError(f"value {number} is {KINDS[value.kind]}, with {KINDS[min(wrong)]} in it")
+            raise CorruptError(f"value {number} is {KINDS[value.kind]}, but contains {KINDS[min(wrong)]}")
 
 
 def _check_call(body: Body, target: int, arguments: Sequence[int], read: set[int]) -> None:
-    """Check what a kernel is called with; add the inputs that it reads and nobody can give."""
+    """Check what a kernel is called with; add the inputs that it reads but nobody can give."""
     found = body.signatures[target]
     if found is None:
         return
@@ -270,7 +270,7 @@ def _check_call(body: Body, target: int, arguments: Sequence[int], read: set[int
 
 
 def _check_move(body: Body, source: int, target: int) -> None:
-    """Check that what is moved is of the kind, and has the layout, of what it is moved to."""
+    """Check that a moved value has the kind and the layout of its destination."""
     kind = body.values[target].kind
     if kind == NULL:
         return
@@ -288,6 +288,6 @@ def _check_move(body: Body, source: int, target: int) -> None:
 def _check_free(body: Body, index: int) -> None:
     content = body.values[index].content
     if not isinstance(content, Tensor):
-        raise CorruptError(f"value {index} is freed and is not a tensor")
+        raise CorruptError(f"value {index} is freed, but is not a tensor")
     if content.planned or content.stored or index in body.inputs:
-        raise CorruptError(f"value {index} is freed and has memory for the next run too")
+        raise CorruptError(f"value {index} is freed, but its memory is needed in the next run too")

@@ -1,4 +1,4 @@
-"""The outside of a `.pte` and of a `.ptd` file: where its tables end, its segments, and the data that has a name."""
+"""The container format of `.pte` and `.ptd` files: where the tables end, the segments, and the named data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from exir_lowering.pte.slots import (
     Program,
     SubsegmentOffsets,
 )
-from exir_lowering.pte.value_kinds import Layout, check_index, layout
+from exir_lowering.pte.value_kinds import MemoryLayout, check_index, layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +45,15 @@ class Weight:
 
     Attributes:
         content: The data, not copied.
-        layout: What tensor it is; None for what only a backend reads.
+        layout: The layout of the tensor that it is; None for what only a backend reads.
     """
 
     content: memoryview
-    layout: Layout | None
+    layout: MemoryLayout | None
 
-    def fits(self, need: Layout | int) -> bool:
-        """Tell whether this is the tensor, or has the bytes, that a program needs."""
-        if isinstance(need, Layout):
+    def fits(self, need: MemoryLayout | int) -> bool:
+        """Return whether this is the tensor, or has the number of bytes, that a program needs."""
+        if isinstance(need, MemoryLayout):
             return self.layout == need and len(self.content) >= need.size
         return len(self.content) >= need
 
@@ -92,7 +92,7 @@ def read_data(file: memoryview) -> dict[str, Weight]:
         file: The file's content, which is neither copied nor read beyond its tables.
 
     Raises:
-        CorruptError: The file is not a `.ptd` file that the runtime can be given.
+        CorruptError: The file is not a valid `.ptd` file.
     """
     extent = header.read_ptd(file)
     table = root(file[: extent.tables])
@@ -114,8 +114,8 @@ def segment_ranges(tables: Iterable[Table]) -> Iterator[tuple[int, int]]:
         yield table.number(DataSegment.OFFSET, "Q"), table.number(DataSegment.SIZE, "Q")
 
 
-def _layout(entry: Table) -> Layout | None:
-    """Return what tensor the named data of a `.ptd` file is."""
+def _layout(entry: Table) -> MemoryLayout | None:
+    """Return the layout of the tensor that named data of a `.ptd` file is; None when it is not a tensor."""
     table = entry.table(data_slots.NamedData.TENSOR_LAYOUT)
     if table is None:
         return None
@@ -128,7 +128,7 @@ def _segments(tables: Iterable[Table], space: memoryview) -> tuple[memoryview, .
     for number, (offset, size) in enumerate(segment_ranges(tables)):
         if offset + size > len(space):
             raise CorruptError(
-                f"segment {number} ends at byte {offset + size} of the segments, they have {len(space)} bytes; "
+                f"segment {number} ends at byte {offset + size} of the segments, which have {len(space)} bytes; "
                 "the file may have been cut short"
             )
         segments.append(space[offset : offset + size])

@@ -28,7 +28,7 @@ class DataFile:
 
     Attributes:
         file: The file.
-        weights: What it has, by name; not copied.
+        weights: Its data, by name; not copied.
     """
 
     file: MappedFile
@@ -36,12 +36,12 @@ class DataFile:
 
     @property
     def named(self) -> dict[str, memoryview]:
-        """The content of what it has, by name."""
+        """The content of its data, by name."""
         return {name: weight.content for name, weight in self.weights.items()}
 
     @property
     def name(self) -> str:
-        """How to call it in messages."""
+        """What messages call it."""
         return self.file.name
 
 
@@ -50,7 +50,7 @@ class DataFiles:
 
     Attributes:
         files: The files, as they were given.
-        named: What they have, by name.
+        named: The content of their data, by name.
         tensors: The same, with what tensors they are.
     """
 
@@ -58,7 +58,7 @@ class DataFiles:
         """Take files.
 
         Raises:
-            InputError: Two have other data of one name.
+            InputError: Two have different data of the same name.
         """
         self.files = tuple(files)
         self.named: dict[str, memoryview] = {}
@@ -68,8 +68,8 @@ class DataFiles:
             for name, content in file.named.items():
                 if name in owner and self.named[name] != content:
                     raise InputError(
-                        f"load: data: {owner[name].name} and {file.name} both have {name!r}, with other content. Give "
-                        "the data files of one program only."
+                        f"load: data: {owner[name].name} and {file.name} both have {name!r}, with different content. "
+                        "Give the data files of one program only."
                     )
                 owner.setdefault(name, file)
                 self.named.setdefault(name, content)
@@ -77,7 +77,7 @@ class DataFiles:
 
     @property
     def weights(self) -> list[str]:
-        """The names of what they have for programs, sorted."""
+        """The names of the weights that they have, sorted."""
         return sorted(name for name in self.named if not name.startswith(digests.DATA_KEY))
 
     def __bool__(self) -> bool:
@@ -120,10 +120,10 @@ class DataFiles:
         return path
 
     def content(self) -> dict[str, memoryview]:
-        """Return what the files have, by name, such that writing to it changes nothing on the disk.
+        """Return the data of the files, by name, so that writing to it changes nothing on the disk.
 
         Raises:
-            InputError: A file was replaced meanwhile.
+            InputError: A file was replaced in the meantime.
         """
         files = [container.read_data(one.file.writable()) for one in self.files]
         return {name: weight.content for file in files for name, weight in file.items()}

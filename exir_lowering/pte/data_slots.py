@@ -29,7 +29,7 @@ class NamedData:
 
 
 class TensorLayout:
-    """What tensor a segment holds."""
+    """The tensor that a segment holds."""
 
     SCALAR_TYPE: Final = 0
     SIZES: Final = 1

@@ -1,4 +1,4 @@
-"""Put several `.ptd` files together in one, without a copy of their content in memory."""
+"""Merge several `.ptd` files into one, without copying their content into memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from exir_lowering.pte.data_slots import DataSegment, FlatTensor, NamedData, Ten
 from exir_lowering.pte.flatbuffer import Table, root
 from exir_lowering.pte.flatbuffer_writer import INT8, INT32, REFERENCE, UINT32, UINT64, FlatbufferWriter
 
-_ALIGNMENT = 4096  # of a segment; what its backend asked for is not in the file, and is less
+_ALIGNMENT = 4096  # of a segment; what its backend asked for is smaller, and not in the file
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class _Datum:
 
 
 def write(file: BinaryIO, files: Sequence[memoryview]) -> None:
-    """Write one `.ptd` file with all that several have; of data of one name the first is taken.
+    """Write one `.ptd` file with the data of several; of data with the same name the first is taken.
 
     Args:
         file: Where it is written.

@@ -1,11 +1,11 @@
-"""Which of the values that a delegate is called with it returns: a file does not say.
+"""Find which of the values that a delegate is called with are its outputs: a file does not say.
 
 A call names inputs and outputs in one list, outputs last. Each value is written once, before it is read, so no
-instruction names an output before its call. ExecuTorch numbers values as it makes them, the results of a call in one
-go, and literal arguments after these. That leaves one doubt: a view of a fixed shape is a value of its own on the
-memory of another one, and no instruction makes it. So a new value on memory that was written before may be a view that
-goes in, or an output on memory that is used again. Then there is more than one answer, the likelier first; the
-delegate, which knows its payload, settles it by how many outputs it returns.
+instruction names an output before its call. ExecuTorch numbers values as it makes them, the results of a call
+consecutively, and literal arguments after these. That leaves one doubt: a view of a fixed shape is a value of its own
+on the memory of another one, and no instruction makes it. So a new value on memory that was written before may be a
+view that goes in, or an output on memory that is used again. Then there is more than one answer, the likelier first;
+the delegate, which knows its payload, settles it by how many outputs it returns.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def output_counts(
 
     Args:
         chains: The instructions of a method.
-        memory: For each value what planned memory it takes, and its type; None for others.
+        memory: For each value its planned memory and its type; None for a value without planned memory.
         items: The values in lists of values.
-        given: The values that are there before the first instruction, beside those that are numbered before an input.
+        given: The values that are there before the first instruction, besides those that are numbered before an input.
         last_input: The last input of the method.
     """
     calls: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
@@ -62,7 +62,7 @@ def output_counts(
 
 
 def _new(arguments: Sequence[int], seen: Collection[int]) -> int:
-    """Return how many of the last values no instruction named before, numbered in one go."""
+    """Return how many of the last values are numbered consecutively and were named by no instruction before."""
     count = 0
     for position in range(len(arguments) - 1, -1, -1):
         index = arguments[position]
@@ -75,7 +75,7 @@ def _new(arguments: Sequence[int], seen: Collection[int]) -> int:
 def _counts(new: Sequence[int], memory: Sequence[Hashable], reads: Mapping[Hashable, int]) -> tuple[int, ...]:
     """Return how many of some new values may be outputs. The last one is: each delegate returns something."""
     views = [position for position, index in enumerate(new[:-1]) if memory[index] in reads]
-    # What was written and not read since would be of no use, but for a view of it.
+    # Memory that was written and not read since would be of no use, but for a view of it.
     surely = [position for position in views if reads[memory[new[position]]] == 0]
     likely = len(new) - 1 - surely[-1] if surely else len(new)
     return tuple(dict.fromkeys((likely, len(new), *(len(new) - 1 - position for position in views))))

@@ -11,7 +11,7 @@ from exir_lowering.errors import InputError
 from exir_lowering.graphs.sources import Frame
 
 VERSION = 1
-"""Rises when a field of the JSON changes its meaning or goes away."""
+"""Incremented when a field of the JSON changes its meaning or is removed."""
 
 SUFFIX = ".debug.json"
 
@@ -94,7 +94,7 @@ class DebugInfo:
     methods: Mapping[str, MethodDebug]
 
     def to_json(self) -> str:
-        """Return it as compact JSON, the same for the same file. What repeats is in tables, and referred to by number.
+        """Return it as compact JSON, the same for the same file. Tables hold repeated values, referred to by number.
 
         Returns:
             `{"version", "sha256", "operators": [name], "modules": ["path: Class"], "stacks": [[module]],
@@ -118,7 +118,7 @@ class DebugInfo:
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise InputError(f"this is not debug information ({type(error).__name__}: {error})") from None
         if version != VERSION:
-            raise InputError(f"its version is {version!r}, this exir-lowering reads version {VERSION}")
+            raise InputError(f"its version is {version!r}, but this exir-lowering reads version {VERSION}")
         try:
             return _read(tree)
         except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:

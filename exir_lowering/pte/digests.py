@@ -1,14 +1,14 @@
-"""What says that a `.pte` file and its `.ptd` data files are whole and belong together: SHA-256 digests inside of them.
+"""SHA-256 digests in a `.pte` file and its `.ptd` data files, which show that they are intact and belong together.
 
 A `.pte` file keeps a `Seal` as named data, in a segment of its own that is the last one: the digests of all that comes
 before the first segment (header and tables), of each segment up to the start of the next, of each data file, and of the
 seal itself.
 
-A `.ptd` file keeps the digests of its segments in the same way. Its own digest is that of the tables and of these, so
-telling which file it is takes no look at the weights. It is in the key of the digests; when it is computed, its digits
-are taken as zeros.
+A `.ptd` file keeps the digests of its segments in the same way. Its own digest is that of the tables and of these, so a
+file is identified without reading its weights. It is in the key of the digests; when it is computed, its digits are
+taken as zeros.
 
-To ExecuTorch both are named data that nobody asks for.
+To ExecuTorch both are named data that nothing reads.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DATA_KEY = "exir_lowering.digest/"
 """What the key of a `.ptd` file's digests starts with; the file's own digest follows, in hexadecimal."""
 
 END = b"EXLSEAL1"
-"""What digests end with, and so a sealed file: damage that hides them from the tables is noticed by it."""
+"""The end of the digests, and so of a sealed file: it reveals damage that hides them from the tables."""
 
 RESERVED = b"exir_lowering: reserved for digests " + END
 """Stands for the seal until the file is complete; no other named data is equal to it."""
@@ -71,7 +71,7 @@ def size(segments: int, names: Iterable[str]) -> int:
     """Return how many bytes a seal has.
 
     Args:
-        segments: How many segments the file has beside the seal's.
+        segments: How many segments the file has besides the seal's.
         names: The names of its data files.
     """
     return len(Seal(bytes(SIZE), (bytes(SIZE),) * segments, dict.fromkeys(names, NO_DIGEST)).encode())
@@ -99,7 +99,7 @@ def _decode_body(body: bytes) -> Seal:
     count, files = _HEAD.unpack_from(body)
     at = _HEAD.size + SIZE * (count + 1)
     if at > len(body):
-        raise SealError(f"its digests are said to cover {count} segments, and are too short for that")
+        raise SealError(f"its digests are said to cover {count} segments, but are too short for that")
     tables, *segments = [body[start : start + SIZE] for start in range(_HEAD.size, at, SIZE)]
     data = {}
     for _ in range(files):
@@ -113,7 +113,7 @@ class RangeDigests(io.BufferedIOBase):
     """A file that keeps the digests of consecutive ranges of what is written, and nothing else."""
 
     def __init__(self, ends: Sequence[int]) -> None:
-        """Take where each range ends; what is written after the last one is not looked at."""
+        """Take where each range ends; what is written after the last one is ignored."""
         self._ends, self._position, self._current = tuple(ends), 0, 0
         self._hashes = [hashlib.sha256() for _ in ends]
 
@@ -184,7 +184,7 @@ def data_digest(tables: bytes | memoryview, digest: str, segments: bytes | memor
         segments: The digests of its segments, as the file keeps them.
 
     Raises:
-        SealError: The key with the digits is not in the tables, or is there twice.
+        SealError: The key with the digits is not in the tables, or occurs twice.
     """
     made = hashlib.sha256(with_data_digest(tables, digest, NO_DIGEST))
     made.update(segments)
@@ -195,7 +195,7 @@ def with_data_digest(tables: bytes | memoryview, old: str, new: str) -> bytes:
     """Return a data file's tables with other digits in the key of its digests.
 
     Raises:
-        SealError: The key is not there, or is there twice.
+        SealError: The key does not occur, or occurs twice.
     """
     content, wanted = bytes(tables), data_key(old).encode()
     if content.count(wanted) != 1:

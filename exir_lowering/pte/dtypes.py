@@ -46,4 +46,4 @@ REFUSED: Mapping[int, str] = MappingProxyType(
         **dict.fromkeys(_BITS, "element type of bits"),
     }
 )
-"""What ExecuTorch has numbers for and never writes, as quantised values are plain integers there: kernels abort."""
+"""Types that ExecuTorch numbers but never writes, as quantised values are plain integers there: kernels abort."""

@@ -1,8 +1,8 @@
 """Read flatbuffer tables in place, with each access checked against the bounds of the buffer.
 
 The classes that flatc generates trust the buffer, and the runtime's own check comes after it has the file. This reader
-copies nothing but the numbers and strings that are asked for. Fields are given by their position in `program.fbs`,
-which flatbuffers' rules of compatibility keep for good.
+copies nothing but the numbers and strings that are asked for. Fields are given by their numbers, which the `slots`
+modules name, and which flatbuffers' rules of compatibility keep for good.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Table:
     Attributes:
         buffer: The flatbuffer, which is not copied.
         position: Where the table starts.
-        fields: Where its fields start, relative to the table; 0 for a field that is not there.
+        fields: Where its fields start, relative to the table; 0 for an absent field.
     """
 
     buffer: memoryview
@@ -31,19 +31,19 @@ class Table:
     fields: tuple[int, ...]
 
     def has(self, field: int) -> bool:
-        """Tell whether a field is there; a field that is absent has its default."""
+        """Return whether a field is present; an absent field has its default."""
         return self._at(field) is not None
 
     def number(self, field: int, code: str, default: int = 0) -> int:
         """Return an integer field.
 
         Args:
-            field: Its position in the schema.
+            field: Its number in the schema.
             code: Its type, as a letter of the `struct` module.
             default: What an absent field means.
 
         Raises:
-            CorruptError: The field lies outside of the buffer.
+            CorruptError: The field lies outside the buffer.
         """
         at = self._at(field)
         return default if at is None else _unpack(self.buffer, at, code)[0]
@@ -115,7 +115,7 @@ def root(buffer: memoryview) -> Table:
     """Return the table at the root of a flatbuffer.
 
     Raises:
-        CorruptError: It lies outside of the buffer.
+        CorruptError: It lies outside the buffer.
     """
     return _table(buffer, 0)
 
@@ -137,4 +137,4 @@ def _unpack(buffer: memoryview, at: int, code: str) -> tuple[int, ...]:
 
 def _check(buffer: memoryview, at: int, size: int) -> None:
     if at < 0 or at + size > len(buffer):
-        raise CorruptError(f"{size} bytes at byte {at} are referred to, its tables end at byte {len(buffer)}")
+        raise CorruptError(f"{size} bytes at byte {at} are referred to, but its tables end at byte {len(buffer)}")

@@ -1,4 +1,4 @@
-"""The way through a method's instructions: no value is read before it is made, and each loop can end."""
+"""Check the control flow of a method: no value is read before it is made, and each loop can end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _VIEW = ("executorch_prim::et_view", "default")
 
 
 def check_flow(body: Body) -> None:
-    """Check in which order a method's values are made and read.
+    """Check the order in which a method's values are made and read.
 
     The runtime ends the process when a kernel is given a number that no instruction made, and reads through a null
     pointer when a tensor has no memory.
@@ -38,7 +38,7 @@ def check_flow(body: Body) -> None:
 
 
 def _find_waiting(body: Body) -> Iterator[int]:
-    """Return the values that are nothing before an instruction makes them: numbers, and tensors without memory."""
+    """Return the values that do not exist before an instruction makes them: numbers, and tensors without memory."""
     given = body.inputs | body.outputs
     for index, value in enumerate(body.values):
         tensor = value.content
@@ -97,7 +97,7 @@ def _check_read(body: Body, instruction: PlanInstruction, waiting: dict[int, int
 
 
 def _list_read(body: Body, instruction: PlanInstruction) -> Iterator[int]:
-    """Return the values that have to be there for an instruction."""
+    """Return the values that have to exist before an instruction."""
     code, target, arguments = instruction
     if code in (JUMP, FREE, MOVE):
         yield from arguments[:1] if code != FREE else ()
@@ -114,13 +114,13 @@ def _list_read(body: Body, instruction: PlanInstruction) -> Iterator[int]:
 
 
 def _check_loops(body: Body, chain: Sequence[PlanInstruction]) -> None:
-    """Refuse a loop without a jump that depends on what the loop makes: once in it, it is never left."""
+    """Refuse a loop without a jump that depends on what the loop makes: once entered, it is never left."""
     for position, (code, target, _) in enumerate(chain):
         if code == JUMP and target <= position:
             inside = chain[target : position + 1]
             made = {index for one in inside for index in (*_list_made(body, one), *_list_written(body, one))}
             if not any(kind == JUMP and made.intersection(arguments) for kind, _, arguments in inside):
-                raise CorruptError(f"instruction {position} jumps back to {target}, for ever")
+                raise CorruptError(f"instruction {position} jumps back to {target} forever")
 
 
 def _list_written(body: Body, instruction: PlanInstruction) -> Iterator[int]:

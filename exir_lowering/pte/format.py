@@ -1,8 +1,8 @@
-"""What a `.pte` and a `.ptd` file say about themselves, checked before the runtime gets them.
+"""What `.pte` and `.ptd` files say about themselves, checked before the runtime gets them.
 
 The runtime ends the process on some of what a damaged file can hold: a kernel that finds an integer where its tensor
 should be, or one argument too few. So everything that is an index, a size or a type is checked here, from the tables
-of the file alone; weights and payloads are not read. What is inside of a payload only its backend can judge.
+of the file alone; weights and payloads are not read. What is inside a payload only its backend can judge.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from exir_lowering.pte.value_kinds import (
     NULL,
     OPTIONAL_TENSOR_LIST,
     TENSOR_LIST,
-    Layout,
+    MemoryLayout,
     Tensor,
     ValueSpec,
     check_index,
@@ -55,7 +55,7 @@ _NEEDED: Mapping[int, str] = MappingProxyType(
         ExecutionPlan.NON_CONST_BUFFER_SIZES: "memory sizes",
     }
 )
-"""The fields of a method that the runtime reads without a look whether they are there."""
+"""The fields of a method that the runtime reads without checking that they are present."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Delegation:
         backend: The backend's id.
         payload: The size of its payload in bytes.
         arguments: How many values it is called with, inputs first.
-        outputs: The last ones of them, which it may return.
+        outputs: The last of these values, which it may return.
         counts: How many of these it returns, the likeliest number first: see `dataflow`.
     """
 
@@ -90,8 +90,8 @@ class MethodSpec:
         operators: The kernels it calls.
         backends: The backends it calls.
         arenas: The sizes of its planned memory.
-        external: The weights that are not in the file, so are in a data file: by name what tensor each is, or how many
-            bytes a backend reads.
+        external: The weights that are in a data file, by name: the layout of the tensor that each is, or how many bytes
+            a backend reads.
         delegations: The parts that backends execute, in the order in which the runtime sets them up.
         outputs: What it returns.
         kernels: For each instruction that calls a kernel its operator, such as "aten.add.out".
@@ -103,7 +103,7 @@ class MethodSpec:
     operators: tuple[str, ...]
     backends: tuple[str, ...]
     arenas: tuple[int, ...]
-    external: Mapping[str, Layout | int]
+    external: Mapping[str, MemoryLayout | int]
     delegations: tuple[Delegation, ...]
     outputs: tuple[ValueSpec, ...]
     kernels: Mapping[int, str]
@@ -111,7 +111,7 @@ class MethodSpec:
 
 @dataclass(frozen=True, slots=True)
 class _Called:
-    """What a delegate calls: a backend, with a payload of a size, which is looked into where a plug-in knows it."""
+    """What a delegate calls: a backend, with a payload of a size, which is checked where a plug-in knows it."""
 
     backend: str
     size: int
@@ -126,7 +126,7 @@ def read_program(file: memoryview, find_checks: FindChecks) -> dict[str, MethodS
         find_checks: Finds what checks the payloads of a backend; `exir_lowering.plugins.payload` has it.
 
     Raises:
-        CorruptError: The file is not a `.pte` file that the runtime can be given.
+        CorruptError: The file is not a `.pte` file, or not one that the runtime may be given.
     """
     program, data = open_program(file)
     methods: dict[str, MethodSpec] = {}
@@ -153,10 +153,10 @@ def _method(plan: Table, data: Data, find_checks: FindChecks) -> MethodSpec:
 def _checked_method(name: str, plan: Table, data: Data, find_checks: FindChecks) -> MethodSpec:
     missing = [what for field, what in _NEEDED.items() if not plan.has(field)]
     if missing:
-        raise CorruptError(f"it has no list of {' and none of '.join(missing)}")
+        raise CorruptError(f"it has no list of {' or '.join(missing)}")
     arenas = plan.numbers(ExecutionPlan.NON_CONST_BUFFER_SIZES, "q")
     check_arenas(arenas)
-    external: dict[str, Layout | int] = {}
+    external: dict[str, MemoryLayout | int] = {}
     tables = list(plan.tables(ExecutionPlan.VALUES))
     values = [read_value(number, table, arenas, data, external) for number, table in enumerate(tables)]
     inputs, outputs = plan.numbers(ExecutionPlan.INPUTS, "i"), plan.numbers(ExecutionPlan.OUTPUTS, "i")
@@ -164,7 +164,7 @@ def _checked_method(name: str, plan: Table, data: Data, find_checks: FindChecks)
         check_index(index, len(values), "an input or output", "values")
     for index in inputs:
         if isinstance(given := values[index].content, Tensor) and given.constant:
-            raise CorruptError(f"value {index} is an input, and a constant")
+            raise CorruptError(f"value {index} is both an input and a constant")
     operators = [_operator(table) for table in plan.tables(ExecutionPlan.OPERATORS)]
     backends = [_backend(table, data, external, find_checks) for table in plan.tables(ExecutionPlan.DELEGATES)]
     chains = [_chain(chain, len(values)) for chain in plan.tables(ExecutionPlan.CHAINS)]
@@ -208,7 +208,7 @@ def _chain(table: Table, size: int) -> list[PlanInstruction]:
 
 
 def _kernels(chains: Sequence[Sequence[PlanInstruction]], operators: Sequence[tuple[str, str]]) -> Mapping[int, str]:
-    """Return the operators of the instructions that call a kernel, as people write those of a model."""
+    """Return the operators of the instructions that call a kernel, as they are written in a model."""
     if len(chains) != 1:  # their instructions are numbered one by one
         return {}
     return {
@@ -219,7 +219,7 @@ def _kernels(chains: Sequence[Sequence[PlanInstruction]], operators: Sequence[tu
 
 
 def _has_content(table: Table) -> bool:
-    """Tell whether a value is a tensor whose content is in the file, or beside it."""
+    """Return whether a value is a tensor whose content is in the file, or beside it."""
     tensor = tensor_table(table)
     return tensor is not None and (constant_index(tensor) != 0 or external_name(tensor) is not None)
 
@@ -234,8 +234,8 @@ def _delegations(
 ) -> tuple[Delegation, ...]:
     given = {number for number, table in enumerate(tables) if _has_content(table)} | set(inputs)
     if not inputs:
-        # A buffer without initial values has no content in the file. It is numbered before the inputs; where there is
-        # none it is known as what an operator writes in place.
+        # A buffer without initial values has no content in the file. It is numbered before the inputs; where there are
+        # none, it is recognised as what an operator writes in place.
         given.update(
             arguments[0]
             for chain in chains
@@ -259,7 +259,7 @@ def _delegations(
 
 
 def _memory(table: Table, value: ValueSpec) -> tuple[Allocation, int, torch.dtype] | None:
-    """Return what memory a tensor is planned to take, with how many elements of what type; None for one that is not."""
+    """Return the planned memory of a tensor, and the number and type of its elements; None for other values."""
     tensor = tensor_table(table)
     planned = allocation(tensor) if tensor is not None else None
     if planned is None or not isinstance(value.content, Tensor):
@@ -267,7 +267,7 @@ def _memory(table: Table, value: ValueSpec) -> tuple[Allocation, int, torch.dtyp
     return planned, math.prod(value.content.sizes), value.content.dtype
 
 
-def _backend(delegate: Table, data: Data, external: dict[str, Layout | int], find_checks: FindChecks) -> _Called:
+def _backend(delegate: Table, data: Data, external: dict[str, MemoryLayout | int], find_checks: FindChecks) -> _Called:
     """Return what a delegate calls; add the weights that the file does not have."""
     backend, reference = delegate.text(slots.BackendDelegate.ID), delegate.table(slots.BackendDelegate.PROCESSED)
     if not backend or not delegate.has(slots.BackendDelegate.COMPILE_SPECS):

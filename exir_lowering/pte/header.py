@@ -43,7 +43,7 @@ def read_pte(file: memoryview, whole: int | None = None) -> Extent:
     """Read the header of a `.pte` file.
 
     Args:
-        file: The file's content; no more than its first bytes is looked at.
+        file: The file's content, of which only the first bytes are read.
         whole: How many bytes the file has, when `file` is only the start of it.
 
     Raises:
@@ -54,29 +54,29 @@ def read_pte(file: memoryview, whole: int | None = None) -> Extent:
         raise CorruptError(f"it has {len(file)} bytes")
     magic = bytes(file[4:8])
     if magic != PTE_MAGIC:
-        raise CorruptError(f"bytes 4 to 8 are {magic!r}, they are {PTE_MAGIC!r} in a .pte file")
+        raise CorruptError(f"its bytes 4 to 8 are {magic!r}, expected {PTE_MAGIC!r}")
     if len(file) < _AT + _PTE.size or bytes(file[8:12]) != _PTE_HEADER_MAGIC:
         return Extent(len(file), 0, 0)
     _, length, size, base, space = _PTE.unpack_from(file, _AT)
     if length < _PTE_SHORT:
-        raise CorruptError(f"its header has {length} bytes, {_PTE_SHORT} or more are needed")
+        raise CorruptError(f"its header has {length} bytes, expected at least {_PTE_SHORT}")
     if length < _PTE.size or space == 0:
         space = max(available - base, 0)
     end = max(size, base + space) if base else size
     if end > available:
         raise CorruptError(
-            f"its header says that there are {end} bytes, the file has {available}; it may have been cut short"
+            f"its header says that there are {end} bytes, but the file has {available}; it may have been cut short"
         )
     if size < _AT + _PTE.size or (base and base < size):
-        raise CorruptError(f"its header puts the segments at byte {base}, inside of {size} bytes of tables")
+        raise CorruptError(f"its header puts the segments at byte {base}, inside its {size} bytes of tables")
     return Extent(size, base, space if base else 0)
 
 
 def grow_pte(tables: bytearray, more: int) -> None:
-    """Let the header of a `.pte` file say that there are more bytes of segments.
+    """Increase the size of the segments in the header of a `.pte` file.
 
     Args:
-        tables: What comes before the segments; it is changed.
+        tables: What comes before the segments; changed in place.
         more: How many bytes were added.
     """
     magic, length, size, base, space = _PTE.unpack_from(tables, _AT)
@@ -87,7 +87,7 @@ def read_ptd(file: memoryview) -> Extent:
     """Read the header of a `.ptd` file.
 
     Args:
-        file: The file's content; no more than its first bytes is looked at.
+        file: The file's content, of which only the first bytes are read.
 
     Raises:
         CorruptError: The file is not a `.ptd` file, or is shorter than its header says.
@@ -96,12 +96,12 @@ def read_ptd(file: memoryview) -> Extent:
         raise CorruptError(f"it has {len(file)} bytes")
     if bytes(file[4:8]) != PTD_MAGIC or bytes(file[8:12]) != _PTD_HEADER_MAGIC:
         raise CorruptError(
-            f"it starts with {bytes(file[4:12])!r}, a .ptd file has {PTD_MAGIC + _PTD_HEADER_MAGIC!r} there"
+            f"it starts with {bytes(file[4:12])!r}, but a .ptd file has {PTD_MAGIC + _PTD_HEADER_MAGIC!r} there"
         )
     _, length, start, size, base, space = _PTD.unpack_from(file, _AT)
     if length < _PTD.size or start + size > len(file) or base + space > len(file):
         raise CorruptError(
-            f"its header says that there are {max(start + size, base + space)} bytes, the file has {len(file)}; "
+            f"its header says that there are {max(start + size, base + space)} bytes, but the file has {len(file)}; "
             "it may have been cut short"
         )
     # Offsets in the tables count from the start of the file.

@@ -1,7 +1,7 @@
-"""What kernels make of the types and shapes that they are given, as PyTorch's operators say without computing.
+"""The types and shapes that kernels make from those of their arguments, as PyTorch's operators say without computing.
 
-Kernels of the runtime check some of what they are called with; the others read and write as far as one of the shapes
-tells. So a file's calls are checked against the operator: on tensors that have a type and a shape, and no memory.
+Some kernels of the runtime check what they are called with; the others read and write as far as one of the shapes says.
+So a file's calls are checked against the operator: on tensors that have a type and a shape, but no memory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from exir_lowering.pte.value_kinds import (
     NULL,
     OPTIONAL_TENSOR_LIST,
     TENSOR_LIST,
-    Layout,
+    MemoryLayout,
     Tensor,
     strides,
 )
@@ -37,16 +37,16 @@ _ALONE = frozenset(
         *(torch.float8_e5m2, torch.float8_e4m3fn, torch.float8_e5m2fnuz, torch.float8_e4m3fnuz),
     }
 )
-"""What the runtime ends the process on where it looks for the common type of two tensors."""
+"""The types on which the runtime ends the process when it looks for the common type of two tensors."""
 _CONVERTING = frozenset({"aten::_to_copy", "aten::copy", "dim_order_ops::_to_dim_order_copy"})
 _OF_ONE_TYPE = frozenset({"aten::convolution"})
-"""Kernels that PyTorch's operators would say more of, when they computed: all their tensors have the same type."""
+"""Kernels whose operators check this only when they compute: all their tensors have the same type."""
 
 
 def check_kernels(body: Body) -> None:
-    """Check that what kernels write to is what they make of their arguments.
+    """Check that what kernels write to is what they make from their arguments.
 
-    What depends on numbers that are known at run time only is checked as far as it is known: types and ranks.
+    What depends on numbers that are known only at run time is checked as far as it is known: types and ranks.
 
     Args:
         body: The instructions, which `check_calls` has checked.
@@ -82,29 +82,29 @@ def _check(body: Body, name: str, operator: FunctionalOperator, arguments: Seque
     used = [item for index in given for item in (index, *body.items(index))]
     certain = not any(_varies(body, index) for index in (*used, *outputs))
     described = tuple(_describe(body, index) for index in given)
-    types = {content.dtype for _, content in described if isinstance(content, Layout)}
+    types = {content.dtype for _, content in described if isinstance(content, MemoryLayout)}
     own = name.partition(".")[0]
     if len(types) > 1 and (own in _OF_ONE_TYPE or (types & _ALONE and own not in _CONVERTING)):
         raise CorruptError(f"{name} is called with tensors of {' and '.join(sorted(map(str, types)))}")
     made = _infer(operator, described, plans[0].dtype if operator.dtype else None)
     if made is None or (isinstance(made, str) and not certain):
         return
-    shown = ", ".join(str(content) if isinstance(content, Layout) else repr(content) for _, content in described)
+    shown = ", ".join(str(content) if isinstance(content, MemoryLayout) else repr(content) for _, content in described)
     if isinstance(made, str):
         raise CorruptError(f"{name} cannot be called with {shown}: {made}")
     if len(made) != len(plans):
-        raise CorruptError(f"{name} makes {len(made)} tensors, it is to write {len(plans)}")
+        raise CorruptError(f"{name} makes {len(made)} tensors, but is to write {len(plans)}")
     for (dtype, shape), plan in zip(made, plans, strict=True):
-        # Of what is empty operators say different things, batch_norm on one device and on another.
+        # Operators disagree about empty tensors, batch_norm even from device to device.
         same = shape == plan.sizes if certain else len(shape) == len(plan.sizes)
         if dtype != plan.dtype or not (same or 0 in shape or 0 in plan.sizes):
             raise CorruptError(
-                f"{name}, called with {shown}, makes a tensor of {dtype} of shape {list(shape)}, it is to write {plan}"
+                f"{name}, called with {shown}, makes a tensor of {dtype} of shape {list(shape)}, but is to write {plan}"
             )
 
 
 _Described = tuple[int, Any]
-"""A value: its kind, and its content, a `Layout` for a tensor and a tuple of these pairs for a list of values."""
+"""A value: its kind, and its content, a `MemoryLayout` for a tensor and a tuple of these pairs for a list of values."""
 
 
 @lru_cache(maxsize=8192)
@@ -113,7 +113,7 @@ def _infer(
 ) -> tuple[tuple[torch.dtype, tuple[int, ...]], ...] | str | None:
     """Return the types and shapes that an operator makes, why it makes none, or None when it does not say.
 
-    Models repeat their layers, so that most calls were asked about before.
+    Models repeat their layers, so that most calls repeat earlier ones.
     """
     quick = _pointwise(operator, given)
     if quick is not None:
@@ -136,18 +136,21 @@ def _infer(
 def _pointwise(
     operator: FunctionalOperator, given: tuple[_Described, ...]
 ) -> tuple[torch.dtype, tuple[int, ...]] | None:
-    """Return what an operator makes that computes each element by itself, as it does of one; None for others.
+    """Return what an elementwise operator makes, found with one element; None for other operators.
 
-    On tensors without memory it would import sympy to tell the type, which takes a fifth of what importing torch does.
+    On tensors without memory it would import sympy to find the type, which takes a fifth of the time of importing
+    torch.
     """
-    layouts = [content for _, content in given if isinstance(content, Layout)]
+    layouts = [content for _, content in given if isinstance(content, MemoryLayout)]
     if not layouts or torch.Tag.pointwise not in getattr(operator.call, "tags", ()):
         return None
-    if not all(one.dtype.is_floating_point for one in layouts):  # of others CPU and meta tensors differ, rarely
+    if not all(one.dtype.is_floating_point for one in layouts):  # for others CPU and meta tensors differ, rarely
         return None
     named = {
-        argument: torch.ones([1] * len(one[1].sizes), dtype=one[1].dtype) if isinstance(one[1], Layout) else _value(one)
-        for (_, argument), one in zip(operator.inputs, given, strict=True)
+        argument: torch.ones([1] * len(content.sizes), dtype=content.dtype)
+        if isinstance(content, MemoryLayout)
+        else _value((kind, content))
+        for (_, argument), (kind, content) in zip(operator.inputs, given, strict=True)
     }
     try:
         with torch.no_grad():
@@ -155,12 +158,12 @@ def _pointwise(
             shape = torch.broadcast_shapes(*(one.sizes for one in layouts))  # type: ignore[no-untyped-call]
     except Exception as error:
         let_through(error)
-        return None  # it is asked again on tensors without memory, which say it as it is for them
+        return None  # it is tried again on tensors without memory, whose error is shown
     return (made.dtype, tuple(shape)) if isinstance(made, torch.Tensor) else None
 
 
 def _varies(body: Body, index: int) -> bool:
-    """Tell whether a value is known at run time only."""
+    """Return whether a value is known only at run time."""
     content = body.values[index].content
     return (
         index in body.results
@@ -172,7 +175,7 @@ def _varies(body: Body, index: int) -> bool:
 def _describe(body: Body, index: int) -> _Described:
     kind, content = body.values[index].kind, body.values[index].content
     if isinstance(content, Tensor):
-        return kind, Layout(content.dtype, content.sizes, content.dim_order)
+        return kind, MemoryLayout(content.dtype, content.sizes, content.dim_order)
     if kind in (INT_LIST, TENSOR_LIST, OPTIONAL_TENSOR_LIST) and isinstance(content, tuple):
         return kind, tuple((NULL, None) if item == -1 else _describe(body, int(item)) for item in content)
     return kind, content
@@ -180,7 +183,7 @@ def _describe(body: Body, index: int) -> _Described:
 
 def _value(described: _Described) -> Any:
     kind, content = described
-    if isinstance(content, Layout):
+    if isinstance(content, MemoryLayout):
         return _meta(content.dtype, content.sizes, content.dim_order)
     if kind in (INT_LIST, TENSOR_LIST, OPTIONAL_TENSOR_LIST):
         return [_value(item) for item in content]

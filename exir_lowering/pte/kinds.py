@@ -1,4 +1,4 @@
-"""What a file is that was given in the place of another: files are told by how they begin, not by their names."""
+"""Recognise a file that was given in place of another kind, by how it begins and not by its name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Kind:
 
     Attributes:
         name: What it is, with an article.
-        advice: What is to be done with it here, as a sentence.
+        advice: What to do with it, as a sentence.
     """
 
     name: str
@@ -30,29 +30,29 @@ class Kind:
 
     @property
     def short(self) -> str:
-        """The name without what is said of it."""
+        """The name without its explanation."""
         return self.name.partition(",")[0]
 
 
 _EXPORT = "Export the model with torch.export, and lower the program."
 _BUILD = "Build the model, load its weights into it, export it with torch.export, and lower the program."
 
-PTE = Kind("a .pte file, lowered already, for `exir-lower run`", "Load it with exir_lowering.load.")
+PTE = Kind("a .pte file, already lowered, for `exir-lower run`", "Load it with exir_lowering.load.")
 PTD = Kind("a .ptd data file", "Give the .pte file that it was saved with, and this one as data=.")
-_BUNDLED = Kind("a .bpte file, a program bundled with inputs", "Give the .pte file that it was made of.")
+_BUNDLED = Kind("a .bpte file, a program bundled with inputs", "Give the .pte file that it was made from.")
 PT2 = Kind(
-    "a .pt2 file, a program of torch.export that is not lowered yet",
+    "a .pt2 file, a torch.export program that is not lowered yet",
     "Lower it first: `exir-lower lower MODEL.pt2 --partitioner NAME -o MODEL.pte`, or "
     "exir_lowering.lower(torch.export.load(path), ...).emit().save(path).",
 )
 _TORCHSCRIPT = Kind("a TorchScript file, which has no exported graph", _EXPORT)
-_SAVED = Kind("a file of torch.save, which has weights but no exported graph", _BUILD)
+_SAVED = Kind("a torch.save file, which has weights but no exported graph", _BUILD)
 _RECORD = Kind("an ETRecord, for ExecuTorch's Inspector", "Give the .pte file that it was made with.")
 _ARRAYS = Kind("a file of numpy arrays", "Give a .pte file, and this one as an input.")
 _ZIP = Kind("a zip archive", "Give the file that is to be read, unpacked if it is in the archive.")
-_ONNX = Kind("an ONNX model, as far as it can be told", f"ONNX is not read. {_EXPORT}")
+_ONNX = Kind("apparently an ONNX model", f"ONNX is not read. {_EXPORT}")
 _SAFETENSORS = Kind("a safetensors file, which has weights but no graph", _BUILD)
-_POINTER = Kind("a pointer of Git LFS, not the file itself", "Fetch the file with `git lfs pull`.")
+_POINTER = Kind("a Git LFS pointer, not the file itself", "Fetch the file with `git lfs pull`.")
 
 _STARTS: tuple[tuple[int, bytes, Kind], ...] = (
     (4, header.PTE_MAGIC[:2], PTE),  # of any version
@@ -76,7 +76,7 @@ _IN_ZIP = (
 
 
 def kind_of_content(content: memoryview) -> Kind | None:
-    """Tell what the content of a file is, None when it is of no known kind. It is not read as a whole."""
+    """Return the kind of a file's content; None for an unknown one. The content is not read as a whole."""
     head = bytes(content[:_HEAD])
     for start, magic, kind in _STARTS:
         if head[start : start + len(magic)] == magic:
@@ -93,7 +93,7 @@ def kind_of_content(content: memoryview) -> Kind | None:
 
 
 def kind_of_file(path: Path) -> Kind | None:
-    """Tell what a file is, None when it is of no known kind.
+    """Return the kind of a file; None for an unknown one.
 
     Raises:
         OSError: It cannot be read.
@@ -106,7 +106,7 @@ def kind_of_file(path: Path) -> Kind | None:
 
 
 def _in_zip(file: object) -> Kind | None:
-    """Tell what a zip archive holds; None for a damaged one."""
+    """Return the kind of a zip archive; None for a damaged one."""
     try:
         with zipfile.ZipFile(file) as archive:  # type: ignore[call-overload]
             names = archive.namelist()

@@ -1,4 +1,4 @@
-"""Files that are read in place: mapped, not copied, and known again when another one has taken their path."""
+"""Files that are read in place: mapped, not copied, and noticed when another file has taken their path."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class MappedFile:
     """A file, or the content of one.
 
     Attributes:
-        name: How to call it in messages.
+        name: What messages call it.
         source: Its path, or its content.
         content: Its content, not copied and not to be written to.
         identity: Which file it was when it was opened; None for content.
@@ -35,11 +35,11 @@ class MappedFile:
     identity: tuple[int, ...] | None
 
     def parse(self, parse: Callable[[memoryview], Result], expected: Kind) -> Result:
-        """Return what a function reads in the file.
+        """Return what a function parses the file into.
 
         Args:
             parse: The function.
-            expected: What the file is to be.
+            expected: What the file should be.
 
         Raises:
             InputError: The file is empty, of another kind, or the function raises a CorruptError.
@@ -61,10 +61,10 @@ class MappedFile:
         )
 
     def writable(self) -> memoryview:
-        """Return the content such that writing to it changes nothing on the disk, as tensors of it need.
+        """Return the content so that writing to it changes nothing on the disk, as tensors on it need.
 
         Raises:
-            InputError: The file was replaced or changed meanwhile, or cannot be read.
+            InputError: The file was replaced or changed in the meantime, or cannot be read.
         """
         if isinstance(self.source, bytes):
             return memoryview(bytearray(self.source))
@@ -85,7 +85,7 @@ class MappedFile:
             now = _identity(os.stat(self.source))
         except OSError as error:
             let_through(error)
-            raise InputError(f"{self.name} cannot be read any more: {error}. Load the program again.") from error
+            raise InputError(f"{self.name} can no longer be read: {error}. Load the program again.") from error
         if now != self.identity:
             raise self._replacement_error()
 
@@ -127,7 +127,7 @@ def in_memory(name: str, content: bytes) -> MappedFile:
     """Return content that does not come from a file on the disk.
 
     Args:
-        name: How to call it in messages.
+        name: What messages call it.
         content: The content.
     """
     return MappedFile(name, content, memoryview(content), None)

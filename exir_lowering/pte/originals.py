@@ -1,4 +1,4 @@
-"""Where a file keeps the original graphs of its partitions: what writes them and what reads them agree on it."""
+"""Where a file keeps the original graphs of its partitions: shared by what writes them and what reads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The payloads of backends in a file, checked by whoever knows the backend."""
+"""The payloads of backends in a file, checked by the plug-in that knows the backend."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from exir_lowering.errors import BackendFailure, LoweringError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.pte.container import Data
 from exir_lowering.pte.flatbuffer import CorruptError
-from exir_lowering.pte.value_kinds import Layout, ValueSpec
+from exir_lowering.pte.value_kinds import MemoryLayout, ValueSpec
 
 _Result = TypeVar("_Result")
 
 
 class CheckedPayload(ABC):
-    """A payload that is in order, as far as it can be told without what it is called with."""
+    """A payload that is valid, as far as that is known without what it is called with."""
 
     @property
     @abstractmethod
@@ -28,15 +28,15 @@ class CheckedPayload(ABC):
         """Check what the payload is called with.
 
         Args:
-            arguments: What the file says of the values that it is called with: inputs, then outputs.
+            arguments: What the file says about the values that it is called with: inputs, then outputs.
 
         Raises:
-            CorruptError: It would read or write something else than these.
+            CorruptError: It would read or write anything but these.
         """
 
 
 class PayloadChecks(ABC):
-    """Looks into the payloads of one backend.
+    """Checks the payloads of one backend.
 
     Found by the id of the backend, in the entry points of the group `exir_lowering.payloads`; made without arguments.
 
@@ -79,7 +79,7 @@ def check_payload(backend: str, payload: memoryview, find_checks: FindChecks) ->
     Raises:
         CorruptError: The payload is damaged.
         PluginLoadError: What checks it cannot be loaded.
-        BackendFailure: What checks it failed.
+        BackendFailure: What checks it raised an error.
     """
     checks = find_checks(backend)
     if checks is None:
@@ -96,23 +96,23 @@ def check_call(backend: str, payload: CheckedPayload, arguments: Sequence[ValueS
     Args:
         backend: The id of its backend.
         payload: The payload.
-        arguments: What the file says of the values that it is called with.
+        arguments: What the file says about the values that it is called with.
 
     Raises:
         CorruptError: They are not what the payload needs.
-        BackendFailure: What checks it failed.
+        BackendFailure: What checks it raised an error.
     """
     _guard(backend, payload, lambda: payload.check_call(arguments))
 
 
-def find_weights(backend: str, payload: CheckedPayload, data: Data, external: dict[str, Layout | int]) -> None:
+def find_weights(backend: str, payload: CheckedPayload, data: Data, external: dict[str, MemoryLayout | int]) -> None:
     """Check the weights of a payload that are in the file's named data, and note those that are not.
 
     Args:
         backend: The id of its backend.
         payload: The payload.
         data: What is in the file.
-        external: What weights that are in a data file have to be, by name, to which it is added.
+        external: What the weights in a data file have to be, by name; this is added to it.
 
     Raises:
         CorruptError: The file has fewer bytes of one than the payload reads.
@@ -139,4 +139,4 @@ def _guard(backend: str, who: object, check: Callable[[], _Result]) -> _Result:
 
 
 def _describe(backend: str, plugin: object) -> str:
-    return f"What checks the payloads of {backend!r}, {type(plugin).__module__}.{type(plugin).__qualname__},"
+    return f"The plug-in that checks payloads of {backend!r} ({type(plugin).__module__}.{type(plugin).__qualname__})"

@@ -1,11 +1,11 @@
-"""Write files that belong together such that a failure, or the end of the process, leaves nothing half-written.
+"""Write files that belong together so that a failure, or the end of the process, leaves nothing half-written.
 
 Each file is written beside its target under a name of its own (`.model.pte.1a2b3c4d.tmp`), made durable, and moved once
 all are complete; the file that refers to the others goes last. Data files that replace others of the same name are new
 before the program is: what lies there in between is told apart by the digests in the files (see `digests`).
 
 A process that is killed leaves its temporary files. They are locked while they are written, so that the next save to
-the same target knows those that nobody writes any more, and removes them.
+the same target recognises those that no process is writing any more, and removes them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Write = Callable[[BinaryIO], object]
 class Staging:
     """Files that are written beside their targets, and moved there together.
 
-    A context: what was not moved is removed at its end.
+    A context manager: what was not moved is removed at its end.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Staging:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for temporary, file in self._files.values():
-            # Removed first: once the lock is gone, another process may take it for left behind.
+            # Removed first: once the lock is gone, another process may consider it abandoned.
             with _regardless():
                 os.unlink(temporary)
             file.close()
@@ -147,7 +147,7 @@ def copy_of(source: Path) -> Write:
 
 @contextlib.contextmanager
 def _regardless() -> Iterator[None]:
-    """Go on when the system refuses something that need not be done."""
+    """Continue when the system refuses something optional."""
     try:
         yield
     except OSError as error:
@@ -174,14 +174,14 @@ def _create(target: Path) -> tuple[Path, BinaryIO]:
 
 
 def _remove_left_behind(target: Path) -> None:
-    """Remove the temporary files for a target that nobody writes any more."""
+    """Remove the temporary files for a target that no process is writing any more."""
     pattern = f".{glob.escape(target.name)}.{'[0-9a-f]' * (2 * _TOKEN)}{_ENDING}"
     for path in target.parent.glob(pattern):
-        with _regardless():  # somebody writes it, or it is gone meanwhile
+        with _regardless():  # another process is writing it, or it is already gone
             if fcntl is None:
                 path.unlink()
                 continue
-            with path.open("r+b") as file:  # NFS locks what may be written only
+            with path.open("r+b") as file:  # NFS locks only what is open for writing
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
 

@@ -1,4 +1,4 @@
-"""What kernels take and write: they end the process, or write anywhere, when they are called with something else."""
+"""What kernels take and write: they end the process, or write anywhere, when they are called with anything else."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Signature:
     """What a kernel takes.
 
     Attributes:
-        types: The types of its arguments, in TorchScript's words.
+        types: The types of its arguments, as TorchScript names them.
         accepted: The kinds of values that it takes for each of them; `ANYTHING` where that is not known.
         written: Which of them it writes to.
         results: How many values follow its arguments in a call: what it returns.
@@ -115,7 +115,7 @@ _PRIMITIVES: Mapping[str, tuple[tuple[str, ...], Kinds]] = MappingProxyType(
         "sym_ite": (("bool", "number", "number"), ANYTHING),
     }
 )
-# ExecuTorch's own, of which there are no schemas.
+# ExecuTorch's own, which have no schemas.
 _OWN: Mapping[tuple[str, str], Signature] = MappingProxyType(
     {
         ("executorch_prim::et_view", "default"): _describe("Tensor", "List[int]", "Tensor", results=0),

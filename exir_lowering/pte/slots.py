@@ -86,7 +86,7 @@ class Double:
 
 
 class String:
-    """A text."""
+    """A string."""
 
     STRING_VAL: Final = 0
 
@@ -145,7 +145,7 @@ class TensorShapeDynamism:
 
 
 class ExtraTensorInfo:
-    """What few tensors need."""
+    """What only a few tensors need."""
 
     MUTABLE_DATA_SEGMENTS_IDX: Final = 0
     FULLY_QUALIFIED_NAME: Final = 1

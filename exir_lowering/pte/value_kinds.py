@@ -45,8 +45,8 @@ MAX_RANK = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """What a tensor is in memory.
+class MemoryLayout:
+    """The element type of a tensor, its shape, and its order in memory.
 
     Attributes:
         dtype: Its element type.
@@ -70,7 +70,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor(Layout):
+class Tensor(MemoryLayout):
     """A tensor of a method.
 
     Attributes:
@@ -105,23 +105,23 @@ class ValueSpec:
 
 
 def check_index(index: int, size: int, who: str, what: str) -> None:
-    """Check that a number refers to one of the things that there are.
+    """Check that an index is in range.
 
     Args:
-        index: The number.
-        size: How many there are.
+        index: The index.
+        size: How many things there are.
         who: What refers to it, for the message.
         what: What it refers to.
 
     Raises:
-        CorruptError: It refers to none.
+        CorruptError: It is out of range.
     """
     if not 0 <= index < size:
         raise CorruptError(f"{who} refers to number {index} of {size} {what}")
 
 
-def layout(table: Table, dtype: int, sizes: int, order: int) -> Layout:
-    """Read what a tensor is in memory.
+def layout(table: Table, dtype: int, sizes: int, order: int) -> MemoryLayout:
+    """Read the layout of a tensor.
 
     Args:
         table: The table that says so.
@@ -130,7 +130,7 @@ def layout(table: Table, dtype: int, sizes: int, order: int) -> Layout:
         order: The field with its dimensions from outer to inner.
 
     Raises:
-        CorruptError: There is no such tensor.
+        CorruptError: No tensor can have this layout.
     """
     code = table.number(dtype, "b")
     if code not in DTYPES:
@@ -141,7 +141,7 @@ def layout(table: Table, dtype: int, sizes: int, order: int) -> Layout:
     shape, dimensions = table.numbers(sizes, "i"), table.numbers(order, "B")
     if len(shape) > MAX_RANK or any(size < 0 for size in shape) or sorted(dimensions) != list(range(len(shape))):
         raise CorruptError(f"a tensor has the shape {list(shape)} with the dimensions in the order {list(dimensions)}")
-    return Layout(DTYPES[code], shape, dimensions)
+    return MemoryLayout(DTYPES[code], shape, dimensions)
 
 
 def strides(shape: Sequence[int], dim_order: Sequence[int]) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ from exir_lowering.pte.value_kinds import (
     STRING,
     TENSOR,
     TENSOR_LIST,
-    Layout,
+    MemoryLayout,
     Tensor,
     ValueSpec,
     check_index,
@@ -45,7 +45,7 @@ _LISTS: Mapping[int, tuple[int, str]] = MappingProxyType(
 _NEEDED: Mapping[int, int] = MappingProxyType(
     {STRING: slots.String.STRING_VAL, **{kind: field for kind, (field, _) in _LISTS.items()}}
 )
-"""The fields that have no default: the runtime reads them without a look."""
+"""The fields that have no default: the runtime reads them without checking."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +62,19 @@ class Allocation:
 
 
 def check_arenas(arenas: Sequence[int]) -> None:
-    """Refuse planned memory that this process cannot have: it would be killed when it takes it.
+    """Refuse planned memory that this process cannot have: it would be killed for taking it.
 
     Args:
         arenas: The sizes of a method's planned memory.
 
     Raises:
-        CorruptError: A size is negative, or all of them are more than there is.
+        CorruptError: A size is negative, or their sum is more than there is.
     """
     if any(size < 0 for size in arenas):
         raise CorruptError(f"its planned memory has the sizes {list(arenas)}")
     free = free_memory()
     if free is not None and sum(arenas) > free:
-        raise CorruptError(f"it plans {sum(arenas)} bytes of memory, this process can have {free}")
+        raise CorruptError(f"it plans {sum(arenas)} bytes of memory, but this process can have {free}")
 
 
 def tensor_table(value: Table) -> Table | None:
@@ -116,7 +116,7 @@ def stored_content(tensor: Table, data: Data) -> tuple[int, memoryview]:
     """Return where the content of a tensor starts, whose `constant_index` is not 0, and in what.
 
     Raises:
-        CorruptError: It refers to what is not there.
+        CorruptError: It refers to something that does not exist.
     """
     constant, planned = constant_index(tensor), tensor.has(slots.Tensor.ALLOCATION_INFO)
     if not planned and data.inline_constants:
@@ -132,7 +132,7 @@ def stored_content(tensor: Table, data: Data) -> tuple[int, memoryview]:
 
 
 def read_value(
-    number: int, table: Table, arenas: Sequence[int], data: Data, external: dict[str, Layout | int]
+    number: int, table: Table, arenas: Sequence[int], data: Data, external: dict[str, MemoryLayout | int]
 ) -> ValueSpec:
     """Read a value of a method.
 
@@ -141,10 +141,10 @@ def read_value(
         table: Its table.
         arenas: The sizes of the method's planned memory.
         data: What it may refer to.
-        external: What weights that are in a data file have to be, by name, to which it is added.
+        external: What the weights in a data file have to be, by name; this is added to it.
 
     Raises:
-        CorruptError: It refers to what is not there.
+        CorruptError: It refers to something that does not exist.
     """
     kind = table.number(slots.EValue.VAL_TYPE, "B")
     content = table.table(slots.EValue.VAL)
@@ -170,14 +170,14 @@ def read_value(
     return ValueSpec(kind, content.numbers(*_LISTS[kind]))
 
 
-def _tensor(table: Table, arenas: Sequence[int], data: Data, external: dict[str, Layout | int]) -> Tensor:
+def _tensor(table: Table, arenas: Sequence[int], data: Data, external: dict[str, MemoryLayout | int]) -> Tensor:
     found = layout(table, slots.Tensor.SCALAR_TYPE, slots.Tensor.SIZES, slots.Tensor.DIM_ORDER)
     dynamism, offset = table.number(slots.Tensor.SHAPE_DYNAMISM, "b"), table.number(slots.Tensor.STORAGE_OFFSET, "i")
     fixed, unbound = dynamism == TensorShapeDynamism.STATIC, dynamism == TensorShapeDynamism.DYNAMIC_UNBOUND
     if not fixed and not unbound and dynamism != TensorShapeDynamism.DYNAMIC_BOUND:
         raise CorruptError(f"a tensor has the unknown dynamism {dynamism}")
     if offset:
-        raise CorruptError(f"a tensor starts at element {offset} of its memory, which nobody supports")
+        raise CorruptError(f"a tensor starts at element {offset} of its memory, which is not supported")
     size = 0 if unbound else found.size
     if size >= 1 << 62:
         raise CorruptError(f"a tensor of the shape {list(found.sizes)} has {size} bytes")
@@ -186,9 +186,14 @@ def _tensor(table: Table, arenas: Sequence[int], data: Data, external: dict[str,
 
 
 def _check_content(
-    table: Table, what: Layout, size: int, arenas: Sequence[int], data: Data, external: dict[str, Layout | int]
+    table: Table,
+    what: MemoryLayout,
+    size: int,
+    arenas: Sequence[int],
+    data: Data,
+    external: dict[str, MemoryLayout | int],
 ) -> tuple[bool, bool]:
-    """Check that a tensor of a size lies inside of the memory, or the part of the file, that it is given.
+    """Check that a tensor of a size lies inside the memory, or the part of the file, that it is given.
 
     Returns:
         Whether it lies in planned memory, and whether its content is in a file.
@@ -203,9 +208,9 @@ def _check_content(
     name, constant = external_name(table), constant_index(table) != 0
     if name is not None:
         if not name:
-            raise CorruptError("a tensor is in a data file without a name")
+            raise CorruptError("a tensor in a data file has no name")
         if external.setdefault(name, what) != what:
-            raise CorruptError(f"the tensor {name!r} of a data file is {external[name]} and {what}")
+            raise CorruptError(f"the tensor {name!r} of a data file is both {external[name]} and {what}")
         return planned is not None, True
     if constant:
         start, segment = stored_content(table, data)

@@ -1,4 +1,4 @@
-"""Tell whether files are whole and belong together, by the digests in them; see `exir_lowering.pte.digests`."""
+"""Check that files are intact and belong together, by the digests in them; see `exir_lowering.pte.digests`."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from exir_lowering.pte.slots import Program
 Verify: TypeAlias = "bool | Literal['full']"
 
 LIMIT = 32_000_000
-"""How many bytes of a program and its data files are read to verify them when nobody asks for more."""
+"""How many bytes of a program and its data files are read to verify them by default."""
 
 
 def check_level(verify: object) -> None:
     """Check what a caller wants to be verified.
 
     Raises:
-        InputError: It is not a level.
+        InputError: It is not a valid level.
     """
     if not (isinstance(verify, bool) or (isinstance(verify, str) and verify == "full")):
         raise InputError(f'load: verify: got {verify!r}, expected True, False or "full".')
 
 
 def check_program(file: MappedFile, verify: Verify) -> Seal | None:
-    """Check the tables of a program, and return its digests; None for one that has none, as ExecuTorch's own.
+    """Check the tables of a program, and return its digests; None for one that has none, such as ExecuTorch's own.
 
     Args:
-        file: The program, which was read already.
+        file: The program, which was already read.
         verify: As for `check_all`.
 
     Raises:
@@ -53,7 +53,7 @@ def check_program(file: MappedFile, verify: Verify) -> Seal | None:
 
 
 def check_all(file: MappedFile, seal: Seal | None, data: DataFiles, needed: frozenset[str], verify: Verify) -> None:
-    """Check that a program's data files belong to it, and that all of them are whole.
+    """Check that a program's data files belong to it, and that all of them are intact.
 
     Args:
         file: The program.
@@ -88,7 +88,7 @@ def _damage_error(file: MappedFile, what: str) -> InputError:
 def _change_error(file: MappedFile, what: str) -> InputError:
     return InputError(
         f"{file.name} cannot be loaded: {what} is not what was emitted: its digest differs. It was damaged, or changed "
-        "after it was emitted. Make or copy it again; verify=False loads what somebody has changed on purpose."
+        "after it was emitted. Make or copy it again; verify=False loads what was changed on purpose."
     )
 
 
@@ -99,7 +99,7 @@ def _segment_ranges(content: memoryview) -> tuple[int, list[tuple[int, int]]]:
 
 
 def _seal(content: memoryview) -> Seal | None:
-    """Return the seal of a program, which was read already; None when it has none.
+    """Return the seal of a program, which was already read; None when it has none.
 
     Raises:
         SealError: It is damaged, or something else is.
@@ -139,9 +139,9 @@ def _check_tie(file: MappedFile, seal: Seal, one: DataFile, digest: str | None, 
     known = ", ".join(f"{name!r} ({known[:12]}...)" for name, known in seal.data.items()) or "no data file"
     found = f"the digest {digest[:12]}..." if digest is not None else "no digest"
     raise InputError(
-        f"{file.name} cannot be loaded with {one.name}: the data file is of another program, or of this one before it "
-        f"was emitted again. It has {found}; the program was emitted with {known}. Give the data file that was saved "
-        "with it, or save the artifact again."
+        f"{file.name} cannot be loaded with {one.name}: the data file belongs to another program, or to this one "
+        f"before it was emitted again. It has {found}; the program was emitted with {known}. Give the data file that "
+        "was saved with it, or save the artifact again."
     )
 
 
@@ -161,7 +161,7 @@ def _check_data(one: DataFile, digest: str, *, whole: bool) -> None:
     except (SealError, CorruptError) as error:
         raise _damage_error(one.file, str(error)) from None
     if len(ranges) != len(expected) + 1:
-        raise _damage_error(one.file, f"it has {len(ranges)} segments, and digests of {len(expected)}")
+        raise _damage_error(one.file, f"it has {len(ranges)} segments, but digests of {len(expected)}")
     end = base
     for number, (start, size) in enumerate(ranges):
         if any(content[end:start]):

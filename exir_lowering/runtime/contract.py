@@ -43,9 +43,9 @@ class Handle:
         who: The delegate, its class, and the method that it is part of, for messages.
         delegate: The delegate.
         content: What its `compile` returned.
-        plan: What the file says of it.
+        plan: What the file says about it.
         counts: How many outputs it may return. One number is left when it has been executed.
-        lines: Tells the lines of the model that a failure is about.
+        lines: Returns the lines of the model that a failure is about.
     """
 
     who: str
@@ -63,12 +63,12 @@ class Compilation:
     Attributes:
         where: The method and its file, to begin messages with.
         method: The name of the method.
-        plan: What the file says of this part of the method.
+        plan: What the file says about this part of the method.
         payload: The payload.
         specs: Its compile specs.
         find_data: Returns named data of the file by its key, None when there is none of that name.
         recorder: Takes the events of the delegate; None when nothing is ever profiled.
-        lines: Tells the lines of the model that a failure is about.
+        lines: Returns the lines of the model that a failure is about.
     """
 
     where: str
@@ -86,7 +86,7 @@ def compile_payload(delegate: Delegate, job: Compilation) -> Handle:
 
     Args:
         delegate: The delegate.
-        job: The payload, and what there is to know of it.
+        job: The payload, and what there is to know about it.
 
     Raises:
         BackendUnavailableError: The delegate says that what it needs is missing.
@@ -94,7 +94,7 @@ def compile_payload(delegate: Delegate, job: Compilation) -> Handle:
     """
     plan = job.plan
     who = f"{job.where}: delegate {plan.backend!r} ({type(delegate).__module__}.{type(delegate).__qualname__})"
-    data = _NamedData(job.find_data)
+    data = _DataFinder(job.find_data)
     try:
         with neutral():
             context = DelegateContext(job.method, data, plan.number, job.recorder)
@@ -110,7 +110,7 @@ def compile_payload(delegate: Delegate, job: Compilation) -> Handle:
     return Handle(who, delegate, content, plan, plan.counts, job.lines)
 
 
-class _NamedData:
+class _DataFinder:
     """Finds named data of a file until a delegate has compiled."""
 
     def __init__(self, find: Callable[[str], bytes | None]) -> None:
@@ -122,7 +122,7 @@ class _NamedData:
     def __call__(self, key: str) -> bytes | None:
         if self._find is None:
             raise RuntimeError(
-                f"named_data({key!r}): named data can be read until compile returns, keep it in the handle."
+                f"named_data({key!r}): named data can be read only until compile returns. Keep it in the handle."
             )
         if not isinstance(key, str) or "\0" in key:
             raise TypeError(f"named_data: got {key!r}, expected a str without null characters.")
@@ -130,7 +130,7 @@ class _NamedData:
 
 
 def destroy(handle: Handle) -> None:
-    """Let a delegate let go of what it compiled. What it raises is shown: nobody can catch it."""
+    """Let a delegate release what it compiled. What it raises is printed, since nobody can catch it."""
     try:
         handle.delegate.destroy(handle.content)
     except Exception as error:
@@ -139,18 +139,18 @@ def destroy(handle: Handle) -> None:
 
 
 def keep_others_out() -> None:
-    """Take the lock of the engines when the interpreter ends: no other thread is inside of one when it goes away."""
+    """Take the engines' lock when Python exits, so that no other thread is inside an engine then."""
     locks.engine().acquire(timeout=_EXIT_SECONDS)
 
 
 def _failure(what: str, error: Exception, lines: str) -> BackendFailure:
-    """Make the error that tells what a delegate raised, with the lines of the model."""
+    """Make the error that says what a delegate raised, with the lines of the model."""
     message = f"{what}{'' if what.endswith('.') else '.'} {lines}" if lines else what
     return BackendFailure(message, debug_handle=find_named_handle(error))
 
 
 def _describe_error(error: Exception) -> str:
-    """Return an exception as words without a full stop, whatever a plug-in made of it."""
+    """Describe an exception without a full stop, even if it cannot be converted to a str."""
     try:
         text = str(error)
     except Exception as problem:
@@ -160,11 +160,11 @@ def _describe_error(error: Exception) -> str:
 
 
 def settle(handle: Handle, execute: Callable[[int], None]) -> None:
-    """Execute with a number of outputs; while several are possible, until as many are returned as are asked for.
+    """Execute with a number of outputs; while several are possible, try each until that many are returned.
 
     Args:
         handle: What is executed. It keeps the number that was right.
-        execute: Executes with a number of outputs; it raises a LoweringError when the delegate does not do as told.
+        execute: Executes with a number of outputs; it raises a LoweringError when the delegate fails.
 
     Raises:
         LoweringError: What was raised for the likeliest number.
@@ -181,7 +181,7 @@ def settle(handle: Handle, execute: Callable[[int], None]) -> None:
 
 
 def execute(handle: Handle, inputs: list[Any], count: int) -> list[tuple[ValueSpec, Any]]:
-    """Let a delegate execute, and check all that it returns; return what the file says of each output, and the output.
+    """Let a delegate execute, and check all that it returns; return each output after what the file says about it.
 
     Args:
         handle: What is executed.
@@ -190,7 +190,7 @@ def execute(handle: Handle, inputs: list[Any], count: int) -> list[tuple[ValueSp
 
     Raises:
         BackendFailure: The delegate raised.
-        BackendContractError: It returned something else than the file says, or wrote into an input.
+        BackendContractError: It returned something other than the file says, or wrote into an input.
     """
     lent = tuple(inputs)  # the list is the delegate's; what numpy or C code writes is not counted
     before = versions(lent)

@@ -1,4 +1,4 @@
-"""Find the debug information of a file, and tell with it which lines of the model a failure is about."""
+"""Find the debug information of a file, and with it the lines of the model that a failure is about."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Lines: TypeAlias = Callable[[int, BaseException], str]
 
 
 def no_lines(number: int, error: BaseException) -> str:
-    """Return no lines: nothing is known of the model."""
+    """Return no lines: nothing is known about the model."""
     return ""
 
 
@@ -31,7 +31,7 @@ class DebugFile:
     Attributes:
         source: The path of the `.pte` file, or its content.
         path: The debug information's path; None when there is none.
-        asked: Whether the caller named it: then it has to be right, otherwise it is left aside with a warning.
+        asked: Whether the caller named it: then it has to be valid; otherwise an invalid one is ignored with a warning.
     """
 
     source: str | bytes
@@ -41,10 +41,10 @@ class DebugFile:
     _info: DebugInfo | None = field(default=None, init=False)
 
     def method(self, name: str) -> MethodDebug | None:
-        """Return what is known of a method, None when nothing is.
+        """Return what is known about a method; None when nothing is.
 
         Raises:
-            InputError: The caller named the file, and it cannot be read or is of another `.pte` file.
+            InputError: The caller named the file, and it cannot be read or belongs to another `.pte` file.
         """
         if not self._read:
             try:
@@ -57,7 +57,7 @@ class DebugFile:
         return None if self._info is None else self._info.methods.get(name)
 
     def lines(self, method: str) -> Lines:
-        """Return a function that tells the lines of the failures of a method's delegates."""
+        """Return a function that returns the model's lines for a failure of a method's delegates."""
 
         def tell(number: int, error: BaseException) -> str:
             try:
@@ -87,7 +87,7 @@ class DebugFile:
             raise InputError(f"{who}: {error}.") from error
         if info.sha256 != digest:
             raise InputError(
-                f"{who}: it is of another .pte file, or of this one before it was made again (SHA-256 "
+                f"{who}: it belongs to another .pte file, or to this one before it was made again (SHA-256 "
                 f"{info.sha256[:12]}..., the file has {digest[:12]}...). Save the artifact again: it writes both."
             )
         return info
@@ -101,7 +101,8 @@ def find(source: str | bytes, given: object) -> DebugFile:
         given: What the caller gave as its path; None looks for `model.debug.json` beside `model.pte`.
 
     Raises:
-        InputError: What the caller gave is not the path of a file, is not debug information, or is of another program.
+        InputError: What the caller gave is not the path of a file, is not debug information, or belongs to another
+            program.
     """
     if given is None:
         beside = Path(source).with_suffix(SUFFIX) if isinstance(source, str) and Path(source).name else None

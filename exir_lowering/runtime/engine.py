@@ -1,4 +1,4 @@
-"""What executes the methods of a program: the part of `LoadedProgram` that there are several of."""
+"""The interface of the engines, which execute the methods of a `LoadedProgram`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from exir_lowering.runtime.source import ProgramFile
 from exir_lowering.runtime.trace import TraceEvent
 
 Prepared = TypeVar("Prepared")
-"""What an engine makes of a method before it runs it."""
+"""A method as an engine prepares it to run."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,7 +25,7 @@ class Engine(ABC, Generic[Prepared]):
 
     Attributes:
         name: What `load` calls it.
-        refusal: A sentence that says why the engine needs the kernels of ExecuTorch's runtime, "" when that is plain.
+        refusal: A sentence that says why the engine needs the kernels of ExecuTorch's runtime, "" when that is obvious.
         file: The file.
         delegates: Its Python delegates, by id.
         ready: The methods that were set up.
@@ -44,7 +44,7 @@ class Engine(ABC, Generic[Prepared]):
 
         Args:
             method: One of the file's methods.
-            inputs: Its inputs, as `prepare` returns them.
+            inputs: Its inputs, as `inputs.prepare` returns them.
 
         Returns:
             The outputs, which no later run changes.
@@ -52,7 +52,7 @@ class Engine(ABC, Generic[Prepared]):
         Raises:
             InputError: The method cannot be set up, or failed.
             BackendFailure: A Python delegate raised.
-            BackendContractError: A Python delegate returned something else than the file says.
+            BackendContractError: A Python delegate returned something other than the file says.
         """
 
     @abstractmethod
@@ -61,7 +61,7 @@ class Engine(ABC, Generic[Prepared]):
 
         Args:
             method: One of the file's methods.
-            inputs: Its inputs, as `prepare` returns them.
+            inputs: Its inputs, as `inputs.prepare` returns them.
             runs: How often it is run.
 
         Returns:
@@ -80,7 +80,7 @@ class Engine(ABC, Generic[Prepared]):
         """Return the methods that share their state with one, itself included; none when it has its own."""
 
     def set_up_delegated(self) -> None:
-        """Set up the methods that call Python delegates, but for those that lack a kernel, which say so when run.
+        """Set up the methods that call Python delegates, except those that lack a kernel, which fail when run.
 
         Raises:
             InputError, BackendUnavailableError, BackendFailure: One cannot be set up.
@@ -90,7 +90,7 @@ class Engine(ABC, Generic[Prepared]):
                 self.prepare(method)
 
     def calls_delegates(self, method: MethodSpec) -> bool:
-        """Tell whether a method calls Python delegates."""
+        """Return whether a method calls Python delegates."""
         return not self.delegates.keys().isdisjoint(method.backends)
 
     def prepare(self, method: MethodSpec) -> Prepared:
@@ -112,7 +112,7 @@ class Engine(ABC, Generic[Prepared]):
             )
         self.ready[method.name] = self._set_up(method)
         # Setting up a method writes its initial state. Those that share it are set up at once, before one changes it;
-        # one that cannot be says so when it is run.
+        # one that fails here fails again when it is run.
         for name in self._sharing(method):
             if name not in self.ready:
                 try:
@@ -123,6 +123,6 @@ class Engine(ABC, Generic[Prepared]):
 
 
 def _missing_kernels(method: MethodSpec) -> list[str]:
-    """Return the operators of a method that the runtime has no kernel for; none where it cannot be asked."""
+    """Return the operators of a method that the runtime has no kernel for; none when it cannot be asked."""
     kernels = installed.kernels()
     return [] if kernels is None else sorted(set(method.operators) - kernels)

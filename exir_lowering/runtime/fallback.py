@@ -26,13 +26,13 @@ def rename_backends(file: ProgramFile, ids: Collection[str]) -> tuple[ProgramFil
         ids: The ids.
 
     Returns:
-        The file with other ids of the same length, and these by the old ones.
+        The file with other ids of the same length, and the new ids by the old ones.
     """
     content = bytearray(file.content())
     names = {old: f"{old[:-1]}{'~' if old[-1] != '~' else '_'}" for old in ids}
     end = header.read_pte(memoryview(content)).tables
     for old, new in names.items():
-        # A str in a flatbuffer: its length, its bytes, a zero. Segments with weights and payloads are not looked at.
+        # A str in a flatbuffer: its length, its bytes, a zero. Segments with weights and payloads are not searched.
         wanted, found = struct.pack("<I", len(old.encode())) + old.encode() + b"\0", -1
         while (found := content.find(wanted, found + 1, end)) >= 0:
             content[found + 4 : found + 4 + len(new.encode())] = new.encode()
@@ -63,7 +63,7 @@ class OriginalGraphs(Delegate):
         if payload is None:
             raise BackendUnavailableError(
                 f"method {context.method!r} needs the backend {self.backend_id!r}, and {self.reason}. There is no "
-                "original graph to fall back to: the file has them if it is emitted with keep_originals=True, and its "
+                "original graph to fall back to: the file has it if it was emitted with keep_originals=True, and its "
                 "data file is given."
             )
         return self._torch.compile(payload, [], context)
@@ -73,5 +73,5 @@ class OriginalGraphs(Delegate):
         return self._torch.execute(handle, inputs)
 
     def destroy(self, handle: Any) -> None:
-        """Let go of the graph."""
+        """Release the graph."""
         self._torch.destroy(handle)

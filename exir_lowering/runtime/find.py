@@ -30,9 +30,9 @@ def find_delegates(file: ProgramFile, given: Mapping[str, Any], unavailable: Una
             graphs of its partitions, with a warning.
 
     Raises:
-        BackendUnavailableError: Nobody has a backend, or who has it cannot use it here.
+        BackendUnavailableError: Nothing executes a backend, or what executes it is not available here.
         BackendFailure: A delegate raised when it was asked whether it is available.
-        PluginLoadError: A delegate could not be made, or its id is provided twice.
+        PluginLoadError: A delegate could not be created, or its id is provided twice.
     """
     found: dict[str, Delegate] = {}
     for backend, method in file.backends.items():

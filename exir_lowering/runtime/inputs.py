@@ -40,8 +40,8 @@ def prepare(where: str, method: MethodSpec, inputs: Sequence[Any], names: Sequen
         if index in method.lost:
             raise InputError(
                 f"{where}: {label} cannot be given. It was an integer of any value when the model was exported, "
-                "which ExecuTorch's .pte files have no room for: they say None instead, and the runtime takes nothing "
-                "else. Export the model with a fixed integer, or with a tensor in its place."
+                "which ExecuTorch's .pte files cannot represent: they store None instead, and the runtime accepts only "
+                "that. Export the model with a fixed integer, or with a tensor in its place."
             )
         problem, given = _check(value, given)
         if problem is not None:
@@ -55,7 +55,7 @@ def with_tensors(method: MethodSpec, inputs: Sequence[Any]) -> list[Any]:
 
     Args:
         method: What the file says about the method.
-        inputs: What somebody gave who writes numbers, not tensors; there may be too many or too few.
+        inputs: The inputs of a caller that has numbers instead of tensors; there may be too many or too few.
     """
     wanted: list[Any] = [value.content for value in method.inputs]
     return [
@@ -65,7 +65,7 @@ def with_tensors(method: MethodSpec, inputs: Sequence[Any]) -> list[Any]:
 
 
 def _holds(tensor: Any, given: Any) -> bool:
-    """Tell whether a number is the value of a tensor, and loses nothing by it but digits."""
+    """Return whether a tensor can hold a number, losing nothing but digits."""
     if not isinstance(tensor, Tensor) or tensor.sizes or not isinstance(given, (bool, int, float)):
         return False
     dtype = tensor.dtype
@@ -87,13 +87,13 @@ def look_at(inputs: Sequence[Any]) -> str:
     shapes = ", ".join(str(list(item.shape)) for item in inputs if isinstance(item, torch.Tensor))
     return (
         f"The inputs have the types that the file asks for (tensors of shapes {shapes or 'none'}), so look at their "
-        "values, and at sizes that were fixed when the model was exported: a file tells only how large a dynamic shape "
+        "values, and at sizes that were fixed when the model was exported: a file says only how large a dynamic shape "
         "may be."
     )
 
 
 def describe(value: ValueSpec) -> str:
-    """Say what an input has to be."""
+    """Describe what an input has to be."""
     if isinstance(value.content, Tensor):
         tensor = value.content
         if tensor.unbound:
@@ -109,7 +109,7 @@ def describe(value: ValueSpec) -> str:
 
 
 def show(given: Any) -> str:
-    """Say what was given, shortly."""
+    """Describe briefly what was given."""
     if isinstance(given, torch.Tensor):
         device = "" if given.device.type == "cpu" else f" on {given.device}"
         layout = "" if given.layout == torch.strided else f" with the layout {_name(given.layout)}"

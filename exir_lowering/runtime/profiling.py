@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 VERSION = 1
-"""Rises when a field of the JSON changes its meaning or goes away."""
+"""Incremented when a field of the JSON changes its meaning or is removed."""
 
 _LINES = 3
 """Source lines that the table has for a delegate."""
@@ -26,8 +26,8 @@ _LINES = 3
 class ProfileRow:
     """What took time.
 
-    An instruction that calls a nested graph stands before those of the graph, and its time includes theirs: what the
-    instructions of a delegate took is then more in all than what the delegate did.
+    An instruction that calls a nested graph stands before those of the graph, and its time includes theirs: the
+    instructions of a delegate can then take more time in total than the delegate.
 
     Attributes:
         kind: "method", "kernel", "delegate", or "instruction" of the delegate above it.
@@ -37,8 +37,8 @@ class ProfileRow:
         instruction: The number of the instruction in the file, -1 for the method.
         handles: The debug handles that it stands for.
         calls: How often it was executed.
-        milliseconds: How long that took in all.
-        share: The part of the method's time, 0 to 1.
+        milliseconds: How long that took in total.
+        share: The fraction of the method's time, 0 to 1.
         sources: The model's lines; none without debug information.
     """
 
@@ -126,7 +126,7 @@ class _Sum:
     first: tuple[int, int] = (0, 0)
 
     def add(self, event: TraceEvent) -> None:
-        """Count an event; `first` orders by beginning, the longer one of two first."""
+        """Count an event; `first` orders by start, and then the longer one first."""
         begun = (event.start, -event.nanoseconds)
         self.first = min(self.first, begun) if self.calls else begun
         self.calls += 1
@@ -135,7 +135,7 @@ class _Sum:
 
 @dataclass(slots=True)
 class _Step:
-    """The events of one instruction of the file: a kernel or a delegate, and what happened inside of it."""
+    """The events of one instruction of the file: a kernel or a delegate, and what happened inside it."""
 
     kind: str = ""
     sum: _Sum = field(default_factory=_Sum)
@@ -146,10 +146,10 @@ def profile(method: MethodSpec, runs: int, events: Iterable[TraceEvent], debug: 
     """Add up what was recorded.
 
     Args:
-        method: What the file says of the method.
+        method: What the file says about the method.
         runs: How often it was run.
         events: What was recorded.
-        debug: What is known of its debug handles.
+        debug: What is known about its debug handles.
     """
     whole = _Sum()
     steps: dict[int, _Step] = {}

@@ -3,7 +3,7 @@
 What `load` takes:
 
 * `source`. The file's tables are checked before anything else, as the runtime ends the process on some damaged files.
-  Damage inside of weights or of a backend's payload cannot be seen there: digests find it, see `verify`. A file is
+  Damage inside weights or a backend's payload cannot be seen there: digests find it, see `verify`. A file is
   mapped, not read; it must not be changed in place while the program is in use.
 * `data`. There is no search for data files: `Artifact.save` writes them beside the `.pte` file, by the names in
   `Artifact.data_files`. The runtime takes one path: several files, and content, are put together in a temporary file
@@ -11,14 +11,14 @@ What `load` takes:
 * `delegates` come before those of the entry points. A backend that the runtime has itself cannot be replaced, but in
   the interpreter. Those that the file does not need are not used.
 * `engine`. "runtime" is ExecuTorch's own, for which Python delegates need a C++ compiler once. "interpreter" needs
-  none: it gives the same results, but for rounding, by PyTorch's operators. It is not the real runtime, and refuses
-  operators that this one does not have: it checks the names of kernels, not the dtypes that each kernel of the real
-  runtime supports, so that a file that runs here may still fail there. Backends that the runtime has itself are called
-  in it, payload by payload.
+  none: it uses PyTorch's operators, and gives the same results except for rounding. It is not the real runtime, and
+  refuses operators that the real one does not have: it checks the names of kernels, not the dtypes that each kernel of
+  the real runtime supports, so that a file that runs here may still fail there. Backends that the runtime has itself
+  are called in it, payload by payload.
 * `unavailable="fallback"` executes the original graphs of a missing backend's partitions in PyTorch, with a warning.
   The file has these graphs if it was emitted with `keep_originals=True`.
-* `debug`. With debug information failures and profiles name the model's lines. What lies beside the file is left aside,
-  with a warning, if it is of another file.
+* `debug`. With debug information failures and profiles name the model's lines. A file beside the program is ignored,
+  with a warning, if it belongs to another program.
 * `verify`. In any case a data file has to be one that was emitted with the program. True also checks the tables, and
   weights and payloads when the files have 32 MB or less together, as these have to be read for it; "full" checks
   everything. Files that ExecuTorch has written have no digests, and load as they are.
@@ -62,8 +62,8 @@ class LoadedProgram:
     """A `.pte` file that is open in an engine; `load` makes it.
 
     Methods are set up when they first run, those that call Python delegates when the file is loaded. What a method
-    writes into its buffers it finds there at its next run, and no other method changes it, unless the file was made
-    with `share_mutable_buffers`: then its methods share them.
+    writes into its buffers is kept for its next run, and no other method changes it, unless the file was made with
+    `share_mutable_buffers`: then its methods share them.
     """
 
     _file: ProgramFile
@@ -98,16 +98,16 @@ class LoadedProgram:
                 one of its operators, or it failed to run. The program can be run again; after a run that failed
                 half-way, buffers that the method had written before have their new values.
             BackendFailure: A Python delegate raised; its exception is the `__cause__`.
-            BackendContractError: A Python delegate returned something else than the file says.
+            BackendContractError: A Python delegate returned something other than the file says.
         """
         found = self._method("run", method)
-        # Views of the inputs are made and let go of with the lock held: both let go of the interpreter's lock, and a
+        # Views of the inputs are made and released with the lock held: both release the interpreter's lock, and a
         # thread that waits for it in there when Python exits ends the process.
         with locks.engine(), self._enter(found.name):
             return self._engine.run(found, prepare(self._file.where(found.name), found, inputs))
 
     def as_inputs(self, method: str, values: Sequence[Any]) -> list[Any]:
-        """Return values as `run` takes them, when they come from where there are numbers only, such as a command line.
+        """Return values as `run` takes them, when they come from a source of plain numbers, such as a command line.
 
         Args:
             method: The method's name.
@@ -123,7 +123,7 @@ class LoadedProgram:
 
     @locks.uses_engine
     def profile(self, method: str, *inputs: Any, runs: int = 1) -> Profile:
-        """Run a method and tell where its time goes, per kernel, per delegate and per instruction of a delegate.
+        """Run a method and report where its time goes, per kernel, per delegate and per instruction of a delegate.
 
         The method is set up anew and run from its initial state: this program's own state stays as it is, and delegates
         compile their payloads again, which takes as much memory again. The first run is the slowest one.

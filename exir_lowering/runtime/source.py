@@ -13,7 +13,7 @@ from exir_lowering.plugins.payload import find_checks
 from exir_lowering.pte import format as file_format, kinds, mapping
 from exir_lowering.pte.data_files import DataFiles
 from exir_lowering.pte.mapping import MappedFile
-from exir_lowering.pte.value_kinds import Layout
+from exir_lowering.pte.value_kinds import MemoryLayout
 from exir_lowering.runtime.debugging import DebugFile
 
 
@@ -24,7 +24,7 @@ class ProgramFile:
     Attributes:
         file: The file.
         data: Its data files.
-        methods: What it says of its methods, by name.
+        methods: What it says about its methods, by name.
         debug: Its debug information.
     """
 
@@ -35,7 +35,7 @@ class ProgramFile:
 
     @property
     def name(self) -> str:
-        """How to call it in messages."""
+        """What messages call it."""
         return self.file.name
 
     def where(self, method: str) -> str:
@@ -46,7 +46,7 @@ class ProgramFile:
         """Return the content of the file, which is mapped, not read; writing to it changes nothing on the disk.
 
         Raises:
-            InputError: It cannot be read any more, or another file has taken its place.
+            InputError: It can no longer be read, or another file has taken its place.
         """
         return self.file.writable()
 
@@ -83,7 +83,7 @@ class ProgramFile:
 
 
 def read_source(source: object) -> tuple[MappedFile, Mapping[str, file_format.MethodSpec]]:
-    """Return a `.pte` file, and what it says of its methods.
+    """Return a `.pte` file, and what it says about its methods.
 
     Args:
         source: What the caller gave.
@@ -139,9 +139,9 @@ def _check_tensors(file: MappedFile, data: DataFiles, methods: Mapping[str, file
         for weight, need in method.external.items():
             if not data.tensors[weight].fits(need):
                 raise InputError(
-                    f"{file.name} cannot be loaded: {data} has {data.tensors[weight]} as {weight!r}, of which method "
-                    f"{method.name!r} needs {need if isinstance(need, Layout) else f'{need} bytes'}. Pass the data "
-                    "file that was saved with this program."
+                    f"{file.name} cannot be loaded: {data} has {data.tensors[weight]} as {weight!r}, but method "
+                    f"{method.name!r} needs {need if isinstance(need, MemoryLayout) else f'{need} bytes'}. Pass the "
+                    "data file that was saved with this program."
                 )
 
 

@@ -18,7 +18,7 @@ class TraceEvent:
         instruction: The number of the instruction of which it is a part; -1 for none.
         identifier: What a delegate calls it; None for an event of the runtime itself.
         nanoseconds: How long it took.
-        start: When it began, in nanoseconds from some time on.
+        start: When it began, in nanoseconds since an arbitrary point in time.
     """
 
     name: str
@@ -30,7 +30,7 @@ class TraceEvent:
 
 @dataclass(slots=True, eq=False)
 class Trace:
-    """Records what the interpreter does. It is a `Recorder` of delegates too.
+    """Records what the interpreter does. It is also a `Recorder` of delegates.
 
     Attributes:
         events: What was recorded.
@@ -51,7 +51,7 @@ class Trace:
         self.events.append(TraceEvent("", self.instruction, identifier, end - start, start))
 
     def begin(self, instruction: int, name: str) -> int:
-        """Begin an instruction, or the method: -1; return the time."""
+        """Begin an instruction, or with -1 the method, and return the time."""
         self.instruction, self.active = instruction, name == DELEGATE
         return self.now()
 

@@ -1,4 +1,4 @@
-"""A suite that tells whether a backend, and the delegate that executes its payloads, keep their contracts.
+"""A suite that checks whether a backend, and the delegate that executes its payloads, keep their contracts.
 
 from exir_lowering.testing import check_backend, conformance_tests
 

@@ -78,7 +78,7 @@ def run_conformance(
     The arguments are those of `check_backend`.
 
     Returns:
-        The report; `report.conforms` tells whether all is well.
+        The report; `report.conforms` says whether all is well.
 
     Raises:
         InputError, UnknownPluginError, PluginLoadError: As for `check_backend`.

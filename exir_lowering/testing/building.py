@@ -1,4 +1,4 @@
-"""Short ways to write cases down."""
+"""Shorthands for writing cases."""
 
 from __future__ import annotations
 

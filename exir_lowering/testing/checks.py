@@ -1,4 +1,4 @@
-"""What is done with the file of a case."""
+"""The checks on the file of a case."""
 
 from __future__ import annotations
 

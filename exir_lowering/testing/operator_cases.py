@@ -175,7 +175,7 @@ def _weights() -> Iterator[Case]:
     yield one("zero", "A weight may be all zero.", lambda: {"w": torch.zeros(3, 3)}, lambda m, x: x + m.w)
     yield one("transposed", "A weight may be a transposed view.", lambda: {"w": nn.Parameter(weight(3, 3).t())})
     yield one("non-contiguous", "A weight may have gaps in memory.", lambda: {"w": weight(3, 6)[:, ::2]})
-    yield one("offset", "A weight may begin inside of its memory.", lambda: {"w": weight(5, 3)[2:]})
+    yield one("offset", "A weight may begin inside its memory.", lambda: {"w": weight(5, 3)[2:]})
 
     def views() -> dict[str, Any]:
         whole = weight(4, 3)

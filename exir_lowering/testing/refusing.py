@@ -1,4 +1,4 @@
-"""Telling a backend's refusal from its failure."""
+"""Distinguish a backend's refusal from its failure."""
 
 from __future__ import annotations
 

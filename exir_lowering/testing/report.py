@@ -13,7 +13,7 @@ _STATUSES = ("passed", "failed", "lowered", "skipped")
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
-    """What became of one case.
+    """The outcome of one case.
 
     Attributes:
         name: The case.
@@ -45,7 +45,7 @@ class CaseResult:
 
 @dataclass(frozen=True, slots=True)
 class ConformanceReport:
-    """What became of every case.
+    """The outcome of every case.
 
     Attributes:
         backend_id: The backend.

@@ -69,7 +69,7 @@ class CaseInput:
 def tensor(
     *shape: int | str, dtype: torch.dtype = torch.float32, values: str = "any", layout: str = "contiguous"
 ) -> CaseInput:
-    """Say which tensor to make; see `CaseInput`."""
+    """Describe a tensor to make; see `CaseInput`."""
     return CaseInput(shape, dtype, values, layout)
 
 

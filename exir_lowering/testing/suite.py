@@ -1,4 +1,4 @@
-"""Trying a backend: which partitioner and delegate, every case in turn, the report."""
+"""Try a backend: find its partitioner and delegate, run every case, and report."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def _make_support_partitioner(
             SupportPartitioner({backend_id: supports}, compile_specs=specs, own_state=case.stateful), case
         )
 
-    make(CASES[0])  # arguments that are wrong are told now
+    make(CASES[0])  # wrong arguments are reported at once
     return make
 
 

@@ -78,7 +78,7 @@ class Trial:
         subject: What is tried.
         case: The case.
         sample: Its programs and calls.
-        lowered: What the backend made of it.
+        lowered: What the backend made from it.
         content: The `.pte` file, or b"" when nothing executes it.
         engine: What executes it.
     """
@@ -99,7 +99,7 @@ class Trial:
         )
 
     def open(self, delegate: WatchedDelegate | None) -> LoadedProgram:
-        """Load the file; what is raised is raised."""
+        """Load the file, and let every error through."""
         delegates = {} if delegate is None else {self.subject.backend_id: delegate}
         return load(self.content, delegates=delegates, engine=self.engine)
 
@@ -209,7 +209,7 @@ def _advise_refusal(error: BackendFailure, refused: bool) -> str:
     if isinstance(cause, (NotImplementedError, LoweringError)):
         return "If this is a refusal, name the operator in it, so that users know what to leave on the host."
     return (
-        f"A {type(cause).__name__} is taken for a defect. If it is to say that something is not supported, raise a "
+        f"A {type(cause).__name__} counts as a defect. If it is to say that something is not supported, raise a "
         "NotImplementedError or an exir_lowering.InputError that names the operator."
     )
 
@@ -241,7 +241,7 @@ def check_debug_handles(lowered: LoweredMethods) -> None:
         if found is not None:
             raise Broken(
                 "debug-handles",
-                f"the debug_handle_map says that {found[0]!r} is made of the operator with the debug handle "
+                f"the debug_handle_map says that {found[0]!r} comes from the operator with the debug handle "
                 f"{found[1]!r}, which is not in the partition. Take handles from node.meta['debug_handle'] of the "
                 "program that `preprocess` is given.",
             )

@@ -1,4 +1,4 @@
-"""A delegate around a delegate, which sees whether it keeps its promises."""
+"""A delegate around a delegate, which checks whether it keeps its contract."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class WatchedDelegate(Delegate):
     Args:
         inner: The delegate.
         change: Changes payloads before they are compiled.
-        probe: Whether the second execution of each payload is tried with a wrong number of inputs before.
+        probe: Whether the second execution of each payload is first tried with a wrong number of inputs.
 
     Attributes:
         written: Inputs that `execute` wrote to, in words.
@@ -113,7 +113,7 @@ class WatchedDelegate(Delegate):
         )
 
     def _count_held(self) -> int:
-        """Return how many of `held` somebody else has too: those with more references than a fresh list has here."""
+        """Return how many of `held` are referenced elsewhere: those with more references than a fresh list."""
         different = list({id(content): content for content in self.held}.values())
         self.held.clear()
         different.append([])

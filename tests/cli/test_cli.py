@@ -242,7 +242,7 @@ def test_a_file_of_weights_is_named_as_that(main: Main, tmp_path: Path) -> None:
     torch.save(Net().state_dict(), tmp_path / "weights.pt")
     refused(
         main("lower", tmp_path / "weights.pt", "-o", tmp_path / "x.pte"),
-        "a file of torch.save",
+        "a torch.save file",
         "no exported graph",
     )
 
@@ -258,7 +258,7 @@ def test_paths_and_names_that_are_wrong(main: Main, models: Path, tmp_path: Path
     net, out = models / "net.pt2", tmp_path / "x.pte"
     refused(main("lower", tmp_path / "no" / "a.pt2", "-o", out), "There is no file", "no directory")
     refused(main("lower", tmp_path, "-o", out), "is a directory, expected a file")
-    refused(main("lower", net, "-o", tmp_path / "no" / "x.pte"), "no directory", "Make it first")
+    refused(main("lower", net, "-o", tmp_path / "no" / "x.pte"), "no directory", "Create it first")
     refused(main("lower", net, "-o", tmp_path / "x.bin"), "ends in .pte")
     (tmp_path / "d.pte").mkdir()
     refused(main("lower", net, "-o", tmp_path / "d.pte"), "it is a directory")
@@ -487,7 +487,7 @@ def test_random_inputs_are_the_same_each_time(main: Main, pte: Path) -> None:
         ("randn:", "FILL:SHAPE"),
         ("none.pt", "There is no file 'none.pt'"),
         ("weights.pt", "holds a dict, expected a tensor"),
-        ("code.pt", "not a file of torch.save with tensors or numbers only"),
+        ("code.pt", "not a torch.save file with only tensors or numbers"),
         ("text.npy", "not a .npy file"),
         ("randn:float99:2x8", "no dtype 'float99'"),
         ("randn:int64:2x8", "torch.randn cannot make it"),
@@ -542,9 +542,7 @@ def test_run_falls_back_to_the_original_graphs(main: Main, tmp_path: Path) -> No
     assert torch.allclose(result, Net()(torch.ones(2, 8)), atol=1e-6)
     code, _, err = main("run", plain, *again)
     assert (
-        code == 2
-        and "There is no original graph to fall back to: the file has them" in err
-        and "--keep-originals" in err
+        code == 2 and "There is no original graph to fall back to: the file has it" in err and "--keep-originals" in err
     )
 
 

@@ -113,4 +113,4 @@ def test_a_missing_extra_says_what_to_install(
 def test_the_output_is_checked_before_the_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["demo", "-o", str(tmp_path / "no" / "x.pte")]) == 2
     assert cli.main(["demo", "-o", str(tmp_path / "x.bin")]) == 2
-    assert "Make it first" in capsys.readouterr().err
+    assert "Create it first" in capsys.readouterr().err

@@ -199,7 +199,7 @@ def with_record(content: bytes, edit: Edit) -> bytes:
     from exir_lowering.plugins.payload import find_checks
     from exir_lowering.pte.format import read_program
 
-    old = record.constant(read_program(memoryview(content), find_checks)[record.RECORD])
+    old = record.read_constant(read_program(memoryview(content), find_checks)[record.RECORD])
     new = edit(old)
     return b"".join(tables.rewrite(memoryview(content), lambda name: name != record.RECORD, {record.RECORD: [new]}))
 

@@ -226,7 +226,7 @@ DAMAGE: dict[str, tuple[str, Callable[[Editor], None], str]] = {
     "another type": ("plain", _other_type, "complex32"),
     "huge memory": ("plain", _huge, "bytes of memory"),
     "a constant is written": ("plain", _constant_written, "which is a constant"),
-    "a jump to itself": ("loop", _itself, "for ever"),
+    "a jump to itself": ("loop", _itself, "forever"),
 }
 
 

@@ -188,7 +188,7 @@ def test_stale_and_damaged_debug_information(steps: Path, tmp_path: Path) -> Non
     tree = json.loads(good.read_text())
     damaged = json.dumps({**tree, "frames": [["x"]]})
     for text, told in (
-        (stale, "it is of another .pte file"),
+        (stale, "it belongs to another .pte file"),
         (good.read_text()[:200], "this is not debug information"),
         (damaged, "it is damaged"),
         (json.dumps({**tree, "version": 99}), "its version is 99"),

@@ -218,7 +218,7 @@ class TestTie:
         one, other = host
         pte = one.save(tmp_path / "one.pte")
         other.save(tmp_path / "other.pte")  # to the same data file
-        with pytest.raises(InputError, match=r"of another program, or of this one before it was emitted again"):
+        with pytest.raises(InputError, match=r"belongs to another program, or to this one before it was emitted again"):
             load(pte, data=tmp_path / "weights.ptd", engine=engine, verify=verify)
         check(tmp_path / "other.pte", data=tmp_path / "weights.ptd", engine=engine, verify=verify, seed=1)
 
@@ -233,7 +233,7 @@ class TestTie:
     def test_a_lowered_module(self, tmp_path: Path) -> None:
         for seed, name in ((0, "one"), (1, "other")):
             lower(exported(seed)).module(external_weights="weights").save(tmp_path / f"{name}.pte")
-        with pytest.raises(InputError, match="of another program"):
+        with pytest.raises(InputError, match="belongs to another program"):
             LoweredModule.load(tmp_path / "one.pte", data=tmp_path / "weights.ptd", verify=False)
         module = LoweredModule.load(tmp_path / "other.pte", data=[tmp_path / "weights.ptd"], verify="full")
         torch.testing.assert_close(module(X), expected(1))
@@ -243,7 +243,7 @@ class TestTie:
         host[1].save(tmp_path / "other.pte")
         command = ["run", "--input", "ones:2x16", "--data", str(tmp_path / "weights.ptd"), "--verify", "tie"]
         assert cli.main([*command, str(tmp_path / "one.pte")]) == 2
-        assert "of another program" in capfd.readouterr().err
+        assert "belongs to another program" in capfd.readouterr().err
         assert cli.main([*command, str(tmp_path / "other.pte")]) == 0
 
     def test_a_data_file_is_known_by_its_content(self, host: Any) -> None:
@@ -285,7 +285,7 @@ class TestLoweredModule:
         assert {file.name for file in other.iterdir()} == {"two.pte", "two.debug.json", "large.ptd", "small.ptd"}
         module = LoweredModule.load(saved, data=[other / one.name for one in data], verify="full")
         torch.testing.assert_close(module(X), expected(0), atol=1e-5, rtol=1e-5)
-        with pytest.raises(InputError, match="one name in several directories"):
+        with pytest.raises(InputError, match="the same name in different directories"):
             LoweredModule.load(path, data=[data[0], other / "large.ptd"])
         with pytest.raises(InputError, match=r"got a bytes, expected the path of a \.ptd file"):
             LoweredModule.load(path, data=data[0].read_bytes())
@@ -380,7 +380,7 @@ class TestSeveralDataFiles:
 
     def test_data_of_one_name_with_other_content(self, host: Any) -> None:
         files = [artifact.data_files["weights.ptd"] for artifact in host]
-        with pytest.raises(InputError, match=r"both have 'first\.weight', with other content"):
+        with pytest.raises(InputError, match=r"both have 'first\.weight', with different content"):
             load(host[0].buffer, data=files)
 
     @pytest.mark.parametrize(

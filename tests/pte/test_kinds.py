@@ -68,18 +68,18 @@ def legacy(file: io.BytesIO) -> None:
 FILES: dict[str, tuple[Callable[[], bytes], str, str]] = {
     "conv.pt2": (pt2, "a .pt2 file", "exir-lower lower MODEL.pt2"),
     "script.pt": (script, "a TorchScript file", "torch.export"),
-    "weights.pt": (saved, "a file of torch.save", "load its weights"),
-    "old.pt": (lambda: write(legacy), "a file of torch.save", "load its weights"),
+    "weights.pt": (saved, "a torch.save file", "load its weights"),
+    "old.pt": (lambda: write(legacy), "a torch.save file", "load its weights"),
     "record.etrecord": (lambda: archive("ETRECORD_V0"), "an ETRecord", "Give the .pte file"),
     "x.npy": (lambda: write(lambda f: numpy.save(f, numpy.ones(2))), "a file of numpy arrays", "as an input"),
     "x.npz": (lambda: write(lambda f: numpy.savez(f, x=numpy.ones(2))), "a file of numpy arrays", "as an input"),
     "model.zip": (lambda: archive("readme.txt"), "a zip archive", "unpacked"),
-    "model.onnx": (lambda: b"\x08\x0a\x12\x07pytorch:" + bytes(40), "an ONNX model", "torch.export"),
+    "model.onnx": (lambda: b"\x08\x0a\x12\x07pytorch:" + bytes(40), "apparently an ONNX model", "torch.export"),
     "model.tflite": (lambda: b"\x1c\0\0\0TFL3" + bytes(60), "a TFLite model", "torch.export"),
     "model.safetensors": (safetensors, "a safetensors file", "load its weights"),
     "model.gguf": (lambda: b"GGUF" + bytes(60), "a GGUF file", "load its weights"),
     "model.h5": (lambda: b"\x89HDF\r\n\x1a\n" + bytes(60), "an HDF5 file", "torch.export"),
-    "model.pte": (lambda: b"version https://git-lfs.github.com/spec/v1", "a pointer of Git LFS", "lfs pull"),
+    "model.pte": (lambda: b"version https://git-lfs.github.com/spec/v1", "a Git LFS pointer", "lfs pull"),
     "model.bpte": (lambda: b"\x1c\0\0\0BP08" + bytes(60), "a .bpte file", "Give the .pte file"),
     "weights.ptd": (lambda: b"\x1c\0\0\0FT01" + bytes(60), "a .ptd data file", "as data="),
 }  # fmt: skip
@@ -131,7 +131,7 @@ def test_damage_is_still_called_damage(tmp_path: Path) -> None:
 def test_what_is_given_as_data_is_no_data_file(tmp_path: Path) -> None:
     (tmp_path / "model.pte").write_bytes(to_edge(exported()).to_executorch().buffer)
     (tmp_path / "weights.pt").write_bytes(FILES["weights.pt"][0]())
-    for name, kind in (("weights.pt", "a file of torch.save"), ("model.pte", "a .pte file")):
+    for name, kind in (("weights.pt", "a torch.save file"), ("model.pte", "a .pte file")):
         with pytest.raises(InputError, match=f"it is {kind}.*expected a .ptd data file. Give the one"):
             load(tmp_path / "model.pte", data=tmp_path / name)
 
@@ -140,4 +140,4 @@ def test_a_method_without_a_file(capsys: pytest.CaptureFixture[str]) -> None:
     for command in (["plan", "x="], ["lower", "x=", "-o", "x.pte"]):
         assert main(command) == 2
         told = " ".join(capsys.readouterr().err.split())
-        assert "'x=': there is no file behind the equals sign, expected x=MODEL.pt2." in told
+        assert "'x=': there is no file after the equals sign, expected x=MODEL.pt2." in told

@@ -756,7 +756,7 @@ class TestShim:
 
     def test_a_wrong_compiler(self, cache, monkeypatch):
         monkeypatch.setenv("CXX", "/nowhere/c++ -O3")
-        assert "'/nowhere/c++ -O3', which is not there" in message_of(shim.library, BackendUnavailableError)
+        assert "'/nowhere/c++ -O3', which does not exist" in message_of(shim.library, BackendUnavailableError)
 
     def test_a_failing_compiler(self, cache, tmp_path, monkeypatch):
         compiler = tmp_path / "compiler"

@@ -23,7 +23,7 @@ import exir_lowering
 from exir_lowering._upstream import executorch_operators, runtime
 from exir_lowering._upstream.operators import FunctionalOperator, functional_operator
 from exir_lowering.pte import inference
-from exir_lowering.pte.value_kinds import BOOL, DOUBLE, NULL, STRING, TENSOR, Layout
+from exir_lowering.pte.value_kinds import BOOL, DOUBLE, NULL, STRING, TENSOR, MemoryLayout
 
 INPUT = (torch.linspace(-1.0, 1.0, 12).reshape(1, 3, 2, 2),)
 
@@ -182,7 +182,7 @@ def _described(kind: str, chosen: random.Random, shapes: list[tuple[int, ...]]) 
             return NULL, None
         sizes = chosen.choice(shapes)
         dtype = chosen.choice([torch.float32, torch.float16, torch.float64, torch.bfloat16, torch.int32, torch.bool])
-        return TENSOR, Layout(dtype, sizes, tuple(range(len(sizes))))
+        return TENSOR, MemoryLayout(dtype, sizes, tuple(range(len(sizes))))
     if "number" in kind or "float" in kind:
         return DOUBLE, chosen.choice([1, 2.5, True, 0, -1])
     if "bool" in kind:

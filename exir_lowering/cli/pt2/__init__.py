@@ -1,4 +1,4 @@
-"""Exported programs in files: a `.pt2` file of `torch.export.save`, read so that nothing in it acts."""
+"""Exported programs in files: a `.pt2` file of `torch.export.save`, read without executing anything in it."""
 
 from exir_lowering.cli.pt2.reading import read_program
 from exir_lowering.cli.pt2.unsafe import UnsafeFileError

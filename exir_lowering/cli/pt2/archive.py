@@ -1,4 +1,4 @@
-"""The archive around an exported program: a ZIP file, of which only complete and plain members are given out."""
+"""The archive around an exported program: a ZIP file, of which only complete and plain members are read."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Archive:
             raise InputError(f"it is not a ZIP archive ({type(error).__name__}: {error})") from error
         members = self._zip.infolist()
         if not members or len(members) > MOST_MEMBERS:
-            raise InputError(f"it is an archive of {len(members)} files")
+            raise InputError(f"it is an archive with {len(members)} files")
         for one in members:
             _check(one)
         size = file.seek(0, 2)

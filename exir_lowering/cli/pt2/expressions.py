@@ -1,6 +1,6 @@
-"""The text in exported programs that torch evaluates: symbolic sizes and guards. A closed grammar tells what may be.
+"""The text in exported programs that torch evaluates: symbolic sizes and guards. A closed grammar says what is allowed.
 
-torch gives sizes to `sympy.sympify`, and guards to `exec`. Both see a text that passed here only: numbers, symbols,
+torch gives sizes to `sympy.sympify`, and guards to `exec`. Both get only text that was accepted here: numbers, symbols,
 arithmetic, comparisons, and functions of a closed list.
 """
 
@@ -59,7 +59,7 @@ _COMPARISONS = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 
 
 def is_symbol(name: str) -> bool:
-    """Tell whether a text is the name of a symbol, such as s0."""
+    """Return whether a text is the name of a symbol, such as s0."""
     return _SYMBOL.fullmatch(name) is not None and not keyword.iskeyword(name)
 
 
@@ -198,7 +198,7 @@ def _check_guard_call(checker: _Checker, node: ast.Call, depth: int) -> None:
 
 
 def _is_argument(node: ast.expr) -> bool:
-    """Tell whether a node is an argument's value or size: L['x']['k'][0].size()[1]."""
+    """Return whether a node is an argument's value or size: L['x']['k'][0].size()[1]."""
     while True:
         if isinstance(node, ast.Name):
             return node.id == "L"

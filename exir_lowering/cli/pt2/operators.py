@@ -25,7 +25,7 @@ NAMESPACES = split_words(
     torchao torchvision torchaudio llama cadence cortex_m arm tosa
     """
 )
-"""Where operators are that compute only: PyTorch's, ExecuTorch's and those of libraries that models are made of."""
+"""The namespaces of operators that only compute: PyTorch's, ExecuTorch's and those of the libraries of models."""
 
 REFUSED = frozenset(("aten::from_file", "aten::_print", "aten::_test_string_default", "aten::_test_ambiguous_defaults"))
 """Operators of these namespaces that do more than compute, by name without overload."""
@@ -50,7 +50,7 @@ FUNCTIONS = split_words(
     torch._functorch.predispatch.lazy_load_decompositions
     """
 )
-"""Functions other than operators: of symbolic sizes, and how `torch.vmap` is written down."""
+"""Functions other than operators: of symbolic sizes, and those that `torch.vmap` is exported as."""
 
 _OVERLOAD = re.compile(r"torch\.ops\.(\w+)\.(\w+)\.(\w+)", re.ASCII)
 _HIGHER_ORDER = re.compile(r"torch\.ops\.higher_order\.(\w+)", re.ASCII)

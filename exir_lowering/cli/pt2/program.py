@@ -32,7 +32,7 @@ MOST_UNBACKED = 1_000_000
 DEVICES = frozenset(("cpu", "cuda", "mps", "xpu", "meta"))
 DIALECTS = frozenset(("ATEN", "TRAINING", "EDGE", ""))
 PATH = re.compile(r"[^\"'\\\x00-\x1f\x7f]*")
-"""The name of a parameter, buffer or constant: it may stand in a str of Python."""
+"""The name of a parameter, buffer or constant: it may be part of a Python string literal."""
 
 Rule = Callable[[Any], None]
 
@@ -92,7 +92,7 @@ def check_path(name: Any) -> None:
     """Check the name of a parameter, buffer or constant, such as "layers.0.weight".
 
     Raises:
-        UnsafeFileError: It cannot stand in a str of Python.
+        UnsafeFileError: It cannot be part of a Python string literal.
     """
     if PATH.fullmatch(name) is None or not name.isprintable():
         raise UnsafeFileError(f"it has a weight with the name {name[:100]!r}")

@@ -78,7 +78,7 @@ def read_examples(where: str, content: bytes | bytearray) -> Any:
         content: What `torch.save` wrote.
 
     Raises:
-        UnsafeFileError: They call something else than classes of values: that is made to run code.
+        UnsafeFileError: They call something other than value classes, which is an attempt to run code.
         InputError: They are damaged.
     """
     if not content:
@@ -160,10 +160,10 @@ def _read_pickled_tensor(name: str, member: str, archive: Archive) -> torch.Tens
 
 
 def _list_unsafe(what: str, content: bytes | bytearray) -> list[str]:
-    """Return what a pickle calls beside the functions that torch takes for safe."""
+    """Return what a pickle calls besides the functions that torch considers safe."""
     try:
         return list(torch.serialization.get_unsafe_globals_in_checkpoint(io.BytesIO(content)))
-    except Exception as error:  # of anything that is damaged
+    except Exception as error:  # of any kind, for a damaged file
         let_through(error)
         raise InputError(
             f"{what} are damaged, or a pickle of another kind ({type(error).__name__}: {str(error)[:200]})"
@@ -176,13 +176,13 @@ def _unpickle(what: str, content: bytes | bytearray) -> Any:
         raise UnsafeFileError(f"{what} are a pickle that calls {', '.join(map(repr, unsafe[:5]))} when it is read")
     try:
         return torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
-    except Exception as error:  # of anything that is damaged
+    except Exception as error:  # of any kind, for a damaged file
         let_through(error)
         raise InputError(f"{what} cannot be read ({type(error).__name__}: {str(error)[:200]})") from error
 
 
 def _is_value_class(name: str) -> bool:
-    """Tell whether a name in a pickle is a class that inputs are of: registered with pytree, or an enumeration."""
+    """Return whether a name in a pickle is a class of inputs: registered with pytree, or an enumeration."""
     if name == FAKE_TENSOR_READER:
         return True
     classes: list[Any] = [*list_registered_types(), *treespecs.enumerations()]

@@ -1,4 +1,4 @@
-"""The error for a file that would act."""
+"""The error for a file that would run code."""
 
 from exir_lowering.errors import InputError
 

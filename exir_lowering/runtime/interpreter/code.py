@@ -1,6 +1,6 @@
-"""The code of a file's methods: values, instructions and payloads, as an engine of our own executes them.
+"""The code of a file's methods: values, instructions and payloads, as the interpreter executes them.
 
-`format` has checked the file before; what is read here is in range.
+`format` has already checked the file; what is read here is in range.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Run the methods of a file in Python: the same results, where ExecuTorch's runtime cannot be used.
 
 It is not the real runtime: operators are PyTorch's. A file that calls a kernel which the runtime does not have is
-refused all the same, where the runtime is at hand to be asked.
+refused nevertheless, if the runtime is available to be asked.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from exir_lowering.runtime.find import Unavailable, find_delegates
 from exir_lowering.runtime.inputs import look_at
 from exir_lowering.runtime.interpreter import hosted, memory
 from exir_lowering.runtime.interpreter.code import Code, Listing, Payload, read_code
-from exir_lowering.runtime.interpreter.kernels import Kernel, MethodState, kernel
+from exir_lowering.runtime.interpreter.kernels import Kernel, MethodState, find_kernel
 from exir_lowering.runtime.interpreter.memory import Slot
 from exir_lowering.runtime.source import ProgramFile
 from exir_lowering.runtime.trace import Trace, TraceEvent
@@ -39,7 +39,7 @@ _EVENTS = {KERNEL: trace.KERNEL, DELEGATE: trace.DELEGATE}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ready:
+class PreparedMethod:
     """A method that is set up.
 
     Attributes:
@@ -47,7 +47,7 @@ class Ready:
         state: Its values.
         kernels: What executes each operator.
         calls: What executes each payload.
-        trace: Takes what it does, None when nobody asks.
+        trace: Records what it does; None when nothing is recorded.
     """
 
     code: Code
@@ -64,7 +64,7 @@ class Ready:
 
         Raises:
             Stopped: An operator failed.
-            TooLong: It does not come to an end.
+            TooLong: It does not end.
             LoweringError: A delegate failed.
         """
         values = self.state.values
@@ -90,7 +90,7 @@ class Ready:
             try:
                 (self.kernels if code == KERNEL else self.calls)[target](self.state, arguments)
             except LoweringError:
-                raise  # by a delegate
+                raise  # raised by a delegate
             except Exception as error:
                 let_through(error)
                 raise Stopped(self._name(code, target)) from error
@@ -127,7 +127,7 @@ def _holds(value: Any) -> bool:
 
 
 class PythonCall:
-    """A payload that a Python delegate has compiled; it is destroyed when nobody refers to it any more."""
+    """A payload that a Python delegate has compiled; it is destroyed when nothing refers to it any more."""
 
     def __init__(self, handle: contract.Handle) -> None:
         self.handle = handle
@@ -165,7 +165,7 @@ _closes_at_exit = False
 
 
 def _close_at_exit() -> None:
-    """Keep other threads out when handles are let go of at exit; what is registered later is called before."""
+    """Keep other threads out while handles are released at exit; what is registered later is called before."""
     global _closes_at_exit
     if not _closes_at_exit:
         _closes_at_exit = True
@@ -173,14 +173,14 @@ def _close_at_exit() -> None:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Interpreter(Engine[Ready]):
+class Interpreter(Engine[PreparedMethod]):
     """A file that Python runs; `open_interpreter` makes it.
 
     Attributes:
         listing: Its code.
         external: The named data of its data file.
         shared: The memory that methods share.
-        trace: Takes what methods do, None when nobody asks.
+        trace: Records what methods do; None when nothing is recorded.
     """
 
     name = "interpreter"
@@ -201,7 +201,7 @@ class Interpreter(Engine[Ready]):
         try:
             return ready.run(inputs)
         except LoweringError:
-            raise  # by a delegate
+            raise  # raised by a delegate
         except Stopped as stopped:
             error = stopped.__cause__
             raise InputError(
@@ -227,18 +227,18 @@ class Interpreter(Engine[Ready]):
     def _sharing(self, method: MethodSpec) -> Collection[str]:
         return () if self.shared is None else self.file.methods
 
-    def _set_up(self, method: MethodSpec) -> Ready:
+    def _set_up(self, method: MethodSpec) -> PreparedMethod:
         with neutral():
             return self._set_up_neutrally(method)
 
-    def _set_up_neutrally(self, method: MethodSpec) -> Ready:
+    def _set_up_neutrally(self, method: MethodSpec) -> PreparedMethod:
         where, code = self.file.where(method.name), self.listing.methods[method.name]
         try:
-            arenas = memory.arenas(code.arenas[:_SHARED] if self.shared is not None else code.arenas)
+            arenas = memory.allocate_arenas(code.arenas[:_SHARED] if self.shared is not None else code.arenas)
             if self.shared is not None:
                 arenas.append(self.shared)
             values = [
-                memory.slot(value.content, storage, arenas)
+                memory.make_slot(value.content, storage, arenas)
                 if isinstance(value.content, Tensor) and storage is not None
                 else value.content
                 for value, storage in zip(code.values, code.storage, strict=True)
@@ -249,10 +249,10 @@ class Interpreter(Engine[Ready]):
                 f"{where} cannot be set up by the interpreter: {error}. The file may be damaged. Make or copy it again."
             ) from error
         kernels = [self._kernel(where, *operator) for operator in code.operators]
-        return Ready(code, MethodState(code.values, values), kernels, self._calls(method, code), self.trace)
+        return PreparedMethod(code, MethodState(code.values, values), kernels, self._calls(method, code), self.trace)
 
     def _kernel(self, where: str, name: str, overload: str) -> Kernel:
-        found = kernel(name, overload)
+        found = find_kernel(name, overload)
         if found is None:
             shown = f"{name}.{overload}" if overload else name
             raise InputError(
@@ -332,21 +332,21 @@ def open_interpreter(file: ProgramFile, given: Mapping[str, Any], unavailable: U
         unavailable: What to do about a backend that is missing here.
 
     Raises:
-        InputError: The file has changed meanwhile, or takes more memory than there is.
-        BackendUnavailableError: Nobody has a backend that the file needs.
+        InputError: The file has changed in the meantime, or needs more memory than there is.
+        BackendUnavailableError: Nothing executes a backend that the file needs.
         BackendFailure: A delegate raised when it was asked whether it is available.
-        PluginLoadError: A delegate could not be made, or its id is provided twice.
+        PluginLoadError: A delegate could not be created, or its id is provided twice.
     """
     found = find_delegates(file, given, unavailable)
     external = file.data.content()
     try:
         listing = read_code(file.content(), external)
     except CorruptError as error:
-        raise InputError(f"{file.name} cannot be loaded: it has changed meanwhile: {error}.") from None
+        raise InputError(f"{file.name} cannot be loaded: it has changed in the meantime: {error}.") from None
     shared = None
     if file.shares_state:
         try:
-            (shared,) = memory.arenas([max(method.arenas[_SHARED] for method in file.methods.values())])
+            (shared,) = memory.allocate_arenas([max(method.arenas[_SHARED] for method in file.methods.values())])
         except memory.DoesNotFit as error:
             raise InputError(f"{file.name} cannot be loaded by the interpreter: {error}.") from None
     return Interpreter(file, found, listing, external, shared)

@@ -1,4 +1,4 @@
-"""Operators of a file, called in PyTorch: those of ATen by their schemas, those of ExecuTorch here."""
+"""Operators of a file, called in PyTorch: those of ATen by their schemas, those of ExecuTorch by functions here."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class MethodState:
     """The values of a method while it runs; they stay as they are until it runs again.
 
     Attributes:
-        plan: What the file says of each value.
+        plan: What the file says about each value.
         values: The values: tensors as `Slot`, numbers, strings and None as they are.
         spending: The memory that operators take.
     """
@@ -75,8 +75,8 @@ class MethodState:
             slot.write(result)
 
 
-def kernel(name: str, overload: str) -> Kernel | None:
-    """Return what executes an operator of a file, None when PyTorch does not have it or it is not for files to call.
+def find_kernel(name: str, overload: str) -> Kernel | None:
+    """Return what executes an operator of a file, None when PyTorch does not have it or files may not call it.
 
     A file's operators are those of the closed list, as variants that write to planned memory, and what a library has
     registered in ExecuTorch's runtime beside ATen's.
@@ -145,7 +145,7 @@ def _view(state: MethodState, indices: tuple[int, ...]) -> None:
         known = -math.prod(shape)
         shape[shape.index(-1)] = source.numel() // known if known else 0
     if math.prod(shape) != source.numel():
-        raise DoesNotFit(f"a tensor of shape {list(source.shape)} cannot be seen in the shape {shape}")
+        raise DoesNotFit(f"a tensor of shape {list(source.shape)} cannot be viewed with the shape {shape}")
     target.view(slot, shape)
 
 

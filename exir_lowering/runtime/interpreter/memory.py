@@ -17,16 +17,16 @@ from exir_lowering.runtime.interpreter.code import Storage
 
 
 class DoesNotFit(Exception):
-    """A tensor was to get a shape that the file has no room for, or to be written where it is a part of the file."""
+    """A tensor was to get a shape that the file has no memory for, or to be written although it is part of the file."""
 
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """A tensor of a method, which several values may be.
+    """A tensor of a method, which several values may share.
 
     Attributes:
         tensor: The tensor, always the same object; its shape changes where the file says that it may.
-        plan: What the file says of it.
+        plan: What the file says about it.
         constant: Whether its memory is the file's own, which nothing may write.
     """
 
@@ -41,7 +41,7 @@ class Slot:
             shape: The shape.
 
         Raises:
-            DoesNotFit: The file has no room for it.
+            DoesNotFit: The file has no memory for it.
         """
         if tuple(self.tensor.shape) == tuple(shape):
             return
@@ -55,7 +55,7 @@ class Slot:
 
         Args:
             source: The other tensor.
-            shape: The shape to look at it in.
+            shape: The shape to view it with.
 
         Raises:
             DoesNotFit: It is not the shape that the file says.
@@ -68,10 +68,10 @@ class Slot:
         """Check that the tensor may be written.
 
         Raises:
-            DoesNotFit: Its memory is a part of the file.
+            DoesNotFit: Its memory is part of the file.
         """
         if self.constant:
-            raise DoesNotFit("a tensor would be written whose content is a part of the file; the file may be damaged")
+            raise DoesNotFit("a tensor whose content is part of the file would be written; the file may be damaged")
 
     def clear(self) -> None:
         """Make the tensor empty, so that an operator may give it a shape; not one whose shape is fixed."""
@@ -82,7 +82,7 @@ class Slot:
         """Check the shape that an operator gave the tensor, and lay it out in memory as the file says.
 
         Raises:
-            DoesNotFit: The file has no room for it.
+            DoesNotFit: The file has no memory for it.
         """
         tensor, shape = self.tensor, tuple(self.tensor.shape)
         self.check(shape)
@@ -98,7 +98,7 @@ class Slot:
             content: The other tensor.
 
         Raises:
-            DoesNotFit: The file has no room for it, or the tensor is a part of it.
+            DoesNotFit: The file has no memory for it, or the tensor is part of the file.
         """
         self.check_writable()
         self.reshape(content.shape)
@@ -118,7 +118,7 @@ class Slot:
         )
         if not fits:
             raise DoesNotFit(
-                f"a tensor would get the shape {list(shape)}, the file says {'at most ' if plan.dynamic else ''}"
+                f"a tensor would get the shape {list(shape)}, but the file says {'at most ' if plan.dynamic else ''}"
                 f"{list(plan.sizes)}"
             )
 
@@ -128,11 +128,11 @@ class Slot:
         )
 
 
-def arenas(sizes: Sequence[int]) -> list[torch.Tensor]:
+def allocate_arenas(sizes: Sequence[int]) -> list[torch.Tensor]:
     """Return memory of the planned sizes, all zeros.
 
     Raises:
-        DoesNotFit: There is not as much memory.
+        DoesNotFit: There is not enough memory.
     """
     return [_zeros(size, torch.uint8) for size in sizes]
 
@@ -144,16 +144,16 @@ def _zeros(size: int, dtype: torch.dtype) -> torch.Tensor:
         raise DoesNotFit(f"{size} elements of {dtype} do not fit into memory: {error}") from None
 
 
-def slot(plan: Tensor, storage: Storage, memory: Sequence[torch.Tensor]) -> Slot:
+def make_slot(plan: Tensor, storage: Storage, memory: Sequence[torch.Tensor]) -> Slot:
     """Make a tensor, with its initial content.
 
     Args:
-        plan: What the file says of it.
+        plan: What the file says about it.
         storage: Where its content is.
         memory: The planned memory.
 
     Raises:
-        DoesNotFit: There is not as much memory.
+        DoesNotFit: There is not enough memory.
     """
     shape = (0,) * len(plan.sizes) if plan.unbound else plan.sizes
     layout = strides(shape, plan.dim_order)

@@ -1,4 +1,4 @@
-"""What the shim and Python hand to each other: structures, callbacks and functions, as `shim.cpp` declares them."""
+"""What the shim and Python exchange: structures, callbacks and functions, as `shim.cpp` declares them."""
 
 from __future__ import annotations
 
@@ -74,11 +74,11 @@ def declare(library: ctypes.CDLL) -> None:
 
 
 def clock(library: ctypes.CDLL) -> Callable[[], int]:
-    """Return the function that tells the time of events."""
+    """Return the function that returns the time of events."""
     return ctypes.PYFUNCTYPE(ctypes.c_uint64)(("exir_ticks", library))
 
 
 def recorder(library: ctypes.CDLL) -> Callable[..., None]:
-    """Return the function that records an event: for a tracer, by a text or else a number, with start and end."""
+    """Return the function that records an event: for a tracer, by a str or a number, with start and end."""
     kinds: tuple[Any, ...] = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int32, ctypes.c_uint64, ctypes.c_uint64)
     return ctypes.PYFUNCTYPE(None, *kinds)(("exir_event", library))

@@ -72,7 +72,7 @@ def view_tensor(handle: Handle, argument: Argument) -> torch.Tensor:
 
 
 def describe_argument(argument: Argument) -> ValueSpec:
-    """Return what an argument tells of itself, as a file would that says less than it could."""
+    """Return what an argument says about itself, like a file that says less than it could."""
     if argument.kind != abi.TENSOR:
         return ValueSpec(NULL, None)
     sizes, order = tuple(argument.sizes[: argument.rank]), tuple(range(argument.rank))

@@ -1,10 +1,10 @@
 """Python delegates behind the backend interface of ExecuTorch's runtime.
 
 The runtime knows a backend by its id for as long as the process lives, so for each id one backend of the shim is
-registered. Which `Delegate` it stands for is said whenever a method is set up, and its handles remember it: two
+registered. Which `Delegate` it stands for is decided whenever a method is set up, and its handles remember it: two
 programs can execute one id with different delegates.
 
-The runtime reduces what goes wrong in a backend to a number. The exception is kept here meanwhile, and raised again
+The runtime reduces what goes wrong in a backend to a number. The exception is kept here, and raised again
 when the runtime has returned.
 """
 
@@ -65,7 +65,7 @@ class _Setup:
         where: The method and its file, for messages.
         delegates: The file's delegates, by their ids.
         plans: Those parts of the method that they execute and that are still to come, in the runtime's order.
-        lines: Tells the lines of the model that a failure is about.
+        lines: Returns the lines of the model that a failure is about.
     """
 
     where: str
@@ -75,12 +75,12 @@ class _Setup:
 
 
 class _Thread(threading.local):
-    """What a thread is at.
+    """The state of a thread.
 
     Attributes:
         setups: The methods that it is setting up; one may be set up while another one is compiled.
         failure: What was raised in a callback and is to be raised again.
-        listeners: How many callers there are that raise it again.
+        listeners: How many callers will raise it again.
     """
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ class Bridge:
         return tuple(self._ids)
 
     def register(self, ids: Sequence[str], taken: Sequence[str]) -> None:
-        """Make the runtime know ids; those that it knows already stay as they are.
+        """Register ids in the runtime; those that are already registered stay as they are.
 
         Args:
             ids: The ids.
@@ -135,7 +135,7 @@ class Bridge:
         if len(taken) + len(missing) > _ROOM:
             raise BackendUnavailableError(
                 f"The delegates {', '.join(map(repr, missing))} cannot be registered: the ExecuTorch runtime has room "
-                f"for {_ROOM} backends in a process, forgets none, and has {len(taken)}: {', '.join(taken)}. Use "
+                f"for {_ROOM} backends in a process, removes none, and has {len(taken)}: {', '.join(taken)}. Use "
                 "fewer ids in one process, or start another one."
             )
         for name in missing:
@@ -158,13 +158,13 @@ class Bridge:
         delegates: Mapping[str, Delegate],
         lines: Lines = no_lines,
     ) -> Iterator[None]:
-        """Answer for delegates while the context lasts, in which the runtime sets up a method.
+        """Serve delegates while the context lasts, in which the runtime sets up a method.
 
         Args:
             where: The method and its file, to begin messages with.
             plans: The parts of the method that backends execute.
             delegates: The file's Python delegates, by their ids.
-            lines: Tells the lines of the model that a failure is about.
+            lines: Returns the lines of the model that a failure is about.
         """
         setups = self._thread.setups
         setups.append(_Setup(where, delegates, iter([plan for plan in plans if plan.backend in delegates]), lines))
@@ -176,7 +176,7 @@ class Bridge:
 
     @contextmanager
     def serving(self, delegates: Mapping[str, Delegate]) -> Iterator[None]:
-        """Answer, while the context lasts, for programs that something else than `load` sets up, in any thread.
+        """Serve, while the context lasts, programs that something other than `load` sets up, in any thread.
 
         Args:
             delegates: The delegates, by their ids, which are registered.
@@ -219,7 +219,7 @@ class Bridge:
         if failure is not None and (failed or not isinstance(failure, Exception) or find_passing(failure) is not None):
             raise failure
 
-    # What the shim calls. Nothing may be raised there, and 0 is failure.
+    # What the shim calls. Nothing may be raised there, and 0 means failure.
 
     def _available(self, slot: int) -> int:
         setups = self._thread.setups
@@ -244,7 +244,7 @@ class Bridge:
             return self._keep(failure)
 
     def _keep(self, failure: BaseException) -> int:
-        """Keep a failure for who listens, or show it; return the number that the runtime makes of it."""
+        """Keep a failure for the listeners, or show it; return the runtime's error number for it."""
         self._thread.failure = failure
         if not self._thread.listeners:
             sys.excepthook(type(failure), failure, failure.__traceback__)
@@ -335,9 +335,9 @@ class Bridge:
             destroy(handle)
 
     def _close(self) -> None:
-        """Let go of all handles when the interpreter ends; programs that are still alive outlive it.
+        """Release all handles when Python exits; programs that are still alive outlive it.
 
-        The lock is kept, so that no other thread is inside of the runtime when the interpreter goes away.
+        The lock is kept, so that no other thread is inside the runtime when Python exits.
         """
         keep_others_out()
         self._library.exir_close()
@@ -346,12 +346,12 @@ class Bridge:
 
 
 def _describe_unread(backend: str, payload: int) -> Delegation:
-    """Return what is known of a payload whose file was not read: nothing but its size."""
+    """Return what is known about a payload whose file was not read: nothing but its size."""
     return Delegation(_UNKNOWN, backend, payload, _UNKNOWN, (), ())
 
 
 def _add_arguments(plan: Delegation, arguments: Sequence[Argument]) -> Delegation:
-    """Return what the first call tells of a payload: what the last values may be, of which at least one is returned."""
+    """Return what the first call adds to a plan: the values that may be outputs, of which at least one is."""
     values = tuple(map(describe_argument, arguments))
     return replace(plan, arguments=len(values), outputs=values, counts=tuple(range(1, len(values) + 1)))
 

@@ -35,7 +35,7 @@ class NativeEngine(Engine[Any]):
 
     Attributes:
         programs: The runtime's program for each method. Methods of one program share all memory, so that one method's
-            intermediate values destroy another's state: each has a program of its own, unless they share their state.
+            intermediate values overwrite another's state: each has a program of its own, unless they share their state.
     """
 
     name = "runtime"
@@ -50,7 +50,7 @@ class NativeEngine(Engine[Any]):
             with bridge().listening() if self.calls_delegates(method) else contextlib.nullcontext():
                 return list(ready(inputs, clone_outputs=True))
         except LoweringError:
-            raise  # by a delegate
+            raise  # raised by a delegate
         except Exception as error:
             let_through(error)
             raise InputError(
@@ -98,7 +98,7 @@ class NativeEngine(Engine[Any]):
             with bridge().setting_up(where, method.delegations, self.delegates, lines):
                 return program.load_method(method.name)
         except LoweringError:
-            raise  # by a delegate
+            raise  # raised by a delegate
         except Exception as error:
             let_through(error)
             needs = f" It calls {', '.join(method.backends)}." if method.backends else ""
@@ -119,9 +119,10 @@ def open_native(file: ProgramFile, given: Mapping[str, Any], unavailable: Unavai
 
     Raises:
         InputError: The runtime refuses the file, or a delegate was given for a backend that it has itself.
-        BackendUnavailableError: Nobody has a backend that the file needs, or Python delegates cannot be used here.
+        BackendUnavailableError: Nothing executes a backend that the file needs, or Python delegates cannot be used
+            here.
         BackendFailure: A delegate raised when it was asked whether it is available.
-        PluginLoadError: A delegate could not be made, or its id is provided twice.
+        PluginLoadError: A delegate could not be created, or its id is provided twice.
     """
     failure = installed.runtime_failure()
     if failure is not None:

@@ -42,7 +42,7 @@ SYMBOLS = (
     "exir_start",
     "exir_ticks",
 )
-"""What the source defines: a library that lacks one of these is another one."""
+"""The functions that the source defines: a library that lacks one of these is not the shim."""
 # The two definitions are those that the wheel's runtime was built with: they change the layout of its classes.
 FLAGS = (
     "-std=c++17",
@@ -111,7 +111,7 @@ def _source() -> str:
 
 
 def _cache() -> Path:
-    """Return the folder where compiled shims are kept; whether it can be used is seen when it is."""
+    """Return the folder where compiled shims are kept; whether it is usable shows when it is used."""
     import platformdirs  # only where a delegate is used
 
     return platformdirs.user_cache_path("exir-lowering", appauthor=False)
@@ -130,8 +130,8 @@ def _compiler() -> list[str]:
             ) from error
         if shutil.which(command[0]) is None:
             raise BackendUnavailableError(
-                f"Python delegates need a C++ compiler, and the environment variable CXX names {chosen!r}, which is "
-                "not there. Correct it, or unset it."
+                f"Python delegates need a C++ compiler, and the environment variable CXX names {chosen!r}, which "
+                "does not exist. Correct it, or unset it."
             )
         return command
     for name in COMPILERS:
@@ -157,8 +157,8 @@ def _build(package: Path) -> bytes:
             return target.read_bytes()
     except OSError as error:
         raise BackendUnavailableError(
-            f"Python delegates cannot be used: what they need cannot be compiled anywhere: {error}. Make room in the "
-            "temporary folder, or name another one with the environment variable TMPDIR."
+            f"Python delegates cannot be used: the library that they need cannot be compiled: {error}. Free space in "
+            "the temporary folder, or choose another one with the environment variable TMPDIR."
         ) from error
 
 
@@ -170,7 +170,7 @@ def _compile(command: list[str]) -> None:
         )
     except subprocess.TimeoutExpired as error:
         raise BackendUnavailableError(
-            f"Python delegates cannot be used: the C++ compiler was not done after {SECONDS} seconds: {shown}"
+            f"Python delegates cannot be used: the C++ compiler did not finish within {SECONDS} seconds: {shown}"
         ) from error
     except OSError as error:
         let_through(error)
@@ -192,6 +192,6 @@ def _load(library: bytes) -> ctypes.CDLL:
     except OSError as error:
         let_through(error)
         raise BackendUnavailableError(
-            f"Python delegates cannot be used: what the C++ compiler made cannot be loaded: {error}. Does CXX compile "
+            f"Python delegates cannot be used: the compiled library cannot be loaded: {error}. Does CXX compile "
             f"for this machine ({platform.machine()})?"
         ) from error

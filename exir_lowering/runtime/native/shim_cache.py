@@ -28,7 +28,7 @@ _told: set[str] = set()
 
 
 def read(folder: Path, name: str) -> bytes | None:
-    """Return a library that is kept, None when there is none that can be trusted.
+    """Return a library from the cache; None when it has none that can be trusted.
 
     Args:
         folder: The folder of the cache.
@@ -117,14 +117,14 @@ def _check(found: os.stat_result, what: str) -> None:
 def _content(file: int) -> bytes:
     found = os.fstat(file)
     if not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST:
-        raise _Untrusted("what is there is not a library")
+        raise _Untrusted("the file is not a library")
     _check(found, "the library in it")
     with open(file, "rb", closefd=False) as opened:
         return opened.read(_LARGEST)
 
 
 def _write(directory: int, name: str, content: bytes) -> None:
-    """Write beside the name, and move under it when it is on the disk: at any moment there is all or nothing."""
+    """Write a temporary file, and rename it once it is on the disk: at any moment there is all or nothing."""
     temporary = f".{name}.{os.getpid()}.{os.urandom(4).hex()}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     file = os.open(temporary, flags, 0o600, dir_fd=directory)
@@ -136,7 +136,7 @@ def _write(directory: int, name: str, content: bytes) -> None:
         os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
         os.fsync(directory)
     finally:
-        with suppress(OSError):  # it was moved, most of the time
+        with suppress(OSError):  # usually it was already moved
             os.unlink(temporary, dir_fd=directory)
 
 
