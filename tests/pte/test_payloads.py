@@ -11,8 +11,9 @@ import torch
 from torch.export import export
 
 from exir_lowering import load, lower
+from exir_lowering._upstream import installed
 from exir_lowering.errors import BackendFailure, InputError, PluginLoadError
-from exir_lowering.plugins import availability, registry
+from exir_lowering.plugins import registry
 from exir_lowering.plugins.payload import NEEDED, CheckedPayload, CorruptError, PayloadChecks, ValueSpec, find_checks
 from exir_lowering.pte import payloads
 from exir_lowering.pte.format import read_program
@@ -85,7 +86,7 @@ class TestTheOneOfXnnpack:
         self, content: bytes, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         provide(monkeypatch)
-        monkeypatch.setattr(availability, "own_backends", frozenset)
+        monkeypatch.setattr(installed, "own_backends", frozenset)
         assert read_program(memoryview(content), find_checks)["forward"].backends == (XNNPACK,)
 
     @pytest.mark.parametrize(
@@ -129,4 +130,4 @@ def test_calls_are_checked_by_the_plug_in(content: bytes, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("backend", ["", "os", "os:system", "exir_lowering.backends.xnnpack.payload", "Xnnpack", "\0"])
 def test_an_id_selects_among_plug_ins_only(backend: str) -> None:
-    assert payloads.check_payload(backend, memoryview(b"")) is None
+    assert payloads.check_payload(backend, memoryview(b""), find_checks) is None

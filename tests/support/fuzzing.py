@@ -29,6 +29,7 @@ import numpy
 import torch
 
 from exir_lowering import LoweredModule, LoweringError, load
+from exir_lowering.plugins.payload import find_checks
 from exir_lowering.pte import flatbuffer
 from exir_lowering.pte.container import read_data
 from exir_lowering.pte.flatbuffer import CorruptError
@@ -145,7 +146,7 @@ def places(content: bytes) -> tuple[list[tuple[int, int]], list[int]]:
     original, flatbuffer._unpack = flatbuffer._unpack, unpack
     try:
         with suppress(CorruptError):
-            (read_data if content[4:8] == b"FT01" else read_program)(held)
+            read_data(held) if content[4:8] == b"FT01" else read_program(held, find_checks)
     finally:
         flatbuffer._unpack = original
     return list(numbers), list(entries)
