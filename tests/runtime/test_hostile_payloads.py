@@ -306,7 +306,7 @@ ENDLESS = (
 def test_a_loop_that_never_ends(engine: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr("exir_lowering.graphs.operators.budget.STEPS", 10_000)  # ten million take a minute
     content = payload(ENDLESS[0], call("getitem", V(1), 0), others=ENDLESS[1:], results=[V(2)])
-    with pytest.raises(BackendFailure, match=r"not done after 10,000 steps, the limit of one execution"):
+    with pytest.raises(BackendFailure, match=r"it did not finish within 10,000 steps, the limit of one execution"):
         load(file_with(content), engine=engine).run("forward", torch.ones(4))
 
 
