@@ -226,6 +226,6 @@ def _upstream_class() -> Any:
             if stand_in is not None:
                 del sys.modules[_PACKAGE]
     log = logging.getLogger(module.__name__)
-    # It prints the operators that it leaves on the host. Stdout may be a command's JSON, and the report has them anyway.
+    # It prints the operators that it leaves on the host. Stdout may be a command's JSON, and the report has them too.
     module.print = lambda *words: log.debug(" ".join(map(str, words)))
     return module.OpenvinoPartitioner
