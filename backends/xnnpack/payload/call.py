@@ -54,8 +54,9 @@ def _check(found: Graph, arguments: Sequence[ValueSpec]) -> None:
         if not isinstance(tensor, Tensor):
             raise CorruptError(f"it is called with {KINDS[argument.kind]} as value {value.external}")
         if tensor.dtype not in _DTYPES.get(value.datatype, ()):
-            raise CorruptError(f"value {value.external} is {tensor}, but its datatype in the payload is
-            {value.datatype}")
+            raise CorruptError(
+                f"value {value.external} is {tensor}, but its datatype in the payload is {value.datatype}"
+            )
         if value.returned and tensor.constant:
             raise CorruptError(f"it writes into value {value.external}, which is a constant")
         tensors[value.id] = tensor
