@@ -87,7 +87,7 @@ class OpenvinoPartitioner(Partitioner):  # type: ignore[misc]
         self.inner: Partitioner = _upstream_class()([CompileSpec("device", device.encode())])
 
     def partition(self, exported_program: ExportedProgram) -> ExplainedResult:
-        """Tag what OpenVINO takes.
+        """Tag the operators that OpenVINO takes.
 
         Raises:
             PartitionerContractError: ExecuTorch's partitioner raised.
@@ -126,7 +126,7 @@ class OpenvinoPartitioner(Partitioner):  # type: ignore[misc]
 
 
 def _refused(node: Node) -> str:
-    """Return the code of why a node must stay on the host wherever partitions end, "" if it does not have to."""
+    """Return the code of the reason why a node must stay on the host wherever partitions end, "" if there is none."""
     value = node.meta.get("val")
     results = list(measures.tensors(value))
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) or any(map(_dynamic, results)):
@@ -173,7 +173,7 @@ def _crossing(module: GraphModule, tags: Mapping[Node, str], constants: Collecti
             continue
         source = operator(node)
         for user in map(operator, (user for user in node.users if not graphs.is_getitem(user))):
-            # The tensor must be made and read in one partition: if one end stays on the host, so must the other.
+            # The tensor must be made and read in one partition: if one end stays on the host, the other must too.
             neighbours.setdefault(source, set()).add(user)
             neighbours.setdefault(user, set()).add(source)
             if tags.get(source) != tags.get(user):
@@ -196,7 +196,7 @@ def _check_device(device: object) -> None:
     if device not in available:
         raise InputError(
             f"openvino(device={device!r}): OpenVINO does not have it here, only {', '.join(available) or 'none'}. "
-            "It compiles for a device that is present; install its driver, or name another one."
+            "It only compiles for a device that is present; install its driver, or name another one."
         )
 
 
@@ -226,6 +226,6 @@ def _upstream_class() -> Any:
             if stand_in is not None:
                 del sys.modules[_PACKAGE]
     log = logging.getLogger(module.__name__)
-    # It prints the operators that it leaves on the host, but stdout may be a command's JSON, and the report has them.
+    # It prints the operators that it leaves on the host. Stdout may be a command's JSON, and the report has them too.
     module.print = lambda *words: log.debug(" ".join(map(str, words)))
     return module.OpenvinoPartitioner

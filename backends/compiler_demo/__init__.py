@@ -1,4 +1,4 @@
-"""A compiler for a few operators, to read: it writes instructions as text, and its delegate runs them.
+"""A compiler for a few operators, as an example: it writes instructions as text, and its delegate runs them.
 
 Names are imported when they are first used, so that the run-time side does not import the compiler.
 """

@@ -1,4 +1,4 @@
-"""The demo compiler: aten add, sub, mul and constants; it refuses everything else, with the line of the model."""
+"""The demo compiler: aten add, sub, mul and constants; it refuses everything else, naming the line of the model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class CompilerDemoBackend(Backend):
         """Compile one partition.
 
         Raises:
-            InputError: It has something that the compiler does not support; the message has the model's source line.
+            InputError: It contains something that the compiler does not support; the message has the model's source
+                line.
         """
         signature = program.graph_signature
         for spec in signature.output_specs:
@@ -65,7 +66,7 @@ def _inputs(program: ExportedProgram) -> list[Node]:
 
 
 def _constants(program: ExportedProgram) -> dict[Node, torch.Tensor]:
-    """Return the constants that are used. Edge dialect turns a number into a constant, converted if necessary."""
+    """Return the constants that are used. Edge dialect turns numbers into constants, converted if necessary."""
     known: dict[Node, torch.Tensor] = {}
     for node, spec in _placeholders(program):
         if spec.kind is not InputKind.USER_INPUT:

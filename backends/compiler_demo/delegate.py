@@ -1,4 +1,4 @@
-"""The run-time side of the demo compiler: reads the text at compile, runs it with torch at execute."""
+"""The run-time side of the demo compiler: it reads the text when it compiles, and runs it with torch."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class CompilerDemoDelegate(Delegate):
         """Read the instructions.
 
         Raises:
-            InputError: The payload is not one of the compiler's.
+            InputError: The payload is not from the demo compiler.
         """
         code = instructions.parse(processed)
         for instruction in code.instructions:
             if instruction.operator not in _RUN:
                 raise InputError(
-                    f"A payload of backend 'compiler_demo' calls {instruction.operator}, which it does not have."
+                    f"A payload of backend 'compiler_demo' calls {instruction.operator}, which it does not support."
                 )
         return Executable(code, instructions.events(code.instructions), context)
 

@@ -6,7 +6,7 @@
     %2 = aten.add %0 %1 alpha=1 # debug_handle 3
     return %2
 
-Values are numbered, starting with the inputs. A number among an operator's arguments is a constant too.
+Values are numbered, starting with the inputs. An operator's arguments can also be plain numbers.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def parse(text: bytes) -> Code:
     """Read a program.
 
     Raises:
-        InputError: The bytes are not such a text, or have another version, or are truncated.
+        InputError: The bytes are not such a text, have another version, or are truncated.
     """
     try:
         lines = bytes(text).decode().split("\n")

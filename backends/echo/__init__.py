@@ -1,4 +1,4 @@
-"""A backend whose payload describes, as text, what it received: for tests, and to see what a backend would get."""
+"""A backend whose payload describes, as text, what it received: for tests, and for seeing what a backend gets."""
 
 from exir_lowering.backends.echo.backend import EchoBackend
 

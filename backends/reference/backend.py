@@ -94,7 +94,7 @@ class _Writer:
         )
 
     def _inputs(self) -> tuple[list[list[Any]], list[int], dict[str, int]]:
-        """Classify the placeholders; a tensor that is written under any of its names is a state."""
+        """Classify the placeholders; a tensor that is written under any of its names is state."""
         signature = self.program.graph_signature
         lifted = {spec.target: _tensor(self.program, spec.target) for _, spec in _lifted(self.program)}
         mutations = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
@@ -136,7 +136,7 @@ class _Writer:
                 )
 
     def _number(self, tensor: torch.Tensor, *, state: bool = False) -> int:
-        """Return a tensor's number; equal weights share one, a state has its own."""
+        """Return a tensor's number; equal weights share one, each state has its own."""
         ref = self.store.ref(tensor)
         key = id(tensor) if state else ref
         if key not in self.numbers:

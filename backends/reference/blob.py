@@ -35,7 +35,7 @@ _NAMED: dict[str, tuple[type, dict[str, Any]]] = {
         },
     ),
 }
-"""Values of torch's own types, by name: these, and no other attributes of torch."""
+"""Values of torch's own types, by name: only these attributes of torch are allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ def dump(program: Program) -> bytes:
     """Write a program; equal programs give equal bytes.
 
     Raises:
-        TypeError: The format does not have the type of an argument.
+        TypeError: The format does not support the type of an argument.
     """
     operators: dict[str, int] = {}
     tree = {
@@ -171,7 +171,7 @@ def parse(payload: bytes) -> Program:
                 for inputs, constants, code, results in tree["graphs"]
             ],
         )
-    except InputError:  # has a message already
+    except InputError:  # already has a message
         raise
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise InputError(
@@ -202,10 +202,10 @@ def _body(payload: bytes) -> bytes:
 
 
 def encode(value: Any) -> Any:
-    """Turn an argument into JSON; a value that JSON does not have becomes an object whose only key is its type.
+    """Turn an argument into JSON; a value that JSON cannot express becomes an object whose only key is its type.
 
     Raises:
-        TypeError: The format does not have its type.
+        TypeError: The format does not support its type.
     """
     if value is None or isinstance(value, (bool, int, str)):
         return value
@@ -233,7 +233,7 @@ def decode(tree: Any) -> Any:
     """Turn JSON back into an argument.
 
     Raises:
-        ValueError: It is not what `encode` makes.
+        ValueError: It is not something that `encode` makes.
     """
     if isinstance(tree, list):
         return [decode(item) for item in tree]

@@ -72,7 +72,7 @@ class ReferenceDelegate(Delegate):
                 graphs.append(_Graph(graph, graphs, tensors, context, first, spending))
                 first += len(graph.code)
             return Executable(program, graphs, tensors, states, spending)
-        except InputError:  # has a message already
+        except InputError:  # already has a message
             raise
         except (IndexError, TypeError, ValueError, RuntimeError) as error:
             let_through(error)
@@ -113,7 +113,7 @@ class ReferenceDelegate(Delegate):
 
 
 def _return(handle: Executable, results: Sequence[Any]) -> list[Any]:
-    """Write the states, and return the other results; those in memory that is written are copied first."""
+    """Write the states, and return the other results; those that share memory with a state are copied first."""
     kinds = handle.program.outputs
     if all(kind == "user" for kind, *_ in kinds):
         return list(results)
@@ -148,7 +148,7 @@ class _Graph:
         first: int,
         spending: budget.Budget,
     ) -> None:
-        """Prepare a graph; those before it have `first` instructions."""
+        """Prepare a graph; the graphs before it have `first` instructions."""
         self._context, self._events, self._spending = context, blob.events(graph, first), spending
         self._inputs = graph.inputs
         self._constants = [tensors[number] for number in graph.constants]
@@ -178,7 +178,7 @@ class _Graph:
                     self._spending.take(step.function.needs(args, kwargs))
                 with self._context.event(event):
                     values.append(step.function(*args, **kwargs))
-            except BackendFailure:  # from a nested graph: it names the innermost operator already
+            except BackendFailure:  # from a nested graph: it already names the innermost operator
                 raise
             except Exception as error:
                 let_through(error)
@@ -190,7 +190,7 @@ class _Graph:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """An instruction with its operator; `dead` are the values that nothing reads after it."""
+    """An instruction with its operator; `dead` lists the values that nothing reads after it."""
 
     function: Callable[..., Any]
     args: Any
@@ -199,8 +199,8 @@ class _Step:
 
 
 def _last_uses(graph: Graph, first: int) -> dict[int, list[int]]:
-    """Return, for each instruction, the values that it is the last to read."""
-    last = {first + number: number for number in range(len(graph.code))}  # a result that is never read dies at once
+    """Return, for each instruction, the values that no later one reads."""
+    last = {first + number: number for number in range(len(graph.code))}  # a result that is never read is dead at once
     for number, instruction in enumerate(graph.code):
         last.update(dict.fromkeys(_values((instruction.args, instruction.kwargs)), number))
     for value in _values(graph.results):
@@ -225,7 +225,7 @@ def _bind(argument: Any, graphs: list[_Graph], spending: budget.Budget) -> Any:
 
 
 def _call(graphs: list[_Graph], index: int, spending: budget.Budget, *arguments: Any) -> Any:
-    """Call a graph, and count its results in full: the caller may stack them, even if they are views."""
+    """Call a graph, and count its results at full size: the caller may stack them, even if they are views."""
     spending.step()
     results = graphs[index](*arguments)
     spending.take(checked_calls.size_of(results))

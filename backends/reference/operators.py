@@ -108,7 +108,7 @@ _LARGEST_SHIFT = 63
 
 
 def _of_numbers(name: str) -> Callable[..., Any]:
-    """Return a Python function that takes only numbers: with other types it could do more, such as repeat a text."""
+    """Return a Python function that only takes numbers: with other types it could do more, such as repeat a text."""
     function = PYTHON[name]
 
     def compute(*args: Any) -> Any:

@@ -71,7 +71,7 @@ def references(argument: Any) -> Iterator[ValueRef | GraphRef]:
 
 
 def _depths(graphs: Sequence[Graph]) -> None:
-    """Check that graphs do not call themselves or each other endlessly, without recursion of our own."""
+    """Check, without recursion, that graphs do not call themselves or each other endlessly."""
     calls = [
         {r.index for i in graph.code for r in references((i.args, i.kwargs)) if isinstance(r, GraphRef)}
         for graph in graphs

@@ -1,4 +1,4 @@
-"""What the reference backend takes: every operator that its delegate can execute. For others, it says why not."""
+"""What the reference backend takes: every operator that its delegate can execute. For others, it gives the reason."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ _NAMESPACES = {
     "quantize_affine": "torchao",
     "dequantize_affine": "torchao",
 }
-# The operators of a model that are different ones in an Edge program; for hints.
+# Operators of a model that become different ones in an Edge program; for hints.
 _EDGE_NAMES = {
     **dict.fromkeys(("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d"), "convolution"),
     "batch_norm": "_native_batch_norm_legit_no_training",
@@ -116,7 +116,7 @@ def _configs(operators: Any) -> list[Any] | None:
 
 
 def _near(operator: object, known: Collection[str]) -> str:
-    """Return the end of a sentence: the names near to one that is unknown, or all of them."""
+    """Return the end of a sentence: the names that are close to an unknown one, or all of them."""
     if isinstance(operator, str):
         namespaces = {name.partition(".")[0] for name in known}
         names = operator.split(".")

@@ -142,7 +142,7 @@ def _hidden(nodes: Iterable[Node]) -> Iterator[None]:
     """Replace the operators of nodes by one that no backend supports while the context lasts."""
     targets = {node: node.target for node in nodes}
     for node in targets:
-        node.target = _nobodys()
+        node.target = _make_unsupported_operator()
     try:
         yield
     finally:
@@ -151,7 +151,7 @@ def _hidden(nodes: Iterable[Node]) -> Iterator[None]:
 
 
 @cache
-def _nobodys() -> Any:
+def _make_unsupported_operator() -> Any:
     """Return an operator of our own, with a name and a schema, since partitioners expect these."""
     library = torch.library.Library("exir_lowering", "FRAGMENT")  # type: ignore[no-untyped-call]
     library.define("out_of_sight(Tensor x) -> Tensor")  # type: ignore[no-untyped-call]

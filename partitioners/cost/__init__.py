@@ -1,1 +1,1 @@
-"""What operators cost on each backend, and the choice that is made of it."""
+"""What operators cost on each backend, and the problem of choosing among them."""

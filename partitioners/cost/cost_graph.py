@@ -1,4 +1,4 @@
-"""A graph as an assignment problem in whole numbers: what its operators cost where, and what crosses."""
+"""A graph as an assignment problem in whole numbers: what its operators cost at each place, and what crosses."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ExactCosts:
         self.per_byte = _make_exact("byte_cost", model.byte_cost)
 
     def check(self, offered: Iterable[tuple[Scope, Offer]]) -> None:
-        """Check that what can be on the host has a cost there."""
+        """Check that operators that can be on the host have a cost there."""
         unknown = {
             graphs.operator_name(node): None
             for scope, offer in offered
@@ -48,7 +48,7 @@ class ExactCosts:
             raise InputError(_describe_unknown(self.model, list(unknown)))
 
     def at(self, scope: Scope, node: Node, place: str) -> Fraction | None:
-        """Return what an operator costs, the graphs that it calls aside when it is on the host."""
+        """Return what an operator costs; on the host, without the graphs that it calls."""
         if not graphs.is_operator(node):
             return Fraction(0)
         said = self.model.node_cost(node, place)
@@ -89,8 +89,8 @@ def _describe_unknown(model: CostModel, names: Sequence[str]) -> str:
         close = difflib.get_close_matches(name, known, n=2)
         listed.append(name + (f" (it has {' and '.join(close)})" if close else ""))
     return (
-        f"The cost model has no cost on the host for {', '.join(listed)}. Everything can stay there, so add what it "
-        f"costs; a CostTable can have a default={{{HOST!r}: cost}}."
+        f"The cost model has no cost on the host for {', '.join(listed)}. Every operator can stay there, so add "
+        f"the cost; a CostTable can have a default={{{HOST!r}: cost}}."
     )
 
 
@@ -99,20 +99,20 @@ def _describe_unknown(model: CostModel, names: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CostGraph:
-    """One graph as a problem in whole numbers, of which `scale` make one unit of cost.
+    """One graph as a problem in whole numbers; `scale` of them are one unit of cost.
 
     Attributes:
         nodes: Its computing nodes.
-        units: The nodes that are at one place, each in graph order.
-        unit_of: For each node the number of its unit.
+        units: The sets of nodes that stay at one place, each in graph order.
+        unit_of: The number of each node's unit.
         places: The names of the places, the host first.
         problem: The problem.
-        calls: For each place what a partition costs.
-        scale: The scale.
+        calls: For each place, what a partition costs.
+        scale: How many whole numbers make one unit of cost.
         offer: What can go where.
-        groups: Units that have to be one vertex when partitions are made.
-        touching: For each unit the values that it makes or reads.
-        measure: The unit in which costs are told.
+        groups: Units that must be one vertex when partitions are made.
+        touching: For each unit, the values that it makes or reads.
+        measure: The unit of costs, for messages.
     """
 
     nodes: list[Node]
@@ -128,16 +128,16 @@ class CostGraph:
     measure: str
 
     def cheapest(self) -> list[int]:
-        """Return the best place of each unit that is found."""
+        """Return the best assignment found: the place of each unit."""
         with collector.paused():
             return assignment.assign_with_calls(self.problem, self.calls, self._partitions)
 
     def greedy(self) -> list[int]:
-        """Delegate everything."""
+        """Return the assignment that delegates everything possible."""
         return assignment.assign_greedily(self.problem)
 
     def host(self) -> list[int]:
-        """Delegate nothing."""
+        """Return the assignment that delegates nothing."""
         return assignment.assign_to_host(self.problem)
 
     def proposals(self, places: Sequence[int]) -> list[Proposal]:
@@ -154,14 +154,14 @@ class CostGraph:
         return [list(dict.fromkeys(self.unit_of[n] for n in proposal.nodes)) for proposal in self.proposals(places)]
 
     def cost(self, places: Sequence[int]) -> Fraction:
-        """Return what an assignment costs, calls included."""
+        """Return what an assignment costs, including calls."""
         total = assignment.compute_cost(self.problem, places)
         if any(self.calls):
             total += sum(self.calls[places[units[0]]] for units in self._partitions(places))
         return Fraction(total, self.scale)
 
     def why(self, node: Node, places: Sequence[int]) -> No | None:
-        """Say why an operator is on the host."""
+        """Return why an operator is on the host."""
         unit = self.unit_of[node]
         costs = self.problem.costs[unit]
         possible = [place for place, cost in enumerate(costs) if place and cost is not None]
@@ -171,7 +171,9 @@ class CostGraph:
         if not takers:
             return self.offer.why(node)
         if sum(map(graphs.is_operator, self.units[unit])) > 1:
-            return No("group", f"{takers} takes it, but not all that it must stay together with, or not at a cost", "")
+            return No(
+                "group", f"{takers} takes it, but not everything that it must stay with, or has no cost for it", ""
+            )
         return No("cost", f"{takers} takes it, but there is no cost of {graphs.operator_name(node)} there", "")
 
     def _dearer(self, unit: int, possible: Iterable[int], places: Sequence[int]) -> No:
@@ -205,7 +207,7 @@ Planned = dict[tuple[str, ...], tuple[CostGraph, list[int]]]
 def plan_graphs(
     program: ExportedProgram, offers: Offers, model: CostModel, how: Callable[[CostGraph], list[int]]
 ) -> Planned:
-    """Assign each graph, nested ones first: what they cost is what their call costs on the host."""
+    """Assign each graph, nested ones first: their cost is that of their call on the host."""
     costs = ExactCosts(model)
     offered = [(scope, offers.of(scope)) for scope in scopes(program)]
     costs.check(offered)
@@ -225,7 +227,7 @@ def _graph(scope: Scope, offers: Offers, offer: Offer, costs: ExactCosts, planne
     calls = [Fraction(0), *map(costs.call, offers.places)]
     known = (*calls, costs.per_byte, *(cost for row in rows for cost in row if cost is not None))
     scale = max(cost.denominator for cost in known)
-    if any(scale % cost.denominator for cost in known):  # floats have powers of two
+    if any(scale % cost.denominator for cost in known):  # the denominators of floats are powers of two
         scale = math.lcm(*(cost.denominator for cost in known))
     problem = AssignmentProblem(
         [[None if cost is None else int(cost * scale) for cost in row] for row in rows],
@@ -255,7 +257,7 @@ def _touching(values: Iterable[AssignedValue]) -> dict[int, list[AssignedValue]]
 
 
 def group_together(nodes: Sequence[Node], offer: Offer, *, close: bool) -> list[list[Node]]:
-    """Return what is at one place: getitems and their producers, groups, and what lies between the nodes of a group."""
+    """Return the nodes of each unit: getitems and their producers, groups, and what is between the nodes of a group."""
     together = Together(nodes)
     grouped = [together.join(group) for group in offer.groups]
     if any(grouped) and close:
@@ -267,11 +269,11 @@ def units_together(program: ExportedProgram, partitioner: Partitioner) -> list[l
     """Return the operators that a partitioner takes, in the units that `CostPartitioner.from_partitioner` assigns.
 
     Args:
-        program: A program in Edge dialect; it loses the tags that it has.
+        program: A program in Edge dialect; its tags are removed.
         partitioner: The partitioner.
 
     Raises:
-        PartitionerContractError: The partitioner raised or broke its promise.
+        PartitionerContractError: The partitioner raised or broke its contract.
     """
     offers = offers_of_partitioner(program, partitioner)
     found = []
@@ -295,7 +297,7 @@ def _row(
         for place in offer.labels.get(node, {}):
             if costs.at(scope, node, place) is None:
                 raise InputError(
-                    f"The cost model has no cost of {graphs.operator_name(node)} on {place}, where it has to be as "
+                    f"The cost model has no cost of {graphs.operator_name(node)} on {place}, where it must be, since "
                     f"{place}'s partitioner keeps it from decomposition. Add the cost."
                 )
     return [row[0] or Fraction(0), *row[1:]]
@@ -304,7 +306,7 @@ def _row(
 def _unit_cost(
     unit: Sequence[Node], place: str, scope: Scope, offer: Offer, costs: ExactCosts, planned: Planned
 ) -> Fraction | None:
-    """Return what a unit costs at a place, None when it cannot be there."""
+    """Return what a unit costs at a place, None if it cannot be there."""
     labels = {offer.labels.get(node, {}).get(place) for node in unit if not graphs.is_getitem(node)}
     if place != HOST and (len(labels) != 1 or None in labels):
         return None

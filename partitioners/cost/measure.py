@@ -34,7 +34,7 @@ from exir_lowering.partitioners.supports.support import scopes
 from exir_lowering.plugins import conversion_lock
 
 _BLOCK = 1 << 14
-"""Elements of a tensor of 64 KB, which allocators do not map anew each time."""
+"""Elements of a tensor of 64 KB, for which allocators do not map new memory each time."""
 
 
 def measure_costs(
@@ -42,24 +42,23 @@ def measure_costs(
 ) -> CostTable:
     """Measure the operators of a program on this machine.
 
-    Each operator, with the sizes that it has, becomes a program of its own, as does each group of operators that the
-    partitioner wants together; they run with portable kernels and, where the partitioner takes them, with its backend.
-    All of them run in turn, `repeat` times; the shortest time counts. What a program without operators takes, with as
-    many inputs, outputs and bytes, comes off. `per_call` is what a backend needs at least, and comes off what its
-    operators need; `per_byte` is the time to copy a byte of 4 MB.
+    Each operator, with its sizes, becomes a program of its own, as does each group of operators that the partitioner
+    keeps together; they run with portable kernels and, if the partitioner takes them, with its backend. All of them run
+    in turn, `repeat` times; the shortest time counts. The time of a program without operators, with as many inputs,
+    outputs and bytes, is subtracted. `per_call` is the least that a backend needs, and is subtracted from the time of
+    its operators; `per_byte` is the time to copy a byte of 4 MB.
 
-    Backends fuse operators, which times of single ones do not show: so the partitions that the partitioner makes run
-    too, and where they take less than their operators do, the backend's costs are scaled by that.
+    Backends fuse operators, which the times of single ones do not show: so the partitioner's partitions are run too,
+    and if they take less time than their operators, the backend's costs are scaled accordingly.
 
-    The entries are signatures. A group's time in the backend is told as that of its operator with the most arithmetic,
-    and the others as 0. An operator that the host has no kernel for has no entry there. Inputs are random; integers
-    are 0.
+    The entries are signatures. A group's time in the backend is assigned to its operator with the most arithmetic, and
+    0 to the others. An operator without a kernel on the host has no entry there. Inputs are random; integers are 0.
 
     Args:
-        program: The program, from torch.export or in Edge dialect, of static shapes. It is not changed.
-        partitioner: What it would be delegated with. Its backends have to be in ExecuTorch's runtime.
+        program: The program, from torch.export or in Edge dialect, with static shapes. It is not changed.
+        partitioner: The partitioner that would delegate it. ExecuTorch's runtime must have its backends.
         repeat: How often each program runs.
-        warmup: How often each runs before that.
+        warmup: How often each runs before that, without being timed.
 
     Returns:
         The table, in seconds.
@@ -98,7 +97,7 @@ class _Excerpt:
 
     Attributes:
         program: The program, in Edge dialect.
-        operators: The signatures of its operators; of a group that with the most arithmetic first.
+        operators: The signatures of its operators; in a group, the one with the most arithmetic is first.
     """
 
     program: ExportedProgram
@@ -120,7 +119,7 @@ class _KeepingBackend(Backend):
 
 
 class _OneByOnePartitioner(Partitioner):  # type: ignore[misc]
-    """Makes each operator a partition, or each group of operators; what another partitioner wants whole stays so."""
+    """Makes a partition of each operator or group of operators; what another partitioner wants whole stays whole."""
 
     def __init__(self, partitioner: Partitioner, *, together: bool) -> None:
         super().__init__()
@@ -134,7 +133,7 @@ class _OneByOnePartitioner(Partitioner):  # type: ignore[misc]
         return kept
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
-        """Tag the operators; for those that are alike, the tags have the same key."""
+        """Tag the operators; equal ones get tags with the same key."""
         tags: dict[str, DelegationSpec] = {}
         for nodes in self._units(exported_program):
             operators = sorted((n for n in nodes if graphs.is_operator(n)), key=measures.flops, reverse=True)
@@ -209,7 +208,7 @@ def _excerpt_partitions(program: ExportedProgram, partitioner: Partitioner) -> d
 
 
 def _excerpt_operators(program: ExportedProgram, partitioner: Partitioner) -> dict[str, _Excerpt]:
-    """Return each different operator and group as a program."""
+    """Return each distinct operator and group as a program."""
     found: dict[str, _Excerpt] = {}
     for together in (False, True):
         apart, keep = _OneByOnePartitioner(partitioner, together=together), _KeepingBackend()
@@ -235,7 +234,7 @@ class _ReturnAll(torch.nn.Module):
 
 
 def _make_probes() -> dict[str, ExportedProgram]:
-    """Return programs that tell what a run takes without operators."""
+    """Return programs that show what a run takes without operators."""
     small, block = torch.zeros(1), torch.zeros(_BLOCK)
     with conversion_lock():
         return {
@@ -251,12 +250,12 @@ def _make_probes() -> dict[str, ExportedProgram]:
 
 @dataclass(slots=True)
 class _TimedProgram:
-    """A program that is run again and again.
+    """A program that is run repeatedly.
 
     Attributes:
         key: Its key.
-        place: Where its operators are.
-        method: What runs it.
+        place: The place of its operators.
+        method: The method that runs it.
         program: The program.
         seconds: The shortest time so far.
     """
@@ -273,13 +272,13 @@ class _TimedProgram:
 
     @property
     def outputs(self) -> list[Node]:
-        """What it returns."""
+        """Its results."""
         (output,) = (node for node in self.program.graph.nodes if node.op == "output")
         return list(output.all_input_nodes)
 
     @property
     def moved(self) -> int:
-        """Bytes that go in and out."""
+        """The bytes of its inputs and results."""
         values = [*_list_user_inputs(self.program), *(node.meta.get("val") for node in self.outputs)]
         return sum(measures.tensor_bytes(tensor) for value in values for tensor in measures.tensors(value))
 
@@ -310,7 +309,7 @@ _Loaded = dict[str, tuple[Callable[..., Any], "str | None"]]
 
 
 def _load(programs: Mapping[str, ExportedProgram], partitioner: Partitioner | None) -> _Loaded:
-    """Load programs in one file, each with the backend that has all of it; one that cannot be emitted is left out."""
+    """Load programs in one file, each with the backend that has all of it; those that cannot be emitted are omitted."""
     if not programs:
         return {}
     names = {f"m{i}": key for i, key in enumerate(programs)}
@@ -343,7 +342,7 @@ def _time(runs: Sequence[_TimedProgram], repeat: int, warmup: int) -> list[_Time
     for run in runs:
         try:
             run.method(*run.inputs)
-        except InputError:  # the runtime has no kernel, or refuses what is in the inputs
+        except InputError:  # the runtime has no kernel, or rejects the inputs
             continue
         possible.append(run)
     for number in range(warmup + repeat):
@@ -363,7 +362,7 @@ _Net = list[tuple[_TimedProgram, float]]
 
 
 def _subtract_overheads(runs: Sequence[_TimedProgram]) -> _Net:
-    """Take off what a run takes without operators: a fixed time, and some for each input, output and byte."""
+    """Subtract what a run takes without operators: a fixed time, and some for each input, output and byte."""
     probes = {run.key: run for run in runs}
     empty, more = probes["empty"].seconds, len(probes["inputs"].inputs) - 1
     each_input = max(0.0, probes["inputs"].seconds - empty) / more
@@ -377,7 +376,7 @@ def _subtract_overheads(runs: Sequence[_TimedProgram]) -> _Net:
 
 
 def _tabulate_costs(net: _Net, pieces: Mapping[str, _Excerpt]) -> tuple[dict[str, dict[str, float]], dict[str, float]]:
-    """Return the costs of operators by place, and of a call by backend: the least of what was measured there."""
+    """Return the costs of operators by place, and of a call by backend: the least that was measured there."""
     net = [(run, seconds) for run, seconds in net if run.key in pieces]
     per_call: dict[str, float] = {}
     for run, seconds in net:

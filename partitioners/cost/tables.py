@@ -23,13 +23,13 @@ from exir_lowering.partitioners.supports.checks import check_operator
 from exir_lowering.plugins import let_through
 
 HOST = "host"
-"""The place of what no backend takes, in tables and models."""
+"""The place of operators that no backend takes, in tables and models."""
 
 _FORMAT, _VERSION = "exir-lowering costs", 1
 
 
 class CostModel(Protocol):
-    """What a `CostPartitioner` asks. Costs are finite and not negative, and all in one unit."""
+    """What a `CostPartitioner` asks for costs, which are finite, not negative, and all in one unit."""
 
     @property
     def unit(self) -> str:
@@ -40,7 +40,7 @@ class CostModel(Protocol):
         """What it costs to bring one byte from one place to another."""
 
     def node_cost(self, node: Node, place: str) -> float | None:
-        """Return what an operator costs at a place, "host" or a backend; None when it is not known or cannot be there.
+        """Return what an operator costs at a place, "host" or a backend; None if it is unknown or cannot be there.
 
         Args:
             node: The operator.
@@ -53,15 +53,15 @@ class CostModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CostTable:
-    """Costs by place and operator, as a `CostModel`. Looked up are the signature, the name, the name without overload.
+    """Costs by place and operator, as a `CostModel`; keys are tried from the signature to the name without overload.
 
     Attributes:
-        places: For "host" and each backend the costs by key.
+        places: For "host" and each backend, the costs by key.
         per_byte: What it costs to bring one byte from one place to another.
-        per_call: For backends what each call of a partition costs, 0 where it is missing.
+        per_call: For backends, what each call of a partition costs; 0 for those that are missing.
         unit: The unit of all costs.
-        default: For places what an operator costs that the table does not have there. A place that is missing here
-            cannot take such an operator; for the host it is an error.
+        default: For places, the cost of an operator that the table does not have there. A place that is missing here
+            cannot take such an operator; if the host is missing, it is an error.
     """
 
     places: Mapping[str, Mapping[str, float]]
@@ -84,7 +84,7 @@ class CostTable:
         return self.per_byte
 
     def node_cost(self, node: Node, place: str) -> float | None:
-        """Return what the table says of an operator at a place, None when it says nothing."""
+        """Return the table's cost of an operator at a place, None if it has none."""
         costs = self.places.get(place)
         if costs is None:
             return None
@@ -103,7 +103,7 @@ class CostTable:
         """Read a table that `save` wrote.
 
         Raises:
-            InputError: The file cannot be read, is of another version, or its content is invalid.
+            InputError: The file cannot be read, has another version, or has invalid content.
         """
         where = f"Cost table {os.fspath(path)!r}"
         try:
@@ -130,7 +130,7 @@ class CostTable:
             raise InputError(f"{where}: {error}") from error
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the table as JSON, equal tables as equal bytes.
+        """Write the table as JSON; equal tables give equal bytes.
 
         Returns:
             The path.
@@ -157,13 +157,13 @@ class CostTable:
 
 @dataclass(frozen=True, slots=True)
 class RooflineModel:
-    """Costs from shapes alone, as a `CostModel`: what takes longer, an operator's arithmetic or its memory traffic.
+    """Costs from shapes alone, as a `CostModel`: an operator's arithmetic or memory traffic, whichever takes longer.
 
     Attributes:
         flops_per_second: For "host" and each backend.
-        bytes_per_second: For "host" and each backend: of what an operator reads, weights included, and writes.
+        bytes_per_second: For "host" and each backend, for what an operator reads, including weights, and writes.
         per_byte: Seconds to bring one byte from one place to another.
-        per_call: For backends the seconds of each call of a partition, 0 where it is missing.
+        per_call: For backends, the seconds of each call of a partition; 0 for those that are missing.
     """
 
     flops_per_second: Mapping[str, float]
@@ -175,7 +175,7 @@ class RooflineModel:
         """Check the speeds.
 
         Raises:
-            InputError: A speed is not a finite number above 0, a place has one speed only, or the host is missing.
+            InputError: A speed is not a finite number above 0, a place has only one speed, or the host is missing.
         """
         for name, speeds in (("flops_per_second", self.flops_per_second), ("bytes_per_second", self.bytes_per_second)):
             _check_mapping(name, speeds)
@@ -184,7 +184,7 @@ class RooflineModel:
         if self.flops_per_second.keys() != self.bytes_per_second.keys() or HOST not in self.flops_per_second:
             raise InputError(
                 f"RooflineModel: flops_per_second has the places {_join(self.flops_per_second)}, bytes_per_second "
-                f"{_join(self.bytes_per_second)}; expected the same ones, {HOST!r} among them."
+                f"{_join(self.bytes_per_second)}; expected the same ones, including {HOST!r}."
             )
         _check_rest(self.per_byte, self.per_call, self.flops_per_second)
 
@@ -199,22 +199,22 @@ class RooflineModel:
         return self.per_byte
 
     def node_cost(self, node: Node, place: str) -> float | None:
-        """Return what an operator takes at a place, None for a place that the model does not have."""
+        """Return what an operator costs at a place, None for a place that the model does not have."""
         if place not in self.flops_per_second:
             return None
         touched = measures.value_bytes(node) + sum(measures.value_bytes(source) for source in node.all_input_nodes)
         return max(measures.flops(node) / self.flops_per_second[place], touched / self.bytes_per_second[place])
 
     def call_cost(self, place: str) -> float:
-        """Return what each call of a partition takes."""
+        """Return what each call of a partition costs."""
         return self.per_call.get(place, 0.0)
 
 
 def signature(node: Node) -> str:
     """Return an operator with what it is applied to, such as "aten.add.Tensor(float32[1, 8], float32[1, 8])".
 
-    A tensor is written as its dtype and sizes, a size that is not known ahead of time as "?"; other arguments as they
-    are.
+    A tensor is written as its dtype and sizes, a size that is not known ahead of time as "?"; other arguments are
+    written as they are.
     """
     arguments = [_write_argument(argument) for argument in node.args]
     arguments += [f"{name}={_write_argument(node.kwargs[name])}" for name in sorted(node.kwargs)]
@@ -245,8 +245,8 @@ def _check_table(table: CostTable) -> None:
     _check_mapping("places", table.places)
     if HOST not in table.places:
         raise InputError(
-            f"A cost table has the places {_join(table.places)}, {HOST!r} is missing: everything can stay there, so "
-            f"what it costs there has to be known."
+            f"A cost table has the places {_join(table.places)}, {HOST!r} is missing: every operator can stay "
+            f"there, so its cost there must be known."
         )
     for place, costs in table.places.items():
         _check_mapping(f"places[{place!r}]", costs)

@@ -299,7 +299,11 @@ PAYLOADS: dict[str, tuple[str, Callable[[Editor], None], str]] = {
     "a shape that is too large": ("net", _value(_dimension, INSIDE), "is declared with the shape"),
     "a result beyond the call": ("net", _value(lambda f, b, t: f.put(t, 4, "I", 9, b), OUTPUT), "number 9 of"),
     "a larger weight": ("net", _value(_dimension, CONSTANT), "the filter must have the shape"),
-    "another datatype": ("net", _value(lambda f, b, t: f.put(t, 0, "h", 3, b), INPUT), "its datatype there is 3"),
+    "another datatype": (
+        "net",
+        _value(lambda f, b, t: f.put(t, 0, "h", 3, b), INPUT),
+        "but its datatype in the payload is 3",
+    ),
     "an unknown datatype": ("net", _value(lambda f, b, t: f.put(t, 0, "h", 77, b), INPUT), "unknown datatype 77"),
     "given and returned": ("net", _value(lambda f, b, t: f.put(t, 5, "I", 3, b), OUTPUT), "has the flags 3"),
     "no stride": ("net", _node(CONVOLUTION, 6, 0), "stride and dilation must be positive"),

@@ -223,5 +223,5 @@ def test_what_is_no_policy(lowered, policy, parts):
 
 
 def test_two_policies(lowered):
-    with pytest.raises(InputError, match="external_constants too"):
+    with pytest.raises(InputError, match="also sets external_constants"):
         lowered.emit(ExecutorchBackendConfig(external_constants=True), external_weights="weights")

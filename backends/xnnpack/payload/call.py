@@ -23,7 +23,7 @@ _DTYPES: Mapping[int, frozenset[torch.dtype]] = MappingProxyType(
         graph.INT32: frozenset({torch.int32, torch.int64}),
     }
 )
-"""The tensors that a value can be; ExecuTorch turns indices into int64, in place."""
+"""The dtypes that a value's tensor can have; ExecuTorch converts indices to int64 in place."""
 
 
 def check_call(found: Graph, arguments: Sequence[ValueSpec]) -> None:
@@ -48,13 +48,15 @@ def _check(found: Graph, arguments: Sequence[ValueSpec]) -> None:
         if value.external is None:
             continue
         if value.external >= len(arguments):
-            raise CorruptError(f"it is called with {len(arguments)} values, it needs number {value.external}")
+            raise CorruptError(f"it is called with {len(arguments)} values, but needs number {value.external}")
         argument = arguments[value.external]
         tensor = argument.content
         if not isinstance(tensor, Tensor):
             raise CorruptError(f"it is called with {KINDS[argument.kind]} as value {value.external}")
         if tensor.dtype not in _DTYPES.get(value.datatype, ()):
-            raise CorruptError(f"value {value.external} is {tensor}, its datatype there is {value.datatype}")
+            raise CorruptError(
+                f"value {value.external} is {tensor}, but its datatype in the payload is {value.datatype}"
+            )
         if value.returned and tensor.constant:
             raise CorruptError(f"it writes into value {value.external}, which is a constant")
         tensors[value.id] = tensor
@@ -74,4 +76,4 @@ def _dims(tensor: Tensor) -> tuple[int, ...]:
 
 def _check_output(value: GraphValue, tensor: Tensor, shape: tuple[int, ...]) -> None:
     if shape != _dims(tensor):
-        raise CorruptError(f"it makes a result of shape {list(shape)}, value {value.external} is {tensor}")
+        raise CorruptError(f"it makes a result of shape {list(shape)}, but value {value.external} is {tensor}")

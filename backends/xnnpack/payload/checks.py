@@ -1,4 +1,4 @@
-"""XNNPACK's payloads as exir_lowering checks them: the entry point of the group `exir_lowering.payloads`."""
+"""The checks of XNNPACK's payloads: the entry point of the group `exir_lowering.payloads`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class XnnpackPayloads(PayloadChecks):
 
 @dataclass(frozen=True, slots=True)
 class _Checked(CheckedPayload):
-    """A payload whose graph is in order."""
+    """A payload whose graph is valid."""
 
     graph: Graph
 
@@ -33,5 +33,5 @@ class _Checked(CheckedPayload):
         return self.graph.weights
 
     def check_call(self, arguments: Sequence[ValueSpec]) -> None:
-        """Check what it is called with; see `CheckedPayload`."""
+        """Check the values of a call; see `CheckedPayload`."""
         check_call(self.graph, arguments)

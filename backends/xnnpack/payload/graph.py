@@ -1,4 +1,4 @@
-"""The graph in a payload of XNNPACK: values, nodes and constants, and what each type of node consists of."""
+"""The graph in an XNNPACK payload: values, nodes and constants, and the fields of each type of node."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class GraphValue:
     Attributes:
         id: Its number, by which nodes refer to it.
         datatype: Its element type.
-        dims: Its shape; XNNPACK's own order of dimensions.
+        dims: Its shape, in XNNPACK's order of dimensions.
         constant: Whether its content is in the file.
         external: Its position among the values with which the payload is called; None for a value inside the graph.
         given: Whether it is an input of the graph.
@@ -116,7 +116,7 @@ class Graph:
     Attributes:
         values: Its values, by their ids.
         nodes: Its nodes, in the order in which they are computed.
-        weights: How many bytes it reads of each constant that is in a file's named data.
+        weights: How many bytes it reads of each constant in a file's named data.
     """
 
     values: Mapping[int, GraphValue]
@@ -148,7 +148,7 @@ _CAT = ("axis", "input1", "input2", "input3", "input4", "output", "flags", "inpu
 
 
 def _cat(count: int) -> NodeType:
-    # The fields of inputs that it does not have exist, but are not read.
+    # The fields for inputs that it does not have exist, but are not read.
     names = tuple(f"-{name}" if name[:5] == "input" and int(name[5:]) > count else name for name in _CAT)
     return NodeType(f"Concatenate{count}", names)
 

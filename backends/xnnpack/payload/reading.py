@@ -1,4 +1,4 @@
-"""Read the graph in a payload of XNNPACK, as `executorch/backends/xnnpack/serialization/schema.fbs` lays it out."""
+"""Read the graph in an XNNPACK payload, as `executorch/backends/xnnpack/serialization/schema.fbs` lays it out."""
 
 from __future__ import annotations
 
@@ -113,11 +113,11 @@ def _read(payload: memoryview) -> Graph:
     for number, one in enumerate(table.tables(XNNGraph.XVALUES)):
         value = _value(one, constants, externals)
         if value.id in values or value.id == NO_VALUE:
-            raise CorruptError(f"value {number} has the number {value.id}, which another value has too")
+            raise CorruptError(f"value {number} has the number {value.id}, which another value also has")
         values[value.id] = value
     taken = [value.external for value in values.values() if value.external is not None]
     if len(set(taken)) != len(taken):
-        raise CorruptError("two values are the same one of those that it is called with")
+        raise CorruptError("two values are the same external value")
     nodes = tuple(_node(number, one, values) for number, one in enumerate(table.tables(XNNGraph.XNODES)))
     check_nodes(values, nodes)
     _check_shapes(values, nodes)
@@ -131,14 +131,14 @@ def _check_shapes(values: Mapping[int, GraphValue], nodes: Sequence[Node]) -> No
         value = values[id_]
         if math.prod(value.dims) != math.prod(shape):  # the order of the declared dimensions may differ
             raise CorruptError(
-                f"value {id_} is declared with the shape {list(value.dims)}, its node makes {list(shape)}"
+                f"value {id_} is declared with the shape {list(value.dims)}, but its node makes {list(shape)}"
             )
         if free is not None and _size(value.datatype, shape) > free:
             raise CorruptError(f"value {id_} has the shape {list(shape)}, but only {free} bytes are free")
 
 
 def _parts(payload: memoryview) -> tuple[memoryview, int | None]:
-    """Return a payload's tables, and how many bytes of constants follow; None when they are in the tables."""
+    """Return a payload's tables, and how many bytes of constants follow; None if they are in the tables."""
     if len(payload) < _HEADER.size or bytes(payload[4:8]) != _MAGIC:
         return payload, None
     _, length, start, size, constants, space = _HEADER.unpack_from(payload)
@@ -146,7 +146,7 @@ def _parts(payload: memoryview) -> tuple[memoryview, int | None]:
         raise CorruptError(f"its header has {length} bytes, expected {_HEADER.size}")
     end = max(start + size, constants + space)
     if end > len(payload):
-        raise CorruptError(f"its header says that there are {end} bytes, it has {len(payload)}")
+        raise CorruptError(f"its header says that there are {end} bytes, but it has {len(payload)}")
     return payload[start : start + size], space
 
 
@@ -161,7 +161,7 @@ def _constants(table: Table, space: int | None) -> _Constants:
             sizes.append(None)
             continue
         start, size = one.number(ConstantDataOffset.OFFSET, "Q"), one.number(ConstantDataOffset.SIZE, "Q")
-        # Those without content, such as the first one, have none.
+        # Constants without content, such as the first one, have none.
         if number and start + size > space:
             raise CorruptError(f"constant {number} ends at byte {start + size} of {space}")
         sizes.append(size if size else max(space - start, 0))
@@ -187,9 +187,9 @@ def _value(table: Table, constants: _Constants, externals: int) -> GraphValue:
         raise CorruptError(f"{who} has the unknown datatype {datatype}")
     rank = tensor.number(slots.NUM_DIMS, "I")
     if rank != len(dims) or rank > MAX_RANK or math.prod(dims) >= 1 << 40:
-        raise CorruptError(f"{who} has {rank} dimensions, which are {list(dims)}")
+        raise CorruptError(f"{who} has {rank} dimensions, but lists {list(dims)}")
     if tensor.number(slots.DQ_DATATYPE, "h"):
-        raise CorruptError(f"{who} is quantised in a way that is not supported any more")
+        raise CorruptError(f"{who} is quantised in a way that is no longer supported")
     buffer, external, flags = (
         tensor.number(slots.CONSTANT_BUFFER_IDX, "I"),
         tensor.number(slots.EXTERNAL_ID, "I"),
@@ -209,7 +209,7 @@ def _value(table: Table, constants: _Constants, externals: int) -> GraphValue:
 
 
 def _size(datatype: int, dims: Sequence[int]) -> int:
-    """Return how many bytes a constant has; each row of elements of four bits starts at a byte."""
+    """Return how many bytes a constant has; with four-bit elements, each row starts at a byte."""
     if BITS[datatype] >= 8:
         return math.prod(dims) * BITS[datatype] // 8
     return math.prod(dims[:-1]) * ((dims[-1] + 1) // 2) if dims else 1
@@ -249,9 +249,9 @@ def _check_scales(
 
     Args:
         table: The table that says where they are.
-        fields: Its fields with the scales, with the number of the constant, and with how many scales this has.
-        needed: How many scales there have to be.
-        size: How many bytes a scale of a constant has.
+        fields: Its fields for the scales, for the number of the constant, and for how many scales this has.
+        needed: How many scales are needed.
+        size: The bytes of a scale in a constant.
         constants: The constants.
         who: The value, for messages.
     """
@@ -261,7 +261,7 @@ def _check_scales(
         raise CorruptError(f"{who} has no list of scales")
     found = count if index else table.count(scales)
     if found != needed:
-        raise CorruptError(f"{who} has {found} scales, it needs {needed}")
+        raise CorruptError(f"{who} has {found} scales, but needs {needed}")
     if index:
         constants.take(index, needed * size, f"the scales of {who}")
     else:

@@ -25,13 +25,13 @@ def check_nodes(values: Mapping[int, GraphValue], nodes: Sequence[Node]) -> None
         nodes: Its nodes.
 
     Raises:
-        CorruptError: A value is not.
+        CorruptError: A value is not made, is made twice, or is read too early.
     """
     made = {id_ for id_, value in values.items() if value.constant or value.given}
     for node in nodes:
         for id_ in node.inputs:
             if id_ not in made and id_ != NO_VALUE:
-                raise CorruptError(f"{node} takes value {id_}, which is not made before it")
+                raise CorruptError(f"{node} takes value {id_}, which no earlier node makes")
         for id_ in node.outputs:
             if id_ in made:
                 raise CorruptError(f"{node} makes value {id_}, which already exists")
@@ -257,4 +257,4 @@ _RULES: Mapping[str, Callable[[Node, Sequence[Dims]], Dims]] = MappingProxyType(
         "StaticSlice": _sliced,
     }
 )
-"""How the shapes of outputs follow; most nodes keep the shape of their input."""
+"""How the shapes of outputs are computed; most nodes keep the shape of their input."""

@@ -1,7 +1,6 @@
 """The numbers in ExecuTorch's `backends/xnnpack/serialization/schema.fbs`, by their names there.
 
-A field that is a union takes two slots, the first of which has the member's number. The types of nodes and their fields
-are in `graph`.
+A union field takes two slots; the first has the member's number. The types of nodes and their fields are in `graph`.
 """
 
 from __future__ import annotations
