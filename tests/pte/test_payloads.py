@@ -112,7 +112,8 @@ class TestTheOneOfXnnpack:
             load(content)
 
     @pytest.mark.parametrize(
-        ("checks", "message"), [(Raising, r"Raising\) failed: ZeroDivisionError: oh"), (Wrong, r"Wrong\) returned None")]
+        ("checks", "message"),
+        [(Raising, r"Raising\) failed: ZeroDivisionError: oh"), (Wrong, r"Wrong\) returned None")],
     )
     def test_that_fails_refuses_the_file(
         self, content: bytes, monkeypatch: pytest.MonkeyPatch, checks: type, message: str
