@@ -83,7 +83,7 @@ def explain_invalid(
         asked: The caller's configuration.
 
     Returns:
-        The error to raise, None when the program is valid.
+        The error to raise, None if the program is valid.
     """
     foreign = _refused_operators(program, with_allowed(config, ()))
     targets = [nodes[0][1].target for nodes in foreign.values()]
@@ -125,7 +125,7 @@ def _passes(check: Callable[[Any], object], value: Any) -> bool:
 
 
 def _why_invalid(program: ExportedProgram, config: EdgeCompileConfig) -> str | None:
-    """Return what ExecuTorch's verifier says, None when it accepts the program."""
+    """Return what ExecuTorch's verifier says, None if it accepts the program."""
     try:
         EXIREdgeDialectVerifier(edge_compile_config=config)(program.graph_module)
     except Exception as error:
@@ -265,7 +265,7 @@ class OutVariants:
 
     Attributes:
         method: The number of the method that the pass processed last.
-        missing: The operators in it that have no out variant.
+        missing: The operators of that method that have no out variant.
     """
 
     def __init__(self, inner: Callable[[GraphModule], Any]) -> None:
