@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from typing import Any
 
 # Where a backend puts data that several payloads share; its module has no public alias.
@@ -45,12 +44,13 @@ def forgetting_delegates(programs: Sequence[ExportedProgram]) -> Iterator[None]:
     Args:
         programs: The programs that are emitted.
     """
-    before = {id(table): len(table) for table in _results(programs)}
+    before = {id(table): set(map(id, table)) for table in _results(programs)}
     try:
         yield
     finally:
         for table in _results(programs):
-            for key in list(islice(table, before.get(id(table), 0), None)):  # new entries come last
+            known = before.get(id(table), set())
+            for key in [key for key in table if id(key) not in known]:
                 if any(isinstance(part, LoweredBackendModule) for part in key.key):
                     table.pop(key, None)
 

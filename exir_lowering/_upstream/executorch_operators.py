@@ -82,7 +82,13 @@ def _empty(size: Sequence[int], *, dtype: torch.dtype, dim_order: Sequence[int] 
 
 
 def _clone(self: torch.Tensor, *, non_blocking: bool = False, dim_order: Sequence[int] | None = None) -> torch.Tensor:
+    if non_blocking:
+        raise ValueError("it copies on one device, which cannot be non-blocking")
     return self.clone(memory_format=_format(dim_order))
+
+
+def _copy(self: torch.Tensor) -> torch.Tensor:
+    return self.clone()
 
 
 _FUNCTIONS: Mapping[str, tuple[Callable[..., Any], bool]] = MappingProxyType(
@@ -90,7 +96,7 @@ _FUNCTIONS: Mapping[str, tuple[Callable[..., Any], bool]] = MappingProxyType(
         "dim_order_ops::_to_dim_order_copy": (_to, True),
         "dim_order_ops::_empty_dim_order": (_empty, True),
         "dim_order_ops::_clone_dim_order": (_clone, False),
-        "et_copy::_h2d_copy": (torch.clone, False),
-        "et_copy::_d2h_copy": (torch.clone, False),
+        "et_copy::_h2d_copy": (_copy, False),
+        "et_copy::_d2h_copy": (_copy, False),
     }
 )

@@ -174,16 +174,15 @@ def _find_openvino() -> None:
         return
 
 
+@dataclass(eq=False, repr=False)
 class _CompileSpec:
     """A compile spec of a file: equal to one of ExecuTorch's, and an instance of that class once it is imported.
 
     ExecuTorch's class is in its compiler, which is not needed to run a file.
     """
 
-    __slots__ = ("key", "value")
-
-    def __init__(self, key: str, value: bytes) -> None:
-        self.key, self.value = key, value
+    key: str
+    value: bytes
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
@@ -195,6 +194,9 @@ class _CompileSpec:
         return bool((self.key, self.value) == (other.key, other.value))
 
     __hash__ = None  # type: ignore[assignment]  # as ExecuTorch's
+
+    def __reduce__(self) -> Any:  # as what it is in the process that reads it
+        return compile_spec, (self.key, self.value)
 
     def __repr__(self) -> str:
         return f"CompileSpec(key={self.key!r}, value={self.value!r})"

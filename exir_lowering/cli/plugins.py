@@ -50,4 +50,6 @@ def execute(arguments: argparse.Namespace) -> int:
     return OK
 
 
-COMMAND = Command("plugins", "list the installed backends, delegates and partitioners", add_arguments, execute)
+COMMAND = Command(
+    "plugins", "list the installed backends, delegates, partitioners and payload checks", add_arguments, execute
+)

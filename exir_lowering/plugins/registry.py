@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import Distribution, EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from exir_lowering.errors import InputError, PluginLoadError, UnknownPluginError
@@ -405,8 +405,14 @@ def _same_object(entry: EntryPoint, plugin_id: str, group: str) -> bool:
 
 
 def _provider(entry: EntryPoint) -> str:
-    distribution = f"{entry.dist.name} {entry.dist.version}" if entry.dist is not None else "an unknown distribution"
+    distribution = "an unknown distribution" if entry.dist is None else _describe_distribution(entry.dist)
     return f"{distribution} ({entry.value})"
+
+
+@lru_cache(maxsize=64)
+def _describe_distribution(distribution: Distribution) -> str:
+    """Return a distribution's name and version, which are read from its files."""
+    return f"{distribution.name} {distribution.version}"
 
 
 def _details_names() -> list[str]:

@@ -20,8 +20,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-KEY = "exir_lowering.pte.digests"
-"""The key of the seal among a `.pte` file's named data."""
+KEY = "exir_lowering.digests"
+"""The key of the seal among a `.pte` file's named data: a part of the file format, not the name of a module."""
 
 DATA_KEY = "exir_lowering.digest/"
 """What the key of a `.ptd` file's digests starts with; the file's own digest follows, in hexadecimal."""

@@ -144,10 +144,12 @@ def _pointwise(
     layouts = [content for _, content in given if isinstance(content, MemoryLayout)]
     if not layouts or torch.Tag.pointwise not in getattr(operator.call, "tags", ()):
         return None
+    if getattr(operator.call, "namespace", "") != "aten":  # kernels of others are not executed to read a file
+        return None
     if not all(one.dtype.is_floating_point for one in layouts):  # for others CPU and meta tensors differ, rarely
         return None
     named = {
-        argument: torch.ones([1] * len(content.sizes), dtype=content.dtype)
+        argument: torch.ones([1] * len(content.sizes), dtype=content.dtype, device="cpu")
         if isinstance(content, MemoryLayout)
         else _value((kind, content))
         for (_, argument), (kind, content) in zip(operator.inputs, given, strict=True)

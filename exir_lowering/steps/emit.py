@@ -165,9 +165,10 @@ def _emit(
     emitted_from = [*programs.values(), *copies.values()]
     variants = edge_errors.OutVariants(config.to_out_var_pass)
     try:
-        edge = EdgeProgramManager(copies, dict(constant_methods or {}), without_validity_checks())
-        with forgetting_delegates(emitted_from), sealing.reserving(edge), emitting() as emitted:
-            manager = edge.to_executorch(replace(config, to_out_var_pass=variants))
+        with forgetting_delegates(emitted_from):
+            edge = EdgeProgramManager(copies, dict(constant_methods or {}), without_validity_checks())
+            with sealing.reserving(edge), emitting() as emitted:
+                manager = edge.to_executorch(replace(config, to_out_var_pass=variants))
     except Exception as error:
         let_through(error)
         raise edge_errors.explain_emission(programs, error, config, variants) from error
