@@ -1,7 +1,8 @@
-"""The types and shapes that kernels make from those of their arguments, as PyTorch's operators say without computing.
+"""The types and shapes that kernels make from those of their arguments, as PyTorch's operators say.
 
 Some kernels of the runtime check what they are called with; the others read and write as far as one of the shapes says.
-So a file's calls are checked against the operator: on tensors that have a type and a shape, but no memory.
+So a file's calls are checked against the operator: on tensors that have a type and a shape, but no memory, or have one
+element, if the operator computes each element alone.
 """
 
 from __future__ import annotations

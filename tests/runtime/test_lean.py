@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import hashlib
 import json
 import os
+import pickle
 import random
 import subprocess
 import sys
@@ -152,6 +154,14 @@ def test_functions_compute_what_the_operators_do(order: list[int] | None) -> Non
         assert (made.dtype, made.shape, made.stride()) == (expected.dtype, expected.shape, expected.stride())
 
 
+@pytest.mark.parametrize("name", ["et_copy::_h2d_copy", "et_copy::_d2h_copy"])
+def test_what_copies_between_devices_is_checked_by_its_names_of_arguments(name: str) -> None:
+    found = functional_operator(name, "out")
+    assert found is not None
+    layout = MemoryLayout(torch.float32, (2, 3), (0, 1))
+    assert inference._infer(found, ((TENSOR, layout),), None) == ((torch.float32, (2, 3)),)
+
+
 def _pointwise_kernels() -> list[tuple[str, FunctionalOperator]]:
     names = (name.partition(".")[::2] for name in sorted(runtime.executorch_runtime().operator_registry.operator_names))
     found = ((name, functional_operator(name, overload)) for name, overload in names)
@@ -196,3 +206,6 @@ def test_compile_specs_are_executorchs() -> None:
     assert spec != CompileSpec("key", b"other")
     assert repr(spec) == repr(CompileSpec("key", b"value"))
     assert type(runtime.compile_spec("key", b"value")) is CompileSpec  # it is imported in this process
+    assert dataclasses.asdict(spec) == {"key": "key", "value": b"value"}
+    assert dataclasses.replace(spec, key="other") == CompileSpec("other", b"value")
+    assert type(pickle.loads(pickle.dumps(spec))) is CompileSpec and pickle.loads(pickle.dumps(spec)) == spec
