@@ -21,9 +21,18 @@ ENGINES = {
     "convex": ([], 98),
 }
 PARTS = (*suite.LONGEST, "others")
+NIGHTLY = suite.LONGEST
+"""What runs nightly with the proposals in ExecuTorch's partitioners; without them it runs each time."""
 
 
-@pytest.mark.parametrize("part", [f"{engine} {part}" for engine in ENGINES for part in PARTS])
+@pytest.mark.parametrize(
+    "part",
+    [
+        pytest.param(f"{engine} {part}", marks=[pytest.mark.nightly] if engine == "convex" and part in NIGHTLY else [])
+        for engine in ENGINES
+        for part in PARTS
+    ],
+)
 def test_each_test_that_passes_upstream_passes_here(part: str) -> None:
     engine, name = part.split()
     options, _ = ENGINES[engine]

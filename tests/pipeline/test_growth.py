@@ -50,7 +50,9 @@ def objects() -> Counter[str]:
     return Counter(f"{type(one).__module__}.{type(one).__qualname__}" for one in gc.get_objects())
 
 
-@pytest.mark.parametrize("delegated", [False, True], ids=["host", "xnnpack"])
+@pytest.mark.parametrize(
+    "delegated", [pytest.param(False, id="host", marks=pytest.mark.nightly), pytest.param(True, id="xnnpack")]
+)
 def test_a_cycle_leaves_no_more_than_executorchs_own(delegated: bool) -> None:
     program = export(Model().eval(), (X,))
 

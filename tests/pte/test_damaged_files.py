@@ -366,7 +366,7 @@ def test_data_files(tmp_path: Path, engine: str) -> None:
     table = root(memoryview(whole)[:size])
     needed = next(iter(read_program(memoryview(path.read_bytes()), find_checks).values())).external
     entry = next(one for one in table.tables(2) if one.text(0) in needed and one.has(1))
-    for field, code, value, words in ((2, "H", 0, "of which method 'forward' needs"), (1, "I", 99, "99 of")):
+    for field, code, value, words in ((2, "H", 0, "but method 'forward' needs"), (1, "I", 99, "99 of")):
         damaged = bytearray(whole)
         at = entry.position + entry.fields[field]
         if code == "H":  # the field is absent then

@@ -66,7 +66,7 @@ def test_lines_and_modules() -> None:
     assert method.lines(method.delegates[0].handles) == [line("first"), line("second")]
 
 
-@pytest.mark.parametrize("name", ["bert", "llama"])
+@pytest.mark.parametrize("name", ["bert", pytest.param("llama", marks=pytest.mark.nightly)])
 def test_whole_models(name: str) -> None:
     _, _, program = models.exported(name)
     found = exir_lowering.lower(program, ["xnnpack", "reference"])

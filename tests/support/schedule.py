@@ -20,7 +20,24 @@ BY_PARAMETER = {
 }
 """Files that are divided by the value of one parameter; tests that do not have it are a group of their own."""
 
+MODELS = frozenset({"bert", "llama", "mobilenet_v2"})
+"""Models that several files export: their tests are one group, whose worker exports them once."""
+
 SECONDS: dict[str, float] = {
+    "model:llama": 110,
+    "model:mobilenet_v2": 70,
+    "model:bert": 60,
+    "test_example_package": 60,
+    "test_properties:test_lowering_twice_gives_the_same": 35,
+    "test_properties:test_lowered_programs_can_be_lowered_again": 30,
+    "test_bad_input": 50,
+    "test_openvino": 40,
+    "test_suite": 50,
+    "test_generation:xnnpack": 45,
+    "test_models:t5": 22,
+    "test_models:vit": 20,
+    "test_types": 22,
+    "test_packaging": 20,
     "test_backends": 45,
     "test_growth:test_a_cycle_leaves_no_more_than_executorchs_own": 40,
     "test_reference": 38,
@@ -35,32 +52,26 @@ SECONDS: dict[str, float] = {
     "test_determinism": 25,
     "test_docs:test_python_blocks_run": 25,
     "test_integrity": 25,
-    "test_properties:test_lowering_twice_gives_the_same": 24,
     "test_threads:test_what_four_threads_make_is_what_one_makes": 24,
-    "test_example_package": 22,
     "test_data_dependent_sizes": 20,
     "test_debug_info": 20,
     "test_saving": 20,
     "test_fuzz": 19,
-    "test_bad_input": 18,
     "test_rules": 18,
     "test_edge_errors": 18,
     "test_properties:test_the_programs_equal_the_modules_that_they_come_from": 18,
     "test_upstream_rows:test_m8_state_equals_eager_over_three_calls": 17,
     "test_cli": 16,
-    "test_generation:xnnpack": 16,
     "test_properties:test_lowering_keeps_every_promise": 16,
     "test_upstream_suite:ours test_lowered_backend_module.py": 14,
     "test_upstream_suite:convex test_lowered_backend_module.py": 14,
     "test_generation:reference": 13,
     "test_upstream_suite:ours test_group_partitioner.py": 12,
     "test_upstream_suite:convex test_group_partitioner.py": 12,
-    "test_openvino": 12,
     "test_upstream_rows:test_m11_programs_and_weights_die_with_their_last_reference": 12,
     "test_models:llama": 11,
     "test_models:mobilenet_v2": 11,
     "test_composition": 11,
-    "test_suite": 11,
     "test_delegates:TestShim": 10,
     "test_demo": 10,
     "test_settings": 10,
@@ -74,6 +85,9 @@ def group_of(item: pytest.Item) -> str:
     """Return the name of the group that a test belongs to; without brackets, in which xdist would not find it."""
     file = Path(item.path).stem
     part = ""
+    models = MODELS.intersection(map(str, item.callspec.params.values())) if hasattr(item, "callspec") else ()
+    if len(models) == 1:
+        return f"model:{min(models)}"
     if file in BY_FUNCTION:
         part = getattr(item, "originalname", item.name)
     elif file in BY_CLASS:
