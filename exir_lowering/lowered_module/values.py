@@ -14,6 +14,8 @@ from exir_lowering.pte.dtypes import CODES
 
 _DIGITS = 4300  # the most that Python converts by default
 _TOO_LARGE = 10**_DIGITS
+DEEPEST = 300
+"""How deep a value may be nested; Python's own limit is a setting of the process, which torch raises."""
 STORABLE = "None, bool, int, float, str, torch.Tensor, and lists, tuples and dicts of these"
 
 
@@ -53,24 +55,26 @@ class Tensors:
         return self._left.pop(number)
 
 
-def decode(json: Any, tensors: Tensors) -> Any:
+def decode(json: Any, tensors: Tensors, depth: int = 0) -> Any:
     """Return the value that `encode` converted to JSON.
 
     Raises:
         ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError: The JSON is not what `encode`
             returns.
     """
+    if depth > DEEPEST:
+        raise ValueError(f"a value that is nested more than {DEEPEST} deep")
     if json is None or isinstance(json, (bool, int, float, str)):
         return json
     if isinstance(json, list):
-        return [decode(item, tensors) for item in json]
+        return [decode(item, tensors, depth + 1) for item in json]
     ((kind, content),) = json.items()
     if kind == "float":
         return _not_finite(content)
     if kind == "tuple":
-        return tuple(decode(item, tensors) for item in content)
+        return tuple(decode(item, tensors, depth + 1) for item in content)
     if kind == "dict":
-        return {decode(key, tensors): decode(item, tensors) for key, item in content}
+        return {decode(key, tensors, depth + 1): decode(item, tensors, depth + 1) for key, item in content}
     if kind == "tensor":
         return tensors.take(content)
     raise ValueError(f"unknown kind {kind!r}")
@@ -102,7 +106,9 @@ def storable(where: str, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
-def _encode(where: str, value: Any, tensors: list[torch.Tensor]) -> Any:
+def _encode(where: str, value: Any, tensors: list[torch.Tensor], depth: int = 0) -> Any:
+    if depth > DEEPEST:
+        raise RecursionError
     kind = type(value)
     if kind is int and abs(value) >= _TOO_LARGE:
         raise InputError(
@@ -113,11 +119,14 @@ def _encode(where: str, value: Any, tensors: list[torch.Tensor]) -> Any:
     if kind is float:
         return value if math.isfinite(value) else {"float": repr(value)}
     if kind in (list, tuple):
-        items = [_encode(f"{where}[{index}]", item, tensors) for index, item in enumerate(value)]
+        items = [_encode(f"{where}[{index}]", item, tensors, depth + 1) for index, item in enumerate(value)]
         return items if kind is list else {"tuple": items}
     if kind is dict:
         pairs = [
-            [_encode(f"a key of {where}", key, tensors), _encode(f"{where}[{key!r}]", item, tensors)]
+            [
+                _encode(f"a key of {where}", key, tensors, depth + 1),
+                _encode(f"{where}[{key!r}]", item, tensors, depth + 1),
+            ]
             for key, item in value.items()
         ]
         return {"dict": pairs}

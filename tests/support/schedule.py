@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-BY_FUNCTION = frozenset({"test_docs", "test_growth", "test_properties", "test_threads", "test_upstream_rows"})
+BY_FUNCTION = frozenset({"test_docs", "test_growth", "test_threads", "test_upstream_rows"})
 BY_CLASS = frozenset({"test_delegates", "test_lowered_module", "test_runtime"})
 BY_PARAMETER = {
     "test_generation": "file",
