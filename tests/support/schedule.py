@@ -25,11 +25,10 @@ MODELS = frozenset({"bert", "llama", "mobilenet_v2"})
 
 SECONDS: dict[str, float] = {
     "model:llama": 110,
+    "test_properties": 85,
     "model:mobilenet_v2": 70,
     "model:bert": 60,
     "test_example_package": 60,
-    "test_properties:test_lowering_twice_gives_the_same": 35,
-    "test_properties:test_lowered_programs_can_be_lowered_again": 30,
     "test_bad_input": 50,
     "test_openvino": 40,
     "test_suite": 50,
@@ -59,10 +58,8 @@ SECONDS: dict[str, float] = {
     "test_fuzz": 19,
     "test_rules": 18,
     "test_edge_errors": 18,
-    "test_properties:test_the_programs_equal_the_modules_that_they_come_from": 18,
     "test_upstream_rows:test_m8_state_equals_eager_over_three_calls": 17,
     "test_cli": 16,
-    "test_properties:test_lowering_keeps_every_promise": 16,
     "test_upstream_suite:ours test_lowered_backend_module.py": 14,
     "test_upstream_suite:convex test_lowered_backend_module.py": 14,
     "test_generation:reference": 13,
