@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -25,6 +27,13 @@ class LoweringOptions:
             `lower` and `plan` raise a CoverageError that lists what is missing, before any backend is called.
         require_full: Whether every operator of each method must be delegated; the same as `require_coverage=1.0`.
         progress: Whether to show the progress of long work on standard error if that is a terminal.
+        edge: Which code converts programs to Edge dialect: "fast" is ours, which leaves to ExecuTorch's what it does not
+            cover; "executorch" is ExecuTorch's; "check" runs both and raises an error if the graphs differ.
+        accelerate: Whether what torch and ExecuTorch would compute again is reused while backends and the emitter run;
+            the results are the same bytes.
+        cache: Where results are kept for later lowerings: a folder, True for the user's cache folder, False for none.
+        executor: What runs the work of backends that declare `parallel`; None for processes or threads of our own.
+        jobs: How many partitions are lowered at once, at least 1. Bytes and order do not depend on it.
     """
 
     non_convex: Literal["split", "raise"] = "split"
@@ -33,11 +42,26 @@ class LoweringOptions:
     require_coverage: float = 0.0
     require_full: bool = False
     progress: bool = False
+    edge: Literal["fast", "executorch", "check"] = "fast"
+    accelerate: bool = True
+    cache: str | os.PathLike[str] | bool = False
+    executor: Executor | None = None
+    jobs: int = 1
 
     def __post_init__(self) -> None:
         if self.non_convex not in ("split", "raise"):
             raise InputError(f'LoweringOptions(non_convex={self.non_convex!r}): expected "split" or "raise".')
-        for name in ("check_weights", "require_full", "progress"):
+        if self.edge not in ("fast", "executorch", "check"):
+            raise InputError(f'LoweringOptions(edge={self.edge!r}): expected "fast", "executorch" or "check".')
+        if not isinstance(self.cache, (str, os.PathLike, bool)):
+            raise InputError(f"LoweringOptions(cache={self.cache!r}): expected a folder, True or False.")
+        if not isinstance(self.executor, (Executor, type(None))):
+            raise InputError(
+                f"LoweringOptions(executor={self.executor!r}): expected a concurrent.futures.Executor or None."
+            )
+        if isinstance(self.jobs, bool) or not isinstance(self.jobs, int) or self.jobs < 1:
+            raise InputError(f"LoweringOptions(jobs={self.jobs!r}): expected a number of jobs, at least 1.")
+        for name in ("check_weights", "require_full", "progress", "accelerate"):
             if not isinstance(getattr(self, name), bool):
                 raise InputError(f"LoweringOptions({name}={getattr(self, name)!r}): expected True or False.")
         share = self.require_coverage
