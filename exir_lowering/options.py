@@ -27,7 +27,7 @@ class LoweringOptions:
             `lower` and `plan` raise a CoverageError that lists what is missing, before any backend is called.
         require_full: Whether every operator of each method must be delegated; the same as `require_coverage=1.0`.
         progress: Whether to show the progress of long work on standard error if that is a terminal.
-        edge: Which code converts programs to Edge dialect: "fast" is ours, which leaves to ExecuTorch's what it does not
+        edge: Which code converts programs to Edge dialect: "fast" is ours, which leaves to ExecuTorch what it does not
             cover; "executorch" is ExecuTorch's; "check" runs both and raises an error if the graphs differ.
         accelerate: Whether what torch and ExecuTorch would compute again is reused while backends and the emitter run;
             the results are the same bytes.
