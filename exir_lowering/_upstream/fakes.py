@@ -15,7 +15,9 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorConverter, FakeT
 __all__ = [
     "FakeCopies",
     "FakeTensor",
+    "FakeTensorMode",
     "has_symbols",
+    "make_fake",
     "memory_of",
     "shape_env_of",
     "size_hint",
@@ -141,3 +143,20 @@ def memory_of(tensor: Any) -> tuple[int, int] | None:
     if not isinstance(tensor, torch.Tensor) or isinstance(tensor, FakeTensor) or not tensor.untyped_storage().nbytes():
         return None
     return tensor.untyped_storage().data_ptr(), int(tensor.storage_offset())
+
+
+def make_fake(like: FakeTensor, mode: FakeTensorMode, *, requires_grad: bool) -> FakeTensor:
+    """Return a fake tensor of a mode, of the same type, sizes, strides and offset as another one, with its own storage.
+
+    Args:
+        like: The fake tensor, of this mode or, if its sizes are known, of another one.
+        mode: The mode.
+        requires_grad: Whether it requires a gradient.
+    """
+    size, stride, offset = like.size(), like.stride(), like.storage_offset()
+    meta = torch.empty_strided(size, stride, dtype=like.dtype, device="meta")
+    if not isinstance(offset, int) or offset:
+        elements = offset + meta.untyped_storage().nbytes() // like.element_size()
+        storage = torch.empty(elements, dtype=like.dtype, device="meta")
+        meta = storage.as_strided(size, stride, offset)
+    return FakeTensor(mode, meta, like.fake_device, requires_grad=requires_grad)

@@ -1,0 +1,129 @@
+"""What torch and ExecuTorch do to a program on its way to Edge dialect, in parts that can be applied to any graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from executorch.exir import EdgeCompileConfig
+from executorch.exir._program_utils import _get_updated_graph_signature, _get_updated_range_constraints
+from executorch.exir.dialects.edge._ops import EdgeOpOverload
+from executorch.exir.pass_manager import _can_eliminate_common_getitems
+from executorch.exir.passes import convert_constant_dim_order_pass
+from executorch.exir.passes.debug_handle_generator_pass import DebugHandleGeneratorPass
+from executorch.exir.passes.dim_order_ops_registry import DimOrderOpsMap
+from executorch.exir.passes.memory_format_ops_pass import MemoryFormatOpsPass
+from executorch.exir.passes.remove_graph_asserts_pass import RemoveNonCoreAtenOpGraphAssertsPass
+from executorch.exir.passes.remove_noop_pass import _DEQUANT_OPS, _QUANT_OPS, eliminate_dq_q
+from executorch.exir.passes.remove_unused_parameters_pass import remove_unused_parameters_pass
+from executorch.exir.passes.replace_aten_with_edge_pass import OpReplacePass, aten_to_edge, should_lower_to_edge
+from executorch.exir.program._program import (
+    _can_skip_using_EDGE_DO_NOT_DECOMP,
+    _default_decomposition_table,
+    _get_aten_to_edge_passes,
+    _remove_invalid_ops_for_not_decompose,
+    _replace_aten_ops_with_transformed_ops,
+    _restore_transformed_ops_to_aten_ops,
+    contains_any_call_fn_target_op,
+    lift_constant_tensor_pass,
+)
+from executorch.exir.verification.verifier import EXIREdgeDialectVerifier
+
+# Runs operators on fake tensors, as ExecuTorch's passes do.
+from torch._dispatch.python import enable_python_dispatcher
+from torch._export.passes import ReplaceViewOpsWithViewCopyOpsPass
+from torch._export.passes.replace_view_ops_with_view_copy_ops_pass import get_view_copy_of_view_op
+from torch._export.utils import _special_op_to_preserve_cia
+from torch._export.verifier import Verifier, _verify_exported_program_signature
+from torch.export import ExportedProgram
+from torch.export.exported_program import (
+    _common_getitem_elimination_pass,
+    _split_decomp_table_to_cia_and_python_decomp,
+)
+
+# The metadata that a retraced node takes over from the node that it is made from.
+from torch.fx.proxy import _COPY_META_FIELDS
+
+# Where a node comes from.
+from torch.fx.traceback import NodeSource, NodeSourceAction
+
+__all__ = [
+    "COPIED_META",
+    "DEQUANTIZE",
+    "DIM_ORDER_OPERATORS",
+    "QUANTIZE",
+    "EdgeOpOverload",
+    "NodeSource",
+    "NodeSourceAction",
+    "Verifier",
+    "aten_to_edge",
+    "can_preserve_directly",
+    "contains_any",
+    "default_table",
+    "dialect_passes",
+    "edge_verifier",
+    "eliminate_dq_q",
+    "enable_python_dispatcher",
+    "finish_edge",
+    "get_view_copy_of_view_op",
+    "preservable",
+    "remove_unused_parameters_pass",
+    "restore_preserved",
+    "set_preserved_apart",
+    "should_lower_to_edge",
+    "split_table",
+    "updated_signature",
+    "verify_signature",
+]
+
+COPIED_META = ("stack_trace", *_COPY_META_FIELDS)
+DEQUANTIZE = frozenset(_DEQUANT_OPS)
+QUANTIZE = frozenset(_QUANT_OPS)
+DIM_ORDER_OPERATORS = frozenset(DimOrderOpsMap)
+
+can_preserve_directly = _can_skip_using_EDGE_DO_NOT_DECOMP
+contains_any = contains_any_call_fn_target_op
+default_table = _default_decomposition_table
+preservable = _remove_invalid_ops_for_not_decompose
+restore_preserved = _restore_transformed_ops_to_aten_ops
+set_preserved_apart = _replace_aten_ops_with_transformed_ops
+updated_signature = _get_updated_graph_signature
+verify_signature = _verify_exported_program_signature
+
+
+def split_table(table: Mapping[Any, Any]) -> tuple[set[Any], set[Any]]:
+    """Return the composite operators that a table of decompositions leaves whole, and those it decomposes in Python."""
+    composite, in_python = _split_decomp_table_to_cia_and_python_decomp(dict(table))
+    return {op for op, do in composite.items() if do is _special_op_to_preserve_cia}, set(in_python)
+
+
+def dialect_passes(config: EdgeCompileConfig) -> list[Any]:
+    """Return ExecuTorch's passes from core ATen to Edge operators, in its order."""
+    before, _ = _get_aten_to_edge_passes(config)
+    passes = [RemoveNonCoreAtenOpGraphAssertsPass(), ReplaceViewOpsWithViewCopyOpsPass(), *before, OpReplacePass()]
+    return passes if config._skip_dim_order else [*passes, MemoryFormatOpsPass()]
+
+
+def edge_verifier(config: EdgeCompileConfig, preserved: Sequence[Any]) -> Any:
+    """Return the verifier class that ExecuTorch gives to a converted program."""
+    return EXIREdgeDialectVerifier(edge_compile_config=config, class_only=True, preserve_ops=list(preserved))
+
+
+def finish_edge(program: ExportedProgram) -> ExportedProgram:
+    """Lift constants, make them contiguous, remove dead code and number the operators, as ExecuTorch does at the end.
+
+    Args:
+        program: The program with Edge operators; it is changed.
+    """
+    program = lift_constant_tensor_pass(program)
+    program = convert_constant_dim_order_pass.convert_constant_dim_order_pass(program)
+    for module in program.graph_module.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            module.graph.eliminate_dead_code()
+    DebugHandleGeneratorPass()(program.graph_module)
+    program._graph_signature = _get_updated_graph_signature(program.graph_signature, program.graph_module)
+    if _can_eliminate_common_getitems(program.graph_module):
+        _common_getitem_elimination_pass(program.graph_module, program.graph_signature, program.module_call_graph)
+    program._range_constraints = _get_updated_range_constraints(program.graph_module)
+    return program

@@ -1,0 +1,101 @@
+"""From `torch.export` output to Edge dialect, in the same steps as ExecuTorch, each by cases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from executorch.exir import EdgeCompileConfig
+from torch.export import ExportedProgram
+
+from exir_lowering._upstream.conversion import (
+    can_preserve_directly,
+    contains_any,
+    default_table,
+    edge_verifier,
+    finish_edge,
+    preservable,
+    remove_unused_parameters_pass,
+    restore_preserved,
+    set_preserved_apart,
+)
+from exir_lowering.steps.casewise.decompose import decompose, with_graph
+from exir_lowering.steps.casewise.dialect import to_edge_operators
+from exir_lowering.steps.casewise.values import Uncovered
+from exir_lowering.steps.casewise.verify import verify
+
+
+class Conversion:
+    """Converts one program; remembers what went ExecuTorch's way, and why.
+
+    Attributes:
+        uncovered: The reasons, by step.
+    """
+
+    def __init__(self, name: str, config: EdgeCompileConfig) -> None:
+        self.uncovered: dict[str, str] = {}
+        self._name, self._config = name, config
+
+    def convert(self, program: ExportedProgram, partitioners: Sequence[Any]) -> ExportedProgram:
+        """Convert a program.
+
+        Args:
+            program: The program, a private copy.
+            partitioners: The partitioners; operators that they want whole are not decomposed.
+
+        Returns:
+            The program in Edge dialect. The configuration allows what the partitioners keep whole.
+
+        Raises:
+            Uncovered: The program cannot be converted by cases.
+            Exception: Whatever partitioners, torch and ExecuTorch raise.
+        """
+        for partitioner in partitioners:
+            program = partitioner.transform_for_pre_decomposition(program)
+        program = self._decompose("functionalization", program, {})
+        preserved: list[Any] = []
+        if not partitioners:
+            table = default_table()
+            for op in self._config.preserve_ops:
+                table.pop(op, None)
+            program = self._decompose("decomposition", program, table)
+        for partitioner in partitioners:
+            program, kept = self._decompose_for(partitioner, program)
+            preserved += [op for op in kept if op not in preserved]
+        program = self._to_edge(program, preserved)
+        allowed = self._config._core_aten_ops_exception_list
+        self._config._core_aten_ops_exception_list = list(set(allowed) | set(preserved))
+        return program
+
+    def _decompose(self, step: str, program: ExportedProgram, table: Mapping[Any, Any]) -> ExportedProgram:
+        try:
+            return decompose(program, table)
+        except Uncovered as reason:
+            self.uncovered[step] = str(reason)
+            return program.run_decompositions(dict(table))
+
+    def _decompose_for(self, partitioner: Any, program: ExportedProgram) -> tuple[ExportedProgram, list[Any]]:
+        """Decompose what a partitioner does not keep whole; return which operators it keeps."""
+        wanted, _ = partitioner.ops_to_not_decompose(program)
+        table = default_table()
+        if can_preserve_directly(partitioner, program):
+            kept = [op for op in wanted if table.pop(op, None) is not None]
+            if contains_any(program.graph_module, table):
+                program = self._decompose("decomposition", program, table)
+            return program, kept
+        for op in preservable(wanted):
+            table.pop(op, None)
+        program = self._decompose("decomposition", program, table)
+        found = set_preserved_apart(self._name, program, {self._name: [partitioner]}) or []
+        program = self._decompose("decomposition of what is not preserved", program, default_table())
+        restore_preserved(program)
+        return program, list(found)
+
+    def _to_edge(self, program: ExportedProgram, preserved: Sequence[Any]) -> ExportedProgram:
+        program = remove_unused_parameters_pass(program)
+        verifier = edge_verifier(self._config, preserved)
+        edge = with_graph(program, to_edge_operators(program.graph_module, self._config))
+        edge._verifiers = [verifier]
+        edge = finish_edge(edge)
+        verify(edge, verifier)
+        return edge

@@ -1,0 +1,171 @@
+"""Decompositions by cases: the same as `ExportedProgram.run_decompositions`, which traces the whole program."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import (
+    ExportGraphSignature,
+    InputKind,
+    InputSpec,
+    OutputKind,
+    OutputSpec,
+    TensorArgument,
+)
+from torch.fx import GraphModule, Node
+
+from exir_lowering._upstream.conversion import Verifier, split_table, updated_signature
+from exir_lowering._upstream.programs import assemble_program, flat_call_signature, guards_code_of, lazy_graph_module
+from exir_lowering.steps.casewise.cases import Case, Rows, place_side_by_side
+from exir_lowering.steps.casewise.rewrite import Plain, rewrite
+from exir_lowering.steps.casewise.templates import Template, take_templates
+from exir_lowering.steps.casewise.values import Uncovered
+
+_PLAIN_KEYS = frozenset({torch._C.DispatchKey.Meta, torch._C.DispatchKey.Functionalize})
+"""Kernels in Python that do not change what a call is traced as."""
+
+_TRACED_APART = frozenset(
+    {
+        torch.ops.aten.alias.default,
+        torch.ops.aten.detach.default,
+        torch.ops.aten.lift_fresh.default,
+        torch.ops.aten.lift_fresh_copy.default,
+    }
+)
+"""Operators that tracing itself treats in a way of its own."""
+
+
+class Decomposition:
+    """The stage that decomposes operators as a table says.
+
+    Attributes:
+        name: For the history of nodes.
+        key: The operators that the table decomposes, and how.
+        gradients: It runs without, as `run_decompositions`.
+    """
+
+    name = "decompose"
+    gradients = False
+
+    def __init__(self, table: Mapping[Any, Any]) -> None:
+        self._table = dict(table)
+        self._whole, self._in_python = split_table(table)
+        self.key: Hashable = ("decompose", frozenset((op, _identity(do)) for op, do in self._table.items()))
+        self._plain: dict[Any, bool] = {}
+
+    def plain(self, node: Node, values: Sequence[Any]) -> Plain | None:
+        """Return a call's operator if it is traced as it is, and returns one tensor."""
+        known = self._plain.get(node.target)
+        if known is None:
+            known = self._plain[node.target] = self._traced_as_it_is(node.target)
+        return Plain(node.target, same=True) if known else None
+
+    def _traced_as_it_is(self, target: Any) -> bool:
+        if type(target) is not torch._ops.OpOverload or target in self._in_python or target in _TRACED_APART:
+            return False
+        schema = target._schema
+        if schema.is_mutable or [str(returned.type) for returned in schema.returns] != ["Tensor"]:
+            return False
+        composite = torch._C._dispatch_has_kernel_for_dispatch_key(
+            target.name(), torch._C.DispatchKey.CompositeImplicitAutograd
+        )
+        if composite or torch._C.DispatchKey.CompositeImplicitAutograd in target.py_kernels:
+            return target in self._whole
+        return _PLAIN_KEYS.issuperset(target.py_kernels)
+
+    def convert(self, cases: Sequence[Case]) -> list[Template]:
+        """Decompose cases by `run_decompositions`."""
+        for case in cases:
+            _check_traceable(case.node.target)
+        rows = place_side_by_side(cases)
+        decomposed = _program(rows).run_decompositions(dict(self._table))
+        placeholders = [node for node in decomposed.graph.nodes if node.op == "placeholder"]
+        if len(placeholders) != sum(map(len, rows.inputs)):
+            raise Uncovered("a decomposition adds a constant")
+        remaining = iter(placeholders)
+        inputs = [[next(remaining) for _ in row] for row in rows.inputs]
+        returned = iter(decomposed.graph.output_node().args[0])
+        results = [[next(returned) for _ in range(count)] for count in rows.outputs]
+        return take_templates(cases, decomposed.graph_module, inputs, results)
+
+
+def _identity(function: Any) -> Hashable:
+    """Return what tells functions apart: torch makes some of those in its tables anew for each table."""
+    if isinstance(function, partial):
+        return _identity(function.func), function.args, tuple(sorted(function.keywords.items()))
+    plain = isinstance(function, FunctionType) and not (function.__closure__ or function.__defaults__)
+    return function.__code__ if plain else function  # type: ignore[no-any-return]
+
+
+def _check_traceable(target: Any) -> None:
+    if type(target) is not torch._ops.OpOverload:
+        raise Uncovered(f"{target}")
+    if target._schema.is_mutable:
+        raise Uncovered(f"{target}, which writes into its operand")
+    if torch.Tag.data_dependent_output in target.tags or torch.Tag.dynamic_output_shape in target.tags:
+        raise Uncovered(f"{target}, whose result depends on data")
+
+
+def _program(rows: Rows) -> ExportedProgram:
+    """Make a program of cases."""
+    placeholders = [node for row in rows.inputs for node in row]
+    outputs = rows.graph.output_node().args[0]
+    signature = ExportGraphSignature(
+        [InputSpec(InputKind.USER_INPUT, TensorArgument(name=node.name), None) for node in placeholders],
+        [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(name=node.name), None) for node in outputs],
+    )
+    return assemble_program(
+        graph_module=lazy_graph_module({}, rows.graph),
+        signature=signature,
+        state_dict={},
+        constants={},
+        range_constraints={},
+        module_call_graph=[flat_call_signature(signature)],
+        example_inputs=None,
+        verifiers=[Verifier],
+        guards_code=[],
+    )
+
+
+def decompose(program: ExportedProgram, table: Mapping[Any, Any]) -> ExportedProgram:
+    """Return what `run_decompositions` makes of a program.
+
+    Args:
+        program: The program; it is not changed.
+        table: The operators to decompose, as for `run_decompositions`.
+
+    Raises:
+        Uncovered: The program has something that cannot be decomposed by cases.
+    """
+    _check_program(program)
+    return with_graph(program, rewrite(program.graph_module, Decomposition(table)))
+
+
+def _check_program(program: ExportedProgram) -> None:
+    if any(entry.signature is not None for entry in program.module_call_graph if entry.fqn):
+        raise Uncovered("signatures of submodules are kept")
+    for node in program.graph.nodes:
+        if node.op == "placeholder":
+            value = node.meta.get("val")
+            if not isinstance(value, (torch.Tensor, int, float, bool, str, type(None))):
+                raise Uncovered(f"an input of type {type(value).__name__}")
+
+
+def with_graph(program: ExportedProgram, graph_module: GraphModule) -> ExportedProgram:
+    """Return a program with another graph, whose inputs and outputs are those of the old one, in the same order."""
+    return assemble_program(
+        graph_module=graph_module,
+        signature=updated_signature(program.graph_signature, graph_module),
+        state_dict=program.state_dict,
+        constants=program.constants,
+        range_constraints=program.range_constraints,
+        module_call_graph=program.module_call_graph,
+        example_inputs=program.example_inputs,
+        verifiers=[Verifier],
+        guards_code=guards_code_of(program),
+    )

@@ -1,0 +1,152 @@
+"""Edge operators by cases: the same as ExecuTorch's passes from core ATen to Edge dialect, each of which retraces."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+from executorch.exir import EdgeCompileConfig
+from torch.fx import GraphModule, Node
+
+from exir_lowering._upstream.conversion import (
+    DEQUANTIZE,
+    DIM_ORDER_OPERATORS,
+    QUANTIZE,
+    aten_to_edge,
+    dialect_passes,
+    eliminate_dq_q,
+    get_view_copy_of_view_op,
+    should_lower_to_edge,
+)
+from exir_lowering._upstream.programs import lazy_graph_module
+from exir_lowering.steps.casewise.cases import Case, place_side_by_side
+from exir_lowering.steps.casewise.rewrite import Plain, rewrite
+from exir_lowering.steps.casewise.templates import Template, take_templates
+from exir_lowering.steps.casewise.values import Uncovered
+
+_aten = torch.ops.aten
+_LOOKED_AT = frozenset(
+    {
+        _aten._assert_tensor_metadata.default,
+        _aten._unsafe_view.default,
+        _aten.cat.default,
+        _aten.slice_copy.Tensor,
+        _aten.to.dtype,
+    }
+)
+"""Operators that a pass treats by name."""
+
+_PROMOTED = frozenset(
+    {
+        _aten.add.Tensor,
+        _aten.div.Tensor,
+        _aten.div.Tensor_mode,
+        _aten.minimum.default,
+        _aten.mul.Tensor,
+        _aten.sub.Tensor,
+    }
+)
+"""Operators whose operands a pass converts to one dtype."""
+
+
+class Dialect:
+    """The stage that replaces core ATen operators by those of Edge dialect.
+
+    Attributes:
+        name: For the history of nodes.
+        key: What of the configuration decides.
+        gradients: It runs with gradients, as ExecuTorch's passes.
+    """
+
+    name = "edge"
+    gradients = True
+
+    def __init__(self, config: EdgeCompileConfig) -> None:
+        self._config = config
+        self.key: Hashable = ("edge", bool(config._skip_dim_order))
+        self._plain: dict[Any, Plain | None] = {}
+
+    def plain(self, node: Node, values: Sequence[Any]) -> Plain | None:
+        """Return the Edge operator of a call that no pass changes otherwise."""
+        target = node.target
+        if target not in self._plain:
+            self._plain[target] = _replaced_only(target)
+        plain = self._plain[target]
+        if plain is None or _has_number_for_tensor(node):
+            return None
+        if target in _PROMOTED and not _all_of_one_float(values, node):
+            return None
+        return plain
+
+    def convert(self, cases: Sequence[Case]) -> list[Template]:
+        """Convert cases by ExecuTorch's passes."""
+        for case in cases:
+            if type(case.node.target) is not torch._ops.OpOverload:
+                raise Uncovered(f"{case.node.target}")
+        rows = place_side_by_side(cases)
+        converted: GraphModule = lazy_graph_module({}, rows.graph)
+        for step in dialect_passes(self._config):
+            converted = step(converted).graph_module
+        placeholders = iter([node for node in converted.graph.nodes if node.op == "placeholder"])
+        inputs = [[next(placeholders) for _ in row] for row in rows.inputs]
+        returned = iter(converted.graph.output_node().args[0])
+        results = [[next(returned) for _ in range(count)] for count in rows.outputs]
+        return take_templates(cases, converted, inputs, results)
+
+
+def _replaced_only(target: Any) -> Plain | None:
+    """Return the Edge operator of one that passes only replace, whatever its operands are."""
+    if target is operator.getitem:
+        return Plain(target, same=True)
+    if type(target) is not torch._ops.OpOverload or target in _LOOKED_AT or target._schema.is_mutable:
+        return None
+    copying = target
+    if target.is_view or any(argument.alias_info is not None for argument in target._schema.arguments):
+        copying = get_view_copy_of_view_op(target._schema)
+        if copying is None or copying in _LOOKED_AT:
+            return None
+    edge = aten_to_edge(copying) if should_lower_to_edge(copying) else copying
+    return None if edge in DIM_ORDER_OPERATORS else Plain(edge, same=copying is target)
+
+
+def _has_number_for_tensor(node: Node) -> bool:
+    """Return whether a call has a number where its operator has a tensor: a pass makes a constant of it."""
+    if node.target is operator.getitem:
+        return False
+    for index, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+        if isinstance(argument.type, torch.TensorType):
+            value = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
+            if not isinstance(value, Node) or not isinstance(value.meta.get("val"), torch.Tensor):
+                return True
+    return False
+
+
+def _all_of_one_float(values: Sequence[Any], node: Node) -> bool:
+    kinds = {value.dtype for value in values if isinstance(value, torch.Tensor)}
+    tensors_only = all(isinstance(argument, Node) for argument in node.args)
+    return tensors_only and len(kinds) == 1 and kinds.pop().is_floating_point
+
+
+def to_edge_operators(graph_module: GraphModule, config: EdgeCompileConfig) -> GraphModule:
+    """Return a graph with Edge operators.
+
+    Args:
+        graph_module: The graph, with core ATen operators; it is not changed.
+        config: How ExecuTorch would convert it.
+
+    Raises:
+        Uncovered: The graph has something that cannot be converted by cases.
+    """
+    converted = rewrite(graph_module, Dialect(config))
+    _fold_requantized(converted)
+    return converted
+
+
+def _fold_requantized(graph_module: GraphModule) -> None:
+    """Remove pairs that dequantize and quantize again with the same parameters: the one thing that spans two calls."""
+    pairs = [node for node in graph_module.graph.nodes if node.op == "call_function" and node.target in DEQUANTIZE]
+    if any(user.target in QUANTIZE for node in pairs for user in node.users):
+        eliminate_dq_q(graph_module, pairs)
+        graph_module.graph.eliminate_dead_code()

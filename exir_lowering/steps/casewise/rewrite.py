@@ -1,0 +1,298 @@
+"""Convert a graph by cases: what is plain is copied, what is not is replaced by the template of its case."""
+
+from __future__ import annotations
+
+import operator
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
+
+from exir_lowering._upstream.conversion import COPIED_META, NodeSource, NodeSourceAction, enable_python_dispatcher
+from exir_lowering._upstream.programs import fake_mode_of, lazy_graph_module
+from exir_lowering.steps.casewise.cases import Case, Describer
+from exir_lowering.steps.casewise.templates import Template, fill, name_of
+from exir_lowering.steps.casewise.values import Uncovered, renew, require_gradients
+
+_ROUNDS = 12
+"""How often values may change what later calls look like, before a graph counts as not covered."""
+
+_REMEMBERED = 20_000
+"""How many cases of earlier programs a process remembers; one takes a few kilobytes."""
+
+
+class Plain(NamedTuple):
+    """What becomes of a call of which only the operator changes.
+
+    Attributes:
+        target: The operator that it gets.
+        same: Whether it returns the same kind of value as before.
+    """
+
+    target: Any
+    same: bool
+
+
+class Stage(Protocol):
+    """One step of the conversion, which changes each call by itself.
+
+    Attributes:
+        name: What it does, in the history of the nodes that it makes.
+        key: What else its results depend on.
+        gradients: Whether it runs with gradients, so that results of parameters require one.
+    """
+
+    name: str
+    key: Hashable
+    gradients: bool
+
+    def plain(self, node: Node, values: Sequence[Any]) -> Plain | None:
+        """Return the operator that a call gets if that is all that changes, None if it must be converted as a case.
+
+        Args:
+            node: The call.
+            values: The values of `node.all_input_nodes`.
+        """
+
+    def convert(self, cases: Sequence[Case]) -> list[Template]:
+        """Convert cases, by the code of torch and ExecuTorch that converts whole programs.
+
+        Raises:
+            Uncovered: Their results cannot be told apart.
+        """
+
+
+class Memory:
+    """What has been found out about cases, the most recently used ones. Threads take turns: conversions have a lock."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[Hashable, Any] = OrderedDict()
+
+    def get(self, key: Hashable) -> Any:
+        """Return what is known of a case, None if nothing is."""
+        found = self._known.get(key)
+        if found is not None:
+            self._known.move_to_end(key)
+        return found
+
+    def put(self, key: Hashable, found: Any) -> None:
+        """Remember what was found."""
+        self._known[key] = found
+        while len(self._known) > _REMEMBERED:
+            self._known.popitem(last=False)
+
+    def forget(self) -> None:
+        """Forget everything."""
+        self._known.clear()
+
+
+MEMORY = Memory()
+"""What this process knows of cases without symbols; those with symbols belong to one program."""
+
+
+def rewrite(graph_module: GraphModule, stage: Stage) -> GraphModule:
+    """Return a graph in which a stage has changed every call.
+
+    Args:
+        graph_module: The graph; it is not changed.
+        stage: The stage.
+
+    Raises:
+        Uncovered: The graph has something that calls alone do not determine.
+    """
+    mode = fake_mode_of(graph_module)
+    if mode is None:
+        raise Uncovered("a program without tensors as inputs")
+    builder = _Builder(_Planner(graph_module, stage, mode).settle(), stage, mode)
+    for node in graph_module.graph.nodes:
+        builder.add(node)
+    builder.graph.set_codegen(graph_module.graph._codegen)
+    builder.graph.eliminate_dead_code()
+    made = lazy_graph_module(builder.root, builder.graph)
+    made.meta.update(graph_module.meta)
+    return made
+
+
+@dataclass
+class _Plan:
+    """What becomes of each call.
+
+    Attributes:
+        values: What each node returns afterwards.
+        plain: The operators of calls that are copied.
+        templates: The templates of the others.
+        missing: Cases without a template.
+    """
+
+    values: dict[Node, Any] = field(default_factory=dict)
+    plain: dict[Node, Any] = field(default_factory=dict)
+    templates: dict[Node, Template] = field(default_factory=dict)
+    missing: dict[Hashable, Case] = field(default_factory=dict)
+
+
+class _Planner:
+    """Decides what becomes of each call of a graph."""
+
+    def __init__(self, graph_module: GraphModule, stage: Stage, mode: Any) -> None:
+        self._graph, self._stage, self._mode = graph_module.graph, stage, mode
+        self._describer, self._own = Describer(), Memory()
+
+    def settle(self) -> _Plan:
+        """Return a plan without missing templates.
+
+        Raises:
+            Uncovered: There is none.
+        """
+        for _ in range(_ROUNDS):
+            plan = self._plan()
+            if not plan.missing:
+                return plan
+            cases = list(plan.missing.values())
+            for case, template in zip(cases, self._stage.convert(cases), strict=True):
+                self._memory(case).put((self._stage.key, case.key), template)
+        raise Uncovered("the values of its operators do not settle")
+
+    def _memory(self, case: Case) -> Memory:
+        return self._own if case.symbolic else MEMORY
+
+    def _plan(self) -> _Plan:
+        plan = _Plan()
+        same: set[Node] = set()
+        for node in self._graph.nodes:
+            if node.op == "placeholder":
+                plan.values[node] = node.meta.get("val")
+                same.add(node)
+            elif node.op == "call_function":
+                self._plan_call(node, plan, same)
+            elif node.op != "output":
+                raise Uncovered(f"a node of kind {node.op}")
+        return plan
+
+    def _plan_call(self, node: Node, plan: _Plan, same: set[Node]) -> None:
+        operands = node.all_input_nodes
+        values = [plan.values[operand] for operand in operands]
+        if node.target is operator.getitem and operands[0] not in plan.plain:
+            plan.values[node] = values[0][node.args[1]]
+        else:
+            plain = self._stage.plain(node, values)
+            if plain is not None:
+                plan.plain[node] = plain.target
+                plan.values[node] = self._returned(node, plain, values, same.issuperset(operands), plan)
+            else:
+                plan.values[node] = self._from_template(node, values, plan)
+        before, now = node.meta.get("val"), plan.values[node]
+        if now is before or self._describer.value(now) == self._describer.value(before):
+            same.add(node)
+
+    def _returned(self, node: Node, plain: Plain, values: Sequence[Any], same: bool, plan: _Plan) -> Any:
+        """Return what a plain call returns: what it did before, if nothing has changed that its result depends on."""
+        before = node.meta.get("val")
+        if same and plain.same:
+            if not self._stage.gradients:
+                return renew(before, self._mode, gradients=False) if require_gradients(before) else before
+            if not any(map(require_gradients, values)):
+                return before
+        return self._evaluate(node, plain.target, values, plan)
+
+    def _from_template(self, node: Node, values: Sequence[Any], plan: _Plan) -> Any:
+        """Return what the template of a call returns; if there is none yet, a guess."""
+        case = self._describer.case(node, node.target, values, node.meta.get("val"))
+        template = self._memory(case).get((self._stage.key, case.key))
+        if template is not None:
+            plan.templates[node] = template
+            return _bound(template, values, self._mode)
+        plan.missing[case.key] = case
+        return self._evaluate(node, node.target, values, plan)
+
+    def _evaluate(self, node: Node, target: Any, values: Sequence[Any], plan: _Plan) -> Any:
+        """Return what an operator returns for operands, by its own rule for fake tensors."""
+        case = self._describer.case(node, target, values, None)
+        key = ("value", self._stage.gradients, case.key)
+        found = self._memory(case).get(key)
+        if found is None:
+            args, kwargs = map_arg((node.args, dict(node.kwargs)), plan.values.__getitem__)
+            with self._mode or nullcontext(), enable_python_dispatcher(), torch.set_grad_enabled(self._stage.gradients):
+                found = renew((target(*args, **kwargs),), self._mode)
+            self._memory(case).put(key, found)
+        return renew(found, self._mode)[0]
+
+
+def _bound(template: Template, values: Sequence[Any], mode: Any) -> Any:
+    """Return the value of a template's result: if it is an operand, that operand's own."""
+    if not template.results:
+        return None
+    renewed = renew(template.values, mode)
+    if isinstance(template.results, tuple):
+        listed = [
+            values[-1 - slot.number] if slot is not None and slot.number < 0 else value
+            for slot, value in zip(template.results, renewed, strict=True)
+        ]
+        return type(template.values)(listed)
+    return values[-1 - template.results.number] if template.results.number < 0 else renewed
+
+
+class _Builder:
+    """Makes the new graph."""
+
+    def __init__(self, plan: _Plan, stage: Stage, mode: Any) -> None:
+        self.graph = Graph()
+        self.root: dict[str, Any] = {}
+        self._plan, self._stage, self._mode = plan, stage, mode
+        self._env: dict[Node, Any] = {}
+
+    def add(self, node: Node) -> None:
+        """Add what becomes of a node."""
+        if node.op in ("placeholder", "output"):
+            copied = self.graph.node_copy(node, self._env.__getitem__)
+            copied.meta = dict(node.meta)
+            self._env[node] = copied
+        elif node in self._plan.plain:
+            self._copy(node, self._plan.plain[node])
+        elif node in self._plan.templates:
+            self._env[node] = self._inline(node, self._plan.templates[node])
+        else:
+            source, index = node.args
+            self._env[node] = self._env[source][index]  # type: ignore[index]
+
+    def _copy(self, node: Node, target: Any) -> None:
+        args, kwargs = map_arg((node.args, dict(node.kwargs)), self._env.__getitem__)
+        copied = self.graph.create_node("call_function", target, tuple(args), dict(kwargs), name=name_of(target))
+        copied.meta = self._history(node)
+        copied.meta["val"] = self._plan.values[node]
+        copied.meta["original_aten"] = node.target
+        self._env[node] = copied
+
+    def _inline(self, node: Node, template: Template) -> Any:
+        operands = [self._env[operand] for operand in node.all_input_nodes]
+        history = self._history(node)
+        made: list[Node] = []
+        for part in template.nodes:
+            if part.constant is not None:
+                made.append(self._constant(part.constant))
+            else:
+                args, kwargs = fill(part.args, made, operands), fill(part.kwargs, made, operands)
+                made.append(self.graph.create_node("call_function", part.target, args, kwargs, name=part.name))
+                made[-1].meta = dict(history)
+                if part.origin is not None:
+                    made[-1].meta["original_aten"] = part.origin
+            made[-1].meta["val"] = renew(part.value, self._mode)
+        slots = template.results
+        if isinstance(slots, tuple):
+            return [None if slot is None else fill(slot, made, operands) for slot in slots]
+        return fill(slots, made, operands)
+
+    def _constant(self, constant: torch.Tensor) -> Node:
+        name = f"_tensor_constant{len(self.root)}"
+        self.root[name] = constant.clone()
+        return self.graph.create_node("get_attr", name, (), {})
+
+    def _history(self, node: Node) -> dict[str, Any]:
+        """Return the metadata that what a node becomes takes over from it."""
+        meta = {name: node.meta[name] for name in COPIED_META if name in node.meta}
+        meta.setdefault("from_node", [NodeSource(node, self._stage.name, NodeSourceAction.CREATE)])
+        return meta

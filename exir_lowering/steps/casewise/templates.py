@@ -1,0 +1,179 @@
+"""Templates: what the calls of a case become, taken from a converted graph of cases side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from exir_lowering.steps.casewise.cases import Case
+from exir_lowering.steps.casewise.values import Description, Uncovered
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A reference in a template: to an operand of the call (-1 is the first one), or to a node of it (from 0)."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateNode:
+    """A node of a template.
+
+    Attributes:
+        target: The operator; None for a constant.
+        name: What its name is made from; None for the operator's.
+        args: Its arguments, with slots for nodes.
+        kwargs: Its keyword arguments, likewise.
+        value: What it returns, as a prototype: to be renewed for each node.
+        constant: The tensor, if it is a constant.
+        origin: The operator that torch says it comes from, if any.
+    """
+
+    target: Any
+    name: str | None
+    args: Any
+    kwargs: Any
+    value: Any
+    constant: torch.Tensor | None = None
+    origin: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """What the calls of a case become.
+
+    Attributes:
+        nodes: The nodes, in order.
+        results: The slots of the results: one, or, for a call that returns a list, one per element (None for None).
+        values: The values of the results, as prototypes.
+        described: What they are like.
+    """
+
+    nodes: tuple[TemplateNode, ...]
+    results: Slot | tuple[Slot | None, ...]
+    values: Any
+    described: Hashable
+
+
+def take_templates(
+    cases: Sequence[Case], converted: GraphModule, inputs: Sequence[Sequence[Node]], results: Sequence[Sequence[Any]]
+) -> list[Template]:
+    """Take the template of each case from the graph that their conversion made.
+
+    Args:
+        cases: The cases.
+        converted: The converted graph.
+        inputs: The placeholders of each case in it.
+        results: The outputs of each case in it, those that are tensors.
+
+    Raises:
+        Uncovered: Something in the graph belongs to no case or to two, or to no call.
+    """
+    owner: dict[Node, int] = {}
+    for number, row in enumerate(inputs):
+        owner.update(dict.fromkeys(row, number))
+    members: list[list[Node]] = [[] for _ in cases]
+    for node in converted.graph.nodes:
+        owners = {owner[operand] for operand in node.all_input_nodes if operand in owner}
+        if node.op == "output" or not owners:
+            continue
+        if len(owners) != 1:
+            raise Uncovered(f"{node.target} belongs to {len(owners)} calls")
+        owner[node] = owners.pop()
+    _own_sources(converted.graph, results, owner)
+    for node in converted.graph.nodes:
+        if node.op not in ("placeholder", "output"):
+            if node not in owner:
+                raise Uncovered(f"{node.target} belongs to no call")
+            members[owner[node]].append(node)
+    return [
+        _template(case, converted, members[number], inputs[number], results[number])
+        for number, case in enumerate(cases)
+    ]
+
+
+def _own_sources(graph: Graph, results: Sequence[Sequence[Any]], owner: dict[Node, int]) -> None:
+    """Find whose the nodes without operands are, such as constants and `full`: whose result or operand they are."""
+    for number, row in enumerate(results):
+        for result in row:
+            owner.setdefault(result, number)
+    for node in reversed(graph.nodes):
+        if node in owner or node.op in ("placeholder", "output"):
+            continue
+        owners = {owner[user] for user in node.users if user in owner}
+        if len(owners) == 1:
+            owner[node] = owners.pop()
+
+
+def _template(
+    case: Case, converted: GraphModule, members: Sequence[Node], inputs: Sequence[Node], results: Sequence[Any]
+) -> Template:
+    slots = {node: Slot(-1 - index) for index, node in enumerate(inputs)}
+    nodes = []
+    for node in members:
+        nodes.append(_template_node(node, converted, slots))
+        slots[node] = Slot(len(nodes) - 1)
+    found = [slots[result] for result in results]
+    values = [result.meta["val"] for result in results]
+    if case.result is None:
+        return Template(tuple(nodes), (), None, Description().value(None))
+    if isinstance(case.result, (list, tuple)):
+        slot_of, value_of = iter(found), iter(values)
+        listed = tuple(None if element is None else next(slot_of) for element in case.result)
+        value: Any = type(case.result)(None if element is None else next(value_of) for element in case.result)
+        return Template(tuple(nodes), listed, value, Description().value(value))
+    return Template(tuple(nodes), found[0], values[0], Description().value(values[0]))
+
+
+def _template_node(node: Node, converted: GraphModule, slots: Mapping[Node, Slot]) -> TemplateNode:
+    if node.op == "get_attr":
+        constant = getattr(converted, str(node.target), None)
+        if not isinstance(constant, torch.Tensor):
+            raise Uncovered(f"{node.target} is no tensor")
+        return TemplateNode(None, None, (), {}, node.meta.get("val"), constant)
+    if node.op != "call_function":
+        raise Uncovered(f"a node of kind {node.op}")
+    return TemplateNode(
+        node.target,
+        name_of(node.target),
+        _with_slots(node.args, slots),
+        _with_slots(node.kwargs, slots),
+        node.meta.get("val"),
+        origin=node.meta.get("original_aten"),
+    )
+
+
+def name_of(target: Any) -> str | None:
+    """Return what torch makes the name of a retraced call from: the operator's without its overload."""
+    return str(target.overloadpacket.__name__) if type(target) is torch._ops.OpOverload else None
+
+
+def _with_slots(value: Any, slots: Mapping[Node, Slot]) -> Any:
+    if isinstance(value, Node):
+        return slots[value]
+    if isinstance(value, (list, tuple)):
+        return (
+            tuple(_with_slots(v, slots) for v in value)
+            if type(value) is tuple
+            else [_with_slots(v, slots) for v in value]
+        )
+    if isinstance(value, dict):
+        return {key: _with_slots(entry, slots) for key, entry in value.items()}
+    return value
+
+
+def fill(value: Any, nodes: Sequence[Node], operands: Sequence[Node]) -> Any:
+    """Replace the slots of arguments by nodes."""
+    if type(value) is Slot:
+        return nodes[value.number] if value.number >= 0 else operands[-1 - value.number]
+    if isinstance(value, (list, tuple)):
+        filled = [fill(entry, nodes, operands) for entry in value]
+        return tuple(filled) if isinstance(value, tuple) else filled
+    if isinstance(value, dict):
+        return {key: fill(entry, nodes, operands) for key, entry in value.items()}
+    return value
