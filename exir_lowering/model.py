@@ -72,12 +72,14 @@ class EdgeMethod:
         program: The program in Edge dialect; no step changes it.
         partitioners: The method's partitioners, in priority order.
         converted_from: The `torch.export` program that it was converted from; None if it was given in Edge dialect.
+        left_to_executorch: The steps of the conversion that our own code does not cover, each with the reason.
     """
 
     name: str
     program: ExportedProgram
     partitioners: tuple[Partitioner, ...] = ()
     converted_from: ExportedProgram | None = None
+    left_to_executorch: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         origin = "given in Edge dialect" if self.converted_from is None else "converted to Edge dialect"

@@ -200,7 +200,8 @@ def _lower(
         with session.timed("splice"), _converting(methods):
             programs = splice(extracted, lowered)
     payloads = {name: len(partition.result.processed_bytes) for name, partition in lowered.items()}
-    report = Report(planned.methods, payloads, dict(session.times.seconds))
+    left = {method.name: method.left_to_executorch for method in methods if method.left_to_executorch}
+    report = Report(planned.methods, payloads, dict(session.times.seconds), left)
     return LoweredMethods(programs, report, {method.name: method.program for method in methods}, constant_methods)
 
 

@@ -54,8 +54,6 @@ __all__ = [
     "DIM_ORDER_OPERATORS",
     "QUANTIZE",
     "EdgeOpOverload",
-    "NodeSource",
-    "NodeSourceAction",
     "Verifier",
     "aten_to_edge",
     "can_preserve_directly",
@@ -71,6 +69,7 @@ __all__ = [
     "remove_unused_parameters_pass",
     "restore_preserved",
     "set_preserved_apart",
+    "source_of",
     "should_lower_to_edge",
     "split_table",
     "updated_signature",
@@ -90,6 +89,17 @@ restore_preserved = _restore_transformed_ops_to_aten_ops
 set_preserved_apart = _replace_aten_ops_with_transformed_ops
 updated_signature = _get_updated_graph_signature
 verify_signature = _verify_exported_program_signature
+
+
+def source_of(node: torch.fx.Node, step: str) -> NodeSource:
+    """Return what a node made from another one says of its origin, which shares the older history with it.
+
+    torch copies the whole history for each node.
+    """
+    source = NodeSource(None, step, NodeSourceAction.CREATE)
+    source.node_info = NodeSource.NodeInfo(node.name, str(node.target), id(node.graph))
+    source.from_node = node.meta.get("from_node", [])
+    return source
 
 
 def split_table(table: Mapping[Any, Any]) -> tuple[set[Any], set[Any]]:

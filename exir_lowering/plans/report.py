@@ -38,10 +38,13 @@ class Report(LoweringPlan):
     Attributes:
         payload_bytes: The size of each partition's payload in bytes.
         seconds: The time of each step: edge, tag, extract, plan, preprocess, splice.
+        left_to_executorch: By method, the steps of the Edge conversion that went ExecuTorch's slower way, each with the
+            reason; methods that have none are left out.
     """
 
     payload_bytes: Mapping[str, int]
     seconds: Mapping[str, float]
+    left_to_executorch: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def table(self) -> Table:
         """Return the delegation table."""
@@ -68,4 +71,7 @@ class Report(LoweringPlan):
         with console.capture() as capture:
             console.print(self.table())
             console.print("  ".join(f"{step} {seconds:.2f} s" for step, seconds in self.seconds.items()))
+            for method, steps in self.left_to_executorch.items():
+                for step in steps:
+                    console.print(f"{method}: ExecuTorch did {step}", markup=False)
         return LoweringPlan.to_text(self, width=width) + capture.get()

@@ -21,8 +21,12 @@ from exir_lowering.model import EdgeMethod
 from exir_lowering.options import LoweringOptions
 from exir_lowering.steps import edge_errors
 from exir_lowering.steps.arguments import RequestedMethod, is_edge, require_edge
+from exir_lowering.steps.casewise.compare import require_equal
+from exir_lowering.steps.casewise.convert import Conversion
+from exir_lowering.steps.casewise.values import Uncovered
 from exir_lowering.steps.conversions import converting
 from exir_lowering.steps.session import Session
+from exir_lowering.steps.source_recovery import recover_sources
 from exir_lowering.steps.transform import run_passes
 
 
@@ -66,15 +70,39 @@ def _edge(method: RequestedMethod, options: LoweringOptions) -> EdgeMethod:
     with locks.conversion(), converting([method.program], gradients=True):
         if is_edge(method.program):
             config, edge, origin = None, isolate(graphs.copy_program(method.program)), None
+            uncovered: tuple[str, ...] = ()
         else:
             config, origin = _config(options), method.program
-            edge = _convert(method, options, config)
+            edge, uncovered = _convert(method, options, config)
         if method.passes is not None:
             edge = run_passes(method.name, edge, method.passes, config, _config(options))
-    return EdgeMethod(method.name, edge, method.partitioners, origin)
+    return EdgeMethod(method.name, edge, method.partitioners, origin, uncovered)
 
 
-def _convert(method: RequestedMethod, options: LoweringOptions, config: EdgeCompileConfig) -> ExportedProgram:
+def _convert(
+    method: RequestedMethod, options: LoweringOptions, config: EdgeCompileConfig
+) -> tuple[ExportedProgram, tuple[str, ...]]:
+    """Convert a program; return also what was left to ExecuTorch, and why."""
+    if options.edge == "executorch":
+        return _convert_as_executorch(method, options, config), ()
+    own = _config(options)
+    try:
+        conversion = Conversion(method.name, own)
+        converted = conversion.convert(isolate(graphs.copy_program(method.program)), method.partitioners)
+        recover_sources(method.program, converted)
+    except Exception as error:  # ExecuTorch converts what is valid, and says what is wrong with what is not
+        let_through(error)
+        reason = str(error) if isinstance(error, Uncovered) else f"{type(error).__name__}: {error}"
+        return _convert_as_executorch(method, options, config), (f"the whole conversion: {reason}",)
+    if options.edge == "check":
+        require_equal(method.name, converted, _convert_as_executorch(method, options, _config(options)))
+    config._core_aten_ops_exception_list = own._core_aten_ops_exception_list
+    return converted, conversion.uncovered
+
+
+def _convert_as_executorch(
+    method: RequestedMethod, options: LoweringOptions, config: EdgeCompileConfig
+) -> ExportedProgram:
     convert = partial(_convert_once, method)
     try:
         return convert(config)
@@ -97,26 +125,8 @@ def _convert_once(method: RequestedMethod, config: EdgeCompileConfig) -> Exporte
             raise
         manager = gen_edge_manager(partitioners, {name: private}, config, None)
     converted: ExportedProgram = manager.exported_program(name)
-    _recover_sources(method.program, converted)
+    recover_sources(method.program, converted)
     return converted
-
-
-def _recover_sources(program: ExportedProgram, converted: ExportedProgram) -> None:
-    """Restore the source lines of nodes that the conversion replaced by lines of generated code.
-
-    It replaces them in graphs that it inlines, such as those under torch.no_grad(); the generated line has the node's
-    name in the program.
-    """
-    traces: dict[str, set[str]] = {}
-    for _, module in graphs.walk(program.graph_module):
-        for node in module.graph.nodes:
-            if graphs.source_line(node):
-                traces.setdefault(node.name, set()).add(node.meta["stack_trace"])
-    for _, module in graphs.walk(converted.graph_module):
-        for node in module.graph.nodes:
-            found = traces.get(graphs.generated_name(node), ())
-            if len(found) == 1:
-                (node.meta["stack_trace"],) = found
 
 
 def _clone_writes(program: ExportedProgram) -> int:

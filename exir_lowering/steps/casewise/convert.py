@@ -29,11 +29,11 @@ class Conversion:
     """Converts one program; remembers what went ExecuTorch's way, and why.
 
     Attributes:
-        uncovered: The reasons, by step.
+        uncovered: The steps that went ExecuTorch's way, each with the reason.
     """
 
     def __init__(self, name: str, config: EdgeCompileConfig) -> None:
-        self.uncovered: dict[str, str] = {}
+        self.uncovered: tuple[str, ...] = ()
         self._name, self._config = name, config
 
     def convert(self, program: ExportedProgram, partitioners: Sequence[Any]) -> ExportedProgram:
@@ -71,7 +71,7 @@ class Conversion:
         try:
             return decompose(program, table)
         except Uncovered as reason:
-            self.uncovered[step] = str(reason)
+            self.uncovered += (f"{step}: {reason}",)
             return program.run_decompositions(dict(table))
 
     def _decompose_for(self, partitioner: Any, program: ExportedProgram) -> tuple[ExportedProgram, list[Any]]:

@@ -47,10 +47,12 @@ class Decomposition:
         name: For the history of nodes.
         key: The operators that the table decomposes, and how.
         gradients: It runs without, as `run_decompositions`.
+        decomposes: What it makes says which node it comes from.
     """
 
     name = "decompose"
     gradients = False
+    decomposes = True
 
     def __init__(self, table: Mapping[Any, Any]) -> None:
         self._table = dict(table)

@@ -58,10 +58,12 @@ class Dialect:
         name: For the history of nodes.
         key: What of the configuration decides.
         gradients: It runs with gradients, as ExecuTorch's passes.
+        decomposes: What it makes has the history of what it is made from.
     """
 
     name = "edge"
     gradients = True
+    decomposes = False
 
     def __init__(self, config: EdgeCompileConfig) -> None:
         self._config = config
@@ -141,6 +143,10 @@ def to_edge_operators(graph_module: GraphModule, config: EdgeCompileConfig) -> G
     """
     converted = rewrite(graph_module, Dialect(config))
     _fold_requantized(converted)
+    for node in converted.graph.nodes:
+        if node.op == "call_function":
+            value = node.meta["val"]  # ExecuTorch's passes keep a place for what has no fake tensor
+            node.meta["tensor_meta"] = type(value)([None] * len(value)) if isinstance(value, (list, tuple)) else None
     return converted
 
 

@@ -13,7 +13,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from exir_lowering._upstream.conversion import COPIED_META, NodeSource, NodeSourceAction, enable_python_dispatcher
+from exir_lowering._upstream.conversion import COPIED_META, enable_python_dispatcher, source_of
 from exir_lowering._upstream.programs import fake_mode_of, lazy_graph_module
 from exir_lowering.steps.casewise.cases import Case, Describer
 from exir_lowering.steps.casewise.templates import Template, fill, name_of
@@ -45,11 +45,13 @@ class Stage(Protocol):
         name: What it does, in the history of the nodes that it makes.
         key: What else its results depend on.
         gradients: Whether it runs with gradients, so that results of parameters require one.
+        decomposes: Whether what it makes says which node it comes from.
     """
 
     name: str
     key: Hashable
     gradients: bool
+    decomposes: bool
 
     def plain(self, node: Node, values: Sequence[Any]) -> Plain | None:
         """Return the operator that a call gets if that is all that changes, None if it must be converted as a case.
@@ -294,5 +296,6 @@ class _Builder:
     def _history(self, node: Node) -> dict[str, Any]:
         """Return the metadata that what a node becomes takes over from it."""
         meta = {name: node.meta[name] for name in COPIED_META if name in node.meta}
-        meta.setdefault("from_node", [NodeSource(node, self._stage.name, NodeSourceAction.CREATE)])
+        if self._stage.decomposes:
+            meta["from_node"] = [source_of(node, self._stage.name)]
         return meta
