@@ -52,25 +52,25 @@ def executorch(program: ExportedProgram) -> Lowered:
         _timed(EdgeProgramManager, "to_backend", "backend", seconds),
     ):
         manager = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()])
-    lowered = time.process_time()
+    seconds["lower"] = time.process_time() - start
+    parts = _parts(manager.exported_program())  # emission changes it
+    start = time.process_time()
     buffer = manager.to_executorch().buffer
-    end = time.process_time()
-    seconds |= {"lower": lowered - start, "emit": end - lowered, "total": end - start}
-    return Lowered(seconds, buffer, *_parts(manager.exported_program()))
+    return Lowered(_with_total(seconds, time.process_time() - start), buffer, *parts)
 
 
 def ours(program: ExportedProgram, options: LoweringOptions | None = None) -> Lowered:
     """Lower with this package. Its report has wall times; they become shares of the CPU time of `lower`."""
     start = time.process_time()
     methods = exir_lowering.lower(program, "xnnpack", options=options)
-    lowered = time.process_time()
-    buffer = methods.emit().buffer
-    end = time.process_time()
+    lower = time.process_time() - start
+    parts = _parts(methods["forward"])
     wall = methods.report.seconds
-    edge = wall.get("edge", 0.0) / max(sum(wall.values()), 1e-9) * (lowered - start)
-    seconds = {"edge": edge, "backend": lowered - start - edge, "lower": lowered - start}
-    seconds |= {"emit": end - lowered, "total": end - start}
-    return Lowered(seconds, buffer, *_parts(methods["forward"]))
+    edge = wall.get("edge", 0.0) / max(sum(wall.values()), 1e-9) * lower
+    start = time.process_time()
+    buffer = methods.emit().buffer
+    seconds = {"edge": edge, "backend": lower - edge, "lower": lower}
+    return Lowered(_with_total(seconds, time.process_time() - start), buffer, *parts)
 
 
 def ours_without(program: ExportedProgram) -> Lowered:
@@ -124,6 +124,10 @@ def _timed(owner: Any, name: str, step: str, seconds: dict[str, float]) -> Itera
 
     with patch.object(owner, name, timed):
         yield
+
+
+def _with_total(seconds: dict[str, float], emit: float) -> dict[str, float]:
+    return {**seconds, "emit": emit, "total": seconds["lower"] + emit}
 
 
 def _parts(program: ExportedProgram) -> tuple[list[LoweredBackendModule], list[str]]:

@@ -129,10 +129,35 @@ def minilm() -> Built:
     return _encoder(_bert(6, 384, 12, vocab_size=30522), BertModel)
 
 
+class Cached(nn.Module):
+    """A causal language model that keeps keys and values of earlier tokens in buffers."""
+
+    def __init__(self, model: Any, heads: int, width: int, length: int) -> None:
+        from transformers import StaticCache
+
+        super().__init__()
+        self.model = model
+        self.cache = StaticCache(config=model.config, max_cache_len=length)
+        self.cache.early_initialization(1, heads, width, torch.float32, torch.device("cpu"))
+        for index, layer in enumerate(self.cache.layers):
+            for name in self._KEPT:
+                self.register_buffer(f"{name}_{index}", getattr(layer, name).clone())
+
+    _KEPT = ("keys", "values", "cumulative_length")
+
+    def forward(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Return the logits of tokens at consecutive positions."""
+        for index, layer in enumerate(self.cache.layers):
+            for name in self._KEPT:
+                setattr(layer, name, self.get_buffer(f"{name}_{index}"))
+            layer.cumulative_length.copy_(positions[0])
+        arguments = {"position_ids": positions[None], "past_key_values": self.cache, "use_cache": True}
+        return self.model(tokens, **arguments).logits
+
+
 def _llama(layers: int, length: int) -> Built:
     """Build a Llama with a static cache of keys and values, for that many tokens at once."""
-    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
-    from transformers.integrations.executorch import TorchExportableModuleWithStaticCache
+    from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
         vocab_size=VOCABULARY,
@@ -145,10 +170,7 @@ def _llama(layers: int, length: int) -> Built:
     )
     # ExecuTorch cannot convert a program that writes values with gradients into a buffer.
     model = LlamaForCausalLM(config).eval().requires_grad_(False)
-    model.generation_config = GenerationConfig(use_cache=True, cache_implementation="static")
-    module = TorchExportableModuleWithStaticCache(model, batch_size=1, max_cache_len=64)
-    call = Call(module, lambda m, x, positions: m(input_ids=x, cache_position=positions))
-    return Built(call, (_tokens(length), torch.arange(length)))
+    return Built(Cached(model, heads=2, width=16, length=64), (_tokens(length), torch.arange(length)))
 
 
 def _whisper() -> Any:
