@@ -57,7 +57,7 @@ def node(edge: ExportedProgram, name: str) -> Node:
 
 
 def branch(edge: ExportedProgram) -> ExportedProgram:
-    return next(m for name, m in edge.graph_module.named_children() if name.startswith("true_graph"))
+    return next(m for name, m in edge.graph_module.named_children() if name == "submodule_0")
 
 
 def _meta(name: str, key: str, value: Any) -> Callable[[ExportedProgram], None]:
@@ -65,7 +65,7 @@ def _meta(name: str, key: str, value: Any) -> Callable[[ExportedProgram], None]:
 
 
 def _without(name: str, key: str) -> Callable[[ExportedProgram], None]:
-    return lambda edge: node(edge, name).meta.pop(key) and None
+    return lambda edge: node(edge, name).meta.pop(key)
 
 
 def _val(name: str, change: Callable[[Any], Any]) -> Callable[[ExportedProgram], None]:
@@ -175,7 +175,7 @@ PLANTED: dict[str, tuple[Callable[[ExportedProgram], Any], str]] = {
     "kind of argument": (_kind_of_argument, "args[1] int -2 / float -2.0"),
     "another node": (_another_node, "args[1]"),
     "order of users": (_order_of_users, "users"),
-    "operator of a branch": (_branch_operator, "true_graph_0/node"),
+    "operator of a branch": (_branch_operator, "submodule_0/node"),
     "an operator fewer": (_removed, "number of nodes"),
     "val missing": (_without("clamp", "val"), "val missing / present"),
     "val None": (_meta("clamp", "val", None), "val NoneType"),
@@ -183,8 +183,8 @@ PLANTED: dict[str, tuple[Callable[[ExportedProgram], Any], str]] = {
     "strides": (_val("clamp", lambda v: v.t().contiguous().t()), "val stride"),
     "dtype": (_val("clamp", lambda v: v.to(torch.float64)), "val dtype"),
     "offset": (_val("mul", lambda v: v.new_empty(200).as_strided(v.shape, v.stride(), 3)), "val storage_offset"),
-    "gradient": (_val("clamp", lambda v: v.clone().requires_grad_()), "val requires_grad"),
-    "kind of sequence": (_val("split", list), "val list"),
+    "gradient": (_val("clamp", lambda v: v.detach().requires_grad_(not v.requires_grad)), "val requires_grad"),
+    "kind of sequence": (_val("split", lambda v: list(v) if isinstance(v, tuple) else tuple(v)), "val "),
     "shared val": (_shared_val, "same val object"),
     "line": (_meta("clamp", "stack_trace", "line 1"), "stack_trace"),
     "module": (_meta("clamp", "nn_module_stack", {"a": ("a", "B")}), "nn_module_stack"),
