@@ -53,6 +53,7 @@ __all__ = [
     "find_overload",
     "free_unbacked_symbols",
     "int_oo",
+    "is_flat",
     "make_environment",
     "make_mode",
     "make_number",
@@ -63,6 +64,12 @@ __all__ = [
     "sympy_functions",
     "verifier_facts",
 ]
+
+
+def is_flat(graph: torch.fx.Graph) -> bool:
+    """Return whether a graph takes and returns flat lists of values; its code says how it does."""
+    return type(graph._codegen) is torch.fx.graph.CodeGen
+
 
 _OVERLOAD = type(torch.ops.aten.add.Tensor)  # the class is private, its objects are not
 _NAME = re.compile(r"(\w+)::(\w+)(?:\.(\w+))?", re.ASCII)
@@ -108,7 +115,7 @@ def _in_dialect(dialect: str, namespace: str, base: str, overload: str) -> Any:
     return found
 
 
-def find_higher_order(name: str) -> HigherOrderOperator:
+def find_higher_order(name: str) -> Any:
     """Return a higher-order operator by name.
 
     Raises:
@@ -160,7 +167,8 @@ def make_environment(
         symbols: Each symbol with its value for the example inputs, and its bounds.
         divisible: The expressions that are known to be zero: remainders.
     """
-    environment = ShapeEnv(**dict(zip(_SETTINGS, facts, strict=True)))
+    settings: dict[str, Any] = dict(zip(_SETTINGS, facts, strict=True))
+    environment = ShapeEnv(**settings)
     for symbol, hint, lower, upper in symbols:
         environment.add_backed_var_to_val(symbol, hint)
         environment.constrain_symbol_range(symbol, compiler_min=lower, compiler_max=upper)
@@ -216,7 +224,7 @@ def verifier_facts(verifier: type[Any]) -> tuple[str, list[Any]] | None:
     if not isinstance(verifier, type) or not issubclass(verifier, Verifier):
         return None
     if verifier.dialect == "EDGE" and verifier.__qualname__.startswith(EXIREdgeDialectVerifier.__name__):
-        made = verifier()
+        made: Any = verifier()
         allowed = [made._core_aten_ops_exception_list, made._preserve_ops]
         return verifier.dialect, [made.enable, made.use_dim_order, *map(list, allowed)]
     try:

@@ -195,9 +195,10 @@ def _at(tree: Any, path: tuple[Any, ...]) -> Any:
 
 def _replace(tree: Any, path: tuple[Any, ...], value: Any) -> None:
     for key in path[:-1]:
-        try:
-            tree = tree[key]
-        except (LookupError, TypeError):
-            return  # another change came first
-    if isinstance(tree, (list, dict)):
+        tree = tree[key] if _has(tree, key) else None  # another change came first
+    if _has(tree, path[-1]):
         tree[path[-1]] = value
+
+
+def _has(tree: Any, key: Any) -> bool:
+    return key in tree if isinstance(tree, dict) else isinstance(tree, list) and key in range(len(tree))

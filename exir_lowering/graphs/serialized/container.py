@@ -1,7 +1,7 @@
 r"""The container of a serialised program: a header of fixed size, then JSON, compressed by zlib.
 
-The header, little-endian: 8 bytes magic, b"EXIRPROG"; 4 bytes version; 4 bytes CRC-32 of the JSON; 8 bytes length of the
-JSON. Equal trees give equal bytes in every process with the same zlib.
+The header, little-endian: 8 bytes magic, b"EXIRPROG"; 4 bytes version; 4 bytes CRC-32 of the JSON; 8 bytes length of
+the JSON. Equal trees give equal bytes in every process with the same zlib.
 """
 
 from __future__ import annotations

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
-from torch.fx.graph import CodeGen
 
 from exir_lowering._upstream.programs import DelegatedProgram, guards_code_of
-from exir_lowering._upstream.serializing import verifier_facts
+from exir_lowering._upstream.serializing import is_flat, verifier_facts
 from exir_lowering.graphs.serialized import signatures
 from exir_lowering.graphs.serialized.container import NotSerialisableError, pack
 from exir_lowering.graphs.serialized.fakes import FakeWriter
@@ -78,7 +78,7 @@ class _Encoder:
             raise NotSerialisableError(f"a program of the class {type(program).__name__}")
         write = self.values.write
         self._number(program.graph_module)
-        graphs = []
+        graphs: list[Any] = []
         while len(graphs) < len(self.modules):  # nested graphs are found on the way
             graphs.append(self._graph(self.modules[len(graphs)]))
         self.values.nodes = {}
@@ -111,9 +111,10 @@ class _Encoder:
         return self.numbers[id(module)]
 
     def _graph(self, module: GraphModule) -> dict[str, Any]:
-        if type(module.graph._codegen) is not CodeGen:
+        if not is_flat(module.graph):
             raise NotSerialisableError("a graph that takes or returns nested structures")
-        self.values.nodes = nodes = {}
+        nodes: dict[Node, int] = {}
+        self.values.nodes = nodes
         written = []
         attributes: dict[str, Any] = {}
         for node in module.graph.nodes:
@@ -159,10 +160,8 @@ class _Encoder:
         """Write what is plain data of a graph's own metadata, which describes its export."""
         written = {}
         for key, value in module.meta.items():
-            try:
+            with suppress(NotSerialisableError):
                 written[key] = self.values.write(value)
-            except NotSerialisableError:
-                continue
         return written
 
     def _verifier(self, verifier: Any) -> list[Any]:

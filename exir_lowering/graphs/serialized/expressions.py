@@ -1,4 +1,4 @@
-"""Symbolic sizes as trees of JSON: an int, the name of a symbol, true, false, or a list of a function and its arguments.
+"""Symbolic sizes as trees of JSON: an int, the name of a symbol, a bool, or a list of a function and its arguments.
 
 Only functions of a closed table are called, with few and small arguments: sympy simplifies what it is given.
 """
@@ -20,23 +20,26 @@ DEEPEST, MOST, LARGEST, STEEPEST = 24, 256, 1 << 63, 8
 
 ASSUMPTIONS: tuple[Mapping[str, bool], ...] = tuple(
     MappingProxyType(dict.fromkeys(names, True))
-    for names in (("integer", "positive"), ("integer", "nonnegative"), ("integer",), ("real",), ("real", "positive"), ())
+    for names in (
+        ("integer", "positive"),
+        ("integer", "nonnegative"),
+        ("integer",),
+        ("real",),
+        ("real", "positive"),
+        (),
+    )
 )
 """What torch assumes about symbols, by number."""
 
+_OF_SYMPY = "Add Mul Pow Rational Mod floor ceiling Abs Eq Ne Lt Le Gt Ge And Or Not"
+_OF_TORCH = """
+    FloorDiv ModularIndexing Where PythonMod Mod CleanDiv CeilToInt FloorToInt CeilDiv Max Min FloatPow FloatTrueDiv
+    IntTrueDiv TruncToFloat TruncToInt RoundToInt RoundDecimal ToFloat
+"""
 _FUNCTIONS: Mapping[str, Any] = MappingProxyType(
     {
-        **{
-            name: getattr(sympy, name)
-            for name in "Add Mul Pow Rational Mod floor ceiling Abs Eq Ne Lt Le Gt Ge And Or Not".split()
-        },
-        **{
-            f"torch.{name}": getattr(sympy_functions, name)
-            for name in (
-                "FloorDiv ModularIndexing Where PythonMod Mod CleanDiv CeilToInt FloorToInt CeilDiv Max Min FloatPow "
-                "FloatTrueDiv IntTrueDiv TruncToFloat TruncToInt RoundToInt RoundDecimal ToFloat"
-            ).split()
-        },
+        **{name: getattr(sympy, name) for name in _OF_SYMPY.split()},
+        **{f"torch.{name}": getattr(sympy_functions, name) for name in _OF_TORCH.split()},
     }
 )
 _NAMES = {function: name for name, function in _FUNCTIONS.items()}

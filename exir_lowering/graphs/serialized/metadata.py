@@ -1,9 +1,9 @@
 """The metadata of nodes: what is plain data, and the histories of nodes, which share most of what they consist of.
 
-Kept exactly: values (`val`), stack traces, debug handles, tags, and everything else that `ValueWriter` writes. As names:
-the classes in `nn_module_stack`, and what torch does not define in `source_fn_stack`. Histories (`from_node`) keep their
-names, and number the graphs in them from 1; equal identifiers stay equal. Left out: `DROPPED`. Anything else makes a
-program not serialisable.
+Kept exactly: values (`val`), stack traces, debug handles, tags, everything else that `ValueWriter` writes. As names:
+classes in `nn_module_stack`, and what torch does not define in `source_fn_stack`. Histories (`from_node`) keep their
+names, and number their graphs from 1; equal identifiers stay equal. Left out: `DROPPED`. Anything else makes a program
+not serialisable.
 """
 
 from __future__ import annotations

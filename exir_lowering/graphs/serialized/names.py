@@ -46,8 +46,8 @@ def check_path(name: Any) -> str:
     return name
 
 
-_PARTS = (ast.Compare, ast.BoolOp, ast.BinOp, ast.UnaryOp, ast.Constant, ast.Name, ast.Call, ast.Subscript)
-_PARTS += (ast.Attribute, ast.operator, ast.unaryop, ast.boolop, ast.cmpop, ast.Load)
+_EXPRESSIONS = (ast.Compare, ast.BoolOp, ast.BinOp, ast.UnaryOp, ast.Constant, ast.Name, ast.Call, ast.Subscript)
+_PARTS = (*_EXPRESSIONS, ast.Attribute, ast.operator, ast.unaryop, ast.boolop, ast.cmpop, ast.Load)
 _METHODS = {"size", "stride", "storage_offset", "dim", "numel", "item"}
 _FUNCTIONS = {"Eq", "Ne", "Max", "Min", "Mod", "PythonMod", "FloorDiv", "max", "min", "abs", "int", "float", "len"}
 

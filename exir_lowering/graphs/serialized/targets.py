@@ -14,13 +14,12 @@ import torch
 from exir_lowering._upstream.serializing import HigherOrderOperator, find_higher_order, find_overload, name_overload
 from exir_lowering.graphs.serialized.container import NotSerialisableError
 
-_HIGHER_ORDER = frozenset(
-    """
+_HIGHER_ORDER_NAMES = """
     associative_scan auto_functionalized auto_functionalized_v2 cond hints_wrapper invoke_subgraph map_impl out_dtype
     scan strict_mode tag_activation_checkpoint while_loop while_loop_stack_output wrap wrap_activation_checkpoint
     wrap_with_autocast wrap_with_set_grad_enabled
-    """.split()
-)
+"""
+_HIGHER_ORDER = frozenset(_HIGHER_ORDER_NAMES.split())
 """Higher-order operators whose arguments say all; others look up what this process has recorded."""
 
 _REFUSED = frozenset(("aten::from_file", "aten::_print"))
@@ -57,7 +56,7 @@ def name_target(target: Any, *, called: bool = True) -> list[str]:
     if named is not None:
         found = list(named)
     elif isinstance(target, HigherOrderOperator):
-        found = ["higher_order", target.name()]
+        found = ["higher_order", str(target)]
     else:
         try:
             found = ["function", _NAMES.get(target, "")]

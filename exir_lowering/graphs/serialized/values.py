@@ -101,7 +101,9 @@ class ValueWriter:
     def _node(self, node: Node, depth: int) -> Any:
         number = self.nodes.get(node)
         if number is None:
-            raise NotSerialisableError(f"a reference to the node {node.name!r}, which is not an earlier one of its graph")
+            raise NotSerialisableError(
+                f"a reference to the node {node.name!r}, which is not an earlier one of its graph"
+            )
         return {"%": number}
 
     def _list(self, value: Sequence[Any], depth: int) -> list[Any]:
