@@ -103,10 +103,21 @@ def describe(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("model", [*MODELS])
-def test_models_are_read_as_they_were_written_and_lower_to_the_same_bytes(model: str) -> None:
+def test_models_are_read_as_they_were_written(model: str) -> None:
+    program = exported(model)[2]
+    round_trip(program)
+    round_trip(edge(program))
+
+
+QUICK = ("bert", "convnext")
+
+
+@pytest.mark.parametrize(
+    "model", [model if model in QUICK else pytest.param(model, marks=pytest.mark.nightly) for model in MODELS]
+)
+def test_models_that_were_read_lower_to_the_same_bytes(model: str) -> None:
     program = exported(model)[2]
     made = round_trip(program)
-    round_trip(edge(program))
     assert plan(made, "xnnpack").to_json() == plan(program, "xnnpack").to_json()
     assert lower(made, "xnnpack").emit().buffer == lower(program, "xnnpack").emit().buffer
 
@@ -142,7 +153,7 @@ def test_symbolic_sizes() -> None:
 
 class Floats(nn.Module):
     def forward(self, x: torch.Tensor) -> tuple[Any, ...]:
-        return x.shape[0] * 1.5, x * (x.shape[0] / 3), x[: x.shape[0] // 2]
+        return x.shape[0] * 1.5, x * (x.shape[0] / 3)
 
 
 def test_symbolic_floats() -> None:
