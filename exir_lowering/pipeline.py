@@ -201,7 +201,8 @@ def _lower(
             programs = splice(extracted, lowered)
     payloads = {name: len(partition.result.processed_bytes) for name, partition in lowered.items()}
     report = Report(planned.methods, payloads, dict(session.times.seconds))
-    return LoweredMethods(programs, report, {method.name: method.program for method in methods}, constant_methods)
+    edge_programs = {method.name: method.program for method in methods}
+    return LoweredMethods(programs, report, edge_programs, constant_methods, session.options.accelerate)
 
 
 def _partition_all(methods: Sequence[EdgeMethod], session: Session) -> tuple[list[ExtractedMethod], LoweringPlan]:
