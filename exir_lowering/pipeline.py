@@ -202,7 +202,8 @@ def _lower(
     payloads = {name: len(partition.result.processed_bytes) for name, partition in lowered.items()}
     left = {method.name: method.left_to_executorch for method in methods if method.left_to_executorch}
     report = Report(planned.methods, payloads, dict(session.times.seconds), left)
-    return LoweredMethods(programs, report, {method.name: method.program for method in methods}, constant_methods)
+    edge_programs = {method.name: method.program for method in methods}
+    return LoweredMethods(programs, report, edge_programs, constant_methods, session.options.accelerate)
 
 
 def _partition_all(methods: Sequence[EdgeMethod], session: Session) -> tuple[list[ExtractedMethod], LoweringPlan]:

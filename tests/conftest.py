@@ -7,7 +7,6 @@ come first, so that the workers end at the same time.
 from __future__ import annotations
 
 import os
-import sys
 from collections import Counter
 
 import forked
@@ -32,7 +31,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.xdist_group(group))
     sizes = Counter(groups.values())
     items.sort(key=lambda item: (-SECONDS.get(groups[item], 0.2 * sizes[groups[item]]), groups[item]))
-    if "torch" in sys.modules and "EXIR_LOWERING_FRESH" not in os.environ:
-        import quick_torch
-
-        quick_torch.install()
