@@ -12,6 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from exir_lowering.plans.cache_use import CacheUse
 from exir_lowering.plans.lowering_plan import LoweringPlan
 
 
@@ -38,10 +39,12 @@ class Report(LoweringPlan):
     Attributes:
         payload_bytes: The size of each partition's payload in bytes.
         seconds: The time of each step: edge, tag, extract, plan, preprocess, splice.
+        cache: What was in the cache and what was not, and why; () without a cache.
     """
 
     payload_bytes: Mapping[str, int]
     seconds: Mapping[str, float]
+    cache: tuple[CacheUse, ...] = ()
 
     def table(self) -> Table:
         """Return the delegation table."""
@@ -68,4 +71,6 @@ class Report(LoweringPlan):
         with console.capture() as capture:
             console.print(self.table())
             console.print("  ".join(f"{step} {seconds:.2f} s" for step, seconds in self.seconds.items()))
+            if self.cache:
+                console.print(f"cache: {sum(use.hit for use in self.cache)} of {len(self.cache)} taken from it")
         return LoweringPlan.to_text(self, width=width) + capture.get()
