@@ -173,5 +173,7 @@ def describe_symbols(shape_env: Any, symbols: dict[str, Any]) -> list[str]:
     for symbol in sorted({*named, *(one for text in kept for one in conditions[text].free_symbols)}, key=str):
         value = shape_env.backed_var_to_val.get(symbol), shape_env.var_to_hint_override.get(symbol)
         kind = symbol.is_integer, symbol.is_positive, symbol.is_nonnegative, symbol in shape_env.size_like
-        lines.append(f"{symbol}: {kind} {shape_env.var_to_range.get(symbol)} {value} {shape_env.replacements.get(symbol)}")
+        lines.append(
+            f"{symbol}: {kind} {shape_env.var_to_range.get(symbol)} {value} {shape_env.replacements.get(symbol)}"
+        )
     return lines

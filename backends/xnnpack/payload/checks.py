@@ -13,7 +13,6 @@ from exir_lowering.backends.xnnpack.payload.reading import read_graph
 from exir_lowering.plugins import PROVENANCE
 from exir_lowering.plugins.payload import CheckedPayload, PayloadChecks, ValueSpec
 
-
 # ConvertToLinearPass looks for linear layers by the source of a node, and in which module it is.
 _READ = frozenset({"torch_fn", "source_fn_stack", "nn_module_stack"})
 

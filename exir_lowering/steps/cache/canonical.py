@@ -173,6 +173,6 @@ def describe_neighbours(programs: Sequence[ExportedProgram]) -> dict[int, list[s
 
 def list_neighbours(program: ExportedProgram, neighbours: Mapping[int, list[str]]) -> list[str]:
     """Return the lines about the storages that a program reads."""
-    tensors = [value for value in (*program.state_dict.values(), *program.constants.values())]
+    tensors = (*program.state_dict.values(), *program.constants.values())
     addresses = [value.untyped_storage().data_ptr() for value in tensors if isinstance(value, torch.Tensor)]
     return [line for address in dict.fromkeys(addresses) for line in (*neighbours.get(address, ()), "")]

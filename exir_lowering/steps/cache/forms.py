@@ -52,6 +52,7 @@ class Forms:
         self._classes: dict[type, str] = {}
         self._sources: dict[int, tuple[Any, str]] = {}
         self._graphs: dict[Any, int] = {}
+        self._sequences: dict[Any, int] = {}
         self._environments: dict[int, tuple[Any, dict[str, Any]]] = {}
 
     def name(self, text: str) -> str:
@@ -169,6 +170,10 @@ class Forms:
     def _functions(self, stack: Any) -> str:
         return ";".join(map(self._function, stack))
 
+    def _sequence(self, number: Any) -> str:
+        """Return the form of a count of what the process has differentiated so far."""
+        return str(self._sequences.setdefault(number, len(self._sequences)))
+
     def _history(self, sources: Any) -> str:
         """Return the form of torch's `NodeSource`s; their graphs are numbered, as ids differ between processes."""
         texts = []
@@ -197,4 +202,5 @@ _METADATA: Mapping[str, Callable[[Forms, Any], str]] = {
     "source_fn_stack": Forms._functions,
     "torch_fn": Forms._function,
     "from_node": Forms._history,
+    "seq_nr": Forms._sequence,
 }

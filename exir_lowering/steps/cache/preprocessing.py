@@ -9,7 +9,7 @@ from executorch.exir.backend.backend_details import PreprocessResult
 
 from exir_lowering.errors import BackendFailure
 from exir_lowering.model import BackendGroup, LoweredPartition, Partition
-from exir_lowering.plugins.backend import Backend, CompileSpec
+from exir_lowering.plugins.backend import Backend, CompileSpec, ExecutorchBackend
 from exir_lowering.plugins.payload import CorruptError
 from exir_lowering.steps.cache.canonical import describe_neighbours, describe_program, list_neighbours
 from exir_lowering.steps.cache.handles import number_handles, put_back, with_handles
@@ -67,14 +67,16 @@ def preprocess_cached(group: BackendGroup, backend: Backend, session: Session) -
         for partition in group.partitions:
             cache.refuse(KIND, partition.method, partition.id, str(error))
         return preprocess(group, backend, session)
-    tasks = _make_tasks(group, maker, cache)
+    tasks = _make_tasks(group, backend, maker, cache)
     if maker.independent:
         return _each(group, tasks, backend, maker, session)
     return _together(group, tasks, backend, session)
 
 
-def _make_tasks(group: BackendGroup, maker: Maker, cache: Cache) -> list[_Task]:
-    neighbours = describe_neighbours([partition.program for partition in group.partitions])
+def _make_tasks(group: BackendGroup, backend: Backend, maker: Maker, cache: Cache) -> list[_Task]:
+    # ExecuTorch's classes get no context, and thus no store of the group's weights.
+    sharing = () if isinstance(backend, ExecutorchBackend) else group.partitions
+    neighbours = describe_neighbours([partition.program for partition in sharing])
     tasks = []
     for partition in group.partitions:
         replaceable = maker.payloads is not None and maker.independent
@@ -86,7 +88,8 @@ def _make_tasks(group: BackendGroup, maker: Maker, cache: Cache) -> list[_Task]:
             cache.refuse(KIND, partition.method, partition.id, str(error))
             tasks.append(_Task(partition, None))
             continue
-        parts["weights"] += list_neighbours(partition.program, neighbours)
+        if sharing:
+            parts["weights"] += list_neighbours(partition.program, neighbours)
         parts["backend"] = list(maker.backend)
         parts["versions"] = list(list_versions())
         tasks.append(_Task(partition, make_key(KIND, parts), handles))
@@ -141,6 +144,8 @@ def _lower(
         )
         done = {task.partition.id: _own(one.result, task, maker) for task, one in zip(tasks, lowered, strict=True)}
     except (BackendFailure, CorruptError):
+        if all(task.handles is None for task in tasks):
+            raise
         # Once more with the partitions' own handles, so that the failure names the right lines of the model.
         again = preprocess(BackendGroup(group.backend_id, tuple(whole)), backend, session, sharing=group)
         return {one.partition.id: one.result for one in again}

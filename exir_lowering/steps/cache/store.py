@@ -206,7 +206,7 @@ class Store:
         return removed
 
     def trim(self) -> None:
-        """Remove what was not used for longest, until the store has nine tenths of its limit, if it has more than it."""
+        """Bring a store over its limit to nine tenths of it: what was not used for longest is removed."""
         self._unchecked = 0
         now = time.time()
         files = []

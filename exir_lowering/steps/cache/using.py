@@ -16,6 +16,9 @@ from exir_lowering.steps.cache.forms import Storages
 from exir_lowering.steps.cache.keys import Key
 from exir_lowering.steps.cache.store import DEFAULT_LIMIT, Found, Store
 
+FOLDER = "EXIR_LOWERING_CACHE"
+"""The environment variable that names a folder, instead of the one in the user's cache."""
+
 LIMIT = "EXIR_LOWERING_CACHE_BYTES"
 """The environment variable that says how many bytes a cache keeps."""
 
@@ -28,6 +31,8 @@ def find_folder(option: str | os.PathLike[str] | bool = True) -> Path:
     """
     if not isinstance(option, bool):
         return Path(option)
+    if os.environ.get(FOLDER):
+        return Path(os.environ[FOLDER])
     import platformdirs  # only where the user's folder is used
 
     return platformdirs.user_cache_path("exir-lowering", appauthor=False) / "lowered"
