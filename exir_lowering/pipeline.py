@@ -35,7 +35,7 @@ from exir_lowering.plugins import availability, registry
 from exir_lowering.plugins.backend import Backend, PartitionerLike
 from exir_lowering.steps import arguments, checks
 from exir_lowering.steps.arguments import TransformPasses
-from exir_lowering.steps.cache.preprocessing import preprocess_cached
+from exir_lowering.steps.cached_preprocess import preprocess_cached
 from exir_lowering.steps.conversions import converting
 from exir_lowering.steps.edge import as_edge, check_preserved, to_edge
 from exir_lowering.steps.extract import extract

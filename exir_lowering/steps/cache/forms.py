@@ -53,6 +53,13 @@ class Forms:
         self._sources: dict[int, tuple[Any, str]] = {}
         self._graphs: dict[Any, int] = {}
         self._sequences: dict[Any, int] = {}
+        self._special: dict[str, Callable[[Any], str]] = {
+            "nn_module_stack": self._modules,
+            "source_fn_stack": self._functions,
+            "torch_fn": self._function,
+            "from_node": self._history,
+            "seq_nr": self._sequence,
+        }
         self._environments: dict[int, tuple[Any, dict[str, Any]]] = {}
 
     def name(self, text: str) -> str:
@@ -152,9 +159,9 @@ class Forms:
         Raises:
             NoKeyError: It has none.
         """
-        special = _METADATA.get(key)
+        special = self._special.get(key)
         try:
-            return special(self, value) if special is not None else self.form(value)
+            return special(value) if special is not None else self.form(value)
         except NoKeyError as error:
             raise NoKeyError(f"node.meta[{key!r}]: {error}") from None
         except (TypeError, ValueError, AttributeError) as error:  # not what torch puts there
@@ -195,12 +202,4 @@ _SIMPLE: Mapping[type, Callable[[Any], str]] = {
     complex: lambda value: f"{value.real.hex()}+{value.imag.hex()}j",
     str: repr,
     bytes: repr,
-}
-
-_METADATA: Mapping[str, Callable[[Forms, Any], str]] = {
-    "nn_module_stack": Forms._modules,
-    "source_fn_stack": Forms._functions,
-    "torch_fn": Forms._function,
-    "from_node": Forms._history,
-    "seq_nr": Forms._sequence,
 }
