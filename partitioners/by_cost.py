@@ -124,6 +124,10 @@ class CostPartitioner(Partitioner):  # type: ignore[misc]
             )
         return cls(costs, partitioner, limits=limits)
 
+    def describe_requests(self) -> Sequence[Any]:
+        """Return what `ops_to_not_decompose` depends on, for the cache."""
+        return [] if self._inner is None else [self._inner]
+
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[Any], Callable[[Node], bool] | None]:
         """Keep the operators whole that the underlying partitioner wants whole."""
         if self._inner is None:

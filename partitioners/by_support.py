@@ -78,6 +78,10 @@ class SupportPartitioner(Partitioner):  # type: ignore[misc]
             claims.settle(scope, proposals, self.limits, groups=groups, why=explain(self.supports, scope))
         return claims.result(state=self.own_state)
 
+    def describe_requests(self) -> Sequence[Any] | None:
+        """Return what `ops_to_not_decompose` depends on, for the cache: what supports answer is not known."""
+        return None if self.keep_whole else ()
+
     def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[Any], Callable[[Node], bool] | None]:
         """Keep the operators of `keep_whole` where a backend supports them."""
         if not self.keep_whole:

@@ -22,6 +22,7 @@ from exir_lowering.model import EdgeMethod
 from exir_lowering.options import LoweringOptions
 from exir_lowering.steps import edge_errors
 from exir_lowering.steps.arguments import RequestedMethod, is_edge, require_edge
+from exir_lowering.steps.cached_edge import convert_cached
 from exir_lowering.steps.casewise.compare import require_equal
 from exir_lowering.steps.casewise.convert import Conversion
 from exir_lowering.steps.casewise.values import Uncovered
@@ -47,9 +48,7 @@ def to_edge(methods: Iterable[RequestedMethod], session: Session) -> tuple[EdgeM
         InputError: A program cannot be converted, or a pass failed.
     """
     with session.timed("edge"):
-        return tuple(
-            _edge(method, session.options) for method in session.progress.each("convert to Edge dialect", [*methods])
-        )
+        return tuple(_edge(method, session) for method in session.progress.each("convert to Edge dialect", [*methods]))
 
 
 def as_edge(methods: Iterable[RequestedMethod]) -> tuple[EdgeMethod, ...]:
@@ -64,10 +63,15 @@ def as_edge(methods: Iterable[RequestedMethod]) -> tuple[EdgeMethod, ...]:
     return tuple(EdgeMethod(method.name, method.program, method.partitioners) for method in methods)
 
 
-def _edge(method: RequestedMethod, options: LoweringOptions) -> EdgeMethod:
-    """Convert a program, unless it is in Edge dialect, and run the passes over it."""
+def _edge(method: RequestedMethod, session: Session) -> EdgeMethod:
+    """Convert a program, unless it is in Edge dialect or its Edge program is known, and run the passes over it."""
     if is_edge(method.program) and method.passes is None:
         return EdgeMethod(method.name, method.program, method.partitioners)
+    make = partial(_make_edge, method, session.options)
+    return make() if is_edge(method.program) else convert_cached(method, session, make)
+
+
+def _make_edge(method: RequestedMethod, options: LoweringOptions) -> EdgeMethod:
     accelerated = accelerating(options.accelerate)
     with locks.conversion(), converting([method.program], gradients=True), accelerated:
         if is_edge(method.program):

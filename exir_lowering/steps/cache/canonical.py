@@ -23,6 +23,10 @@ from exir_lowering.steps.cache.keys import NoKeyError
 
 _SHAPES = ("val", "tensor_meta")
 
+UNIMPORTANT = frozenset({"desc", "seq_nr"})
+"""Keys of `node.meta` that Edge programs from the cache lack: descriptions by AOTAutograd, which nothing reads after
+export, and a count of what the process has differentiated so far."""
+
 
 def describe_program(
     program: ExportedProgram, storages: Storages, unread: Collection[str], handles: Mapping[int, int] | None
@@ -116,7 +120,7 @@ class _Writer:
         return self._weight(value)
 
     def _metadata(self, owner: str, meta: Mapping[str, Any]) -> list[str]:
-        left_out = {*self._unread, *_SHAPES, debug_handles.KEY}
+        left_out = {*self._unread, *UNIMPORTANT, *_SHAPES, debug_handles.KEY}
         read = sorted(((str(key), meta[key]) for key in meta if key not in left_out), key=itemgetter(0))
         return [f"{owner} {key} {self._forms.metadata(key, value)}" for key, value in read]
 

@@ -52,13 +52,11 @@ class Forms:
         self._classes: dict[type, str] = {}
         self._sources: dict[int, tuple[Any, str]] = {}
         self._graphs: dict[Any, int] = {}
-        self._sequences: dict[Any, int] = {}
         self._special: dict[str, Callable[[Any], str]] = {
             "nn_module_stack": self._modules,
             "source_fn_stack": self._functions,
             "torch_fn": self._function,
             "from_node": self._history,
-            "seq_nr": self._sequence,
         }
         self._environments: dict[int, tuple[Any, dict[str, Any]]] = {}
 
@@ -77,6 +75,8 @@ class Forms:
         if simple is not None:
             return simple(value)
         if isinstance(value, Node):
+            if value not in self.nodes:
+                raise NoKeyError(f"the node {value.name!r} is not an earlier one of the program")
             return f"%{self.nodes[value]}"
         if isinstance(value, (list, tuple)):
             mark = "L" if isinstance(value, list) else "T" if kind is tuple else self._class(kind)
@@ -168,18 +168,20 @@ class Forms:
             raise NoKeyError(f"node.meta[{key!r}] is not what torch writes: {error}") from None
 
     def _modules(self, stack: Mapping[str, Any]) -> str:
-        return ";".join(f"{self.name(key)},{self.name(path)},{self.form(kind)}" for key, (path, kind) in stack.items())
+        return ";".join(
+            f"{self.name(key)},{self.name(path)},{self._named_class(kind)}" for key, (path, kind) in stack.items()
+        )
+
+    def _named_class(self, kind: Any) -> str:
+        """Return the form of a class in metadata by its name alone, as torch.export writes it."""
+        return self.form(f"{kind.__module__}.{kind.__qualname__}" if isinstance(kind, type) else kind)
 
     def _function(self, pair: Any) -> str:
         name, function = pair
-        return f"{self.name(name)},{self.form(function)}"
+        return f"{self.name(name)},{self._named_class(function)}"
 
     def _functions(self, stack: Any) -> str:
         return ";".join(map(self._function, stack))
-
-    def _sequence(self, number: Any) -> str:
-        """Return the form of a count of what the process has differentiated so far."""
-        return str(self._sequences.setdefault(number, len(self._sequences)))
 
     def _history(self, sources: Any) -> str:
         """Return the form of torch's `NodeSource`s; their graphs are numbered, as ids differ between processes."""

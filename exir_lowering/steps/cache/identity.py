@@ -1,4 +1,4 @@
-"""What identifies the code that makes a result: versions, and a backend's class, source and settings."""
+"""What identifies the code that makes a result: versions, and the class, source and settings of a plug-in."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 
 from exir_lowering.errors.interrupts import let_through
-from exir_lowering.plugins import payload
-from exir_lowering.plugins.backend import Backend, ExecutorchBackend
+from exir_lowering.plugins import conversions, payload
+from exir_lowering.plugins.backend import Backend, ExecutorchBackend, Partitioner
 from exir_lowering.steps.cache.forms import Forms, Storages
 from exir_lowering.steps.cache.keys import FORMAT, NoKeyError
 
@@ -63,12 +63,36 @@ def identify(backend: Backend) -> Maker:
         checks = payload.find_checks(backend.backend_id)
         if checks is not None and checks.made_by == name:
             return Maker((*facts, "declared"), independent, checks.unread, checks if checks.replaces_handles else None)
-        facts += [*_source(kind), *_distributions()]
+        facts += _outside(kind)
         return Maker(tuple(facts), independent, frozenset(), None)
-    facts += [Forms(Storages(), named=True).form(vars(backend)), *_source(kind)]
-    if not kind.__module__.startswith("exir_lowering."):
-        facts += _distributions()
+    facts.append(Forms(Storages(), named=True).form(vars(backend)))
+    facts += _source(kind) if kind.__module__.startswith("exir_lowering.") else _outside(kind)
     return Maker(tuple(facts), independent, backend.unread, None)
+
+
+def identify_partitioner(partitioner: Partitioner) -> list[str]:
+    """Return what the requests of a partitioner to the conversion depend on beside the program.
+
+    Raises:
+        NoKeyError: It does not declare that, or not by content.
+    """
+    kind = type(partitioner)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    facts = conversions.describe_requests(partitioner)
+    if facts is None:
+        raise NoKeyError(f"the partitioner {name} does not say what its requests to the conversion depend on")
+    lines = [name] if kind.__module__.startswith(("exir_lowering.", "executorch.")) else [name, *_outside(kind)]
+    for fact in facts:
+        if isinstance(fact, Partitioner):
+            lines += ["(", *identify_partitioner(fact), ")"]
+        else:
+            lines.append(Forms(Storages(), named=True).form(fact))
+    return lines
+
+
+def _outside(kind: type) -> list[str]:
+    """Return what identifies the code of a class of others."""
+    return [*_source(kind), *_distributions()]
 
 
 @lru_cache(maxsize=1)

@@ -1,0 +1,77 @@
+"""What partitioners ask of the conversion to Edge dialect, as data, so that the cache can keep its result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from typing import Any
+
+import torch
+from executorch.exir.backend.partitioner import Partitioner
+
+DECLARATION = "describe_requests"
+"""The method with which a partitioner declares that what it asks depends on its class and on some data only.
+
+It takes nothing, and returns the data: a sequence of what is compared by content (numbers, text, operators, lists,
+dicts and dataclasses of these) and of other partitioners; or None if that cannot be said. A class that overrides one of
+`ASKED` declares it anew.
+"""
+
+ASKED = ("ops_to_not_decompose", "transform_for_pre_decomposition")
+"""The methods of a partitioner that the conversion calls."""
+
+
+_XNNPACK = "executorch.backends.xnnpack.partition"
+_LINEAR = [torch.nn.functional.linear, torch.nn.Linear]
+
+
+def describe_requests(partitioner: Any) -> Sequence[Any] | None:
+    """Return what the requests of a partitioner depend on beside its class and the program.
+
+    Args:
+        partitioner: The partitioner.
+
+    Returns:
+        Data, and other partitioners that it asks; None if nothing is known.
+    """
+    kind = type(partitioner)
+    if not any(name in vars(partitioner) for name in (*ASKED, DECLARATION)):
+        if all(getattr(kind, name, None) is getattr(Partitioner, name) for name in ASKED):
+            return ()  # ExecuTorch's own methods, which ask nothing
+        declared = _class_with(kind, DECLARATION)
+        if declared is not None and all(issubclass(declared, _class_with(kind, name) or kind) for name in ASKED):
+            found: Sequence[Any] | None = partitioner.describe_requests()
+            return found
+    known = _KNOWN.get(f"{kind.__module__}.{kind.__qualname__}")
+    return None if known is None else known(partitioner)
+
+
+def _class_with(kind: type, name: str) -> type | None:
+    """Return the class that defines what a class has under a name."""
+    return next((base for base in kind.__mro__ if name in vars(base)), None)
+
+
+def _describe_xnnpack(partitioner: Any) -> Sequence[Any] | None:
+    """Describe XNNPACK's partitioner: its configurations with their settings, which decide what stays whole."""
+    if not vars(partitioner).keys() <= {"target_partitioner_configs", "delegation_spec", "per_op_mode", "_spec"}:
+        return None
+    described = []
+    for config in partitioner.target_partitioner_configs.values():
+        settings = dict(vars(config))
+        settings.pop("src_partitions", None)  # what it found last, which it finds anew each time
+        modules = settings.pop("linear_modules", None)
+        if not type(config).__module__.startswith(f"{_XNNPACK}.config.") or modules not in (None, _LINEAR):
+            return None
+        described.append((type(config), settings))
+    return described
+
+
+def _list_known() -> dict[str, Callable[[Any], Sequence[Any] | None]]:
+    """Return what is known about partitioners of ExecuTorch, in the versions that it was checked on."""
+    if not metadata.version("executorch").startswith("1.5."):
+        return {}
+    names = ("Xnnpack", "XnnpackDynamicallyQuantized", "XnnpackFloatingPoint", "XnnpackQuantized")
+    return {f"{_XNNPACK}.xnnpack_partitioner.{name}Partitioner": _describe_xnnpack for name in names}
+
+
+_KNOWN = _list_known()
