@@ -167,7 +167,10 @@ def _piece(place: Any, chunks: Sequence[bytes], given: Sequence[torch.Tensor]) -
     if len(place) == 1:
         return torch.frombuffer(bytearray(chunks[place[0]]), dtype=torch.uint8)
     number, start, length = place
-    return given[number].narrow(0, start, length)
+    found = given[number][start : start + length]
+    if found.numel() != length:
+        raise ValueError("a piece of memory is not inside a given one")
+    return found
 
 
 def _text(value: Any) -> str:

@@ -7,10 +7,11 @@ from typing import Any, ClassVar
 import torch
 from torch.export import ExportedProgram, export
 
-from exir_lowering import Backend, CompileSpec, LoweredMethods, LoweringOptions, PreprocessResult, lower
+from exir_lowering import Backend, CompileSpec, LoweredMethods, LoweringOptions, PreprocessResult, graphs, lower
 from exir_lowering.partitioners import SupportPartitioner, ops
 from exir_lowering.plans.cache_use import CacheUse
 from exir_lowering.plugins import PROVENANCE
+from exir_lowering.steps.casewise.compare import list_differences, list_differing_names
 
 
 def uses(lowered: LoweredMethods, kind: str = "preprocess") -> list[CacheUse]:
@@ -21,6 +22,19 @@ def uses(lowered: LoweredMethods, kind: str = "preprocess") -> list[CacheUse]:
 def missed(lowered: LoweredMethods) -> list[str]:
     """Return the ids of the partitions that were not in the cache."""
     return [use.partition for use in uses(lowered) if not use.hit]
+
+
+def require_equal_edge(found: ExportedProgram, expected: ExportedProgram, given: ExportedProgram) -> None:
+    """Check that two Edge programs are the same, and that the first one has the tensors of the given program too."""
+    # All steps take copies, with users in the graph's order; empty stacks of modules may be of another class.
+    copied = graphs.copy_program(expected)
+    differences = [one for one in list_differences(found, copied) if "nn_module_stack dict {} /" not in one]
+    assert not differences and not list_differing_names(found, copied), differences
+    for table, kept, own in (
+        (found.state_dict, expected.state_dict, given.state_dict),
+        (found.constants, expected.constants, given.constants),
+    ):
+        assert all(table[name] is own[name] for name in kept if kept[name] is own.get(name))
 
 
 class Tracing(Backend):

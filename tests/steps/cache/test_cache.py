@@ -22,6 +22,7 @@ from cached import (
     linear,
     missed,
     partitioner,
+    require_equal_edge,
     trace,
     uses,
 )
@@ -42,6 +43,8 @@ def test_a_cached_lowering_gives_the_same_bytes(name: str, backend: str, tmp_pat
     plain, cold, warm = (_lower(program, folder, backend) for folder in (False, tmp_path, tmp_path))
     assert not plain.report.cache
     assert not any(use.hit for use in uses(cold)) and all(use.hit for use in uses(warm))
+    assert [use.hit for use in uses(cold, "edge") + uses(warm, "edge")] == [False, True]
+    require_equal_edge(warm.edge_programs["forward"], plain.edge_programs["forward"], program)
     assert len(uses(warm)) == sum(len(method.partitions) for method in warm.report.methods) > 0
     assert plain.emit().buffer == cold.emit().buffer == warm.emit().buffer
     described = [json.loads(one.report.to_json()) for one in (plain, cold, warm)]
