@@ -383,7 +383,7 @@ def test_plan_says_what_lower_does(main: Main, models: Path, tmp_path: Path) -> 
     target = tmp_path / "m.pte"
     lowered = json.loads(main("lower", models / "mixed.pt2", "-p", "xnnpack", "-o", target, "--json")[1])
     assert lowered["methods"] == planned["methods"]
-    assert set(lowered) == {"version", "methods", "payload_bytes", "seconds"}
+    assert set(lowered) == {"version", "methods", "payload_bytes", "seconds", "left_to_executorch", "cache"}
 
 
 def test_plan_writes_pictures(main: Main, models: Path, tmp_path: Path) -> None:
