@@ -146,7 +146,7 @@ def memory_of(tensor: Any) -> tuple[int, int] | None:
 
 
 def make_fake(like: FakeTensor, mode: FakeTensorMode, *, requires_grad: bool) -> FakeTensor:
-    """Return a fake tensor of a mode, of the same type, sizes, strides and offset as another one, with its own storage.
+    """Return a fake tensor of a mode, like another one, with its own storage; of a constant, with its own content.
 
     Args:
         like: The fake tensor, of this mode or, if its sizes are known, of another one.
@@ -159,4 +159,5 @@ def make_fake(like: FakeTensor, mode: FakeTensorMode, *, requires_grad: bool) ->
         elements = offset + meta.untyped_storage().nbytes() // like.element_size()
         storage = torch.empty(elements, dtype=like.dtype, device="meta")
         meta = storage.as_strided(size, stride, offset)
-    return FakeTensor(mode, meta, like.fake_device, requires_grad=requires_grad)
+    constant = None if like.constant is None else like.constant.clone()
+    return FakeTensor(mode, meta, like.fake_device, constant=constant, requires_grad=requires_grad)

@@ -153,9 +153,7 @@ class _Comparison:
             yield from _unequal(f"{where}: target", str(a.target), str(b.target))
 
     def _meta(self, where: str, a: Node, b: Node) -> Iterator[str]:
-        for key in READ if b.op == "call_function" else ("val",):
-            if key not in a.meta and key not in b.meta:
-                continue
+        for key in (key for key in READ if _is_read(b, key) and (key in a.meta or key in b.meta)):
             if key not in a.meta or key not in b.meta:
                 present = ["present" if key in node.meta else MISSING for node in (a, b)]
                 yield f"{where}: {key} {present[0]} / {present[1]}"
@@ -302,9 +300,13 @@ def _first_of_group(nodes: Iterable[Node], key: str, group: Callable[[Node], Has
     """Return for each node the number of the first one in its group; None where the metadata is missing."""
     firsts: dict[Hashable, int] = {}
     return [
-        firsts.setdefault(group(node), index) if node.meta.get(key) is not None else None
+        firsts.setdefault(group(node), index) if _is_read(node, key) and node.meta.get(key) is not None else None
         for index, node in enumerate(nodes)
     ]
+
+
+def _is_read(node: Node, key: str) -> bool:
+    return node.op == "call_function" or (key == "val" and node.op != "output")
 
 
 def _convention(module: GraphModule) -> list[str]:

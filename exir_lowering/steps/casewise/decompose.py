@@ -50,7 +50,7 @@ class Decomposition:
         decomposes: What it makes says which node it comes from.
     """
 
-    name = "decompose"
+    name = "Interpreter_PropagateUnbackedSymInts"  # that of the interpreter in which torch decomposes
     gradients = False
     decomposes = True
 

@@ -116,7 +116,8 @@ def rewrite(graph_module: GraphModule, stage: Stage) -> GraphModule:
     builder.graph.set_codegen(graph_module.graph._codegen)
     builder.graph.eliminate_dead_code()
     made = lazy_graph_module(builder.root, builder.graph)
-    made.meta.update(graph_module.meta)
+    if stage.decomposes:
+        made.meta.update(graph_module.meta)
     return made
 
 
