@@ -42,27 +42,21 @@ def _every_other(node: torch.fx.Node) -> bool:
     return len(node.args) % 2 == 1 or len(node.name) % 2 == 1
 
 
-@dataclass(frozen=True)
-class Way:
-    """How a program is converted.
-
-    Attributes:
-        partitioners: Makes its partitioners.
-        config: The configuration of the conversion.
-    """
-
-    partitioners: Callable[[], tuple[Partitioner, ...]]
-    config: EdgeCompileConfig | None = None
-
-
-WAYS: Mapping[str, Way] = {
-    "xnnpack": Way(lambda: (XnnpackPartitioner(),)),
-    "none": Way(lambda: ()),
-    "keeping": Way(lambda: (Keeping(),)),
-    "keeping some": Way(lambda: (Keeping(_every_other), XnnpackPartitioner())),
-    "no dim order": Way(lambda: (XnnpackPartitioner(),), EdgeCompileConfig(_skip_dim_order=True)),
-    "unchecked": Way(lambda: (), EdgeCompileConfig(_check_ir_validity=False)),
+PARTITIONERS: Mapping[str, Callable[[], tuple[Partitioner, ...]]] = {
+    "xnnpack": lambda: (XnnpackPartitioner(),),
+    "none": lambda: (),
+    "keeping": lambda: (Keeping(),),
+    "keeping some": lambda: (Keeping(_every_other), XnnpackPartitioner()),
 }
+CONFIGS: Mapping[str, EdgeCompileConfig | None] = {
+    "": None,
+    " unchecked": EdgeCompileConfig(_check_ir_validity=False),
+    " without dim order": EdgeCompileConfig(_check_ir_validity=False, _skip_dim_order=True),
+    " preserving": EdgeCompileConfig(_check_ir_validity=False, preserve_ops=[torch.ops.aten.linear.default]),
+}
+Way = tuple[Callable[[], tuple[Partitioner, ...]], EdgeCompileConfig | None]
+WAYS: Mapping[str, Way] = {f"{p}{c}": (PARTITIONERS[p], CONFIGS[c]) for p in PARTITIONERS for c in CONFIGS}
+"""How a program is converted: what makes its partitioners, and the configuration."""
 
 
 @dataclass(frozen=True)
@@ -99,17 +93,17 @@ def compare(program: ExportedProgram, way: str = "xnnpack") -> Outcome:
 
 def convert(program: ExportedProgram, way: str, edge: Any) -> tuple[ExportedProgram, tuple[str, ...]]:
     """Convert a program; return also what was left to ExecuTorch."""
-    method = RequestedMethod("forward", program, WAYS[way].partitioners(), None)
+    method = RequestedMethod("forward", program, WAYS[way][0](), None)
     with quiet():
-        (made,) = to_edge([method], Session(LoweringOptions(edge=edge, edge_compile_config=WAYS[way].config)))
+        (made,) = to_edge([method], Session(LoweringOptions(edge=edge, edge_compile_config=WAYS[way][1])))
     return made.program, made.left_to_executorch
 
 
 def _error(program: ExportedProgram, way: str, edge: Any) -> str:
-    options = LoweringOptions(edge=edge, edge_compile_config=WAYS[way].config)
+    options = LoweringOptions(edge=edge, edge_compile_config=WAYS[way][1])
     try:
         with quiet():
-            exir_lowering.lower(program, WAYS[way].partitioners(), options=options)
+            exir_lowering.lower(program, WAYS[way][0](), options=options)
     except LoweringError as error:
         return f"{type(error).__name__}: {error}"
     return "no error"
@@ -121,7 +115,7 @@ class quiet(warnings.catch_warnings):
     def __enter__(self) -> None:
         super().__enter__()
         warnings.simplefilter("ignore")
-        logging.disable(logging.ERROR)
+        logging.disable(logging.CRITICAL)
 
     def __exit__(self, *error: object) -> None:
         logging.disable(logging.NOTSET)

@@ -12,8 +12,11 @@ import sys
 import time
 import traceback
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+
+from torch.export import ExportedProgram
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "support")]
@@ -21,67 +24,168 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1] / "support")]
 import both_ways  # noqa: E402
 import operator_programs  # noqa: E402
 import quick_torch  # noqa: E402
+import random_modules  # noqa: E402
 
 from exir_lowering.steps.casewise.rewrite import MEMORY  # noqa: E402
+
+_TOGETHER = 10
+"""How many calls of operators are one program, since the time of a conversion hardly depends on it."""
+_SHOWN = 4
+"""How many programs of each class of differences are shown."""
+
+
+@dataclass
+class Findings:
+    """What has been found.
+
+    Attributes:
+        counts: Of programs, by outcome.
+        reasons: What was left to ExecuTorch: programs by reason.
+        classes: Wrong programs, by what the first difference is about.
+    """
+
+    counts: Counter[str] = field(default_factory=Counter)
+    reasons: dict[str, list[str]] = field(default_factory=dict)
+    classes: Counter[str] = field(default_factory=Counter)
+
+    def add(self, what: str, name: str, way: str, program: ExportedProgram, outcome: both_ways.Outcome) -> None:
+        """Add what the comparison of a program found, and print it if it is new."""
+        self.counts["programs"] += 1
+        kind = "raise" if outcome.error else "left" if outcome.left else "covered"
+        self.counts[kind] += 1
+        for reason in {re.sub(r"\d+", "N", reason)[:200] for reason in outcome.left}:
+            self.reasons.setdefault(reason, []).append(f"{what}: {name}")
+        if not outcome.differences:
+            return
+        self.counts["WRONG"] += 1
+        sort = sort_of(outcome.differences)
+        self.classes[sort] += 1
+        if self.classes[sort] > _SHOWN:
+            return
+        MEMORY.forget()
+        again = bool(both_ways.compare(program, way).differences)
+        print(f"WRONG {what} --way {way!r}: {name}; left: {outcome.left}; with nothing remembered: {again}")
+        for line in outcome.differences[:6]:
+            print("    ", line[:400])
+        sys.stdout.flush()
+
+    def print(self) -> None:
+        """Print the counts, and the reasons by frequency."""
+        print(dict(self.counts))
+        for sort, count in self.classes.most_common():
+            print("WRONG", count, sort)
+        for reason, names in sorted(self.reasons.items(), key=lambda item: -len(item[1])):
+            print(len(names), reason, "|", "; ".join(names[:3]))
+
+
+def sort_of(differences: Sequence[str]) -> str:
+    """Return what differences are about, without what only one program has."""
+    return " ".join(sorted({re.sub(r"node \d+ [^:]*|\d+", "N", line.partition(" / ")[0])[:30] for line in differences[:3]}))
+
+
+def hunt_operators(seeds: Sequence[int], way: str | None, found: Findings) -> None:
+    """Compare programs of several operators; those that differ or raise, operator by operator."""
+    calls = {}
+    for seed in seeds:
+        try:
+            with both_ways.quiet():
+                made = operator_programs.call(seed)
+        except Exception:  # noqa: S112 - a sample of torch's that cannot be made
+            continue
+        if made is not None:
+            calls[seed] = made
+    way = way or random.Random(seeds[0]).choice([way for way in both_ways.WAYS if way.rpartition(" ")[2] in _LENIENT])
+    quiet = [seed for seed in calls if not calls[seed].writes]
+    for group in (quiet, *([seed] for seed in calls if calls[seed].writes)):
+        _compare_operators({seed: calls[seed] for seed in group}, way, found)
+
+
+_LENIENT = ("unchecked", "order", "preserving")
+
+
+def _compare_operators(calls: dict[int, operator_programs.Call], way: str, found: Findings) -> None:
+    if not calls:
+        return
+    outcome = None
+    try:
+        with both_ways.quiet():
+            program = operator_programs.export_calls(list(calls.values()))
+    except Exception:
+        found.counts["not exported"] += len(calls) == 1
+    else:
+        what = f"--kind ops --seeds {'-'.join(map(str, calls)) if len(calls) == 1 else f'{min(calls)}..{max(calls)}'}"
+        outcome = _compare(program, way, what, found)
+        bad = outcome is not None and (outcome.differences or outcome.left or outcome.error)
+        if outcome is not None and (not bad or len(calls) == 1):
+            found.add(what, ", ".join(one.name for one in calls.values())[:100], way, program, outcome)
+            found.counts["calls"] += len(calls)
+            return
+    if len(calls) > 1:
+        seeds = list(calls)
+        for half in (seeds[: len(seeds) // 2], seeds[len(seeds) // 2 :]):
+            _compare_operators({seed: calls[seed] for seed in half}, way, found)
+
+
+def _compare(program: ExportedProgram, way: str, what: str, found: Findings) -> both_ways.Outcome | None:
+    try:
+        return both_ways.compare(program, way)
+    except Exception:
+        print("BROKEN", what, "--way", repr(way))
+        traceback.print_exc(file=sys.stdout)
+        found.counts["BROKEN"] += 1
+        return None
+
+
+def hunt_random(seeds: Sequence[int], way: str | None, found: Findings) -> None:
+    """Compare random programs; those that differ are made smaller."""
+    for seed in seeds:
+        try:
+            with both_ways.quiet():
+                name, program = random_modules.make(seed)
+        except Exception as error:
+            found.counts[f"not exported: {type(error).__name__}"] += 1
+            continue
+        this = way or random.Random(seed * 7 + 1).choice(["xnnpack", "none", *both_ways.WAYS])
+        what = f"--kind random --seeds {seed}"
+        outcome = _compare(program, this, what, found)
+        if outcome is None:
+            continue
+        before = found.counts["WRONG"], len(found.classes)
+        found.add(what, name, this, program, outcome)
+        if outcome.differences and len(found.classes) > before[1]:
+            _print_smaller(seed, this, sort_of(outcome.differences))
+
+
+def _print_smaller(seed: int, way: str, sort: str) -> None:
+    small = random_modules.minimise(seed, lambda one: sort_of(both_ways.compare(one, way).differences) == sort)
+    if small is None:
+        return
+    shown = [line for line in str(small.graph).splitlines() if "num_users=0] = placeholder" not in line]
+    print("    smaller:", *(line.replace("torch.ops.", "") for line in shown), sep="\n      ")
+    for line in both_ways.compare(small, way).differences[:4]:
+        print("    ", line[:300])
+    sys.stdout.flush()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", default="0-100")
-    parser.add_argument("--kind", choices=KINDS, default="ops")
+    parser.add_argument("--kind", choices=("ops", "modules", "random"), default="ops")
     parser.add_argument("--way", choices=both_ways.WAYS, help="default: another one for each seed")
     parser.add_argument("--seconds", type=float, default=1e9)
     arguments = parser.parse_args()
     quick_torch.install()
     first, _, last = arguments.seeds.partition("-")
-    end, counts, reasons = time.monotonic() + arguments.seconds, Counter[str](), dict[str, Counter[str]]()
-    for seed in range(int(first), int(last or first) + 1):
+    seeds = range(int(first), int(last or first) + 1)
+    end, found = time.monotonic() + arguments.seconds, Findings()
+    hunt = {"ops": hunt_operators, "random": hunt_random}[arguments.kind]
+    for start in range(0, len(seeds), _TOGETHER):
         if time.monotonic() > end:
-            print("time is over at seed", seed)
+            print("time is over at seed", seeds[start])
             break
-        way = arguments.way or random.Random(seed * 7 + 1).choice(["xnnpack", "xnnpack", *both_ways.WAYS])
-        _look(arguments.kind, seed, way, counts, reasons)
-    print(dict(counts))
-    for reason, names in sorted(reasons.items(), key=lambda item: -sum(item[1].values())):
-        print(sum(names.values()), reason, "|", ", ".join(list(names)[:4]))
+        hunt(seeds[start : start + _TOGETHER], arguments.way, found)
+    found.print()
 
-
-def _look(kind: str, seed: int, way: str, counts: Counter[str], reasons: dict[str, Counter[str]]) -> None:
-    try:
-        with both_ways.quiet():
-            made = KINDS[kind].make(seed)
-    except Exception as error:
-        counts["not exported"] += 1
-        if "-v" in sys.argv:
-            print(seed, type(error).__name__, str(error)[:200])
-        return
-    if made is None:
-        return
-    name, program = made
-    counts["programs"] += 1
-    try:
-        outcome = both_ways.compare(program, way)
-    except Exception:
-        print("BROKEN", kind, seed, way, name)
-        traceback.print_exc()
-        counts["broken"] += 1
-        return
-    counts["raise"] += outcome.error is not None
-    counts["left"] += bool(outcome.left)
-    counts["covered"] += not outcome.left and outcome.error is None
-    for reason in {re.sub(r"\d+", "N", reason)[:150] for reason in outcome.left}:
-        reasons.setdefault(reason, Counter())[f"{seed} {name}"] += 1
-    if outcome.differences:
-        counts["WRONG"] += 1
-        MEMORY.forget()
-        again = both_ways.compare(program, way).differences
-        print(f"WRONG --kind {kind} --seeds {seed} --way {way!r}: {name}; with nothing remembered: {bool(again)}")
-        for line in outcome.differences[:6]:
-            print("    ", line[:400])
-        sys.stdout.flush()
-
-
-KINDS: dict[str, Any] = {"ops": operator_programs}
 
 if __name__ == "__main__":
     main()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -62,8 +64,38 @@ class One(nn.Module):
         return leaf
 
 
-def make(seed: int) -> tuple[str, ExportedProgram] | None:
-    """Make the program of a seed: each operator comes once in as many seeds as there are; None if it has no sample."""
+class Many(nn.Module):
+    """Calls several modules, each on inputs of its own."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.modules_ = nn.ModuleList(modules)
+
+    def forward(self, *inputs: Sequence[torch.Tensor]) -> Any:
+        return tuple(module(*own) for module, own in zip(self.modules_, inputs, strict=True))
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of an operator.
+
+    Attributes:
+        name: The operator, its dtype, and what is special about the call.
+        module: Calls it.
+        inputs: Its tensors.
+    """
+
+    name: str
+    module: One
+    inputs: tuple[torch.Tensor, ...]
+
+    @property
+    def writes(self) -> bool:
+        return self.module.variant in ("in place", "in place on input", "through views")
+
+
+def call(seed: int) -> Call | None:
+    """Make the call of a seed: each operator comes once in as many seeds as there are; None if it has no sample."""
     random_ = random.Random(seed)
     torch.manual_seed(seed)
     op = operators()[seed % len(operators())]
@@ -74,17 +106,24 @@ def make(seed: int) -> tuple[str, ExportedProgram] | None:
     function = op.inplace_variant if variant in ("in place", "in place on input", "through views") else op.op
     if function is None:
         function, variant = op.op, "inputs"
-    samples = list(op.sample_inputs("cpu", dtype, requires_grad=False))
+    samples = list(itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=False), 40))
     if not samples:
         return None
     sample = random_.choice(samples)
     leaves, spec = pytree.tree_flatten(((sample.input, *sample.args), sample.kwargs))
     leaves = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+    if sum(leaf.numel() for leaf in leaves if isinstance(leaf, torch.Tensor)) > 100_000:
+        return None
     if variant == "strided":
         leaves = [_strided(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
     module = One(function, leaves, spec, variant)
-    inputs = tuple(leaves[index] for index in module.places if index not in module.stored) or (torch.randn(2),)
-    return f"{op.full_name} {dtype} {variant}", export(module, inputs, strict=False)
+    inputs = tuple(leaves[index] for index in module.places if index not in module.stored)
+    return Call(f"{op.full_name} {dtype} {variant}", module, inputs or (torch.randn(2),))
+
+
+def export_calls(calls: Sequence[Call]) -> ExportedProgram:
+    """Make one program of several calls."""
+    return export(Many([one.module for one in calls]), tuple(one.inputs for one in calls), strict=False)
 
 
 def _strided(tensor: torch.Tensor) -> torch.Tensor:
