@@ -25,6 +25,7 @@ class Case:
         operands: The nodes that it takes, without repetition.
         values: Their values, in the same order.
         result: What the call returns, before its conversion.
+        overwrites: Whether the call overwrites its first operand, which nothing reads afterwards.
     """
 
     key: Hashable
@@ -33,6 +34,7 @@ class Case:
     operands: tuple[Node, ...]
     values: tuple[Any, ...]
     result: Any
+    overwrites: bool = False
 
 
 class Describer:
@@ -54,7 +56,7 @@ class Describer:
             self._values[id(value)] = known
         return known[1], known[2]
 
-    def case(self, node: Node, target: Any, values: Sequence[Any], result: Any) -> Case:
+    def case(self, node: Node, target: Any, values: Sequence[Any], result: Any, *, overwrites: bool = False) -> Case:
         """Describe a call.
 
         Args:
@@ -62,6 +64,7 @@ class Describer:
             target: Its operator, or the one that it gets.
             values: The values of `node.all_input_nodes`.
             result: What it returns.
+            overwrites: Whether it overwrites its first operand, which nothing reads afterwards.
 
         Raises:
             Uncovered: It has an operand or argument of an unexpected type.
@@ -73,7 +76,7 @@ class Describer:
         described = [self._described(value) for value in values]
         key = (target, arguments, tuple(entry[0] for entry in described))
         symbolic = description.symbolic or any(entry[1] for entry in described)
-        return Case(key, symbolic, node, operands, tuple(values), result)
+        return Case(key, symbolic, node, operands, tuple(values), result, overwrites)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +86,13 @@ class Rows:
     Attributes:
         graph: The graph.
         inputs: The placeholders of each case.
+        copies: The copy of its first operand that a case overwrites.
         outputs: How many outputs each case has.
     """
 
     graph: Graph
     inputs: tuple[tuple[Node, ...], ...]
+    copies: tuple[Node | None, ...]
     outputs: tuple[int, ...]
 
 
@@ -103,9 +108,10 @@ def place_side_by_side(cases: Sequence[Case]) -> Rows:
         for number, case in enumerate(cases)
     )
     outputs: list[Node] = []
-    counts = []
+    counts, copies = [], []
     for number, (case, row) in enumerate(zip(cases, inputs, strict=True)):
         env = dict(zip(case.operands, row, strict=True))
+        copies.append(_copy(graph, case, env, number) if case.overwrites else None)
         args, kwargs = map_arg((case.node.args, dict(case.node.kwargs)), env.__getitem__)
         call = graph.create_node("call_function", case.node.target, tuple(args), dict(kwargs))
         _describe(call, case.result, number)
@@ -113,7 +119,16 @@ def place_side_by_side(cases: Sequence[Case]) -> Rows:
         outputs += results
         counts.append(len(results))
     graph.output(tuple(outputs)).meta["val"] = tuple(node.meta["val"] for node in outputs)
-    return Rows(graph, inputs, tuple(counts))
+    return Rows(graph, inputs, tuple(copies), tuple(counts))
+
+
+def _copy(graph: Graph, case: Case, env: dict[Node, Node], number: int) -> Node:
+    """Copy what a case overwrites: it is no input of the program that the case is from."""
+    written = case.node.args[0]
+    copied = graph.call_function(torch.ops.aten.clone.default, (env[written],))  # type: ignore[index]
+    _describe(copied, env[written].meta["val"], number)  # type: ignore[index]
+    env[written] = copied  # type: ignore[index]
+    return copied
 
 
 def _placeholder(graph: Graph, name: str, value: Any) -> Node:

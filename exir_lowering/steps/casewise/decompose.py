@@ -22,6 +22,8 @@ from torch.fx import GraphModule, Node
 from exir_lowering._upstream.conversion import Verifier, split_table, updated_signature
 from exir_lowering._upstream.programs import assemble_program, flat_call_signature, guards_code_of, lazy_graph_module
 from exir_lowering.steps.casewise.cases import Case, Rows, place_side_by_side
+from exir_lowering.steps.casewise.inline import inline_no_grad
+from exir_lowering.steps.casewise.inplace import is_settled, read_results
 from exir_lowering.steps.casewise.rewrite import Plain, rewrite
 from exir_lowering.steps.casewise.templates import Template, take_templates
 from exir_lowering.steps.casewise.values import Uncovered
@@ -80,6 +82,14 @@ class Decomposition:
             return target in self._whole
         return _PLAIN_KEYS.issuperset(target.py_kernels)
 
+    def overwrites(self, node: Node) -> bool:
+        """Return whether a call overwrites its first operand, which nothing reads afterwards."""
+        if type(node.target) is not torch._ops.OpOverload or not node.target._schema.is_mutable:
+            return False
+        if not is_settled(node):
+            raise Uncovered(f"{node.target}, which writes into what is read elsewhere")
+        return True
+
     def convert(self, cases: Sequence[Case]) -> list[Template]:
         """Decompose cases by `run_decompositions`."""
         for case in cases:
@@ -107,8 +117,6 @@ def _identity(function: Any) -> Hashable:
 def _check_traceable(target: Any) -> None:
     if type(target) is not torch._ops.OpOverload:
         raise Uncovered(f"{target}")
-    if target._schema.is_mutable:
-        raise Uncovered(f"{target}, which writes into its operand")
     if torch.Tag.data_dependent_output in target.tags or torch.Tag.dynamic_output_shape in target.tags:
         raise Uncovered(f"{target}, whose result depends on data")
 
@@ -138,13 +146,15 @@ def decompose(program: ExportedProgram, table: Mapping[Any, Any]) -> ExportedPro
     """Return what `run_decompositions` makes of a program.
 
     Args:
-        program: The program; it is not changed.
+        program: The program. Its graph may be changed to one that computes the same.
         table: The operators to decompose, as for `run_decompositions`.
 
     Raises:
         Uncovered: The program has something that cannot be decomposed by cases.
     """
     _check_program(program)
+    inline_no_grad(program.graph_module, Decomposition.name)
+    read_results(program.graph)
     return with_graph(program, rewrite(program.graph_module, Decomposition(table)))
 
 

@@ -82,6 +82,10 @@ class Dialect:
             return None
         return plain
 
+    def overwrites(self, node: Node) -> bool:
+        """Return that a call does not: in-place operators are gone."""
+        return False
+
     def convert(self, cases: Sequence[Case]) -> list[Template]:
         """Convert cases by ExecuTorch's passes."""
         for case in cases:

@@ -61,6 +61,13 @@ class Stage(Protocol):
             values: The values of `node.all_input_nodes`.
         """
 
+    def overwrites(self, node: Node) -> bool:
+        """Return whether a call overwrites its first operand, which nothing reads afterwards.
+
+        Raises:
+            Uncovered: It overwrites something else.
+        """
+
     def convert(self, cases: Sequence[Case]) -> list[Template]:
         """Convert cases, by the code of torch and ExecuTorch that converts whole programs.
 
@@ -204,12 +211,15 @@ class _Planner:
 
     def _from_template(self, node: Node, values: Sequence[Any], plan: _Plan) -> Any:
         """Return what the template of a call returns; if there is none yet, a guess."""
-        case = self._describer.case(node, node.target, values, node.meta.get("val"))
+        overwrites = self._stage.overwrites(node)
+        case = self._describer.case(node, node.target, values, node.meta.get("val"), overwrites=overwrites)
         template = self._memory(case).get((self._stage.key, case.key))
         if template is not None:
             plan.templates[node] = template
             return _bound(template, values, self._mode)
         plan.missing[case.key] = case
+        if overwrites:
+            return renew(node.meta.get("val"), self._mode, gradients=False)
         return self._evaluate(node, node.target, values, plan)
 
     def _evaluate(self, node: Node, target: Any, values: Sequence[Any], plan: _Plan) -> Any:

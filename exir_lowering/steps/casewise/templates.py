@@ -78,6 +78,7 @@ def take_templates(
     for number, row in enumerate(inputs):
         owner.update(dict.fromkeys(row, number))
     members: list[list[Node]] = [[] for _ in cases]
+    copies = [_find_copy(case, row) for case, row in zip(cases, inputs, strict=True)]
     for node in converted.graph.nodes:
         owners = {owner[operand] for operand in node.all_input_nodes if operand in owner}
         if node.op == "output" or not owners:
@@ -92,9 +93,27 @@ def take_templates(
                 raise Uncovered(f"{node.target} belongs to no call")
             members[owner[node]].append(node)
     return [
-        _template(case, converted, members[number], inputs[number], results[number])
+        _template(case, converted, members[number], inputs[number], results[number], copies[number])
         for number, case in enumerate(cases)
     ]
+
+
+def _find_copy(case: Case, inputs: Sequence[Node]) -> Node | None:
+    """Return the copy of its first operand that a case overwrites.
+
+    Raises:
+        Uncovered: Something else was made of it.
+    """
+    if not case.overwrites:
+        return None
+    index = case.operands.index(case.node.args[0])  # type: ignore[arg-type]
+    users = list(inputs[index].users)
+    if len(users) != 1 or users[0].target is not torch.ops.aten.clone.default:
+        raise Uncovered(f"{case.node.target}, whose operand is read in another way")
+    description = Description()
+    if description.value(users[0].meta["val"]) != description.value(case.values[index]):
+        raise Uncovered(f"{case.node.target} on an operand that is not dense")
+    return users[0]
 
 
 def _own_sources(graph: Graph, results: Sequence[Sequence[Any]], owner: dict[Node, int]) -> None:
@@ -111,11 +130,19 @@ def _own_sources(graph: Graph, results: Sequence[Sequence[Any]], owner: dict[Nod
 
 
 def _template(
-    case: Case, converted: GraphModule, members: Sequence[Node], inputs: Sequence[Node], results: Sequence[Any]
+    case: Case,
+    converted: GraphModule,
+    members: Sequence[Node],
+    inputs: Sequence[Node],
+    results: Sequence[Any],
+    copied: Node | None,
 ) -> Template:
     slots = {node: Slot(-1 - index) for index, node in enumerate(inputs)}
     nodes = []
     for node in members:
+        if node is copied:
+            slots[node] = slots[node.args[0]]  # type: ignore[index]
+            continue
         nodes.append(_template_node(node, converted, slots))
         slots[node] = Slot(len(nodes) - 1)
     found = [slots[result] for result in results]

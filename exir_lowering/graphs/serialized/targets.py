@@ -1,0 +1,112 @@
+"""What a node calls, by name: operators that are registered, and functions of a closed table. Nothing is imported."""
+
+from __future__ import annotations
+
+import math
+import operator
+import sys
+from collections.abc import Callable, Mapping
+from types import BuiltinFunctionType, FunctionType, MappingProxyType
+from typing import Any
+
+import torch
+
+from exir_lowering._upstream.serializing import HigherOrderOperator, find_higher_order, find_overload, name_overload
+from exir_lowering.graphs.serialized.container import NotSerialisableError
+
+_HIGHER_ORDER_NAMES = """
+    associative_scan auto_functionalized auto_functionalized_v2 cond hints_wrapper invoke_subgraph map_impl out_dtype
+    scan strict_mode tag_activation_checkpoint while_loop while_loop_stack_output wrap wrap_activation_checkpoint
+    wrap_with_autocast wrap_with_set_grad_enabled
+"""
+_HIGHER_ORDER = frozenset(_HIGHER_ORDER_NAMES.split())
+"""Higher-order operators whose arguments say all; others look up what this process has recorded."""
+
+_REFUSED = frozenset(("aten::from_file", "aten::_print"))
+"""Operators that do more than compute; compilers may execute operators on constants."""
+
+_OPERATOR_NAMES = """
+    abs add and_ eq floordiv ge getitem gt invert le lshift lt matmul mod mul ne neg not_ or_ pos pow rshift sub truediv
+    xor
+"""
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {
+        **{f"operator.{name}": getattr(operator, name) for name in _OPERATOR_NAMES.split()},
+        **{f"math.{name}": getattr(math, name) for name in ("ceil", "floor", "sqrt", "trunc")},
+        **{
+            f"torch.{name}": getattr(torch, name)
+            for name in ("sym_float", "sym_int", "sym_ite", "sym_max", "sym_min", "sym_not")
+        },
+    }
+)
+_NAMES = {function: name for name, function in _FUNCTIONS.items()}
+
+
+def name_target(target: Any, *, called: bool = True) -> list[str]:
+    """Return the kind and the name of what a node calls.
+
+    Args:
+        target: It.
+        called: Whether a node calls it; metadata may have copies of operators.
+
+    Raises:
+        NotSerialisableError: It has no name by which `find_target` would find it.
+    """
+    named = name_overload(target)
+    if named is not None:
+        found = list(named)
+    elif isinstance(target, HigherOrderOperator):
+        found = ["higher_order", str(target)]
+    else:
+        try:
+            found = ["function", _NAMES.get(target, "")]
+        except TypeError:  # not hashable
+            found = ["function", ""]
+    try:
+        registered = find_target(*found)
+        same = registered is target or (not called and name_overload(registered) == name_overload(target))
+    except (LookupError, ValueError, TypeError):
+        same = False
+    if not same:
+        raise NotSerialisableError(f"a node calls {str(target)[:200]}, which no other process would find by its name")
+    return found
+
+
+def find_target(kind: str, name: str) -> Any:
+    """Return what a node calls.
+
+    Raises:
+        LookupError: It is not registered in this process, or not in the closed tables.
+    """
+    if kind == "function":
+        return _FUNCTIONS[name]
+    if kind == "higher_order":
+        if name not in _HIGHER_ORDER:
+            raise LookupError(f"the higher-order operator {name[:200]!r} is not supported")
+        return find_higher_order(name)
+    if name.partition(".")[0] in _REFUSED:
+        raise LookupError(f"{name!r} does more than to compute")
+    return find_overload(kind, name)
+
+
+_SOURCES = ("torch", "torch.nn.functional", "_operator", "math", "torch._C._nn")
+
+
+def name_source(value: Any) -> str:
+    """Return the name of a function or class in a node's `source_fn_stack`."""
+    return f"{getattr(value, '__module__', '')}:{getattr(value, '__qualname__', value)}"
+
+
+def find_source(name: str) -> Any:
+    """Return a function or class of torch, for comparisons with it; another one's name.
+
+    Only what the loaded modules of PyTorch's public functions and layers define is returned.
+    """
+    module_name, _, attribute = name.partition(":")
+    if module_name in _SOURCES or module_name.startswith("torch.nn.modules."):
+        module = sys.modules.get(module_name)
+        found = vars(module).get(attribute) if module is not None else None
+        layer = isinstance(found, type) and issubclass(found, torch.nn.Module)
+        if (layer or isinstance(found, (FunctionType, BuiltinFunctionType))) and name_source(found) == name:
+            return found
+    return name.replace(":", ".")
