@@ -34,7 +34,7 @@ from executorch.exir.verification.verifier import EXIREdgeDialectVerifier
 from torch._dispatch.python import enable_python_dispatcher
 from torch._export.passes import ReplaceViewOpsWithViewCopyOpsPass
 from torch._export.passes.replace_view_ops_with_view_copy_ops_pass import get_view_copy_of_view_op
-from torch._export.utils import _special_op_to_preserve_cia
+from torch._export.utils import _get_decomp_for_cia, _special_op_to_preserve_cia
 from torch._export.verifier import Verifier, _verify_exported_program_signature
 from torch.export import ExportedProgram
 from torch.export.exported_program import (
@@ -58,6 +58,7 @@ __all__ = [
     "aten_to_edge",
     "can_preserve_directly",
     "contains_any",
+    "decomposed_call",
     "default_table",
     "dialect_passes",
     "edge_verifier",
@@ -65,6 +66,7 @@ __all__ = [
     "enable_python_dispatcher",
     "finish_edge",
     "get_view_copy_of_view_op",
+    "is_composite",
     "preservable",
     "remove_unused_parameters_pass",
     "restore_preserved",
@@ -84,11 +86,20 @@ DIM_ORDER_OPERATORS = frozenset(DimOrderOpsMap)
 can_preserve_directly = _can_skip_using_EDGE_DO_NOT_DECOMP
 contains_any = contains_any_call_fn_target_op
 default_table = _default_decomposition_table
+decomposed_call = _get_decomp_for_cia
 preservable = _remove_invalid_ops_for_not_decompose
 restore_preserved = _restore_transformed_ops_to_aten_ops
 set_preserved_apart = _replace_aten_ops_with_transformed_ops
 updated_signature = _get_updated_graph_signature
 verify_signature = _verify_exported_program_signature
+
+
+def is_composite(target: Any) -> bool:
+    """Return whether an operator is defined by other operators, below autograd too."""
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    if type(target) is not torch._ops.OpOverload:
+        return False
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), key)) or key in target.py_kernels
 
 
 def source_of(node: torch.fx.Node, step: str) -> NodeSource:

@@ -21,6 +21,8 @@ from exir_lowering.graphs.weights import WeightStore
 from exir_lowering.model import Adjustment, Rejection
 
 __all__ = [
+    "NAMES",
+    "PROVENANCE",
     "Backend",
     "BackendContext",
     "CompileSpec",
@@ -74,6 +76,24 @@ class BackendContext:
     weights: WeightStore
 
 
+NAMES = "names"
+"""In `unread`: the names of nodes, inputs and weights, also those in `node.meta`."""
+
+PROVENANCE = frozenset(
+    {
+        NAMES,
+        "desc",
+        "from_node",
+        "nn_module_stack",
+        "original_aten",
+        "seq_nr",
+        "source_fn_stack",
+        "stack_trace",
+        "torch_fn",
+    }
+)
+"""For `unread`: the names, and what says which code of the model a node comes from."""
+
 PARALLEL = ("none", "thread", "process")
 """The values of `Backend.parallel`."""
 
@@ -91,11 +111,18 @@ class Backend(ABC):
             "none" it runs while no other thread converts. Otherwise it runs concurrently with them, and takes
             `exir_lowering.plugins.conversion_lock()` itself around what torch and ExecuTorch do with graphs. This
             version lowers one partition of a program at a time.
+        independent: Whether an own `preprocess_all` lowers each partition without regard to the others, as the default
+            one does. Then the cache of lowered partitions keeps them one by one, and only those whose content changed
+            are passed to it.
+        unread: What `preprocess` does not read of a program, so that the cache may ignore it: `NAMES`, and keys of
+            `node.meta`; often `PROVENANCE`.
     """
 
     backend_id: ClassVar[str]
     version: ClassVar[str] = "0"
     parallel: ClassVar[Literal["none", "thread", "process"]] = "none"
+    independent: ClassVar[bool] = False
+    unread: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
     def preprocess(self, program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:

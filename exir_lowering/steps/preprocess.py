@@ -12,6 +12,7 @@ from torch.export import ExportedProgram
 
 from exir_lowering import graphs
 from exir_lowering._upstream import locks
+from exir_lowering._upstream.acceleration import accelerating
 from exir_lowering.errors import BackendContractError, BackendFailure, LoweringError, find_named_handle
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs import checksums, debug_handles, sources
@@ -26,7 +27,9 @@ _LISTED = 6
 """How many nodes a message names before it only counts the rest."""
 
 
-def preprocess(group: BackendGroup, backend: Backend, session: Session) -> list[LoweredPartition]:
+def preprocess(
+    group: BackendGroup, backend: Backend, session: Session, *, sharing: BackendGroup | None = None
+) -> list[LoweredPartition]:
     """Lower a group.
 
     Args:
@@ -34,6 +37,7 @@ def preprocess(group: BackendGroup, backend: Backend, session: Session) -> list[
         backend: The backend. It gets copies of the graphs and the user's own tensors.
         session: With its option `check_weights`, the weights' checksums are compared before and after. Each finished
             partition is shown, as far as the backend reports it.
+        sharing: The group with whose weights those of this one share pieces, if that is a larger one.
 
     Returns:
         The partitions with their payloads, in the group's order.
@@ -45,18 +49,18 @@ def preprocess(group: BackendGroup, backend: Backend, session: Session) -> list[
     programs = [partition.program for partition in group.partitions]
     with session.progress.count(f"lower for {group.backend_id}", len(group.partitions)) as advance:
         if backend.parallel == "none":
-            with locks.conversion(), converting(programs, gradients=True):
-                return _preprocess(group, backend, session.options.check_weights, advance)
-        with settings(programs, gradients=True):
-            return _preprocess(group, backend, session.options.check_weights, advance)
+            with locks.conversion(), converting(programs, gradients=True), accelerating(session.options.accelerate):
+                return _preprocess(group, backend, session.options.check_weights, advance, sharing or group)
+        with settings(programs, gradients=True), accelerating(session.options.accelerate):
+            return _preprocess(group, backend, session.options.check_weights, advance, sharing or group)
 
 
 def _preprocess(
-    group: BackendGroup, backend: Backend, check_weights: bool, advance: Callable[[], None]
+    group: BackendGroup, backend: Backend, check_weights: bool, advance: Callable[[], None], sharing: BackendGroup
 ) -> list[LoweredPartition]:
     weights = _weights(group) if check_weights else {}
     before = checksums.digest_weights(weights)
-    context = BackendContext(WeightStore(_tensors(group)))
+    context = BackendContext(WeightStore(_tensors(sharing)))
     try:
         if backend.one_by_one:
             lowered = _one_by_one(group, backend, context, advance)

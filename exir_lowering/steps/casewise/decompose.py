@@ -19,7 +19,7 @@ from torch.export.graph_signature import (
 )
 from torch.fx import GraphModule, Node
 
-from exir_lowering._upstream.conversion import Verifier, split_table, updated_signature
+from exir_lowering._upstream.conversion import Verifier, is_composite, split_table, updated_signature
 from exir_lowering._upstream.programs import assemble_program, flat_call_signature, guards_code_of, lazy_graph_module
 from exir_lowering.steps.casewise.cases import Case, Rows, place_side_by_side
 from exir_lowering.steps.casewise.inline import inline_no_grad
@@ -75,10 +75,7 @@ class Decomposition:
         schema = target._schema
         if schema.is_mutable or [str(returned.type) for returned in schema.returns] != ["Tensor"]:
             return False
-        composite = torch._C._dispatch_has_kernel_for_dispatch_key(
-            target.name(), torch._C.DispatchKey.CompositeImplicitAutograd
-        )
-        if composite or torch._C.DispatchKey.CompositeImplicitAutograd in target.py_kernels:
+        if is_composite(target):
             return target in self._whole
         return _PLAIN_KEYS.issuperset(target.py_kernels)
 
@@ -161,6 +158,8 @@ def decompose(program: ExportedProgram, table: Mapping[Any, Any]) -> ExportedPro
 def _check_program(program: ExportedProgram) -> None:
     if any(entry.signature is not None for entry in program.module_call_graph if entry.fqn):
         raise Uncovered("signatures of submodules are kept")
+    if program.graph_signature.user_inputs_to_mutate:
+        raise Uncovered("a program that writes into its inputs")
     for node in program.graph.nodes:
         if node.op == "placeholder":
             value = node.meta.get("val")

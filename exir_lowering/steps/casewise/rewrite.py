@@ -13,9 +13,16 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from exir_lowering._upstream.conversion import COPIED_META, enable_python_dispatcher, source_of
+from exir_lowering._upstream.conversion import (
+    COPIED_META,
+    decomposed_call,
+    enable_python_dispatcher,
+    is_composite,
+    source_of,
+)
 from exir_lowering._upstream.programs import fake_mode_of, lazy_graph_module
 from exir_lowering.steps.casewise.cases import Case, Describer
+from exir_lowering.steps.casewise.inline import TRACED
 from exir_lowering.steps.casewise.templates import Template, fill, name_of
 from exir_lowering.steps.casewise.values import Uncovered, renew, require_gradients
 
@@ -202,7 +209,8 @@ class _Planner:
     def _returned(self, node: Node, plain: Plain, values: Sequence[Any], same: bool, plan: _Plan) -> Any:
         """Return what a plain call returns: what it did before, if nothing has changed that its result depends on."""
         before = node.meta.get("val")
-        if same and plain.same:
+        # Export evaluates composite operators with gradients, which take other ways then.
+        if same and plain.same and (self._stage.gradients or not is_composite(node.target)):
             if not self._stage.gradients:
                 return renew(before, self._mode, gradients=False) if require_gradients(before) else before
             if not any(map(require_gradients, values)):
@@ -230,7 +238,8 @@ class _Planner:
         if found is None:
             args, kwargs = map_arg((node.args, dict(node.kwargs)), plan.values.__getitem__)
             with self._mode or nullcontext(), enable_python_dispatcher(), torch.set_grad_enabled(self._stage.gradients):
-                found = renew((target(*args, **kwargs),), self._mode)
+                run = target if self._stage.gradients or not is_composite(target) else decomposed_call(target)
+                found = renew((run(*args, **kwargs),), self._mode)
             self._memory(case).put(key, found)
         return renew(found, self._mode)[0]
 
@@ -277,7 +286,6 @@ class _Builder:
         copied = self.graph.create_node("call_function", target, tuple(args), dict(kwargs), name=name_of(target))
         copied.meta = self._history(node)
         copied.meta["val"] = self._plan.values[node]
-        copied.meta["original_aten"] = node.target
         self._env[node] = copied
 
     def _inline(self, node: Node, template: Template) -> Any:
@@ -290,9 +298,7 @@ class _Builder:
             else:
                 args, kwargs = fill(part.args, made, operands), fill(part.kwargs, made, operands)
                 made.append(self.graph.create_node("call_function", part.target, args, kwargs, name=part.name))
-                made[-1].meta = dict(history)
-                if part.origin is not None:
-                    made[-1].meta["original_aten"] = part.origin
+                made[-1].meta = {**part.meta, **history}
             made[-1].meta["val"] = renew(part.value, self._mode)
         slots = template.results
         if isinstance(slots, tuple):
@@ -307,6 +313,6 @@ class _Builder:
     def _history(self, node: Node) -> dict[str, Any]:
         """Return the metadata that what a node becomes takes over from it."""
         meta = {name: node.meta[name] for name in COPIED_META if name in node.meta}
-        if self._stage.decomposes:
+        if self._stage.decomposes and TRACED not in node.meta:
             meta["from_node"] = [source_of(node, self._stage.name)]
         return meta

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,6 +11,9 @@ from torch.fx import Graph, GraphModule, Node
 
 from exir_lowering.steps.casewise.cases import Case
 from exir_lowering.steps.casewise.values import Description, Uncovered
+
+_TRACED = ("original_aten", "custom")
+"""The metadata that tracing itself gives to nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,7 @@ class TemplateNode:
         kwargs: Its keyword arguments, likewise.
         value: What it returns, as a prototype: to be renewed for each node.
         constant: The tensor, if it is a constant.
-        origin: The operator that torch says it comes from, if any.
+        meta: What tracing says about it besides.
     """
 
     target: Any
@@ -40,7 +43,7 @@ class TemplateNode:
     kwargs: Any
     value: Any
     constant: torch.Tensor | None = None
-    origin: Any = None
+    meta: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +174,7 @@ def _template_node(node: Node, converted: GraphModule, slots: Mapping[Node, Slot
         _with_slots(node.args, slots),
         _with_slots(node.kwargs, slots),
         node.meta.get("val"),
-        origin=node.meta.get("original_aten"),
+        meta={name: node.meta[name] for name in _TRACED if name in node.meta},
     )
 
 
