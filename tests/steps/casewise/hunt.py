@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import random
 import re
+import signal
 import sys
 import time
 import traceback
@@ -23,13 +24,15 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1] / "support")]
 
 import both_ways  # noqa: E402
 import operator_programs  # noqa: E402
-import quick_torch  # noqa: E402
 import random_modules  # noqa: E402
+import shrink  # noqa: E402
 
 from exir_lowering.steps.casewise.rewrite import MEMORY  # noqa: E402
 
 _TOGETHER = 10
 """How many calls of operators are one program, since the time of a conversion hardly depends on it."""
+_SECONDS = 240
+"""How long so many programs may take."""
 _SHOWN = 4
 """How many programs of each class of differences are shown."""
 
@@ -68,6 +71,8 @@ class Findings:
         for line in outcome.differences[:6]:
             print("    ", line[:400])
         sys.stdout.flush()
+        if self.classes[sort] <= 2:
+            _print_smaller(program, way, sort)
 
     def print(self) -> None:
         """Print the counts, and the reasons by frequency."""
@@ -150,21 +155,24 @@ def hunt_random(seeds: Sequence[int], way: str | None, found: Findings) -> None:
         outcome = _compare(program, this, what, found)
         if outcome is None:
             continue
-        before = found.counts["WRONG"], len(found.classes)
         found.add(what, name, this, program, outcome)
-        if outcome.differences and len(found.classes) > before[1]:
-            _print_smaller(seed, this, sort_of(outcome.differences))
 
 
-def _print_smaller(seed: int, way: str, sort: str) -> None:
-    small = random_modules.minimise(seed, lambda one: sort_of(both_ways.compare(one, way).differences) == sort)
-    if small is None:
-        return
-    shown = [line for line in str(small.graph).splitlines() if "num_users=0] = placeholder" not in line]
-    print("    smaller:", *(line.replace("torch.ops.", "") for line in shown), sep="\n      ")
-    for line in both_ways.compare(small, way).differences[:4]:
+def _print_smaller(program: ExportedProgram, way: str, sort: str) -> None:
+    small = shrink.shrink(program, lambda one: sort_of(both_ways.compare(one, way).differences) == sort)
+    shown = [line for line in str(small.graph).splitlines()[1:] if "num_users=0] = placeholder" not in line]
+    print("    smaller:", *(line.strip().replace("torch.ops.", "") for line in shown), sep="\n      ")
+    for line in both_ways.compare(small, way).differences[:6]:
         print("    ", line[:300])
     sys.stdout.flush()
+
+
+class TookTooLong(BaseException):
+    """Some programs end too late."""
+
+
+def _too_long(*_: object) -> None:
+    raise TookTooLong
 
 
 def main() -> None:
@@ -174,7 +182,7 @@ def main() -> None:
     parser.add_argument("--way", choices=both_ways.WAYS, help="default: another one for each seed")
     parser.add_argument("--seconds", type=float, default=1e9)
     arguments = parser.parse_args()
-    quick_torch.install()
+    signal.signal(signal.SIGALRM, _too_long)
     first, _, last = arguments.seeds.partition("-")
     seeds = range(int(first), int(last or first) + 1)
     end, found = time.monotonic() + arguments.seconds, Findings()
@@ -183,7 +191,12 @@ def main() -> None:
         if time.monotonic() > end:
             print("time is over at seed", seeds[start])
             break
-        hunt(seeds[start : start + _TOGETHER], arguments.way, found)
+        signal.alarm(_SECONDS)
+        try:
+            hunt(seeds[start : start + _TOGETHER], arguments.way, found)
+        except TookTooLong:
+            found.counts["took too long"] += 1
+        signal.alarm(0)
     found.print()
 
 

@@ -10,10 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram, export
-from torch.nn import functional as F
 
 import random_operators
-from both_ways import quiet
 
 Pool = list[Any]
 
@@ -153,22 +151,6 @@ def make(seed: int, steps: Sequence[int] | None = None) -> tuple[str, ExportedPr
     return f"{len(program.graph.nodes)} nodes{' training' * training}{' dynamic' * dynamic}", program
 
 
-def minimise(seed: int, fails: Callable[[ExportedProgram], bool]) -> ExportedProgram | None:
-    """Leave out steps of a seed's program as long as it fails."""
-    steps = list(range(12))
-    smallest = None
-    for step in range(12):
-        fewer = [s for s in steps if s != step]
-        try:
-            with quiet():
-                program = make(seed, fewer)[1]
-            if fails(program):
-                steps, smallest = fewer, program
-        except Exception:  # what cannot be exported is no smaller example
-            continue
-    return smallest
-
-
 def _dynamic(random_: random.Random, inputs: tuple[Any, ...]) -> Any:
     """Make the first axis of all tensors that have the size of the first one's dynamic, and perhaps another one."""
     rows, columns = Dim.AUTO, (Dim.AUTO if random_.random() < 0.5 else None)
@@ -182,6 +164,3 @@ def _dynamic(random_: random.Random, inputs: tuple[Any, ...]) -> Any:
         return found
 
     return (torch.utils._pytree.tree_map(axes, inputs),)  # one starred argument
-
-
-__all__ = ["F", "make", "minimise"]
