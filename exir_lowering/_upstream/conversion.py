@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from executorch.exir import EdgeCompileConfig
 from executorch.exir._program_utils import _get_updated_graph_signature, _get_updated_range_constraints
 from executorch.exir.dialects.edge._ops import EdgeOpOverload
+from executorch.exir.pass_base import _TORCH_SYM_OPS
 from executorch.exir.pass_manager import _can_eliminate_common_getitems
 from executorch.exir.passes import convert_constant_dim_order_pass
 from executorch.exir.passes.debug_handle_generator_pass import DebugHandleGeneratorPass
@@ -53,6 +55,7 @@ __all__ = [
     "DEQUANTIZE",
     "DIM_ORDER_OPERATORS",
     "QUANTIZE",
+    "SYMBOLIC_OPERATORS",
     "EdgeOpOverload",
     "Verifier",
     "aten_to_edge",
@@ -79,6 +82,10 @@ __all__ = [
 ]
 
 COPIED_META = ("stack_trace", *_COPY_META_FIELDS)
+SYMBOLIC_OPERATORS = frozenset(
+    {*_TORCH_SYM_OPS, *(each for each in vars(operator).values() if callable(each) and not isinstance(each, type))}
+)
+"""The functions, not operators of torch, that compute sizes in graphs."""
 DEQUANTIZE = frozenset(_DEQUANT_OPS)
 QUANTIZE = frozenset(_QUANT_OPS)
 DIM_ORDER_OPERATORS = frozenset(DimOrderOpsMap)

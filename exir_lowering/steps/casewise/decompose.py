@@ -64,6 +64,8 @@ class Decomposition:
 
     def plain(self, node: Node, values: Sequence[Any]) -> Plain | None:
         """Return a call's operator if it is traced as it is, and returns one tensor."""
+        if isinstance(node.meta.get("val"), torch.SymInt):
+            return _plain_size(node)
         known = self._plain.get(node.target)
         if known is None:
             known = self._plain[node.target] = self._traced_as_it_is(node.target)
@@ -93,14 +95,14 @@ class Decomposition:
             _check_traceable(case.node.target)
         rows = place_side_by_side(cases)
         decomposed = _program(rows).run_decompositions(dict(self._table))
-        placeholders = [node for node in decomposed.graph.nodes if node.op == "placeholder"]
-        if len(placeholders) != sum(map(len, rows.inputs)):
-            raise Uncovered("a decomposition adds a constant")
-        remaining = iter(placeholders)
-        inputs = [[next(remaining) for _ in row] for row in rows.inputs]
-        returned = iter(decomposed.graph.output_node().args[0])
-        results = [[next(returned) for _ in range(count)] for count in rows.outputs]
-        return take_templates(cases, decomposed.graph_module, inputs, results)
+        return take_templates(cases, decomposed.graph_module, *rows.split(decomposed.graph))
+
+
+def _plain_size(node: Node) -> Plain | None:
+    """Return the operator of a call that takes a size of an input: tracing takes it there too, at the beginning."""
+    if node.target is torch.ops.aten.sym_size.int and node.args[0].op == "placeholder":  # type: ignore[union-attr]
+        return Plain(node.target, same=True)
+    raise Uncovered(f"the symbolic size {node.meta['val']}, computed by {node.target}")
 
 
 def _identity(function: Any) -> Hashable:
@@ -120,7 +122,7 @@ def _check_traceable(target: Any) -> None:
 
 def _program(rows: Rows) -> ExportedProgram:
     """Make a program of cases."""
-    placeholders = [node for row in rows.inputs for node in row]
+    placeholders = [node for node in rows.graph.nodes if node.op == "placeholder"]
     outputs = rows.graph.output_node().args[0]
     signature = ExportGraphSignature(
         [InputSpec(InputKind.USER_INPUT, TensorArgument(name=node.name), None) for node in placeholders],

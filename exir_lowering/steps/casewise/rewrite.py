@@ -144,12 +144,14 @@ class _Plan:
         plain: The operators of calls that are copied.
         templates: The templates of the others.
         missing: Cases without a template.
+        sizes: The symbolic sizes that nodes so far compute.
     """
 
     values: dict[Node, Any] = field(default_factory=dict)
     plain: dict[Node, Any] = field(default_factory=dict)
     templates: dict[Node, Template] = field(default_factory=dict)
     missing: dict[Hashable, Case] = field(default_factory=dict)
+    sizes: set[Any] = field(default_factory=set)
 
 
 class _Planner:
@@ -203,6 +205,8 @@ class _Planner:
             else:
                 plan.values[node] = self._from_template(node, values, plan)
         before, now = node.meta.get("val"), plan.values[node]
+        if isinstance(now, torch.SymInt):
+            plan.sizes.add(now.node.expr)
         if now is before or self._describer.value(now) == self._describer.value(before):
             same.add(node)
 
@@ -223,6 +227,9 @@ class _Planner:
         case = self._describer.case(node, node.target, values, node.meta.get("val"), overwrites=overwrites)
         template = self._memory(case).get((self._stage.key, case.key))
         if template is not None:
+            unknown = template.sizes - plan.sizes
+            if unknown:
+                raise Uncovered(f"{node.target} needs the size {min(map(str, unknown))}, which nothing computes yet")
             plan.templates[node] = template
             return _bound(template, values, self._mode)
         plan.missing[case.key] = case
@@ -266,6 +273,7 @@ class _Builder:
         self.root: dict[str, Any] = {}
         self._plan, self._stage, self._mode = plan, stage, mode
         self._env: dict[Node, Any] = {}
+        self._sizes: dict[Any, Node] = {}
 
     def add(self, node: Node) -> None:
         """Add what becomes of a node."""
@@ -285,7 +293,9 @@ class _Builder:
         args, kwargs = map_arg((node.args, dict(node.kwargs)), self._env.__getitem__)
         copied = self.graph.create_node("call_function", target, tuple(args), dict(kwargs), name=name_of(target))
         copied.meta = self._history(node)
-        copied.meta["val"] = self._plan.values[node]
+        value = copied.meta["val"] = self._plan.values[node]
+        if isinstance(value, torch.SymInt):
+            self._sizes.setdefault(value.node.expr, copied)
         self._env[node] = copied
 
     def _inline(self, node: Node, template: Template) -> Any:
@@ -296,14 +306,14 @@ class _Builder:
             if part.constant is not None:
                 made.append(self._constant(part.constant))
             else:
-                args, kwargs = fill(part.args, made, operands), fill(part.kwargs, made, operands)
+                args, kwargs = (fill(value, made, operands, self._sizes) for value in (part.args, part.kwargs))
                 made.append(self.graph.create_node("call_function", part.target, args, kwargs, name=part.name))
                 made[-1].meta = {**part.meta, **history}
             made[-1].meta["val"] = renew(part.value, self._mode)
         slots = template.results
         if isinstance(slots, tuple):
-            return [None if slot is None else fill(slot, made, operands) for slot in slots]
-        return fill(slots, made, operands)
+            return [None if slot is None else fill(slot, made, operands, self._sizes) for slot in slots]
+        return fill(slots, made, operands, self._sizes)
 
     def _constant(self, constant: torch.Tensor) -> Node:
         name = f"_tensor_constant{len(self.root)}"
