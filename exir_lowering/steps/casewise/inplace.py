@@ -77,7 +77,7 @@ def read_results(graph: Graph) -> None:
         graph: The graph; it computes the same afterwards. Operators that write into inputs, or into what is also seen
             through a view, stay as they are: `is_settled` tells them apart.
     """
-    mutating = [node for node in graph.nodes if _is_mutable(node)]
+    mutating = [node for node in graph.nodes if is_mutable(node)]
     if not mutating:
         return
     aliases = _Aliases(graph)
@@ -108,7 +108,8 @@ def _last_user(node: Node) -> Node:
     return last
 
 
-def _is_mutable(node: Node) -> bool:
+def is_mutable(node: Node) -> bool:
+    """Return whether a node's operator writes into an operand."""
     return (
         node.op == "call_function"
         and type(node.target) is torch._ops.OpOverload
@@ -123,7 +124,7 @@ def _only_seen_through(node: Node, written: Node, aliases: _Aliases, order: dict
             return False
         if order[member] >= order[node]:
             continue
-        chained = written_operand(member) if _is_mutable(member) else None
+        chained = written_operand(member) if is_mutable(member) else None
         fresh = not any(True for _ in _may_share(member))
         if chained is None and not fresh and any(order[user] >= order[node] for user in member.users):
             return False

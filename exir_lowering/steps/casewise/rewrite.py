@@ -322,6 +322,8 @@ class _Builder:
 
     def _history(self, node: Node) -> dict[str, Any]:
         """Return the metadata that what a node becomes takes over from it."""
+        if self._stage.decomposes and node.target is operator.getitem:
+            node = node.args[0]  # type: ignore[assignment]  # tracing takes the elements when it traces the call
         meta = {name: node.meta[name] for name in COPIED_META if name in node.meta}
         if self._stage.decomposes and TRACED not in node.meta:
             meta["from_node"] = [source_of(node, self._stage.name)]
