@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import random
 import re
 import signal
@@ -164,6 +165,11 @@ def _print_smaller(program: ExportedProgram, way: str, sort: str) -> None:
     print("    smaller:", *(line.strip().replace("torch.ops.", "") for line in shown), sep="\n      ")
     for line in both_ways.compare(small, way).differences[:6]:
         print("    ", line[:300])
+    operators = [
+        [f"{node.target}{node.args}" for node in both_ways.convert(small, way, edge)[0].graph.nodes if node.op != "placeholder"]
+        for edge in ("executorch", "fast")
+    ]
+    print(*("     " + line.rstrip()[:200] for line in difflib.unified_diff(*operators, "executorch", "fast", n=1)), sep="\n")
     sys.stdout.flush()
 
 
@@ -180,11 +186,12 @@ def main() -> None:
     parser.add_argument("--seeds", default="0-100")
     parser.add_argument("--kind", choices=("ops", "modules", "random"), default="ops")
     parser.add_argument("--way", choices=both_ways.WAYS, help="default: another one for each seed")
+    parser.add_argument("--only", type=int, nargs="*", help="these seeds instead")
     parser.add_argument("--seconds", type=float, default=1e9)
     arguments = parser.parse_args()
     signal.signal(signal.SIGALRM, _too_long)
     first, _, last = arguments.seeds.partition("-")
-    seeds = range(int(first), int(last or first) + 1)
+    seeds = arguments.only or range(int(first), int(last or first) + 1)
     end, found = time.monotonic() + arguments.seconds, Findings()
     hunt = {"ops": hunt_operators, "random": hunt_random}[arguments.kind]
     for start in range(0, len(seeds), _TOGETHER):
