@@ -16,6 +16,7 @@ import traceback
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from torch.export import ExportedProgram
@@ -24,6 +25,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "support")]
 
 import both_ways  # noqa: E402
+import module_programs  # noqa: E402
 import operator_programs  # noqa: E402
 import random_modules  # noqa: E402
 import shrink  # noqa: E402
@@ -142,21 +144,20 @@ def _compare(program: ExportedProgram, way: str, what: str, found: Findings) -> 
         return None
 
 
-def hunt_random(seeds: Sequence[int], way: str | None, found: Findings) -> None:
-    """Compare random programs; those that differ are made smaller."""
+def hunt_programs(kind: str, seeds: Sequence[int], way: str | None, found: Findings) -> None:
+    """Compare modules or random programs."""
     for seed in seeds:
         try:
             with both_ways.quiet():
-                name, program = random_modules.make(seed)
+                name, program = {"random": random_modules, "modules": module_programs}[kind].make(seed)
         except Exception as error:
             found.counts[f"not exported: {type(error).__name__}"] += 1
             continue
         this = way or random.Random(seed * 7 + 1).choice(["xnnpack", "none", *both_ways.WAYS])
-        what = f"--kind random --seeds {seed}"
+        what = f"--kind {kind} --seeds {seed}"
         outcome = _compare(program, this, what, found)
-        if outcome is None:
-            continue
-        found.add(what, name, this, program, outcome)
+        if outcome is not None:
+            found.add(what, name, this, program, outcome)
 
 
 def _print_smaller(program: ExportedProgram, way: str, sort: str) -> None:
@@ -165,6 +166,8 @@ def _print_smaller(program: ExportedProgram, way: str, sort: str) -> None:
     print("    smaller:", *(line.strip().replace("torch.ops.", "") for line in shown), sep="\n      ")
     for line in both_ways.compare(small, way).differences[:6]:
         print("    ", line[:300])
+    if sort.startswith("errors"):
+        return
     operators = [
         [f"{node.target}{node.args}" for node in both_ways.convert(small, way, edge)[0].graph.nodes if node.op != "placeholder"]
         for edge in ("executorch", "fast")
@@ -193,7 +196,7 @@ def main() -> None:
     first, _, last = arguments.seeds.partition("-")
     seeds = arguments.only or range(int(first), int(last or first) + 1)
     end, found = time.monotonic() + arguments.seconds, Findings()
-    hunt = {"ops": hunt_operators, "random": hunt_random}[arguments.kind]
+    hunt = hunt_operators if arguments.kind == "ops" else partial(hunt_programs, arguments.kind)
     for start in range(0, len(seeds), _TOGETHER):
         if time.monotonic() > end:
             print("time is over at seed", seeds[start])
