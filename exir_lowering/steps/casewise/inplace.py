@@ -6,10 +6,15 @@ import operator
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch.fx import Graph, Node
 
-from exir_lowering._upstream.conversion import is_composite
+from exir_lowering._upstream.schemas import (
+    is_composite,
+    is_overload,
+    list_arguments,
+    returns_what_it_overwrites,
+    writes,
+)
 
 
 class _Aliases:
@@ -43,11 +48,11 @@ def _may_share(node: Node) -> Iterator[Node]:
     """Yield the operands whose memory a node's result may be in."""
     if node.op != "call_function":
         return
-    if type(node.target) is not torch._ops.OpOverload or is_composite(node.target):
+    if not is_overload(node.target) or is_composite(node.target):
         yield from node.all_input_nodes  # composite operators may return what they are given, whatever they declare
         return
-    for index, argument in enumerate(node.target._schema.arguments):
-        if argument.alias_info is not None:
+    for index, argument in enumerate(list_arguments(node.target)):
+        if argument.is_aliased:
             value = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
             yield from _nodes(value)
 
@@ -62,12 +67,9 @@ def _nodes(value: Any) -> Iterator[Node]:
 
 def written_operand(node: Node) -> Node | None:
     """Return the one operand that an operator overwrites and returns; None if it does not, or does more."""
-    schema = node.target._schema  # type: ignore[union-attr]
-    written = [index for index, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
-    returned = [r.alias_info is not None and r.alias_info.is_write for r in schema.returns]
-    if written != [0] or returned != [True] or not node.args or not isinstance(node.args[0], Node):
+    if not is_overload(node.target) or not returns_what_it_overwrites(node.target):
         return None
-    return node.args[0]
+    return node.args[0] if node.args and isinstance(node.args[0], Node) else None
 
 
 def read_results(graph: Graph) -> None:
@@ -110,11 +112,7 @@ def _last_user(node: Node) -> Node:
 
 def is_mutable(node: Node) -> bool:
     """Return whether a node's operator writes into an operand."""
-    return (
-        node.op == "call_function"
-        and type(node.target) is torch._ops.OpOverload
-        and bool(node.target._schema.is_mutable)
-    )
+    return node.op == "call_function" and writes(node.target)
 
 
 def _only_seen_through(node: Node, written: Node, aliases: _Aliases, order: dict[Node, int]) -> bool:

@@ -17,13 +17,14 @@ from exir_lowering._upstream.conversion import (
     COPIED_META,
     decomposed_call,
     enable_python_dispatcher,
-    is_composite,
     source_of,
+    take_calling_convention,
 )
 from exir_lowering._upstream.programs import fake_mode_of, lazy_graph_module
+from exir_lowering._upstream.schemas import is_composite, packet_name
 from exir_lowering.steps.casewise.cases import Case, Describer
 from exir_lowering.steps.casewise.inline import TRACED
-from exir_lowering.steps.casewise.templates import Template, fill, name_of
+from exir_lowering.steps.casewise.templates import Slot, Template, fill
 from exir_lowering.steps.casewise.values import Uncovered, renew, require_gradients
 
 _ROUNDS = 12
@@ -127,7 +128,7 @@ def rewrite(graph_module: GraphModule, stage: Stage) -> GraphModule:
     builder = _Builder(_Planner(graph_module, stage, mode).settle(), stage, mode)
     for node in graph_module.graph.nodes:
         builder.add(node)
-    builder.graph.set_codegen(graph_module.graph._codegen)
+    take_calling_convention(builder.graph, graph_module.graph)
     builder.graph.eliminate_dead_code()
     made = lazy_graph_module(builder.root, builder.graph)
     if stage.decomposes:
@@ -258,11 +259,12 @@ def _bound(template: Template, values: Sequence[Any], mode: Any) -> Any:
     renewed = renew(template.values, mode)
     if isinstance(template.results, tuple):
         listed = [
-            values[-1 - slot.number] if slot is not None and slot.number < 0 else value
+            values[-1 - slot.number] if isinstance(slot, Slot) and slot.number < 0 else value
             for slot, value in zip(template.results, renewed, strict=True)
         ]
         return type(template.values)(listed)
-    return values[-1 - template.results.number] if template.results.number < 0 else renewed
+    slot = template.results
+    return values[-1 - slot.number] if isinstance(slot, Slot) and slot.number < 0 else renewed
 
 
 class _Builder:
@@ -291,7 +293,7 @@ class _Builder:
 
     def _copy(self, node: Node, target: Any) -> None:
         args, kwargs = map_arg((node.args, dict(node.kwargs)), self._env.__getitem__)
-        copied = self.graph.create_node("call_function", target, tuple(args), dict(kwargs), name=name_of(target))
+        copied = self.graph.create_node("call_function", target, tuple(args), dict(kwargs), name=packet_name(target))
         copied.meta = self._history(node)
         value = copied.meta["val"] = self._plan.values[node]
         if isinstance(value, torch.SymInt):
