@@ -25,7 +25,7 @@ from exir_lowering._upstream.programs import assemble_program, flat_call_signatu
 from exir_lowering._upstream.schemas import is_composite, is_overload, kernels_in_python, returned_types, writes
 from exir_lowering.steps.casewise.cases import Case, Rows, place_side_by_side
 from exir_lowering.steps.casewise.inline import inline_no_grad
-from exir_lowering.steps.casewise.inplace import is_mutable, is_settled, read_results
+from exir_lowering.steps.casewise.inplace import is_mutable, read_results
 from exir_lowering.steps.casewise.rewrite import Plain, rewrite
 from exir_lowering.steps.casewise.templates import Template, take_templates
 from exir_lowering.steps.casewise.values import Uncovered
@@ -160,11 +160,9 @@ def decompose(program: ExportedProgram, table: Mapping[Any, Any]) -> ExportedPro
         Uncovered: The program has something that cannot be decomposed by cases.
     """
     _check_program(program)
-    read_results(program.graph)
-    _check_writes(program.graph)
+    _settle_writes(program.graph)  # first, as torch writes other histories for what is not inlined here
     inline_no_grad(program.graph_module, Decomposition.name)
-    read_results(program.graph)
-    _check_writes(program.graph)
+    _settle_writes(program.graph)
     return with_graph(program, rewrite(program.graph_module, Decomposition(table)))
 
 
@@ -180,10 +178,9 @@ def _check_program(program: ExportedProgram) -> None:
                 raise Uncovered(f"an input of type {type(value).__name__}")
 
 
-def _check_writes(graph: Graph) -> None:
-    for node in graph.nodes:
-        if is_mutable(node) and not is_settled(node):
-            raise Uncovered(f"{node.target}, which writes into what is read elsewhere")
+def _settle_writes(graph: Graph) -> None:
+    for node in read_results(graph):
+        raise Uncovered(f"{node.target}, which writes into what is read elsewhere")
 
 
 def with_graph(program: ExportedProgram, graph_module: GraphModule) -> ExportedProgram:

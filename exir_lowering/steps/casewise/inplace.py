@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -72,42 +71,30 @@ def written_operand(node: Node) -> Node | None:
     return node.args[0] if node.args and isinstance(node.args[0], Node) else None
 
 
-def read_results(graph: Graph) -> None:
+def read_results(graph: Graph) -> list[Node]:
     """Make what is read after an in-place operator its result, wherever that is all it changes.
 
     Args:
-        graph: The graph; it computes the same afterwards. Operators that write into inputs, or into what is also seen
-            through a view, stay as they are: `is_settled` tells them apart.
+        graph: The graph; it computes the same afterwards.
+
+    Returns:
+        The operators that write into inputs, or into what is also seen through a view; they stay as they are.
     """
     mutating = [node for node in graph.nodes if is_mutable(node)]
     if not mutating:
-        return
+        return []
     aliases = _Aliases(graph)
     order = {node: index for index, node in enumerate(graph.nodes)}
+    left = []
     for node in mutating:
-        written = written_operand(node)
-        if written is not None and _only_seen_through(node, written, aliases, order):
-            for member in aliases.of(node):
-                if order[member] < order[node]:
-                    later = [user for user in member.users if order[user] > order[node]]
-                    member.replace_all_uses_with(node, delete_user_cb=later.__contains__)
-
-
-def is_settled(node: Node) -> bool:
-    """Return whether nothing reads what an in-place operator has overwritten, except through its result."""
-    written = written_operand(node)
-    return written is not None and written.op == "call_function" and _last_user(written) is node
-
-
-def _last_user(node: Node) -> Node:
-    last = node
-    users = set(node.users)
-    following = node.next
-    while following.op != "root":
-        if following in users:
-            last = following
-        following = following.next
-    return last
+        versions = _list_versions(node)
+        if versions is None or not _only_seen_as(versions, node, aliases, order):
+            left.append(node)
+            continue
+        for version in versions:
+            later = [user for user in version.users if order[user] > order[node]]
+            version.replace_all_uses_with(node, delete_user_cb=later.__contains__)
+    return left
 
 
 def is_mutable(node: Node) -> bool:
@@ -115,15 +102,24 @@ def is_mutable(node: Node) -> bool:
     return node.op == "call_function" and writes(node.target)
 
 
-def _only_seen_through(node: Node, written: Node, aliases: _Aliases, order: dict[Node, int]) -> bool:
-    """Return whether an in-place operator changes only values that in-place operators on them return."""
-    for member in aliases.of(node):
-        if member.op != "call_function" or member.target is operator.getitem:
-            return False
-        if order[member] >= order[node]:
-            continue
-        chained = written_operand(member) if is_mutable(member) else None
-        fresh = not any(True for _ in _may_share(member))
-        if chained is None and not fresh and any(order[user] >= order[node] for user in member.users):
-            return False
-    return written.op == "call_function"
+def _list_versions(node: Node) -> list[Node] | None:
+    """Return the nodes that stand for what an in-place operator overwrites, as it was before.
+
+    They are the node that made it, or a view of it, and the in-place operators on it in between.
+    """
+    versions = []
+    version = written_operand(node)
+    while version is not None and version.op == "call_function":
+        versions.append(version)
+        if not is_mutable(version):
+            return versions
+        version = written_operand(version)
+    return None
+
+
+def _only_seen_as(versions: list[Node], node: Node, aliases: _Aliases, order: dict[Node, int]) -> bool:
+    """Return whether nothing else that may share the memory is an input, or is older than the write and read after it."""
+    others = [member for member in aliases.of(node) if order[member] < order[node] and member not in versions]
+    return all(
+        member.op == "call_function" and all(order[user] < order[node] for user in member.users) for member in others
+    )
