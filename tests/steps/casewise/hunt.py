@@ -1,6 +1,6 @@
 """Hunts for programs whose Edge graph by cases is another than ExecuTorch's.
 
-    python tests/steps/casewise/hunt.py --seeds 0-1000 --kind ops|modules|random
+python tests/steps/casewise/hunt.py --seeds 0-1000 --kind ops|modules|random
 """
 
 from __future__ import annotations
@@ -88,7 +88,9 @@ class Findings:
 
 def sort_of(differences: Sequence[str]) -> str:
     """Return what differences are about, without what only one program has."""
-    return " ".join(sorted({re.sub(r"node \d+ [^:]*|\d+", "N", line.partition(" / ")[0])[:30] for line in differences[:3]}))
+    return " ".join(
+        sorted({re.sub(r"node \d+ [^:]*|\d+", "N", line.partition(" / ")[0])[:30] for line in differences[:3]})
+    )
 
 
 def hunt_operators(seeds: Sequence[int], way: str | None, found: Findings) -> None:
@@ -98,7 +100,7 @@ def hunt_operators(seeds: Sequence[int], way: str | None, found: Findings) -> No
         try:
             with both_ways.quiet():
                 made = operator_programs.call(seed)
-        except Exception:  # noqa: S112 - a sample of torch's that cannot be made
+        except Exception:
             continue
         if made is not None:
             calls[seed] = made
@@ -169,10 +171,17 @@ def _print_smaller(program: ExportedProgram, way: str, sort: str) -> None:
     if sort.startswith("errors"):
         return
     operators = [
-        [f"{node.target}{node.args}" for node in both_ways.convert(small, way, edge)[0].graph.nodes if node.op != "placeholder"]
+        [
+            f"{node.target}{node.args}"
+            for node in both_ways.convert(small, way, edge)[0].graph.nodes
+            if node.op != "placeholder"
+        ]
         for edge in ("executorch", "fast")
     ]
-    print(*("     " + line.rstrip()[:200] for line in difflib.unified_diff(*operators, "executorch", "fast", n=1)), sep="\n")
+    print(
+        *("     " + line.rstrip()[:200] for line in difflib.unified_diff(*operators, "executorch", "fast", n=1)),
+        sep="\n",
+    )
     sys.stdout.flush()
 
 

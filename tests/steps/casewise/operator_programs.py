@@ -15,7 +15,16 @@ from torch.export import ExportedProgram, export
 from torch.utils import _pytree as pytree
 
 DTYPES = (torch.float32, torch.float16, torch.int64, torch.bool)
-VARIANTS = ("inputs", "strided", "stored", "in place", "in place on input", "numbers as tensors", "twice", "through views")
+VARIANTS = (
+    "inputs",
+    "strided",
+    "stored",
+    "in place",
+    "in place on input",
+    "numbers as tensors",
+    "twice",
+    "through views",
+)
 
 
 @functools.cache

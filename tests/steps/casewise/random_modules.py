@@ -1,4 +1,4 @@
-"""Random programs as people write them: layers, views, writes in place, branches, loops, all kinds of inputs and outputs."""
+"""Random programs as people write them: layers, views, writes in place, branches, all kinds of inputs and outputs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import random_operators
 import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram, export
-
-import random_operators
 
 Pool = list[Any]
 
@@ -37,11 +36,13 @@ class Random(nn.Module):
         self.register_buffer("view_of_kept", self.kept.t() if seed % 16 == 0 else self.kept.t().clone())
         self.register_buffer("temporary", torch.arange(4), persistent=False)
         self.plain = torch.randn(4)
-        self.layers = nn.ModuleDict({name: layer for name, layer in _layers().items() if first is None or name in first.used})
+        self.layers = nn.ModuleDict(
+            {name: layer for name, layer in _layers().items() if first is None or name in first.used}
+        )
         self.train(training)
 
     def forward(self, *inputs: Any) -> Any:
-        flat = [x for x in torch.utils._pytree.tree_leaves(inputs)]
+        flat = list(torch.utils._pytree.tree_leaves(inputs))
         pool: Pool = [x for x in flat if isinstance(x, torch.Tensor)]
         for step in self.steps:
             pool += self._step(step, list(pool))

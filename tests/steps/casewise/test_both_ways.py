@@ -16,7 +16,6 @@ from torch import nn
 from torch.export import ExportedProgram, export
 
 
-
 class Of(nn.Module):
     """Calls a function, with a weight and two buffers at hand."""
 
