@@ -21,7 +21,14 @@ from torch.export.graph_signature import (
 from torch.fx import Graph, GraphModule, Node
 
 from exir_lowering._upstream.conversion import Verifier, split_table, updated_signature
-from exir_lowering._upstream.programs import assemble_program, flat_call_signature, guards_code_of, lazy_graph_module
+from exir_lowering._upstream.fakes import FakeTensorMode
+from exir_lowering._upstream.programs import (
+    assemble_program,
+    fake_mode_of,
+    flat_call_signature,
+    guards_code_of,
+    lazy_graph_module,
+)
 from exir_lowering._upstream.schemas import is_composite, is_overload, kernels_in_python, returned_types, writes
 from exir_lowering.steps.casewise.cases import Case, Rows, place_side_by_side
 from exir_lowering.steps.casewise.inline import inline_no_grad
@@ -160,9 +167,12 @@ def decompose(program: ExportedProgram, table: Mapping[Any, Any]) -> ExportedPro
         Uncovered: The program has something that cannot be decomposed by cases.
     """
     _check_program(program)
-    _settle_writes(program.graph)  # first, as torch writes other histories for what is not inlined here
+    mode = fake_mode_of(program.graph_module)
+    if mode is None:
+        raise Uncovered("a program without tensors as inputs")
+    _settle_writes(program.graph, mode)  # first, as torch writes other histories for what is not inlined here
     inline_no_grad(program.graph_module, Decomposition.name)
-    _settle_writes(program.graph)
+    _settle_writes(program.graph, mode)
     return with_graph(program, rewrite(program.graph_module, Decomposition(table)))
 
 
@@ -178,8 +188,8 @@ def _check_program(program: ExportedProgram) -> None:
                 raise Uncovered(f"an input of type {type(value).__name__}")
 
 
-def _settle_writes(graph: Graph) -> None:
-    for node in read_results(graph):
+def _settle_writes(graph: Graph, mode: FakeTensorMode) -> None:
+    for node in read_results(graph, mode):
         raise Uncovered(f"{node.target}, which writes into what is read elsewhere")
 
 

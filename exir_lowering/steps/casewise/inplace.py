@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.fx import Graph, Node
 
+from exir_lowering._upstream.fakes import FakeTensorMode
 from exir_lowering._upstream.schemas import (
     is_composite,
     is_overload,
@@ -14,16 +15,20 @@ from exir_lowering._upstream.schemas import (
     returns_what_it_overwrites,
     writes,
 )
+from exir_lowering.steps.casewise.cases import Describer
+from exir_lowering.steps.casewise.evaluation import shared_operands
+from exir_lowering.steps.casewise.memory import MEMORY
 
 
 class _Aliases:
     """Which values of a graph may share memory."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, mode: FakeTensorMode) -> None:
+        self._describer, self._mode = Describer(), mode
         self._parent: dict[Node, Node] = {}
         self._members: dict[Node, list[Node]] = {}
         for node in graph.nodes:
-            for operand in _may_share(node):
+            for operand in self._shared(node):
                 if self.root(operand) is not self.root(node):
                     self._parent[self.root(operand)] = self.root(node)
         for node in graph.nodes:
@@ -38,22 +43,34 @@ class _Aliases:
             node = above
         return node
 
+    def _shared(self, node: Node) -> Iterator[Node]:
+        """Yield the operands whose memory a node's result may be in."""
+        if node.op != "call_function":
+            return
+        if not is_overload(node.target):
+            yield from node.all_input_nodes
+        elif is_composite(node.target):
+            yield from self._shared_by_composite(node)  # it may return what it is given, whatever it declares
+        else:
+            for index, argument in enumerate(list_arguments(node.target)):
+                if argument.is_aliased:
+                    value = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
+                    yield from _nodes(value)
+
+    def _shared_by_composite(self, node: Node) -> Iterator[Node]:
+        operands = node.all_input_nodes
+        case = self._describer.case(node, node.target, [operand.meta.get("val") for operand in operands], None)
+        key = ("shared", case.key)
+        found = None if case.symbolic else MEMORY.get(key)
+        if found is None:
+            found = shared_operands(node, case.values, self._mode)
+            if not case.symbolic:
+                MEMORY.put(key, found)
+        yield from (operands[index] for index in found)
+
     def of(self, node: Node) -> list[Node]:
         """Return the values that may share memory with one, with itself, in order."""
         return self._members[self.root(node)]
-
-
-def _may_share(node: Node) -> Iterator[Node]:
-    """Yield the operands whose memory a node's result may be in."""
-    if node.op != "call_function":
-        return
-    if not is_overload(node.target) or is_composite(node.target):
-        yield from node.all_input_nodes  # composite operators may return what they are given, whatever they declare
-        return
-    for index, argument in enumerate(list_arguments(node.target)):
-        if argument.is_aliased:
-            value = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
-            yield from _nodes(value)
 
 
 def _nodes(value: Any) -> Iterator[Node]:
@@ -71,11 +88,12 @@ def written_operand(node: Node) -> Node | None:
     return node.args[0] if node.args and isinstance(node.args[0], Node) else None
 
 
-def read_results(graph: Graph) -> list[Node]:
+def read_results(graph: Graph, mode: FakeTensorMode) -> list[Node]:
     """Make what is read after an in-place operator its result, wherever that is all it changes.
 
     Args:
         graph: The graph; it computes the same afterwards.
+        mode: The mode of its values.
 
     Returns:
         The operators that write into inputs, or into what is also seen through a view; they stay as they are.
@@ -83,7 +101,7 @@ def read_results(graph: Graph) -> list[Node]:
     mutating = [node for node in graph.nodes if is_mutable(node)]
     if not mutating:
         return []
-    aliases = _Aliases(graph)
+    aliases = _Aliases(graph, mode)
     order = {node: index for index, node in enumerate(graph.nodes)}
     left = []
     for node in mutating:
@@ -118,7 +136,7 @@ def _list_versions(node: Node) -> list[Node] | None:
 
 
 def _only_seen_as(versions: list[Node], node: Node, aliases: _Aliases, order: dict[Node, int]) -> bool:
-    """Return whether nothing else that may share the memory is an input, or is older than the write and read after it."""
+    """Return whether nothing else that may share the memory is an input, or is read after the write."""
     others = [member for member in aliases.of(node) if order[member] < order[node] and member not in versions]
     return all(
         member.op == "call_function" and all(order[user] < order[node] for user in member.users) for member in others

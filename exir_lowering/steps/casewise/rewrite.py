@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections import OrderedDict
 from collections.abc import Hashable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -15,23 +13,20 @@ from torch.fx.node import map_arg
 
 from exir_lowering._upstream.conversion import (
     COPIED_META,
-    decomposed_call,
-    enable_python_dispatcher,
     source_of,
     take_calling_convention,
 )
 from exir_lowering._upstream.programs import fake_mode_of, lazy_graph_module
 from exir_lowering._upstream.schemas import is_composite, packet_name
 from exir_lowering.steps.casewise.cases import Case, Describer
+from exir_lowering.steps.casewise.evaluation import evaluate
 from exir_lowering.steps.casewise.inline import TRACED
+from exir_lowering.steps.casewise.memory import MEMORY, Memory
 from exir_lowering.steps.casewise.templates import Slot, Template, fill
 from exir_lowering.steps.casewise.values import Uncovered, renew, require_gradients
 
 _ROUNDS = 12
 """How often values may change what later calls look like, before a graph counts as not covered."""
-
-_REMEMBERED = 20_000
-"""How many cases of earlier programs a process remembers; one takes a few kilobytes."""
 
 
 class Plain(NamedTuple):
@@ -82,34 +77,6 @@ class Stage(Protocol):
         Raises:
             Uncovered: Their results cannot be told apart.
         """
-
-
-class Memory:
-    """What has been found out about cases, the most recently used ones. Threads take turns: conversions have a lock."""
-
-    def __init__(self) -> None:
-        self._known: OrderedDict[Hashable, Any] = OrderedDict()
-
-    def get(self, key: Hashable) -> Any:
-        """Return what is known of a case, None if nothing is."""
-        found = self._known.get(key)
-        if found is not None:
-            self._known.move_to_end(key)
-        return found
-
-    def put(self, key: Hashable, found: Any) -> None:
-        """Remember what was found."""
-        self._known[key] = found
-        while len(self._known) > _REMEMBERED:
-            self._known.popitem(last=False)
-
-    def forget(self) -> None:
-        """Forget everything."""
-        self._known.clear()
-
-
-MEMORY = Memory()
-"""What this process knows of cases without symbols; those with symbols belong to one program."""
 
 
 def rewrite(graph_module: GraphModule, stage: Stage) -> GraphModule:
@@ -245,10 +212,8 @@ class _Planner:
         key = ("value", self._stage.gradients, case.key)
         found = self._memory(case).get(key)
         if found is None:
-            args, kwargs = map_arg((node.args, dict(node.kwargs)), plan.values.__getitem__)
-            with self._mode or nullcontext(), enable_python_dispatcher(), torch.set_grad_enabled(self._stage.gradients):
-                run = target if self._stage.gradients or not is_composite(target) else decomposed_call(target)
-                found = renew((run(*args, **kwargs),), self._mode)
+            found = evaluate(node, target, plan.values.__getitem__, self._mode, gradients=self._stage.gradients)
+            found = renew((found,), self._mode)
             self._memory(case).put(key, found)
         return renew(found, self._mode)[0]
 
