@@ -293,6 +293,6 @@ class _Builder:
         if self._stage.decomposes and node.target is operator.getitem:
             node = node.args[0]  # type: ignore[assignment]  # tracing takes the elements when it traces the call
         meta = {name: node.meta[name] for name in COPIED_META if name in node.meta}
-        if self._stage.decomposes and TRACED not in node.meta:
+        if "from_node" not in meta or (self._stage.decomposes and TRACED not in node.meta):
             meta["from_node"] = [source_of(node, self._stage.name)]
         return meta
