@@ -179,7 +179,8 @@ def generate_edge_program(
     Raises:
         Exception: Whatever its passes and its verifier raise.
     """
-    return _generate_edge_program(config, program, preserve_ops=list(preserved))
+    converted: ExportedProgram = _generate_edge_program(config, program, preserve_ops=list(preserved))
+    return converted
 
 
 def finish_edge(program: ExportedProgram) -> ExportedProgram:

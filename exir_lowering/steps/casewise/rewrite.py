@@ -157,6 +157,8 @@ class _Planner:
                 same.add(node)
             elif node.op == "call_function":
                 self._plan_call(node, plan, same)
+            elif node.op == "get_attr":
+                raise Uncovered("nested graphs")
             elif node.op != "output":
                 raise Uncovered(f"a node of kind {node.op}")
         return plan
