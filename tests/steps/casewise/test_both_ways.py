@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -119,11 +118,25 @@ def test_programs_in_which_they_differed_once(function: Callable[..., Any], way:
     assert both_ways.compare(program, way).differences == []
 
 
-@functools.cache
+def numbers_of_default_dtype(m: Of, i: torch.Tensor) -> Any:
+    return i / i, i.sqrt(), i * 1.5, torch.full((4,), 1.5) + i, torch.linspace(0, 1, 4)
+
+
+def test_another_default_dtype_is_another_case() -> None:
+    for dtype in (torch.float32, torch.float64, torch.float32):
+        torch.set_default_dtype(dtype)
+        try:
+            program = export(Of(numbers_of_default_dtype), (torch.arange(4),), strict=False)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        outcome = both_ways.compare(program, "xnnpack unchecked")
+        assert (outcome.differences, outcome.left) == ([], ())
+
+
 def _of_operators(first: int) -> ExportedProgram:
     """Return a program of the calls of some seeds that can be exported."""
     calls = []
-    for seed in range(first, first + 12):
+    for seed in range(first, first + 10):
         call = operator_programs.call(seed)
         if call is not None and call.module.variant in ("inputs", "strided", "stored", "twice"):
             with contextlib.suppress(Exception):  # some samples cannot be exported
@@ -132,14 +145,15 @@ def _of_operators(first: int) -> ExportedProgram:
     return operator_programs.export_calls(calls)
 
 
-@pytest.mark.parametrize("way", ["xnnpack unchecked", "keeping some without dim order"])
-@pytest.mark.parametrize("first", [60, 200, 400, 540])
+@pytest.mark.parametrize(
+    ("first", "way"), [(200, "xnnpack unchecked"), (400, "none unchecked"), (540, "keeping some without dim order")]
+)
 def test_operators(first: int, way: str) -> None:
     program = _of_operators(first)
     assert both_ways.compare(program, way).differences == []
 
 
-@pytest.mark.parametrize("seed", [1, 2, 4, 5, 8, 11])
+@pytest.mark.parametrize("seed", [1, 4, 5, 11])
 def test_random_programs(seed: int) -> None:
     _, program = random_modules.make(seed)
     assert both_ways.compare(program, "xnnpack unchecked").differences == []
