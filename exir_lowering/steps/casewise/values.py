@@ -54,7 +54,7 @@ class Description:
         raise Uncovered(f"a value of type {type(value).__name__}")
 
     def _tensor(self, tensor: Any) -> Hashable:
-        if not isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided:
+        if not isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided or tensor.is_quantized:
             raise Uncovered("a tensor that is not a plain fake tensor")
         if tensor.constant is not None and not self._constants:
             raise Uncovered("a constant whose content is known")
