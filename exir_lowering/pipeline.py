@@ -38,6 +38,7 @@ from exir_lowering.steps.arguments import TransformPasses
 from exir_lowering.steps.conversions import converting
 from exir_lowering.steps.edge import as_edge, check_preserved, to_edge
 from exir_lowering.steps.extract import extract
+from exir_lowering.steps.parallel.dispatch import preprocess_parallel
 from exir_lowering.steps.preprocess import preprocess
 from exir_lowering.steps.session import Session
 from exir_lowering.steps.splice import delegate, splice
@@ -257,7 +258,7 @@ def _preprocess(
     groups: Sequence[BackendGroup], found: Mapping[str, Backend], session: Session
 ) -> dict[str, LoweredPartition]:
     """Call each backend once, with everything it has to lower."""
-    results = [result for group in groups for result in preprocess(group, found[group.backend_id], session)]
+    results = [result for group in groups for result in preprocess_parallel(group, found[group.backend_id], session)]
     return {result.partition.id: result for result in results}
 
 

@@ -9,10 +9,15 @@ from typing import Any
 
 # Where a backend puts data that several payloads share; its module has no public alias.
 from executorch.exir._serialize._named_data_store import NamedDataStore, NamedDataStoreOutput
+
+# The entries of that store; no public alias either.
+from executorch.exir._serialize.data_serializer import DataEntry
 from executorch.exir.backend.backend_details import PreprocessResult
 
 # The module that a delegate call calls; its class has no public alias.
 from executorch.exir.lowered_backend_module import LoweredBackendModule
+from executorch.exir.scalar_type import ScalarType
+from executorch.exir.tensor_layout import TensorLayout
 
 # Caches results, with the delegates that they were made with.
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -27,9 +32,12 @@ __all__ = [
     "add_named_data",
     "delegate_info",
     "forgetting_delegates",
+    "join_named_data",
+    "make_result",
     "named_data",
     "named_data_entries",
     "place_named_data",
+    "split_named_data",
     "with_original",
 ]
 
@@ -129,3 +137,57 @@ def with_original(lowered: LoweredBackendModule, program: ExportedProgram) -> Lo
     copied: LoweredBackendModule = copy.copy(lowered)
     copied._original_exported_program = program
     return copied
+
+
+def make_result(payload: bytes, handles: Any, data: Any, info: Any) -> PreprocessResult:
+    """Make a backend's result; the argument for what `delegate_info` returns is private."""
+    return PreprocessResult(payload, handles, data, _delegate_info_meta=info)
+
+
+def split_named_data(output: Any) -> tuple[list[bytes], list[Any], list[Any]] | None:
+    """Return named data as bytes, and what JSON can hold about those in the `.pte` and in each data file.
+
+    Returns:
+        None if it has something else, such as data in files.
+    """
+    if type(output) is not NamedDataStoreOutput or any(type(buffer) is not bytes for buffer in output.buffers):
+        return None
+    outside = [[file, _split_entries(entries)] for file, entries in output.external_data.items()]
+    return list(output.buffers), _split_entries(output.pte_data), outside
+
+
+def _split_entries(entries: Mapping[str, DataEntry]) -> list[Any]:
+    return [
+        [key, entry.buffer_index, entry.alignment, layout and [int(layout.scalar_type), layout.sizes, layout.dim_order]]
+        for key, entry in entries.items()
+        for layout in [entry.tensor_layout]
+    ]
+
+
+def join_named_data(buffers: Sequence[bytes], inside: Any, outside: Any) -> NamedDataStoreOutput:
+    """Make named data from what `split_named_data` returned.
+
+    Raises:
+        KeyError, IndexError, TypeError, ValueError: It is something else.
+    """
+    files = {_typed(str, file): _join_entries(entries, len(buffers)) for file, entries in outside}
+    return NamedDataStoreOutput(list(buffers), _join_entries(inside, len(buffers)), files)
+
+
+def _join_entries(entries: Any, count: int) -> dict[str, DataEntry]:
+    joined = {}
+    for key, index, alignment, layout in entries:
+        if not 0 <= _typed(int, index) < count or _typed(int, alignment) < 1:
+            raise ValueError(f"named data {key!r} is damaged")
+        made = None
+        if layout is not None:
+            kind, sizes, order = layout
+            made = TensorLayout(ScalarType(kind), [_typed(int, n) for n in sizes], [_typed(int, n) for n in order])
+        joined[_typed(str, key)] = DataEntry(index, alignment, made)
+    return joined
+
+
+def _typed(kind: type, value: Any) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"{str(value)[:80]!r} instead of a {kind.__name__}")
+    return value

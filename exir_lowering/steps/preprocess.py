@@ -26,7 +26,9 @@ _LISTED = 6
 """How many nodes a message names before it only counts the rest."""
 
 
-def preprocess(group: BackendGroup, backend: Backend, session: Session) -> list[LoweredPartition]:
+def preprocess(
+    group: BackendGroup, backend: Backend, session: Session, *, sharing: BackendGroup | None = None
+) -> list[LoweredPartition]:
     """Lower a group.
 
     Args:
@@ -34,6 +36,7 @@ def preprocess(group: BackendGroup, backend: Backend, session: Session) -> list[
         backend: The backend. It gets copies of the graphs and the user's own tensors.
         session: With its option `check_weights`, the weights' checksums are compared before and after. Each finished
             partition is shown, as far as the backend reports it.
+        sharing: The group with whose weights those of this one share pieces, if that is a larger one.
 
     Returns:
         The partitions with their payloads, in the group's order.
@@ -46,17 +49,17 @@ def preprocess(group: BackendGroup, backend: Backend, session: Session) -> list[
     with session.progress.count(f"lower for {group.backend_id}", len(group.partitions)) as advance:
         if backend.parallel == "none":
             with locks.conversion(), converting(programs, gradients=True):
-                return _preprocess(group, backend, session.options.check_weights, advance)
+                return _preprocess(group, backend, session.options.check_weights, advance, sharing or group)
         with settings(programs, gradients=True):
-            return _preprocess(group, backend, session.options.check_weights, advance)
+            return _preprocess(group, backend, session.options.check_weights, advance, sharing or group)
 
 
 def _preprocess(
-    group: BackendGroup, backend: Backend, check_weights: bool, advance: Callable[[], None]
+    group: BackendGroup, backend: Backend, check_weights: bool, advance: Callable[[], None], sharing: BackendGroup
 ) -> list[LoweredPartition]:
     weights = _weights(group) if check_weights else {}
     before = checksums.digest_weights(weights)
-    context = BackendContext(WeightStore(_tensors(group)))
+    context = BackendContext(WeightStore(list_tensors(sharing)))
     try:
         if backend.one_by_one:
             lowered = _one_by_one(group, backend, context, advance)
@@ -93,7 +96,7 @@ def _one_by_one(
             result = backend.preprocess(program, specs, **also)
         except Exception as error:
             let_through(error)
-            raise _failure(group.backend_id, backend, [partition], error) from error
+            raise describe_failure(group.backend_id, backend, [partition], error) from error
         _check_result(group.backend_id, backend, partition, result)
         lowered.append(LoweredPartition(partition, result))
         advance()
@@ -113,7 +116,7 @@ def _all_at_once(
         results = backend.preprocess_all(programs, specs, **context_argument(backend.preprocess_all, context))
     except Exception as error:
         let_through(error)
-        raise _failure(group.backend_id, backend, group.partitions, error) from error
+        raise describe_failure(group.backend_id, backend, group.partitions, error) from error
     _check_results(group.backend_id, backend, by_method, results)
     found = {
         partition.id: result
@@ -144,7 +147,7 @@ def _check_stored(backend_id: str, store: WeightStore, lowered: list[LoweredPart
             )
 
 
-def _tensors(group: BackendGroup) -> Iterator[torch.Tensor]:
+def list_tensors(group: BackendGroup) -> Iterator[torch.Tensor]:
     """Yield the tensors that partitions read, including those in their nested graphs."""
     for partition in group.partitions:
         yield from partition.program.state_dict.values()
@@ -165,7 +168,7 @@ def _lend(backend_id: str, backend: Backend, partition: Partition) -> tuple[Expo
             copied = isolate(graphs.copy_program(partition.program), unbacked=True) if own is None else own
     except Exception as error:
         let_through(error)
-        raise _failure(backend_id, backend, [partition], error) from error
+        raise describe_failure(backend_id, backend, [partition], error) from error
     if own is not None and not isinstance(own, ExportedProgram):
         raise BackendContractError(
             f"Backend {backend_id!r} made a {type(own).__name__} as its copy of partition {partition.id}, expected an "
@@ -243,8 +246,18 @@ def _check_handles(backend_id: str, partition: Partition, handle_map: Any) -> No
         )
 
 
-def _failure(backend_id: str, backend: Backend, partitions: Any, error: Exception) -> LoweringError:
-    """Describe a failure: the backend, the line in it, the partition, and the lines of the model that it was given."""
+def describe_failure(backend_id: str, backend: Backend, partitions: Any, error: Exception) -> LoweringError:
+    """Describe a backend's failure.
+
+    Args:
+        backend_id: The backend's id.
+        backend: The backend.
+        partitions: What it was given.
+        error: What it raised.
+
+    Returns:
+        An error that names the backend, the line in it, the partitions, and the lines of the model.
+    """
     lines = [f"Backend {backend_id!r} failed: {type(error).__name__}: {error}"]
     raised = sources.find_raised_at(error, getattr(backend, "details", type(backend)))
     if raised is not None and not isinstance(error, LoweringError):  # which already has the details
