@@ -81,13 +81,13 @@ class _Remote(Runner, ABC):
         """Lower a partition in a worker; if the worker dies, once more in another one."""
         try:
             return self._lower(partition)
-        except WorkerDiedError:
-            pass
+        except WorkerDiedError as error:
+            first = error
         try:
             return self._lower(partition)
-        except WorkerDiedError as error:
-            failure = describe_failure(partition.backend_id, self._backend, [partition], _Twice(str(error)))
-            raise failure from error
+        except WorkerDiedError as second:
+            twice = WorkerDiedError(f"{first}; it was tried once more, and {second}")
+            raise describe_failure(partition.backend_id, self._backend, [partition], twice) from second
 
     def _lower(self, partition: Partition) -> PreprocessResult:
         try:
@@ -125,13 +125,6 @@ class _Remote(Runner, ABC):
     def close(self) -> None:
         """Remove the weights' file."""
         self._weights.close()
-
-
-class _Twice(Exception):
-    """Stands for a worker's second end in the description of a failure."""
-
-
-_Twice.__name__ = "WorkerDied"
 
 
 def _plain_spec(spec: CompileSpec) -> CompileSpec:

@@ -87,7 +87,8 @@ class _Server:
     def __init__(self) -> None:
         self._control, theirs = socket.socketpair()
         self._lock = threading.Lock()
-        command = [sys.executable, *["-O"] * sys.flags.optimize, "-c", _START, str(theirs.fileno())]
+        flags = ["-O"] * sys.flags.optimize + [f"-W{option}" for option in sys.warnoptions]
+        command = [sys.executable, *flags, "-c", _START, str(theirs.fileno())]
         self._process = subprocess.Popen(
             [*command, json.dumps(_search_path())],
             pass_fds=[theirs.fileno()],
