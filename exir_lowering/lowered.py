@@ -28,12 +28,14 @@ class LoweredMethods(Mapping[str, ExportedProgram]):
         report: What was delegated, what was not, and why.
         edge_programs: The programs before lowering, in Edge dialect.
         constant_methods: Values for methods that return a constant: those of the EdgeProgramManager that was lowered.
+        accelerate: The option of the lowering, which `emit` follows.
     """
 
     programs: Mapping[str, ExportedProgram]
     report: Report
     edge_programs: Mapping[str, ExportedProgram] = field(default_factory=dict)
     constant_methods: Mapping[str, Any] = field(default_factory=dict)
+    accelerate: bool = True
 
     def __getitem__(self, method: str) -> ExportedProgram:
         return self.programs[method]
@@ -89,6 +91,7 @@ class LoweredMethods(Mapping[str, ExportedProgram]):
             keep_originals=keep_originals,
             report=self.report,
             recorded=recorded,
+            accelerate=self.accelerate,
         )
 
     def module(
@@ -133,6 +136,7 @@ class LoweredMethods(Mapping[str, ExportedProgram]):
             config=config,
             external_weights=external_weights,
             keep_originals=keep_originals,
+            accelerate=self.accelerate,
         )
         for name, value in self.constant_methods.items():
             setattr(module, name, value)

@@ -35,10 +35,10 @@ from exir_lowering.plugins import availability, registry
 from exir_lowering.plugins.backend import Backend, PartitionerLike
 from exir_lowering.steps import arguments, checks
 from exir_lowering.steps.arguments import TransformPasses
+from exir_lowering.steps.cached_preprocess import preprocess_cached
 from exir_lowering.steps.conversions import converting
 from exir_lowering.steps.edge import as_edge, check_preserved, to_edge
 from exir_lowering.steps.extract import extract
-from exir_lowering.steps.parallel.dispatch import preprocess_parallel
 from exir_lowering.steps.preprocess import preprocess
 from exir_lowering.steps.session import Session
 from exir_lowering.steps.splice import delegate, splice
@@ -202,8 +202,9 @@ def _lower(
             programs = splice(extracted, lowered)
     payloads = {name: len(partition.result.processed_bytes) for name, partition in lowered.items()}
     left = {method.name: method.left_to_executorch for method in methods if method.left_to_executorch}
-    report = Report(planned.methods, payloads, dict(session.times.seconds), left)
-    return LoweredMethods(programs, report, {method.name: method.program for method in methods}, constant_methods)
+    report = Report(planned.methods, payloads, dict(session.times.seconds), left, tuple(session.cache.uses))
+    edge_programs = {method.name: method.program for method in methods}
+    return LoweredMethods(programs, report, edge_programs, constant_methods, session.options.accelerate)
 
 
 def _partition_all(methods: Sequence[EdgeMethod], session: Session) -> tuple[list[ExtractedMethod], LoweringPlan]:
@@ -258,7 +259,7 @@ def _preprocess(
     groups: Sequence[BackendGroup], found: Mapping[str, Backend], session: Session
 ) -> dict[str, LoweredPartition]:
     """Call each backend once, with everything it has to lower."""
-    results = [result for group in groups for result in preprocess_parallel(group, found[group.backend_id], session)]
+    results = [result for group in groups for result in preprocess_cached(group, found[group.backend_id], session)]
     return {result.partition.id: result for result in results}
 
 

@@ -7,7 +7,8 @@ come first, so that the workers end at the same time.
 from __future__ import annotations
 
 import os
-import sys
+import shutil
+import tempfile
 from collections import Counter
 
 import forked
@@ -16,12 +17,21 @@ from schedule import SECONDS, group_of
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep xdist from ordering groups by their number of tests, and start the fork server early."""
+    """Keep xdist from ordering groups by their number of tests, start the fork server early, and keep a cache apart."""
+    if "EXIR_LOWERING_CACHE" not in os.environ:
+        os.environ["EXIR_LOWERING_CACHE"] = tempfile.mkdtemp(prefix="lowered-")
+        starter = os.getpid()
+        config.add_cleanup(lambda: _remove(os.environ["EXIR_LOWERING_CACHE"], starter))
     if getattr(config.option, "loadscopereorder", False):
         config.option.loadscopereorder = False
     workers = getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput")
     if workers and "EXIR_LOWERING_FRESH" not in os.environ:
         forked.serve()
+
+
+def _remove(folder: str, starter: int) -> None:
+    if os.getpid() == starter:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -32,7 +42,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.xdist_group(group))
     sizes = Counter(groups.values())
     items.sort(key=lambda item: (-SECONDS.get(groups[item], 0.2 * sizes[groups[item]]), groups[item]))
-    if "torch" in sys.modules and "EXIR_LOWERING_FRESH" not in os.environ:
-        import quick_torch
-
-        quick_torch.install()

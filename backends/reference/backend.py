@@ -24,6 +24,7 @@ from exir_lowering import (
 from exir_lowering.backends.reference import blob
 from exir_lowering.backends.reference.blob import Graph, GraphRef, Instruction, Program, ValueRef
 from exir_lowering.backends.reference.support import function_name, refusal
+from exir_lowering.plugins import PROVENANCE
 
 __all__ = ["ReferenceBackend"]
 
@@ -36,6 +37,7 @@ class ReferenceBackend(Backend):
 
     backend_id = "reference"
     version = str(blob.VERSION)
+    unread = PROVENANCE
 
     def preprocess(
         self, program: ExportedProgram, compile_specs: list[CompileSpec], context: BackendContext | None = None

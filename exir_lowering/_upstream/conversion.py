@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from executorch.exir import EdgeCompileConfig
 from executorch.exir._program_utils import _get_updated_graph_signature, _get_updated_range_constraints
 from executorch.exir.dialects.edge._ops import EdgeOpOverload
+from executorch.exir.pass_base import _TORCH_SYM_OPS
 from executorch.exir.pass_manager import _can_eliminate_common_getitems
 from executorch.exir.passes import convert_constant_dim_order_pass
 from executorch.exir.passes.debug_handle_generator_pass import DebugHandleGeneratorPass
@@ -34,7 +36,7 @@ from executorch.exir.verification.verifier import EXIREdgeDialectVerifier
 from torch._dispatch.python import enable_python_dispatcher
 from torch._export.passes import ReplaceViewOpsWithViewCopyOpsPass
 from torch._export.passes.replace_view_ops_with_view_copy_ops_pass import get_view_copy_of_view_op
-from torch._export.utils import _special_op_to_preserve_cia
+from torch._export.utils import _get_decomp_for_cia, _special_op_to_preserve_cia
 from torch._export.verifier import Verifier, _verify_exported_program_signature
 from torch.export import ExportedProgram
 from torch.export.exported_program import (
@@ -53,11 +55,13 @@ __all__ = [
     "DEQUANTIZE",
     "DIM_ORDER_OPERATORS",
     "QUANTIZE",
+    "SYMBOLIC_OPERATORS",
     "EdgeOpOverload",
     "Verifier",
     "aten_to_edge",
     "can_preserve_directly",
     "contains_any",
+    "decomposed_call",
     "default_table",
     "dialect_passes",
     "edge_verifier",
@@ -65,6 +69,7 @@ __all__ = [
     "enable_python_dispatcher",
     "finish_edge",
     "get_view_copy_of_view_op",
+    "is_composite",
     "preservable",
     "remove_unused_parameters_pass",
     "restore_preserved",
@@ -77,6 +82,10 @@ __all__ = [
 ]
 
 COPIED_META = ("stack_trace", *_COPY_META_FIELDS)
+SYMBOLIC_OPERATORS = frozenset(
+    {*_TORCH_SYM_OPS, *(each for each in vars(operator).values() if callable(each) and not isinstance(each, type))}
+)
+"""The functions, not operators of torch, that compute sizes in graphs."""
 DEQUANTIZE = frozenset(_DEQUANT_OPS)
 QUANTIZE = frozenset(_QUANT_OPS)
 DIM_ORDER_OPERATORS = frozenset(DimOrderOpsMap)
@@ -84,11 +93,20 @@ DIM_ORDER_OPERATORS = frozenset(DimOrderOpsMap)
 can_preserve_directly = _can_skip_using_EDGE_DO_NOT_DECOMP
 contains_any = contains_any_call_fn_target_op
 default_table = _default_decomposition_table
+decomposed_call = _get_decomp_for_cia
 preservable = _remove_invalid_ops_for_not_decompose
 restore_preserved = _restore_transformed_ops_to_aten_ops
 set_preserved_apart = _replace_aten_ops_with_transformed_ops
 updated_signature = _get_updated_graph_signature
 verify_signature = _verify_exported_program_signature
+
+
+def is_composite(target: Any) -> bool:
+    """Return whether an operator is defined by other operators, below autograd too."""
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    if type(target) is not torch._ops.OpOverload:
+        return False
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), key)) or key in target.py_kernels
 
 
 def source_of(node: torch.fx.Node, step: str) -> NodeSource:

@@ -16,11 +16,14 @@ __all__ = [
     "FakeCopies",
     "FakeTensor",
     "FakeTensorMode",
+    "constant_of",
+    "describe_symbols",
     "has_symbols",
     "make_fake",
     "memory_of",
     "shape_env_of",
     "size_hint",
+    "symbols_of",
 ]
 
 
@@ -161,3 +164,36 @@ def make_fake(like: FakeTensor, mode: FakeTensorMode, *, requires_grad: bool) ->
         meta = storage.as_strided(size, stride, offset)
     constant = None if like.constant is None else like.constant.clone()
     return FakeTensor(mode, meta, like.fake_device, constant=constant, requires_grad=requires_grad)
+
+
+def constant_of(tensor: FakeTensor) -> torch.Tensor | None:
+    """Return the real tensor that a fake one stands for, None if it is not a constant."""
+    constant: torch.Tensor | None = tensor.constant
+    return constant
+
+
+def symbols_of(number: Any) -> dict[str, Any]:
+    """Return the symbols of a symbolic number by name."""
+    return {str(symbol): symbol for symbol in number.node.expr.free_symbols}
+
+
+def describe_symbols(shape_env: Any, symbols: dict[str, Any]) -> list[str]:
+    """Return what a shape environment knows about symbols: kinds, ranges, values in the example inputs, conditions.
+
+    Args:
+        shape_env: The environment.
+        symbols: Symbols by name. Conditions that name any of them are included, and so are their other symbols.
+    """
+    conditions = {str(guard.expr): guard.expr for guard in shape_env.guards}
+    conditions |= {str(one.expr): one.expr for known in shape_env.deferred_runtime_asserts.values() for one in known}
+    conditions |= {str(one): one for one in (*shape_env.divisible, *shape_env.axioms)}
+    named = set(symbols.values())
+    kept = sorted(text for text, one in conditions.items() if getattr(one, "free_symbols", set()) & named)
+    lines = [f"if {text}" for text in kept]
+    for symbol in sorted({*named, *(one for text in kept for one in conditions[text].free_symbols)}, key=str):
+        value = shape_env.backed_var_to_val.get(symbol), shape_env.var_to_hint_override.get(symbol)
+        kind = symbol.is_integer, symbol.is_positive, symbol.is_nonnegative, symbol in shape_env.size_like
+        lines.append(
+            f"{symbol}: {kind} {shape_env.var_to_range.get(symbol)} {value} {shape_env.replacements.get(symbol)}"
+        )
+    return lines

@@ -25,10 +25,12 @@ from torch.fx.passes.infra import partitioner as fx_partitioner
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
+from exir_lowering._upstream.acceleration import accelerating
 from exir_lowering._upstream.locks import conversion
 from exir_lowering._upstream.replacing import replacing
 
 __all__ = [
+    "ACCELERATED",
     "WAITING",
     "listening",
     "note_refusal",
@@ -133,21 +135,26 @@ def qualified_operator(node: torch.fx.Node) -> str:
     return str(_get_qualified_name(node.target))  # type: ignore[arg-type]
 
 
-def _waiting() -> list[tuple[Any, str, Any]]:
-    def alone(function: Callable[..., Any]) -> Callable[..., Any]:
+def _wrapping(context: Callable[[], AbstractContextManager[Any]]) -> list[tuple[Any, str, Any]]:
+    """Return ExecuTorch's own conversions, each in a context."""
+
+    def within(function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
-        def waiting(*args: Any, **kwargs: Any) -> Any:
-            with conversion():
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            with context():
                 return function(*args, **kwargs)
 
-        return waiting
+        return wrapped
 
     manager = EdgeProgramManager
     methods = [(manager, name) for name in ("__init__", "transform", "to_backend", "to_executorch")]
     # The functions that to_edge and to_edge_transform_and_lower call before they have a manager.
     functions = [(et_program, name) for name in ("_generate_edge_program", "_gen_edge_manager_for_partitioners")]
-    return [(owner, name, alone(getattr(owner, name))) for owner, name in methods + functions]
+    return [(owner, name, within(getattr(owner, name))) for owner, name in methods + functions]
 
 
-WAITING = replacing(_waiting)
+WAITING = replacing(lambda: _wrapping(conversion))
 """A context in which ExecuTorch's own conversions take the lock of conversions."""
+
+ACCELERATED = replacing(lambda: _wrapping(accelerating))
+"""A context in which ExecuTorch's own conversions are accelerated; to be entered inside `WAITING` only."""

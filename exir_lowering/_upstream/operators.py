@@ -20,6 +20,7 @@ __all__ = [
     "defining",
     "find_operator",
     "functional_operator",
+    "identify_operator",
     "is_view",
     "known_operators",
     "list_registered_operators",
@@ -179,6 +180,19 @@ def operator_name(target: Any) -> str:
     if isinstance(op, (torch._ops.OpOverload, torch._ops.HigherOrderOperator)):
         return str(op)
     return str(getattr(op, "__name__", op))
+
+
+def identify_operator(target: Any) -> str | None:
+    """Return what identifies an operator or a built-in function in any process, with its schema; None for others."""
+    op = wrapped_operator(target)
+    kind = f"{type(target).__module__}.{type(target).__qualname__}"
+    if isinstance(op, torch._ops.OpOverload):
+        return f"{kind} {op} {op._schema}"
+    if isinstance(op, torch._ops.HigherOrderOperator):
+        return f"{kind} {op}"
+    module, name = getattr(op, "__module__", None), getattr(op, "__qualname__", "<")
+    known = module in ("_operator", "operator", "math", "builtins") and "<" not in name
+    return f"{kind} {module}.{name}" if known else None
 
 
 def operator_packet(target: Any) -> Any:

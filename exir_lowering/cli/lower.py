@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from exir_lowering.cli import programs
+from exir_lowering.cli import cache, programs
 from exir_lowering.cli.command import OK, Command
 from exir_lowering.cli.output import check_target, describe_written, format_size, kept_from_stdout, make_console, say
 from exir_lowering.errors import InputError
@@ -52,6 +52,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="fuse quantized patterns on the host, such as an embedding of quantized weights, into quantized operators",
     )
     parser.add_argument("--sizes", action="store_true", help="show how many bytes each part of the files takes")
+    caching = parser.add_mutually_exclusive_group()
+    caching.add_argument("--cache", metavar="FOLDER", help="keep results in this folder, not in the user's cache")
+    caching.add_argument("--no-cache", action="store_true", help="neither use nor keep results of other lowerings")
+    parser.add_argument(
+        "--explain-cache", action="store_true", help="show what was in the cache, and why the rest was not"
+    )
     parser.add_argument("--json", action="store_true", help="print the report as JSON instead of tables")
 
 
@@ -76,7 +82,11 @@ def execute(arguments: argparse.Namespace) -> int:
         from exir_lowering.pipeline import lower
 
         methods = programs.read_programs(files, arguments.trust)
-        options = LoweringOptions(progress=True, edge_compile_config=programs.make_edge_config(arguments))
+        options = LoweringOptions(
+            progress=True,
+            edge_compile_config=programs.make_edge_config(arguments),
+            cache=False if arguments.no_cache else arguments.cache or True,
+        )
         lowered = lower(methods, arguments.partitioner, options=options)
         artifact = lowered.emit(
             _make_emission_config(arguments),
@@ -118,6 +128,8 @@ def _print_tables(arguments: argparse.Namespace, lowered: LoweredMethods, artifa
         from exir_lowering.steps import placement
 
         make_console().print(placement.table(artifact.stored, limit=20))
+    if arguments.explain_cache:
+        make_console().print(cache.make_explanation(lowered.report.cache))
     host = sum(len(method.host) for method in lowered.report.methods)
     if host and arguments.partitioner:
         say(f"{host} operators stay on the host; `exir-lower plan` with the same arguments shows why.")

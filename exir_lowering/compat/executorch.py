@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from typing import Any, NoReturn, overload
 
 from executorch.exir.backend import backend_api
@@ -17,7 +18,7 @@ from torch.export.graph_signature import OutputKind
 from exir_lowering import pipeline
 from exir_lowering._upstream import locks
 from exir_lowering._upstream.delegates import LoweredBackendModule
-from exir_lowering._upstream.hooks import WAITING
+from exir_lowering._upstream.hooks import ACCELERATED, WAITING
 from exir_lowering.errors import (
     BackendFailure,
     InputError,
@@ -26,6 +27,7 @@ from exir_lowering.errors import (
     UnknownPluginError,
 )
 from exir_lowering.lowered import LoweredMethods
+from exir_lowering.options import LoweringOptions
 from exir_lowering.partitioners.drop_in import convex_proposals as proposals
 from exir_lowering.plugins import registry
 from exir_lowering.plugins.delegate import Delegate
@@ -72,7 +74,7 @@ def to_backend(first: Any, *rest: Any, **named: Any) -> Any:
 
 
 @contextmanager
-def patch_executorch(*, convex_proposals: bool = False) -> Iterator[None]:
+def patch_executorch(*, convex_proposals: bool = False, accelerate: bool = True) -> Iterator[None]:
     """Make ExecuTorch's `to_backend` use this package's engine while the context lasts.
 
     `EdgeProgramManager.to_backend` and `to_edge_transform_and_lower` go through it, and so does every module that
@@ -83,9 +85,24 @@ def patch_executorch(*, convex_proposals: bool = False) -> Iterator[None]:
         convex_proposals: Whether partitioners that are based on torch.fx's `CapabilityBasedPartitioner`, XNNPACK's
             included, use this package's proposal algorithm too, which makes no more partitions and takes linear time.
             A node that could be in either of two partitions may be in a different one than with torch.fx's algorithm.
+        accelerate: Whether ExecuTorch's conversions, this package's engine and its emitter reuse what they would
+            compute again, as with `LoweringOptions(accelerate=True)`; ExecuTorch's results are the same bytes.
     """
-    with _PATCHED, WAITING, proposals() if convex_proposals else nullcontext():
-        yield
+    token = _accelerate.set(accelerate)
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(_PATCHED)
+            stack.enter_context(WAITING)
+            if accelerate:
+                stack.enter_context(ACCELERATED)
+            if convex_proposals:
+                stack.enter_context(proposals())
+            yield
+    finally:
+        _accelerate.reset(token)
+
+
+_accelerate: ContextVar[bool] = ContextVar("exir_lowering_patch_accelerates", default=True)
 
 
 def _replace_overloads() -> Callable[[], None]:
@@ -154,7 +171,7 @@ def _all_methods(
 
 def _lower(programs: Mapping[str, ExportedProgram], partitioners: Mapping[str, Any]) -> LoweredMethods:
     with _executorch_errors():
-        lowered = pipeline.to_backend(programs, partitioners)
+        lowered = pipeline.to_backend(programs, partitioners, options=LoweringOptions(accelerate=_accelerate.get()))
     for program in lowered.values():
         _refuse_returned_state(program)
     return lowered

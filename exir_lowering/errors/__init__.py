@@ -114,6 +114,10 @@ class BackendUnavailableWarning(UserWarning):
     """A model was lowered for a backend whose payloads this machine cannot execute; another machine may."""
 
 
+class CacheWarning(UserWarning):
+    """The cache of lowered partitions could not be used; the result is the same without it."""
+
+
 class InvariantError(LoweringError):
     """Something that exir-lowering guarantees does not hold: a defect of exir-lowering. Please report it."""
 

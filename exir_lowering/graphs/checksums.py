@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -22,7 +23,7 @@ def digest_weights(tensors: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     storages: dict[int, tuple[int, ...]] = {}
     digests: dict[str, tuple[int, ...]] = {}
     for name, tensor in tensors.items():
-        if not _readable(tensor):
+        if not is_readable(tensor):
             continue
         storage = tensor.untyped_storage()
         key = storage.data_ptr()
@@ -32,7 +33,8 @@ def digest_weights(tensors: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     return digests
 
 
-def _readable(tensor: Any) -> bool:
+def is_readable(tensor: Any) -> bool:
+    """Return whether a tensor has memory that can be read as it is: not fake, sparse or of a subclass."""
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter)  # subclasses may not have their own memory
         and tensor.layout is torch.strided
@@ -53,6 +55,12 @@ def _checksum(storage: torch.UntypedStorage) -> int:
     blocks = words[: words.numel() // _BLOCK * _BLOCK].view(-1, _BLOCK) @ torch.arange(1, 2 * _BLOCK, 2)
     rest = memory[blocks.numel() * _BLOCK * 8 :] if words.numel() else memory
     return zlib.crc32(rest.numpy().data, zlib.crc32(blocks.numpy().data))
+
+
+def hash_storage(storage: torch.UntypedStorage) -> str:
+    """Return the SHA-256 digest of a storage's memory, which is not copied."""
+    memory = torch.empty(0, dtype=torch.uint8).set_(storage)
+    return hashlib.sha256(memory.numpy().data).hexdigest()
 
 
 def find_changed(before: Mapping[str, tuple[int, ...]], after: Mapping[str, tuple[int, ...]]) -> Iterable[str]:

@@ -12,6 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from exir_lowering.plans.cache_use import CacheUse
 from exir_lowering.plans.lowering_plan import LoweringPlan
 
 
@@ -40,11 +41,13 @@ class Report(LoweringPlan):
         seconds: The time of each step: edge, tag, extract, plan, preprocess, splice.
         left_to_executorch: By method, the steps of the Edge conversion that went ExecuTorch's slower way, each with the
             reason; methods that have none are left out.
+        cache: What was in the cache and what was not, and why; () without a cache.
     """
 
     payload_bytes: Mapping[str, int]
     seconds: Mapping[str, float]
     left_to_executorch: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    cache: tuple[CacheUse, ...] = ()
 
     def table(self) -> Table:
         """Return the delegation table."""
@@ -74,4 +77,6 @@ class Report(LoweringPlan):
             for method, steps in self.left_to_executorch.items():
                 for step in steps:
                     console.print(f"{method}: ExecuTorch did {step}", markup=False)
+            if self.cache:
+                console.print(f"cache: {sum(use.hit for use in self.cache)} of {len(self.cache)} taken from it")
         return LoweringPlan.to_text(self, width=width) + capture.get()

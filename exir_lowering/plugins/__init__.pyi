@@ -1,5 +1,7 @@
 from . import asking as asking, capability as capability, payload as payload, refusals as refusals, registry as registry
 from .backend import (
+    NAMES as NAMES,
+    PROVENANCE as PROVENANCE,
     Backend as Backend,
     BackendContext as BackendContext,
     CompileSpec as CompileSpec,

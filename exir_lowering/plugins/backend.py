@@ -21,6 +21,8 @@ from exir_lowering.graphs.weights import WeightStore
 from exir_lowering.model import Adjustment, Rejection
 
 __all__ = [
+    "NAMES",
+    "PROVENANCE",
     "Backend",
     "BackendContext",
     "CompileSpec",
@@ -74,6 +76,24 @@ class BackendContext:
     weights: WeightStore
 
 
+NAMES = "names"
+"""In `unread`: the names of nodes, inputs and weights, also those in `node.meta`."""
+
+PROVENANCE = frozenset(
+    {
+        NAMES,
+        "desc",
+        "from_node",
+        "nn_module_stack",
+        "original_aten",
+        "seq_nr",
+        "source_fn_stack",
+        "stack_trace",
+        "torch_fn",
+    }
+)
+"""For `unread`: the names, and what says which code of the model a node comes from."""
+
 PARALLEL = ("none", "thread", "process")
 """The values of `Backend.parallel`."""
 
@@ -90,14 +110,21 @@ class Backend(ABC):
         parallel: Whether `preprocess` may run for several partitions at once, and in what; one of `PARALLEL`. With
             "none" it runs while no other thread converts. Otherwise it runs concurrently with them, and takes
             `exir_lowering.plugins.conversion_lock()` itself around what torch and ExecuTorch do with graphs. With
-            `LoweringOptions(jobs=N)` or `executor=`, partitions are lowered at once by threads that share this object,
-            or by processes that make one of their own from its class. Each call of `preprocess` then gets a context
-            of its own. An overridden `preprocess_all` is called once, with everything, as without jobs.
+            `LoweringOptions(jobs=N)`, partitions are lowered at once by threads that share this object, or by processes
+            that make one of their own from its class; with `executor=`, by whatever that has. If no process would find
+            the class, threads do it. Each call of `preprocess` then gets a context of its own. An own `preprocess_all` is called once, with everything, unless it is `independent`.
+        independent: Whether an own `preprocess_all` lowers each partition without regard to the others, as the default
+            one does. Then the cache of lowered partitions keeps them one by one, and only those whose content changed
+            are passed to it; and it may be called for several partitions at once.
+        unread: What `preprocess` does not read of a program, so that the cache may ignore it: `NAMES`, and keys of
+            `node.meta`; often `PROVENANCE`.
     """
 
     backend_id: ClassVar[str]
     version: ClassVar[str] = "0"
     parallel: ClassVar[Literal["none", "thread", "process"]] = "none"
+    independent: ClassVar[bool] = False
+    unread: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
     def preprocess(self, program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
@@ -152,7 +179,7 @@ class Backend(ABC):
     @property
     def in_processes(self) -> bool:
         """Whether other processes may lower partitions, each with a backend of its own, made from the class."""
-        return self.parallel == "process"
+        return self.parallel != "none"
 
     def lend(self, program: ExportedProgram, compile_specs: list[CompileSpec]) -> ExportedProgram | None:
         """Make the backend's own copy of a partition; None (the default) for a copy that shares the weights."""

@@ -48,6 +48,10 @@ class Table:
         at = self._at(field)
         return default if at is None else _unpack(self.buffer, at, code)[0]
 
+    def place(self, field: int) -> int | None:
+        """Return where in the buffer a field is, None when it is absent."""
+        return self._at(field)
+
     def real(self, field: int) -> float:
         """Return a double field, 0.0 when it is absent."""
         at = self._at(field)

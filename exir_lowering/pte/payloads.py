@@ -42,9 +42,16 @@ class PayloadChecks(ABC):
 
     Attributes:
         backend_id: The id of the backend, as it is in the file.
+        made_by: The class of ExecuTorch that makes the payloads, with its module; the rest is about this class, and is
+            what the cache of lowered partitions goes by.
+        unread: What that class does not read of a partition, as for `exir_lowering.plugins.Backend`.
+        replaces_handles: Whether `replace_handles` can be called.
     """
 
     backend_id: ClassVar[str]
+    made_by: ClassVar[str] = ""
+    unread: ClassVar[frozenset[str]] = frozenset()
+    replaces_handles: ClassVar[bool] = False
 
     @abstractmethod
     def check(self, payload: memoryview) -> CheckedPayload:
@@ -59,6 +66,18 @@ class PayloadChecks(ABC):
         Raises:
             CorruptError: The payload is damaged.
         """
+
+    def replace_handles(self, payload: bytes, handles: Mapping[int, int]) -> bytes:
+        """Return the payload that the backend makes of the same partition with other debug handles, byte for byte.
+
+        Args:
+            payload: A payload of a partition that has these debug handles.
+            handles: What each debug handle is replaced by. Others stay.
+
+        Raises:
+            CorruptError: The payload is damaged, or they cannot be replaced.
+        """
+        raise CorruptError("its debug handles cannot be replaced")
 
 
 FindChecks = Callable[[str], PayloadChecks | None]

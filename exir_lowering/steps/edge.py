@@ -13,6 +13,7 @@ from torch.export import ExportedProgram
 
 from exir_lowering import graphs
 from exir_lowering._upstream import locks
+from exir_lowering._upstream.acceleration import accelerating
 from exir_lowering._upstream.edge import SpecViolationError, checks_validity, gen_edge_manager, preserved_ops_left_over
 from exir_lowering.errors import LoweringError, PartitionerContractError
 from exir_lowering.errors.interrupts import let_through
@@ -67,7 +68,8 @@ def _edge(method: RequestedMethod, options: LoweringOptions) -> EdgeMethod:
     """Convert a program, unless it is in Edge dialect, and run the passes over it."""
     if is_edge(method.program) and method.passes is None:
         return EdgeMethod(method.name, method.program, method.partitioners)
-    with locks.conversion(), converting([method.program], gradients=True):
+    accelerated = accelerating(options.accelerate)
+    with locks.conversion(), converting([method.program], gradients=True), accelerated:
         if is_edge(method.program):
             config, edge, origin = None, isolate(graphs.copy_program(method.program)), None
             uncovered: tuple[str, ...] = ()

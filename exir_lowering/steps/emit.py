@@ -17,13 +17,14 @@ from torch.export import ExportedProgram
 
 from exir_lowering import graphs
 from exir_lowering._upstream import locks
+from exir_lowering._upstream.acceleration import accelerating
 from exir_lowering._upstream.delegates import forgetting_delegates
 from exir_lowering._upstream.edge import EdgeProgramManager, edge_record, without_validity_checks
 from exir_lowering._upstream.emission import EmittedCall, data_file_contents, emitting, pte_contents
 from exir_lowering._upstream.runtime import import_quantized_kernels
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
-from exir_lowering.graphs import debug_handles
+from exir_lowering.graphs import collector, debug_handles
 from exir_lowering.graphs.isolation import isolate
 from exir_lowering.plans.report import Report
 from exir_lowering.pte import saving
@@ -131,10 +132,12 @@ def emit(
     keep_originals: bool,
     report: Report,
     recorded: Mapping[str, ExportedProgram] | None = None,
+    accelerate: bool = True,
 ) -> Artifact:
     """Emit lowered programs; see `LoweredMethods.emit`. The Edge programs in `recorded` go into an ETRecord."""
     # Without gradients: ExecuTorch executes the writes into buffers, which autograd refuses for values that need one.
-    with locks.conversion(), converting(programs.values(), gradients=False):
+    settings = converting(programs.values(), gradients=False)
+    with locks.conversion(), collector.heap_frozen(), settings, accelerating(accelerate):
         artifact = _emit(programs, config, constant_methods, external_weights, keep_originals, report, recorded)
     sealing.seal(artifact.manager)  # it reads all that was emitted, while other threads convert
     return artifact

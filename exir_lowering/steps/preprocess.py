@@ -12,6 +12,7 @@ from torch.export import ExportedProgram
 
 from exir_lowering import graphs
 from exir_lowering._upstream import locks
+from exir_lowering._upstream.acceleration import accelerating
 from exir_lowering.errors import BackendContractError, BackendFailure, LoweringError, find_named_handle
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs import checksums, debug_handles, sources
@@ -48,9 +49,9 @@ def preprocess(
     programs = [partition.program for partition in group.partitions]
     with session.progress.count(f"lower for {group.backend_id}", len(group.partitions)) as advance:
         if backend.parallel == "none":
-            with locks.conversion(), converting(programs, gradients=True):
+            with locks.conversion(), converting(programs, gradients=True), accelerating(session.options.accelerate):
                 return _preprocess(group, backend, session.options.check_weights, advance, sharing or group)
-        with settings(programs, gradients=True):
+        with settings(programs, gradients=True), accelerating(session.options.accelerate):
             return _preprocess(group, backend, session.options.check_weights, advance, sharing or group)
 
 

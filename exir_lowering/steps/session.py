@@ -8,6 +8,7 @@ from types import TracebackType
 
 from exir_lowering.options import LoweringOptions
 from exir_lowering.plans.report import Times
+from exir_lowering.steps.cache.using import Cache
 from exir_lowering.steps.progress import Progress
 
 
@@ -19,14 +20,17 @@ class Session:
         options: How to lower.
         progress: Shows the steps of long work.
         times: Seconds by step.
+        cache: The cache of results, and what it did.
     """
 
     options: LoweringOptions
     progress: Progress = field(init=False)
     times: Times = field(init=False, default_factory=Times)
+    cache: Cache = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "progress", Progress(self.options.progress))
+        object.__setattr__(self, "cache", Cache(self.options.cache))
 
     def __enter__(self) -> Session:
         self.progress.__enter__()

@@ -88,13 +88,10 @@ def part_of(name: str) -> str:
 
 def run(engine: str, delegates: bool = False, part: str = "all") -> set[str]:
     """Run the tests, or those of one part, and return the names of those that pass."""
-    import quick_torch
     from executorch_demo import DemoDelegate, ExecutorDelegate
 
     from exir_lowering import compat
 
-    if "EXIR_LOWERING_FRESH" not in os.environ:
-        quick_torch.install()
     outcomes = Outcomes()
     # Beside demos/rpc there is a test of a runtime that is in no wheel.
     found = [path for folder in (suite(), suite() / "demos/rpc") for path in folder.glob("test_*.py")]

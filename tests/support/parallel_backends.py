@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import signal
 import time
@@ -13,7 +14,7 @@ import torch
 from lowering_support import TagPartitioner
 from torch.export import ExportedProgram, export
 
-from exir_lowering import Backend, CompileSpec, PreprocessResult, WeightStore
+from exir_lowering import Backend, CompileSpec, PreprocessResult
 from exir_lowering.plugins import BackendContext
 
 
@@ -35,7 +36,11 @@ class Sleeping(Backend):
         for spec in compile_specs:
             if spec.key == "seconds":
                 time.sleep(float(spec.value))
-        handles = {str(n): (node.meta["debug_handle"],) for n, node in enumerate(program.graph.nodes) if node.op == "call_function"}
+        handles = {
+            str(n): (node.meta["debug_handle"],)
+            for n, node in enumerate(program.graph.nodes)
+            if node.op == "call_function"
+        }
         return PreprocessResult(signed(program), handles)
 
 
@@ -111,7 +116,7 @@ class Chain(torch.nn.Module):
         super().__init__()
         torch.manual_seed(0)
         sizes = [width + n for n in range(layers + 1)]
-        self.layers = torch.nn.ModuleList(torch.nn.Linear(a, b) for a, b in zip(sizes, sizes[1:], strict=False))
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(a, b) for a, b in itertools.pairwise(sizes))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for layer in self.layers:
@@ -125,6 +130,7 @@ def chain(layers: int, width: int = 8) -> ExportedProgram:
 
 def each_layer(backend: str, **specs: object) -> TagPartitioner:
     """Give each linear layer a partition of its own."""
+
     def tag(node: Any) -> str | None:
         name = str(node.target)
         return f"t{node.meta['debug_handle']}" if "addmm" in name or "linear" in name else None

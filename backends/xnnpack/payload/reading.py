@@ -99,7 +99,7 @@ def read_graph(payload: memoryview) -> Graph:
 
 
 def _read(payload: memoryview) -> Graph:
-    tables, space = _parts(payload)
+    tables, space = split_payload(payload)
     if len(tables) < 8 or bytes(tables[4:8]) not in _VERSIONS:
         raise CorruptError(f"it starts with {bytes(tables[:8])!r}, expected {_VERSIONS!r} at byte 4")
     table = root(tables)
@@ -137,7 +137,7 @@ def _check_shapes(values: Mapping[int, GraphValue], nodes: Sequence[Node]) -> No
             raise CorruptError(f"value {id_} has the shape {list(shape)}, but only {free} bytes are free")
 
 
-def _parts(payload: memoryview) -> tuple[memoryview, int | None]:
+def split_payload(payload: memoryview) -> tuple[memoryview, int | None]:
     """Return a payload's tables, and how many bytes of constants follow; None if they are in the tables."""
     if len(payload) < _HEADER.size or bytes(payload[4:8]) != _MAGIC:
         return payload, None

@@ -33,7 +33,6 @@ READ = (
     "torch_fn",
     "from_node",
     "debug_handle",
-    "custom",
     "quantization_tag",
     "partitioner_tag",
 )
@@ -153,10 +152,13 @@ class _Comparison:
             yield from _unequal(f"{where}: target", str(a.target), str(b.target))
 
     def _meta(self, where: str, a: Node, b: Node) -> Iterator[str]:
+        yield from self._values(f"{where}: custom", *(_custom(node) for node in (a, b)))
         for key in (key for key in READ if _is_read(b, key) and (key in a.meta or key in b.meta)):
             if key not in a.meta or key not in b.meta:
                 present = ["present" if key in node.meta else MISSING for node in (a, b)]
-                yield f"{where}: {key} {present[0]} / {present[1]}"
+                yield f"{where}: {key} {present[0]} / {present[1]} {_short(a.meta.get(key, b.meta.get(key)))}"
+            elif key == "from_node" and isinstance(a.meta.get("val"), torch.SymInt):
+                continue  # torch makes the nodes of sizes anew in each step
             elif key == "from_node":
                 yield from _unequal(f"{where}: name of the ancestor", _ancestor(a)[0], _ancestor(b)[0])
                 yield from _unequal(f"{where}: decomposed from", origins(a), origins(b))
@@ -303,6 +305,12 @@ def _first_of_group(nodes: Iterable[Node], key: str, group: Callable[[Node], Has
         firsts.setdefault(group(node), index) if _is_read(node, key) and node.meta.get(key) is not None else None
         for index, node in enumerate(nodes)
     ]
+
+
+def _custom(node: Node) -> dict[str, Any]:
+    """Return what users and tools noted on a node, without what torch.compile notes about torch's own code."""
+    noted = node.meta.get("custom") or {}
+    return {key: value for key, value in noted.items() if not str(key).startswith("_torchdynamo_")}
 
 
 def _is_read(node: Node, key: str) -> bool:

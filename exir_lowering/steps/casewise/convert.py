@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from executorch.exir import EdgeCompileConfig
 from torch.export import ExportedProgram
+from torch.fx import GraphModule
 
 from exir_lowering._upstream.conversion import (
     can_preserve_directly,
@@ -52,6 +54,7 @@ class Conversion:
         """
         for partitioner in partitioners:
             program = partitioner.transform_for_pre_decomposition(program)
+        _drop_metadata_asserts(program)
         program = self._decompose("functionalization", program, {})
         preserved: list[Any] = []
         if not partitioners:
@@ -99,3 +102,11 @@ class Conversion:
         edge = finish_edge(edge)
         verify(edge, verifier)
         return edge
+
+
+def _drop_metadata_asserts(program: ExportedProgram) -> None:
+    """Remove asserts about dtypes and the like, which the first of ExecuTorch's passes to Edge dialect removes."""
+    for module in program.graph_module.modules():
+        for node in list(module.graph.nodes) if isinstance(module, GraphModule) else ():
+            if node.target is torch.ops.aten._assert_tensor_metadata.default and not node.users:
+                module.graph.erase_node(node)

@@ -14,6 +14,7 @@ from exir_lowering._upstream.conversion import (
     DEQUANTIZE,
     DIM_ORDER_OPERATORS,
     QUANTIZE,
+    SYMBOLIC_OPERATORS,
     aten_to_edge,
     dialect_passes,
     eliminate_dq_q,
@@ -95,16 +96,12 @@ class Dialect:
         converted: GraphModule = lazy_graph_module({}, rows.graph)
         for step in dialect_passes(self._config):
             converted = step(converted).graph_module
-        placeholders = iter([node for node in converted.graph.nodes if node.op == "placeholder"])
-        inputs = [[next(placeholders) for _ in row] for row in rows.inputs]
-        returned = iter(converted.graph.output_node().args[0])
-        results = [[next(returned) for _ in range(count)] for count in rows.outputs]
-        return take_templates(cases, converted, inputs, results)
+        return take_templates(cases, converted, *rows.split(converted.graph))
 
 
 def _replaced_only(target: Any) -> Plain | None:
     """Return the Edge operator of one that passes only replace, whatever its operands are."""
-    if target is operator.getitem:
+    if target is operator.getitem or (type(target) is not torch._ops.OpOverload and target in SYMBOLIC_OPERATORS):
         return Plain(target, same=True)
     if type(target) is not torch._ops.OpOverload or target in _LOOKED_AT or target._schema.is_mutable:
         return None
@@ -119,7 +116,7 @@ def _replaced_only(target: Any) -> Plain | None:
 
 def _has_number_for_tensor(node: Node) -> bool:
     """Return whether a call has a number where its operator has a tensor: a pass makes a constant of it."""
-    if node.target is operator.getitem:
+    if type(node.target) is not torch._ops.OpOverload:
         return False
     for index, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
         if isinstance(argument.type, torch.TensorType):

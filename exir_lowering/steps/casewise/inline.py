@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
 
 from exir_lowering import graphs
-from exir_lowering._upstream.conversion import source_of
+from exir_lowering._upstream.conversion import COPIED_META, source_of
+
+TRACED = "traced_by_" + __name__
+"""The key of node.meta of nodes whose history already names the step that traces them."""
 
 _SET_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
 
@@ -42,9 +46,15 @@ def _inline(graph_module: GraphModule, call: Node, step: str) -> None:
         for node in nested.graph.nodes:
             if node.op == "call_function":
                 env[node] = graph_module.graph.node_copy(node, env.__getitem__)
-                env[node].meta = dict(node.meta, from_node=[source_of(node, step)])
+                env[node].meta = _history(node, call, step)
     (returned,) = nested.graph.output_node().args
     _replace(graph_module, call, [env[node] for node in returned])  # type: ignore[union-attr,index]
+
+
+def _history(node: Node, call: Node, step: str) -> dict[str, Any]:
+    """Return a node's metadata, with that of the call around it, to which torch ascribes what it traces there."""
+    around = {name: call.meta[name] for name in COPIED_META if name in call.meta and name != "stack_trace"}
+    return {**node.meta, **around, "from_node": [source_of(call, step)], TRACED: True}
 
 
 def _replace(graph_module: GraphModule, call: Node, returned: list[Node]) -> None:

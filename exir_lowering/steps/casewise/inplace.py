@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from exir_lowering._upstream.conversion import is_composite
+
 
 class _Aliases:
     """Which values of a graph may share memory."""
@@ -18,7 +20,8 @@ class _Aliases:
         self._members: dict[Node, list[Node]] = {}
         for node in graph.nodes:
             for operand in _may_share(node):
-                self._parent[self.root(operand)] = self.root(node)
+                if self.root(operand) is not self.root(node):
+                    self._parent[self.root(operand)] = self.root(node)
         for node in graph.nodes:
             self._members.setdefault(self.root(node), []).append(node)
 
@@ -40,7 +43,7 @@ def _may_share(node: Node) -> Iterator[Node]:
     """Yield the operands whose memory a node's result may be in."""
     if node.op != "call_function":
         return
-    if type(node.target) is not torch._ops.OpOverload or _is_composite(node.target):
+    if type(node.target) is not torch._ops.OpOverload or is_composite(node.target):
         yield from node.all_input_nodes  # composite operators may return what they are given, whatever they declare
         return
     for index, argument in enumerate(node.target._schema.arguments):
@@ -55,12 +58,6 @@ def _nodes(value: Any) -> Iterator[Node]:
     elif isinstance(value, (list, tuple)):
         for entry in value:
             yield from _nodes(entry)
-
-
-def _is_composite(target: Any) -> bool:
-    return bool(
-        torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), torch._C.DispatchKey.CompositeImplicitAutograd)
-    )
 
 
 def written_operand(node: Node) -> Node | None:
@@ -80,7 +77,7 @@ def read_results(graph: Graph) -> None:
         graph: The graph; it computes the same afterwards. Operators that write into inputs, or into what is also seen
             through a view, stay as they are: `is_settled` tells them apart.
     """
-    mutating = [node for node in graph.nodes if _is_mutable(node)]
+    mutating = [node for node in graph.nodes if is_mutable(node)]
     if not mutating:
         return
     aliases = _Aliases(graph)
@@ -111,7 +108,8 @@ def _last_user(node: Node) -> Node:
     return last
 
 
-def _is_mutable(node: Node) -> bool:
+def is_mutable(node: Node) -> bool:
+    """Return whether a node's operator writes into an operand."""
     return (
         node.op == "call_function"
         and type(node.target) is torch._ops.OpOverload
@@ -126,7 +124,7 @@ def _only_seen_through(node: Node, written: Node, aliases: _Aliases, order: dict
             return False
         if order[member] >= order[node]:
             continue
-        chained = written_operand(member) if _is_mutable(member) else None
+        chained = written_operand(member) if is_mutable(member) else None
         fresh = not any(True for _ in _may_share(member))
         if chained is None and not fresh and any(order[user] >= order[node] for user in member.users):
             return False

@@ -13,9 +13,16 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from exir_lowering._upstream.conversion import COPIED_META, enable_python_dispatcher, source_of
+from exir_lowering._upstream.conversion import (
+    COPIED_META,
+    decomposed_call,
+    enable_python_dispatcher,
+    is_composite,
+    source_of,
+)
 from exir_lowering._upstream.programs import fake_mode_of, lazy_graph_module
 from exir_lowering.steps.casewise.cases import Case, Describer
+from exir_lowering.steps.casewise.inline import TRACED
 from exir_lowering.steps.casewise.templates import Template, fill, name_of
 from exir_lowering.steps.casewise.values import Uncovered, renew, require_gradients
 
@@ -137,12 +144,14 @@ class _Plan:
         plain: The operators of calls that are copied.
         templates: The templates of the others.
         missing: Cases without a template.
+        sizes: The symbolic sizes that nodes so far compute.
     """
 
     values: dict[Node, Any] = field(default_factory=dict)
     plain: dict[Node, Any] = field(default_factory=dict)
     templates: dict[Node, Template] = field(default_factory=dict)
     missing: dict[Hashable, Case] = field(default_factory=dict)
+    sizes: set[Any] = field(default_factory=set)
 
 
 class _Planner:
@@ -196,13 +205,16 @@ class _Planner:
             else:
                 plan.values[node] = self._from_template(node, values, plan)
         before, now = node.meta.get("val"), plan.values[node]
+        if isinstance(now, torch.SymInt):
+            plan.sizes.add(now.node.expr)
         if now is before or self._describer.value(now) == self._describer.value(before):
             same.add(node)
 
     def _returned(self, node: Node, plain: Plain, values: Sequence[Any], same: bool, plan: _Plan) -> Any:
         """Return what a plain call returns: what it did before, if nothing has changed that its result depends on."""
         before = node.meta.get("val")
-        if same and plain.same:
+        # Export evaluates composite operators with gradients, which take other ways then.
+        if same and plain.same and (self._stage.gradients or not is_composite(node.target)):
             if not self._stage.gradients:
                 return renew(before, self._mode, gradients=False) if require_gradients(before) else before
             if not any(map(require_gradients, values)):
@@ -215,6 +227,9 @@ class _Planner:
         case = self._describer.case(node, node.target, values, node.meta.get("val"), overwrites=overwrites)
         template = self._memory(case).get((self._stage.key, case.key))
         if template is not None:
+            unknown = template.sizes - plan.sizes
+            if unknown:
+                raise Uncovered(f"{node.target} needs the size {min(map(str, unknown))}, which nothing computes yet")
             plan.templates[node] = template
             return _bound(template, values, self._mode)
         plan.missing[case.key] = case
@@ -230,7 +245,8 @@ class _Planner:
         if found is None:
             args, kwargs = map_arg((node.args, dict(node.kwargs)), plan.values.__getitem__)
             with self._mode or nullcontext(), enable_python_dispatcher(), torch.set_grad_enabled(self._stage.gradients):
-                found = renew((target(*args, **kwargs),), self._mode)
+                run = target if self._stage.gradients or not is_composite(target) else decomposed_call(target)
+                found = renew((run(*args, **kwargs),), self._mode)
             self._memory(case).put(key, found)
         return renew(found, self._mode)[0]
 
@@ -257,6 +273,7 @@ class _Builder:
         self.root: dict[str, Any] = {}
         self._plan, self._stage, self._mode = plan, stage, mode
         self._env: dict[Node, Any] = {}
+        self._sizes: dict[Any, Node] = {}
 
     def add(self, node: Node) -> None:
         """Add what becomes of a node."""
@@ -276,8 +293,9 @@ class _Builder:
         args, kwargs = map_arg((node.args, dict(node.kwargs)), self._env.__getitem__)
         copied = self.graph.create_node("call_function", target, tuple(args), dict(kwargs), name=name_of(target))
         copied.meta = self._history(node)
-        copied.meta["val"] = self._plan.values[node]
-        copied.meta["original_aten"] = node.target
+        value = copied.meta["val"] = self._plan.values[node]
+        if isinstance(value, torch.SymInt):
+            self._sizes.setdefault(value.node.expr, copied)
         self._env[node] = copied
 
     def _inline(self, node: Node, template: Template) -> Any:
@@ -288,16 +306,14 @@ class _Builder:
             if part.constant is not None:
                 made.append(self._constant(part.constant))
             else:
-                args, kwargs = fill(part.args, made, operands), fill(part.kwargs, made, operands)
+                args, kwargs = (fill(value, made, operands, self._sizes) for value in (part.args, part.kwargs))
                 made.append(self.graph.create_node("call_function", part.target, args, kwargs, name=part.name))
-                made[-1].meta = dict(history)
-                if part.origin is not None:
-                    made[-1].meta["original_aten"] = part.origin
+                made[-1].meta = {**part.meta, **history}
             made[-1].meta["val"] = renew(part.value, self._mode)
         slots = template.results
         if isinstance(slots, tuple):
-            return [None if slot is None else fill(slot, made, operands) for slot in slots]
-        return fill(slots, made, operands)
+            return [None if slot is None else fill(slot, made, operands, self._sizes) for slot in slots]
+        return fill(slots, made, operands, self._sizes)
 
     def _constant(self, constant: torch.Tensor) -> Node:
         name = f"_tensor_constant{len(self.root)}"
@@ -306,7 +322,9 @@ class _Builder:
 
     def _history(self, node: Node) -> dict[str, Any]:
         """Return the metadata that what a node becomes takes over from it."""
+        if self._stage.decomposes and node.target is operator.getitem:
+            node = node.args[0]  # type: ignore[assignment]  # tracing takes the elements when it traces the call
         meta = {name: node.meta[name] for name in COPIED_META if name in node.meta}
-        if self._stage.decomposes:
+        if self._stage.decomposes and TRACED not in node.meta:
             meta["from_node"] = [source_of(node, self._stage.name)]
         return meta

@@ -62,16 +62,18 @@ def preprocess_parallel(
     try:
         runner = _choose_runner(backend, options)
     except RefusedError as reason:
-        _LOG.info("The partitions for backend %r are lowered one after the other: %s.", group.backend_id, reason)
+        log = _LOG.info if backend.parallel == "none" else _LOG.warning
+        log("The partitions for backend %r are lowered one after the other: %s.", group.backend_id, reason)
         return preprocess(group, backend, session)
     whole = sharing or group
-    here = _find_entangled(group, whole) if takes_context(backend.preprocess) else []
+    contexts = takes_context(backend.preprocess) or not backend.one_by_one
+    here = _find_entangled(group, whole) if contexts else []
     for partition in here:
         _note(partition, "a part of its weights is in another partition too")
     call = _Call(group, whole, backend, session, runner, {partition.id for partition in here})
     if isinstance(options.executor, ThreadPoolExecutor):
         return call.run(options.executor, own=False)
-    at_once = options.jobs if options.executor is None else _MOST_AT_ONCE
+    at_once = options.jobs if options.executor is None or type(runner) is Runner else _MOST_AT_ONCE
     return call.run(ThreadPoolExecutor(at_once, "exir-lowering"), own=True)
 
 
@@ -82,20 +84,22 @@ def _choose_runner(backend: Backend, options: LoweringOptions) -> Runner:
         RefusedError: Nobody but the caller's thread can.
     """
     executor = options.executor
-    if not backend.one_by_one:
+    if not (backend.one_by_one or backend.independent):
         raise RefusedError("it lowers them together, in preprocess_all")
-    if backend.parallel == "thread":
-        if executor is not None and not isinstance(executor, ThreadPoolExecutor):
-            raise RefusedError(f'it declares parallel = "thread", and {type(executor).__name__} is no pool of threads')
-        return Runner(backend, options)
     if not backend.in_processes:
         raise RefusedError('it declares parallel = "none"')
-    if isinstance(executor, ThreadPoolExecutor):
+    threads = isinstance(executor, ThreadPoolExecutor) or (executor is None and backend.parallel == "thread")
+    if threads and backend.parallel != "none":
+        return Runner(backend, options)
+    if threads:
         raise RefusedError("it can be lowered by several processes, but not by several threads")
     try:
         address = find_address(backend)
     except NoAddressError as error:
-        raise RefusedError(str(error)) from error
+        if backend.parallel == "none":
+            raise RefusedError(str(error)) from error
+        _LOG.warning("The partitions for backend %r are lowered in threads: %s.", backend.backend_id, error)
+        return Runner(backend, options)
     if executor is not None:
         return InExecutor(backend, address, options, executor)
     if not SUPPORTED:

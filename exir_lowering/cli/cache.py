@@ -1,0 +1,100 @@
+"""`exir-lower cache`: what the cache of lowered partitions holds, and how to empty it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+from exir_lowering.cli.command import OK, Command
+from exir_lowering.cli.output import format_size, kept_from_stdout, make_console, make_table, say
+from exir_lowering.errors import InputError
+from exir_lowering.errors.interrupts import let_through
+
+if TYPE_CHECKING:
+    from exir_lowering.plans.cache_use import CacheUse
+
+_EXAMPLES = """\
+examples:
+  exir-lower cache info
+  exir-lower cache clear --cache FOLDER
+
+Everything in it can be removed at any time; what is lowered next takes longer.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments.
+
+    Args:
+        parser: The command's parser.
+    """
+    parser.add_argument("action", choices=("info", "clear"), help="show what is in it, or remove it")
+    parser.add_argument("--cache", metavar="FOLDER", help="the folder; that of the user by default")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Show or clear the cache.
+
+    Args:
+        arguments: The command's arguments, parsed.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        InputError: The folder cannot be used.
+    """
+    with kept_from_stdout(True):
+        from exir_lowering.steps.cache.store import Store
+        from exir_lowering.steps.cache.using import find_folder, find_limit
+
+    folder = find_folder(arguments.cache or True)
+    try:
+        store = Store(folder, find_limit())
+        removed = store.clear() if arguments.action == "clear" else 0
+        content = store.content()
+    except OSError as error:
+        let_through(error)
+        raise InputError(f"The cache in {str(folder)!r} cannot be used: {error.strerror or error}.") from error
+    figures = {"folder": str(folder), **content.entries, "bytes": content.size, "limit": content.limit}
+    if arguments.json:
+        print(json.dumps(figures | ({"removed": removed} if arguments.action == "clear" else {}), indent=2))
+    elif arguments.action == "clear":
+        say(f"Removed {format_size(removed)} from {folder}.")
+    else:
+        table = make_table("Cache", show_header=False)
+        for name, value in (
+            ("folder", str(folder)),
+            ("converted programs", str(content.entries["edge"])),
+            ("lowered partitions", str(content.entries["preprocess"])),
+            ("size", f"{format_size(content.size)} of at most {format_size(content.limit)}"),
+        ):
+            table.add_row(name, Text(value, overflow="fold"))
+        make_console().print(table)
+    return OK
+
+
+def make_explanation(uses: Sequence[CacheUse]) -> Table:
+    """Return a table of what was taken from the cache, and why the rest was not.
+
+    Args:
+        uses: What the report says.
+
+    Returns:
+        A row for each conversion and each partition.
+    """
+    table = make_table("Cache")
+    for column in ("method", "partition", "cache"):
+        table.add_column(column, overflow="fold")
+    for use in uses:
+        table.add_row(*map(Text, (use.method, use.partition or "(conversion)", use.explain())))
+    return table
+
+
+COMMAND = Command("cache", "show or clear the cache of lowered partitions", add_arguments, execute, _EXAMPLES)

@@ -1,0 +1,73 @@
+"""Debug handles, kept apart from the key: a partition is lowered with handles 1 to n, and its own are put back.
+
+An operator that is inserted early in a model shifts the handles of all operators after it, and they are in payloads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from executorch.exir.backend.backend_details import PreprocessResult
+from torch.export import ExportedProgram
+
+from exir_lowering import graphs
+from exir_lowering.graphs import debug_handles
+from exir_lowering.plugins.payload import PayloadChecks
+
+_MOST = 65_534
+"""Backends use 65535 for operators that they make themselves."""
+
+
+def number_handles(program: ExportedProgram) -> dict[int, int] | None:
+    """Return a number for each debug handle of a partition: 1 to n, in the order in which they first occur.
+
+    Returns:
+        The numbers by handle; None if an operator has no handle, or there are too many.
+    """
+    numbers: dict[int, int] = {}
+    for _, module in graphs.walk(program.graph_module):
+        for node in module.graph.nodes:
+            handle = debug_handles.handle(node)
+            if handle is not None:
+                numbers.setdefault(handle, len(numbers) + 1)
+            elif node.op == "call_function":
+                return None
+    return numbers if len(numbers) <= _MOST and max(numbers, default=0) < 1 << 32 else None
+
+
+def with_handles(program: ExportedProgram, handles: Mapping[int, int]) -> ExportedProgram:
+    """Copy a program, with other debug handles."""
+    copied = graphs.copy_program(program, kind=type(program))
+    for _, module in graphs.walk(copied.graph_module):
+        for node in module.graph.nodes:
+            handle = debug_handles.handle(node)
+            if handle is not None:
+                node.meta[debug_handles.KEY] = handles[handle]
+    return copied
+
+
+def put_back(result: PreprocessResult, numbers: Mapping[int, int], payloads: PayloadChecks) -> PreprocessResult:
+    """Return the result of a partition that was lowered with handles 1 to n, with its own handles.
+
+    Args:
+        result: The result.
+        numbers: The number by handle.
+        payloads: What knows the payload's format.
+
+    Raises:
+        CorruptError: The payload is damaged.
+    """
+    handles = {number: handle for handle, number in numbers.items()}
+    table = result.debug_handle_map
+    if table is not None:
+        table = {key: _replace(named, handles) for key, named in table.items()}
+    payload = payloads.replace_handles(result.processed_bytes, handles)
+    return replace(result, processed_bytes=payload, debug_handle_map=table)
+
+
+def _replace(named: Any, handles: Mapping[int, int]) -> Any:
+    if isinstance(named, (tuple, list)):
+        return type(named)(handles.get(handle, handle) for handle in named)
+    return handles.get(named, named)

@@ -1,0 +1,108 @@
+"""What identifies the code that makes a result: versions, and a backend's class, source and settings."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import platform
+import sys
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from exir_lowering.errors.interrupts import let_through
+from exir_lowering.plugins import payload
+from exir_lowering.plugins.backend import Backend, ExecutorchBackend
+from exir_lowering.steps.cache.forms import Forms, Storages
+from exir_lowering.steps.cache.keys import FORMAT, NoKeyError
+
+_OWN = ("torch", "executorch", "exir-lowering")
+_STARTED = time.time()
+_MOST_FILES = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Maker:
+    """A backend, as far as the cache is concerned.
+
+    Attributes:
+        backend: The lines of the key about it.
+        independent: Whether each partition is lowered without regard to the others.
+        unread: What it does not read of a partition.
+        payloads: What can replace the debug handles in its payloads; None if nothing can.
+    """
+
+    backend: tuple[str, ...]
+    independent: bool
+    unread: Collection[str]
+    payloads: payload.PayloadChecks | None
+
+
+def identify(backend: Backend) -> Maker:
+    """Find out what a result depends on beside the partition.
+
+    Args:
+        backend: The backend.
+
+    Returns:
+        What identifies it, and what it declares.
+
+    Raises:
+        NoKeyError: Its code or its settings cannot be told apart from others.
+    """
+    kind = backend.details if isinstance(backend, ExecutorchBackend) else type(backend)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    facts = [backend.backend_id, str(backend.version), name]
+    independent = backend.one_by_one or backend.independent
+    if isinstance(backend, ExecutorchBackend):
+        checks = payload.find_checks(backend.backend_id)
+        if checks is not None and checks.made_by == name:
+            return Maker((*facts, "declared"), independent, checks.unread, checks if checks.replaces_handles else None)
+        facts += [*_source(kind), *_distributions()]
+        return Maker(tuple(facts), independent, frozenset(), None)
+    facts += [Forms(Storages(), named=True).form(vars(backend)), *_source(kind)]
+    if not kind.__module__.startswith("exir_lowering."):
+        facts += _distributions()
+    return Maker(tuple(facts), independent, backend.unread, None)
+
+
+@lru_cache(maxsize=1)
+def list_versions() -> tuple[str, ...]:
+    """Return the lines of a key about the software and the machine, whose arithmetic folds constants."""
+    versions = [f"{name} {metadata.version(name)}" for name in _OWN]
+    machine = f"{platform.machine()} {sys.byteorder} {torch.backends.cpu.get_cpu_capability()}"
+    return (*versions, f"python {sys.version_info[0]}.{sys.version_info[1]}", machine, f"format {FORMAT}")
+
+
+@lru_cache(maxsize=1)
+def _distributions() -> tuple[str, ...]:
+    """Return what is installed: what a backend uses that declares nothing about itself is not known."""
+    return tuple(sorted({f"{found.metadata['Name']} {found.version}" for found in metadata.distributions()}))
+
+
+def _source(kind: type) -> list[str]:
+    """Return the digests of a class's source files: all of its package's folder, or of its module alone.
+
+    Raises:
+        NoKeyError: It has none, depends on the variables of a function, or has changed since the process started.
+    """
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if "<locals>" in kind.__qualname__:
+        raise NoKeyError(f"{name} is defined in a function, on whose variables its results may depend")
+    try:
+        file = Path(inspect.getfile(kind)).resolve()
+        package = getattr(sys.modules.get(kind.__module__), "__package__", "")
+        files = sorted(file.parent.rglob("*.py")) if package else [file]
+        if len(files) > _MOST_FILES:
+            raise NoKeyError(f"the package of {name} has {len(files)} source files")
+        if any(one.stat().st_mtime >= _STARTED for one in files):
+            raise NoKeyError(f"the source of {name} has changed since this process started")
+        return [f"{one.relative_to(file.parent)} {hashlib.sha256(one.read_bytes()).hexdigest()}" for one in files]
+    except (TypeError, OSError) as error:
+        let_through(error)
+        raise NoKeyError(f"the source of {name} cannot be read: {error}") from None

@@ -1,0 +1,311 @@
+"""The store of the cache: files in one folder, named by the digests of their keys and contents.
+
+An entry is a small file with its key's parts and a description of the value; long chunks are files of their own, named
+by their content, which entries share. Files are written under temporary names and moved into place, so that readers in
+other processes, and those after a kill, find whole ones or none. Nothing relies on it: each file is checked against a
+digest when it is read, and what is not right in any way is a miss, and removed. No value is code, or becomes any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import secrets
+import stat
+import struct
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from exir_lowering.errors.interrupts import let_through
+from exir_lowering.steps.cache.keys import FORMAT, Key
+
+DEFAULT_LIMIT = 8 << 30
+"""How many bytes a store keeps, unless it is told otherwise."""
+
+_MAGIC = b"EXIRLOWC"
+_HEADER = struct.Struct("<8sI32sI")  # magic, format, digest of the rest, bytes of the description
+_LONG = 4096
+"""The bytes from which a chunk is a file of its own."""
+_MOST_DESCRIPTION = 64 << 20
+_NAME = re.compile(r"(?:preprocess|edge)-[0-9a-f]{64}\.entry|[0-9a-f]{64}\.chunk")
+_TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp")
+_ABANDONED = 3600.0
+"""The seconds after which a temporary file is one that a killed process left."""
+_LOOKED_AT = 256
+"""How many entries, the latest ones, are compared to find the one nearest to a key."""
+_READ = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+_WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the store has for a key.
+
+    Attributes:
+        value: What JSON can hold.
+        chunks: The chunks that it refers to.
+    """
+
+    value: Any
+    chunks: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What is in a store.
+
+    Attributes:
+        entries: The number of entries of each kind.
+        size: The bytes of all files.
+        limit: The bytes that it keeps at most.
+    """
+
+    entries: Mapping[str, int]
+    size: int
+    limit: int
+
+
+class Store:
+    """A folder with entries. Any number of processes and threads may use one at the same time.
+
+    Args:
+        folder: The folder, which is created if it is missing.
+        limit: How many bytes to keep.
+
+    Attributes:
+        folder: The folder.
+
+    Raises:
+        OSError: The folder cannot be used.
+    """
+
+    def __init__(self, folder: Path, limit: int = DEFAULT_LIMIT) -> None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+            raise PermissionError(f"no permission to read and write in {str(folder)!r}")
+        self.folder, self._limit = folder, limit
+        self._unchecked = limit  # bytes written since the size was looked at: it is when the first entry is written
+
+    def read(self, key: Key) -> Found | None:
+        """Return the value for a key, None if there is none that is whole."""
+        name = _entry_name(key)
+        try:
+            described = _parse(self._load(name, _MOST_DESCRIPTION))
+            if described is None or described[0] != [key.kind, key.digest, dict(key.parts)]:
+                self._drop(name)
+                return None
+            _, value, sizes, rest = described
+            chunks = list(self._chunks(sizes, rest))
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            let_through(error)
+            self._drop(name)  # if it is not there, nothing happens
+            return None
+        self._touch(name)
+        return Found(value, tuple(chunks))
+
+    def _chunks(self, sizes: Any, rest: bytes) -> Iterator[bytes]:
+        """Yield the chunks of an entry: in the entry itself, or in files.
+
+        Raises:
+            OSError, ValueError, TypeError: One is missing or damaged.
+        """
+        at = 0
+        for size, digest in sizes:
+            if digest is None:
+                if type(size) is not int or not 0 <= size <= len(rest) - at:
+                    raise ValueError("a chunk is not there")
+                yield rest[at : at + size]
+                at += size
+                continue
+            name = f"{digest}.chunk"
+            if not isinstance(digest, str) or not _NAME.fullmatch(name):
+                raise ValueError("a chunk has no digest")
+            content = self._load(name, self._limit)
+            if len(content) != size or hashlib.sha256(content).hexdigest() != digest:
+                self._drop(name)
+                raise ValueError("a chunk is damaged")
+            self._touch(name)
+            yield content
+
+    def write(self, key: Key, value: Any, chunks: Sequence[bytes]) -> bool:
+        """Keep a value for a key; return whether it was small enough.
+
+        Raises:
+            OSError: A file cannot be written, as the disk is full.
+        """
+        sizes: list[tuple[int, str | None]] = []
+        rest = []
+        for chunk in chunks:
+            long = len(chunk) >= _LONG
+            sizes.append((len(chunk), hashlib.sha256(chunk).hexdigest() if long else None))
+            if not long:
+                rest.append(chunk)
+        description = json.dumps([[key.kind, key.digest, dict(key.parts)], value, sizes]).encode()
+        if sum(map(len, chunks)) + len(description) > self._limit // 2 or len(description) > _MOST_DESCRIPTION // 2:
+            return False
+        for chunk, (_, digest) in zip(chunks, sizes, strict=True):
+            if digest is not None and not self._touch(f"{digest}.chunk", len(chunk)):
+                self._save(f"{digest}.chunk", [chunk])
+        body = hashlib.sha256(struct.pack("<I", len(description)) + description)
+        for chunk in rest:
+            body.update(chunk)
+        self._save(
+            _entry_name(key), [_HEADER.pack(_MAGIC, FORMAT, body.digest(), len(description)), description, *rest]
+        )
+        return True
+
+    def find_nearest(self, key: Key, known: list[Mapping[str, str]] | None) -> tuple[list[Mapping[str, str]], int]:
+        """Return the parts of the latest entries of a key's kind, and which of them has most parts in common with it.
+
+        Args:
+            key: The key.
+            known: What this returned first for an earlier key of the same kind, so that files are read once.
+
+        Returns:
+            The parts of each entry, and the number of the nearest one, -1 if there is none.
+        """
+        if known is None:
+            files = sorted(self._files(), key=lambda file: file[1].st_mtime_ns, reverse=True)
+            names = [name for name, _ in files if name.startswith(f"{key.kind}-")]
+            known = [parts for name in names[:_LOOKED_AT] if (parts := self._parts(name)) is not None]
+        same = [sum(parts.get(name) == digest for name, digest in key.parts.items()) for parts in known]
+        return known, max(range(len(same)), key=same.__getitem__, default=-1)
+
+    def _parts(self, name: str) -> Mapping[str, str] | None:
+        """Return the parts of an entry's key, which may be anything else if the entry is damaged."""
+        try:
+            described = _parse(self._load(name, _MOST_DESCRIPTION))
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            let_through(error)
+            return None
+        parts = described[0][2] if described is not None and len(described[0]) == 3 else None
+        return parts if isinstance(parts, dict) else None
+
+    def content(self) -> Content:
+        """Return what is in the store."""
+        files = list(self._files())
+        entries: dict[str, int] = {"edge": 0, "preprocess": 0}
+        for name, _ in files:
+            kind, dash, _ = name.partition("-")
+            if dash:
+                entries[kind] += 1
+        return Content(entries, sum(found.st_size for _, found in files), self._limit)
+
+    def clear(self) -> int:
+        """Remove all entries; return how many bytes that were. Files of others in the folder stay."""
+        removed = 0
+        for name, found in self._files(temporary=True):
+            removed += found.st_size
+            self._drop(name)
+        return removed
+
+    def trim(self) -> None:
+        """Bring a store over its limit to nine tenths of it: what was not used for longest is removed."""
+        self._unchecked = 0
+        now = time.time()
+        files = []
+        for name, found in self._files(temporary=True):
+            if _TEMPORARY.fullmatch(name):
+                if now - found.st_mtime > _ABANDONED:
+                    self._drop(name)
+            else:
+                files.append((name, found))
+        size = sum(found.st_size for _, found in files)
+        if size <= self._limit:
+            return
+        for name, found in sorted(files, key=lambda file: file[1].st_mtime_ns):
+            if size <= self._limit * 9 // 10:
+                break
+            self._drop(name)
+            size -= found.st_size
+
+    def _files(self, *, temporary: bool = False) -> Iterator[tuple[str, os.stat_result]]:
+        """Yield the store's files; others in the folder, and what is not a file, are not among them."""
+        with contextlib.suppress(FileNotFoundError), os.scandir(self.folder) as found:
+            for file in found:
+                if _NAME.fullmatch(file.name) or (temporary and _TEMPORARY.fullmatch(file.name)):
+                    with contextlib.suppress(OSError):
+                        state = file.stat(follow_symlinks=False)
+                        if not stat.S_ISDIR(state.st_mode):
+                            yield file.name, state
+
+    def _load(self, name: str, most: int) -> bytes:
+        """Read a file of the store.
+
+        Raises:
+            OSError: There is none, or it is a link.
+            ValueError: It is not a regular file, or too long.
+        """
+        handle = os.open(self.folder / name, _READ)
+        with os.fdopen(handle, "rb") as file:
+            found = os.fstat(handle)
+            if not stat.S_ISREG(found.st_mode) or found.st_size > most:
+                raise ValueError(f"{name} is not a file of the store")
+            content = file.read(found.st_size)
+        return content
+
+    def _save(self, name: str, content: Sequence[bytes]) -> None:
+        """Write a file under a temporary name, and move it into place.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        temporary = self.folder / f".{secrets.token_hex(8)}.tmp"
+        try:
+            with os.fdopen(os.open(temporary, _WRITE, 0o600), "wb") as file:
+                for part in content:
+                    file.write(part)
+            os.replace(temporary, self.folder / name)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+        self._unchecked += sum(map(len, content))
+        if self._unchecked > self._limit // 10:
+            self.trim()
+
+    def _touch(self, name: str, size: int | None = None) -> bool:
+        """Note that a file is used; return whether it is there, and has a size."""
+        try:
+            found = os.stat(self.folder / name, follow_symlinks=False)
+            if not stat.S_ISREG(found.st_mode) or (size is not None and found.st_size != size):
+                return False
+            os.utime(self.folder / name, follow_symlinks=False)
+        except (OSError, NotImplementedError) as error:
+            let_through(error)
+            return False
+        return True
+
+    def _drop(self, name: str) -> None:
+        """Remove a file of the store, as far as that is possible: a link, not what it leads to."""
+        with contextlib.suppress(OSError):
+            os.unlink(self.folder / name)
+
+
+def _entry_name(key: Key) -> str:
+    return f"{key.kind}-{key.digest}.entry"
+
+
+def _parse(content: bytes) -> tuple[list[Any], Any, Any, bytes] | None:
+    """Return an entry's key, value, sizes of chunks, and the chunks in it; None if its digest is not right.
+
+    Raises:
+        ValueError, TypeError, RecursionError: It is damaged in another way.
+    """
+    if len(content) < _HEADER.size:
+        return None
+    magic, version, digest, length = _HEADER.unpack_from(content)
+    if magic != _MAGIC or version != FORMAT or length > len(content) - _HEADER.size:
+        return None
+    if hashlib.sha256(memoryview(content)[_HEADER.size - 4 :]).digest() != digest:
+        return None
+    key, value, sizes = json.loads(content[_HEADER.size : _HEADER.size + length])
+    if not isinstance(key, list) or not isinstance(sizes, list):
+        return None
+    return key, value, sizes, content[_HEADER.size + length :]

@@ -1,0 +1,309 @@
+"""What is reused while backends and the emitter run: the same bytes, only for the thread that asks, nothing is left."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import models
+import pytest
+import quantized_models
+import torch
+from executorch.backends.xnnpack import _passes
+from executorch.exir import pass_base, tensor
+from executorch.exir.dialects.edge._ops import EdgeOpOverload
+from executorch.exir.pass_base import ExportPass
+from torch._export import utils
+from torch.export import Dim, ExportedProgram, export, exported_program
+from torch.fx import GraphModule, symbolic_trace
+from torch.fx.traceback import NodeSource
+from torch.utils import _pytree as pytree
+
+from exir_lowering import LoweringOptions, lower
+from exir_lowering._upstream.acceleration import accelerating, work
+
+PLAIN = LoweringOptions(accelerate=False)
+REPLACED: list[tuple[Any, str]] = [
+    (GraphModule, "recompile"),
+    (NodeSource, "__init__"),
+    (_passes, "_transform"),
+    (pass_base._ExportPassBase, "_fx"),
+    (tensor, "dim_order_from_stride"),
+    (exported_program, "_collect_all_valid_cia_ops"),
+    (torch._ops, "Callable"),
+]
+BEFORE = [getattr(owner, name) for owner, name in REPLACED]
+
+
+def is_restored() -> bool:
+    return [getattr(owner, name) for owner, name in REPLACED] == BEFORE and work.current() is None
+
+
+class Small(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.conv, self.norm = torch.nn.Linear(8, 16), torch.nn.Conv1d(4, 6, 3), torch.nn.BatchNorm1d(6)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        joined = torch.cat([y, y + 1, y * 2, y - 1, y * 3, y + 2, y * y], 1)
+        return torch.softmax(torch.relu(self.linear(x)), -1), self.norm(self.conv(y)).relu(), joined
+
+
+class Attention(torch.nn.Module):
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+class Enlarged(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.interpolate(x, scale_factor=2, mode="bilinear") * 2
+
+
+def small(dynamic: bool = False) -> ExportedProgram:
+    torch.manual_seed(0)
+    shapes = ({0: Dim("batch", min=2, max=32)},) * 2 if dynamic else None
+    return export(Small().eval(), (torch.randn(4, 8), torch.randn(4, 4, 9)), dynamic_shapes=shapes)
+
+
+def program(name: str) -> ExportedProgram:
+    if name in models.MODELS:
+        return models.exported(name)[2]
+    if name == "attention":
+        return export(Attention(), (*(torch.ones(1, 2, 8, 4),) * 3, torch.zeros(8, 8)))
+    if name == "enlarged":
+        return export(Enlarged(), (torch.ones(1, 3, 8, 8),))
+    return small(dynamic=name == "dynamic")
+
+
+def files(given: ExportedProgram, partitioner: Any) -> list[bytes]:
+    """Return the payloads and the file, each with and without acceleration."""
+    made = []
+    for options in (LoweringOptions(), PLAIN):
+        lowered = lower(given, partitioner(), options=options)
+        assert lowered.accelerate is options.accelerate
+        made.append(lowered.emit().buffer)
+    return made
+
+
+# -- the same bytes ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["static", "dynamic", "attention", "enlarged", *models.MODELS])
+def test_a_file_is_the_same(name: str) -> None:
+    fast, slow = files(program(name), lambda: "xnnpack")
+    assert fast == slow
+
+
+@pytest.mark.parametrize("name", ["static", "dynamic", "convnext"])
+def test_a_file_without_delegates_is_the_same(name: str) -> None:
+    fast, slow = files(program(name), lambda: None)
+    assert fast == slow
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_quantised_file_is_the_same(dynamic: bool) -> None:
+    fast, slow = files(quantized_models.quantized(dynamic), lambda: quantized_models.partitioners(dynamic))
+    assert fast == slow
+
+
+# -- only here, only now -----------------------------------------------------------------------------------------------
+
+
+def test_everything_is_restored() -> None:
+    with accelerating():
+        assert all(one is not getattr(*place) for one, place in zip(BEFORE, REPLACED, strict=True))
+        with accelerating():
+            outer = work.current()
+        assert work.current() is outer is not None
+        with accelerating(False):
+            assert work.current() is None
+    assert is_restored()
+    with pytest.raises(KeyError), accelerating():
+        raise KeyError
+    assert is_restored()
+
+
+def test_another_thread_is_not_accelerated() -> None:
+    with accelerating(), ThreadPoolExecutor(1) as pool:
+        assert pool.submit(work.current).result() is None
+        module = pool.submit(lambda: symbolic_trace(torch.nn.ReLU())).result()
+        assert "_code" in vars(module)
+
+
+def test_two_threads_with_different_settings() -> None:
+    given, expected = small(), files(small(), lambda: "xnnpack")[0]
+    start, made = threading.Barrier(4), []
+
+    def run(accelerate: bool) -> None:
+        start.wait()
+        for _ in range(2):
+            lowered = lower(given, "xnnpack", options=LoweringOptions(accelerate=accelerate))
+            made.append(lowered.emit().buffer)
+
+    threads = [threading.Thread(target=run, args=(number % 2 == 0,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert made == [expected] * 8
+    assert is_restored()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_of_a_thread_that_accelerates() -> None:
+    inside, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with accelerating():
+            inside.set()
+            done.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    inside.wait()
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if is_restored() else 1)
+    _, status = os.waitpid(child, 0)
+    done.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert is_restored()
+
+
+@contextmanager
+def _interrupted_after(seconds: float) -> Iterator[None]:
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        yield
+    except KeyboardInterrupt:
+        pass
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_an_interrupt_leaves_nothing_behind() -> None:
+    given, edge = small(), lower(small(), None)["forward"]
+    expected = lower(given, "xnnpack").emit().buffer
+    for number in range(10):
+        with _interrupted_after(0.005 + 0.01 * number):
+            lower(edge, "xnnpack").emit()
+        assert is_restored()
+    assert lower(given, "xnnpack").emit().buffer == expected
+
+
+# -- modules that wait to be compiled ----------------------------------------------------------------------------------
+
+
+class Doubled(torch.nn.Module):
+    def forward(self, x):  # torch cannot pickle annotations that are strings
+        return x.relu() * 2
+
+
+def _late() -> GraphModule:
+    with accelerating():
+        module = symbolic_trace(Doubled())
+        assert "_code" not in vars(module)
+    return module
+
+
+def test_a_module_works_after_the_context() -> None:
+    x = torch.ones(1, 3, 4, 4)
+    expected = Doubled()(x)
+    assert torch.equal(_late()(x), expected)
+    assert torch.equal(_late().forward(x), expected)
+    assert torch.equal(copy.deepcopy(_late())(x), expected)
+    assert torch.equal(copy.copy(_late())(x), expected)
+    assert torch.equal(pickle.loads(pickle.dumps(_late()))(x), expected)
+    code = symbolic_trace(Doubled()).code
+    assert _late().code == code and code in str(_late())
+    module = _late()
+    module.recompile()
+    assert module.code == code and torch.equal(module(x), expected)
+    with accelerating():
+        assert _late().recompile().src == code
+        assert torch.equal(pickle.loads(pickle.dumps(_late()))(x), expected)
+        assert torch.equal(copy.deepcopy(_late())(x), expected)
+
+
+def test_a_forward_that_was_replaced_stays() -> None:
+    module = _late()
+    type(module).forward = lambda self, x: x + 1
+    assert module.code
+    assert torch.equal(module(torch.ones(2)), torch.full((2,), 2.0))
+
+
+def test_a_module_is_collected_without_being_compiled() -> None:
+    with accelerating():
+        module = symbolic_trace(Doubled())
+        kind = type(module)
+        del module
+    gc.collect()
+    with pytest.raises(AttributeError):
+        kind._code  # noqa: B018
+
+
+# -- results that are reused -------------------------------------------------------------------------------------------
+
+
+def _edge() -> ExportedProgram:
+    return lower(small(), None)["forward"]
+
+
+def test_results_are_reused_and_each_once_in_a_graph() -> None:
+    module = _edge().graph_module
+    with accelerating():
+        first = ExportPass()(module).graph_module
+        second = ExportPass()(first).graph_module
+    values = [
+        pytree.tree_leaves([node.meta["val"] for node in each.graph.nodes if isinstance(node.target, EdgeOpOverload)])
+        for each in (first, second)
+    ]
+    # What is computed from constants, whose elements tracing knows, is computed each time.
+    assert sum(one is other for one, other in zip(*values, strict=True)) >= 8
+    assert len({id(value) for value in values[0]}) == len(values[0])
+
+
+def test_a_value_that_a_pass_left_behind_is_corrected() -> None:
+    """A pass changes a node and not what is noted of its value, and leaves it to tracing to correct that."""
+    module = _edge().graph_module
+    with accelerating():
+        module = ExportPass()(module).graph_module
+        (joined,) = (node for node in module.graph.nodes if "cat" in str(node.target))
+        assert joined.meta["val"].shape[1] == 28
+        joined.args = (joined.args[0][:2], *joined.args[1:])
+        module = ExportPass()(module).graph_module
+    (joined,) = (node for node in module.graph.nodes if "cat" in str(node.target))
+    assert joined.meta["val"].shape[1] == 8
+
+
+# -- composite operators -----------------------------------------------------------------------------------------------
+
+
+def test_an_operator_that_is_registered_later_is_found() -> None:
+    with accelerating():
+        before = set(utils._collect_all_valid_cia_ops())
+        library = torch.library.Library("exir_lowering_late", "DEF")
+        library.define("twice(Tensor x) -> Tensor")
+        library.impl("twice", lambda x: x + x, "CompositeImplicitAutograd")
+        found = set(utils._collect_all_valid_cia_ops()) - before
+        library.define("in_python(Tensor x) -> Tensor")
+        operator = torch.ops.exir_lowering_late.in_python.default
+        library.impl("in_python", lambda x: x, "CPU")
+        assert operator not in utils._collect_all_valid_cia_ops()
+        operator.py_impl(torch._C.DispatchKey.CompositeImplicitAutograd)(lambda x: x)
+        assert operator in utils._collect_all_valid_cia_ops()
+        assert {str(each) for each in found} == {"exir_lowering_late.twice.default"}
+        utils._collect_all_valid_cia_ops().clear()
+        assert operator in utils._collect_all_valid_cia_ops()
+    assert set(utils._collect_all_valid_cia_ops()) - before == {*found, operator}
