@@ -133,7 +133,7 @@ def each_layer(backend: str, **specs: object) -> TagPartitioner:
 
     def tag(node: Any) -> str | None:
         name = str(node.target)
-        return f"t{node.meta['debug_handle']}" if "addmm" in name or "linear" in name else None
+        return f"t{node.meta['debug_handle']}" if "addmm" in name or "permute" in name else None
 
     compile_specs = [CompileSpec(key, str(value).encode()) for key, value in specs.items()]
     return TagPartitioner(tag, backend, compile_specs=compile_specs)

@@ -57,14 +57,14 @@ def preprocess_parallel(
             that fails. A worker that ends twice while it lowers the same partition is a failure of the backend.
     """
     options = session.options
-    if options.jobs == 1 and options.executor is None:
-        return preprocess(group, backend, session)
+    if options.executor is None and min(options.jobs, len(group.partitions)) == 1:
+        return preprocess(group, backend, session, sharing=sharing)
     try:
         runner = _choose_runner(backend, options)
     except RefusedError as reason:
         log = _LOG.info if backend.parallel == "none" else _LOG.warning
         log("The partitions for backend %r are lowered one after the other: %s.", group.backend_id, reason)
-        return preprocess(group, backend, session)
+        return preprocess(group, backend, session, sharing=sharing)
     whole = sharing or group
     contexts = takes_context(backend.preprocess) or not backend.one_by_one
     here = _find_entangled(group, whole) if contexts else []
