@@ -112,8 +112,8 @@ class Backend(ABC):
             `exir_lowering.plugins.conversion_lock()` itself around what torch and ExecuTorch do with graphs. With
             `LoweringOptions(jobs=N)`, partitions are lowered at once by threads that share this object, or by processes
             that make one of their own from its class; with `executor=`, by whatever that has. If no process would find
-            the class, threads do it. Each call of `preprocess` then gets a context of its own. A `preprocess_all` of its own
-            is called once, with everything, unless it is `independent`.
+            the class, threads do it. Each call of `preprocess` then gets a context of its own. A `preprocess_all` that
+            replaces the default one is called once, with everything, unless it is `independent`.
         independent: Whether an own `preprocess_all` lowers each partition without regard to the others, as the default
             one does. Then the cache of lowered partitions keeps them one by one, and only those whose content changed
             are passed to it; and it may be called for several partitions at once.

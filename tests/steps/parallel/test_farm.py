@@ -1,4 +1,4 @@
-"""Partitions on a farm: a real Dask cluster of two processes, of which one is killed; and workers that share no disk."""
+"""Partitions on a farm: a Dask cluster of two processes, of which one is killed; and workers that share no disk."""
 
 from __future__ import annotations
 
