@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,8 +34,10 @@ from executorch.exir.verification.verifier import EXIREdgeDialectVerifier
 
 # Runs operators on fake tensors, as ExecuTorch's passes do.
 from torch._dispatch.python import enable_python_dispatcher
-from torch._export.passes import ReplaceViewOpsWithViewCopyOpsPass
-from torch._export.passes.replace_view_ops_with_view_copy_ops_pass import get_view_copy_of_view_op
+from torch._export.passes.replace_view_ops_with_view_copy_ops_pass import (
+    ReplaceViewOpsWithViewCopyOpsPass,
+    get_view_copy_of_view_op,
+)
 from torch._export.utils import _get_decomp_for_cia, _special_op_to_preserve_cia
 from torch._export.verifier import Verifier, _verify_exported_program_signature
 from torch.export import ExportedProgram
@@ -51,6 +53,7 @@ from torch.fx.proxy import _COPY_META_FIELDS
 from torch.fx.traceback import NodeSource, NodeSourceAction
 
 __all__ = [
+    "ASSERT_METADATA",
     "COPIED_META",
     "DEQUANTIZE",
     "DIM_ORDER_OPERATORS",
@@ -58,7 +61,9 @@ __all__ = [
     "SYMBOLIC_OPERATORS",
     "EdgeOpOverload",
     "Verifier",
+    "allow",
     "aten_to_edge",
+    "calling_convention",
     "can_preserve_directly",
     "contains_any",
     "decomposed_call",
@@ -68,19 +73,22 @@ __all__ = [
     "eliminate_dq_q",
     "enable_python_dispatcher",
     "finish_edge",
-    "get_view_copy_of_view_op",
-    "is_composite",
     "preservable",
     "remove_unused_parameters_pass",
     "restore_preserved",
     "set_preserved_apart",
+    "set_verifier",
     "should_lower_to_edge",
+    "skips_dim_order",
     "source_of",
     "split_table",
+    "take_calling_convention",
     "updated_signature",
     "verify_signature",
+    "view_copy_of",
 ]
 
+ASSERT_METADATA = torch.ops.aten._assert_tensor_metadata.default
 COPIED_META = ("stack_trace", *_COPY_META_FIELDS)
 SYMBOLIC_OPERATORS = frozenset(
     {*_TORCH_SYM_OPS, *(each for each in vars(operator).values() if callable(each) and not isinstance(each, type))}
@@ -101,14 +109,6 @@ updated_signature = _get_updated_graph_signature
 verify_signature = _verify_exported_program_signature
 
 
-def is_composite(target: Any) -> bool:
-    """Return whether an operator is defined by other operators, below autograd too."""
-    key = torch._C.DispatchKey.CompositeImplicitAutograd
-    if type(target) is not torch._ops.OpOverload:
-        return False
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), key)) or key in target.py_kernels
-
-
 def source_of(node: torch.fx.Node, step: str) -> NodeSource:
     """Return what a node made from another one says of its origin, which shares the older history with it.
 
@@ -124,6 +124,37 @@ def split_table(table: Mapping[Any, Any]) -> tuple[set[Any], set[Any]]:
     """Return the composite operators that a table of decompositions leaves whole, and those it decomposes in Python."""
     composite, in_python = _split_decomp_table_to_cia_and_python_decomp(dict(table))
     return {op for op, do in composite.items() if do is _special_op_to_preserve_cia}, set(in_python)
+
+
+def view_copy_of(target: Any) -> Any:
+    """Return the operator that copies what an operator would return a view of, None if it returns no view."""
+    return get_view_copy_of_view_op(target._schema)
+
+
+def skips_dim_order(config: EdgeCompileConfig) -> bool:
+    """Return whether a configuration keeps operators with memory formats."""
+    return bool(config._skip_dim_order)
+
+
+def allow(config: EdgeCompileConfig, operators: Iterable[Any]) -> None:
+    """Add operators to those that a configuration allows in Edge programs."""
+    config._core_aten_ops_exception_list = list({*config._core_aten_ops_exception_list, *operators})
+
+
+def take_calling_convention(graph: torch.fx.Graph, other: torch.fx.Graph) -> None:
+    """Make a graph take its arguments, and return its results, as another one does."""
+    graph.set_codegen(other._codegen)
+
+
+def calling_convention(graph: torch.fx.Graph) -> list[str]:
+    """Describe how a graph takes its arguments and returns its results."""
+    info = getattr(graph._codegen, "pytree_info", None)
+    return [type(graph._codegen).__name__, *(str(part) for part in info or ())]
+
+
+def set_verifier(program: ExportedProgram, verifier: Any) -> None:
+    """Make a program one of the dialect that a verifier class checks."""
+    program._verifiers = [verifier]
 
 
 def dialect_passes(config: EdgeCompileConfig) -> list[Any]:

@@ -105,7 +105,7 @@ class Rows:
             raise Uncovered("a constant that tracing adds")
         remaining, returned = iter(placeholders), iter(converted.output_node().args[0])  # type: ignore[arg-type]
         inputs = [[next(remaining) if is_placeholder else None for is_placeholder in row] for row in self.inputs]
-        return inputs, [[next(returned) for _ in range(count)] for count in self.outputs]  # type: ignore[misc]
+        return inputs, [[next(returned) for _ in range(count)] for count in self.outputs]
 
 
 def place_side_by_side(cases: Sequence[Case]) -> Rows:

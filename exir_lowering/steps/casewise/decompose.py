@@ -20,17 +20,22 @@ from torch.export.graph_signature import (
 )
 from torch.fx import Graph, GraphModule, Node
 
-from exir_lowering._upstream.conversion import Verifier, is_composite, split_table, updated_signature
-from exir_lowering._upstream.programs import assemble_program, flat_call_signature, guards_code_of, lazy_graph_module
+from exir_lowering._upstream.conversion import Verifier, split_table, updated_signature
+from exir_lowering._upstream.fakes import FakeTensorMode
+from exir_lowering._upstream.programs import (
+    assemble_program,
+    fake_mode_of,
+    flat_call_signature,
+    guards_code_of,
+    lazy_graph_module,
+)
+from exir_lowering._upstream.schemas import is_composite, is_overload, kernels_in_python, returned_types, writes
 from exir_lowering.steps.casewise.cases import Case, Rows, place_side_by_side
 from exir_lowering.steps.casewise.inline import inline_no_grad
-from exir_lowering.steps.casewise.inplace import is_mutable, is_settled, read_results
+from exir_lowering.steps.casewise.inplace import is_mutable, read_results
 from exir_lowering.steps.casewise.rewrite import Plain, rewrite
 from exir_lowering.steps.casewise.templates import Template, take_templates
 from exir_lowering.steps.casewise.values import Uncovered
-
-_PLAIN_KEYS = frozenset({torch._C.DispatchKey.Meta, torch._C.DispatchKey.Functionalize})
-"""Kernels in Python that do not change what a call is traced as."""
 
 _TRACED_APART = frozenset(
     {
@@ -75,14 +80,13 @@ class Decomposition:
     def _traced_as_it_is(self, target: Any) -> bool:
         if target is operator.getitem:
             return True
-        if type(target) is not torch._ops.OpOverload or target in self._in_python or target in _TRACED_APART:
+        if not is_overload(target) or target in self._in_python or target in _TRACED_APART:
             return False
-        returned = {str(each.type) for each in target._schema.returns}
-        if target._schema.is_mutable or returned != {"Tensor"}:
+        if writes(target) or returned_types(target) != {"Tensor"}:
             return False
         if is_composite(target):
             return target in self._whole
-        return _PLAIN_KEYS.issuperset(target.py_kernels)
+        return not kernels_in_python(target)
 
     def overwrites(self, node: Node) -> bool:
         """Return whether a call overwrites its first operand, which nothing reads afterwards."""
@@ -125,7 +129,7 @@ def _identity(function: Any) -> Hashable:
 
 
 def _check_traceable(target: Any) -> None:
-    if type(target) is not torch._ops.OpOverload:
+    if not is_overload(target):
         raise Uncovered(f"{target}")
     if torch.Tag.data_dependent_output in target.tags or torch.Tag.dynamic_output_shape in target.tags:
         raise Uncovered(f"{target}, whose result depends on data")
@@ -134,7 +138,7 @@ def _check_traceable(target: Any) -> None:
 def _program(rows: Rows) -> ExportedProgram:
     """Make a program of cases."""
     placeholders = [node for node in rows.graph.nodes if node.op == "placeholder"]
-    outputs = rows.graph.output_node().args[0]
+    outputs: Any = rows.graph.output_node().args[0]
     signature = ExportGraphSignature(
         [InputSpec(InputKind.USER_INPUT, TensorArgument(name=node.name), None) for node in placeholders],
         [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(name=node.name), None) for node in outputs],
@@ -163,11 +167,12 @@ def decompose(program: ExportedProgram, table: Mapping[Any, Any]) -> ExportedPro
         Uncovered: The program has something that cannot be decomposed by cases.
     """
     _check_program(program)
-    read_results(program.graph)
-    _check_writes(program.graph)
+    mode = fake_mode_of(program.graph_module)
+    if mode is None:
+        raise Uncovered("a program without tensors as inputs")
+    _settle_writes(program.graph, mode)  # first, as torch writes other histories for what is not inlined here
     inline_no_grad(program.graph_module, Decomposition.name)
-    read_results(program.graph)
-    _check_writes(program.graph)
+    _settle_writes(program.graph, mode)
     return with_graph(program, rewrite(program.graph_module, Decomposition(table)))
 
 
@@ -183,10 +188,9 @@ def _check_program(program: ExportedProgram) -> None:
                 raise Uncovered(f"an input of type {type(value).__name__}")
 
 
-def _check_writes(graph: Graph) -> None:
-    for node in graph.nodes:
-        if is_mutable(node) and not is_settled(node):
-            raise Uncovered(f"{node.target}, which writes into what is read elsewhere")
+def _settle_writes(graph: Graph, mode: FakeTensorMode) -> None:
+    for node in read_results(graph, mode):
+        raise Uncovered(f"{node.target}, which writes into what is read elsewhere")
 
 
 def with_graph(program: ExportedProgram, graph_module: GraphModule) -> ExportedProgram:

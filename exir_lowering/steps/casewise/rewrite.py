@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections import OrderedDict
 from collections.abc import Hashable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -15,22 +13,20 @@ from torch.fx.node import map_arg
 
 from exir_lowering._upstream.conversion import (
     COPIED_META,
-    decomposed_call,
-    enable_python_dispatcher,
-    is_composite,
     source_of,
+    take_calling_convention,
 )
 from exir_lowering._upstream.programs import fake_mode_of, lazy_graph_module
+from exir_lowering._upstream.schemas import is_composite, packet_name
 from exir_lowering.steps.casewise.cases import Case, Describer
+from exir_lowering.steps.casewise.evaluation import evaluate
 from exir_lowering.steps.casewise.inline import TRACED
-from exir_lowering.steps.casewise.templates import Template, fill, name_of
+from exir_lowering.steps.casewise.memory import MEMORY, Memory
+from exir_lowering.steps.casewise.templates import Slot, Template, fill
 from exir_lowering.steps.casewise.values import Uncovered, renew, require_gradients
 
 _ROUNDS = 12
 """How often values may change what later calls look like, before a graph counts as not covered."""
-
-_REMEMBERED = 20_000
-"""How many cases of earlier programs a process remembers; one takes a few kilobytes."""
 
 
 class Plain(NamedTuple):
@@ -83,34 +79,6 @@ class Stage(Protocol):
         """
 
 
-class Memory:
-    """What has been found out about cases, the most recently used ones. Threads take turns: conversions have a lock."""
-
-    def __init__(self) -> None:
-        self._known: OrderedDict[Hashable, Any] = OrderedDict()
-
-    def get(self, key: Hashable) -> Any:
-        """Return what is known of a case, None if nothing is."""
-        found = self._known.get(key)
-        if found is not None:
-            self._known.move_to_end(key)
-        return found
-
-    def put(self, key: Hashable, found: Any) -> None:
-        """Remember what was found."""
-        self._known[key] = found
-        while len(self._known) > _REMEMBERED:
-            self._known.popitem(last=False)
-
-    def forget(self) -> None:
-        """Forget everything."""
-        self._known.clear()
-
-
-MEMORY = Memory()
-"""What this process knows of cases without symbols; those with symbols belong to one program."""
-
-
 def rewrite(graph_module: GraphModule, stage: Stage) -> GraphModule:
     """Return a graph in which a stage has changed every call.
 
@@ -127,8 +95,9 @@ def rewrite(graph_module: GraphModule, stage: Stage) -> GraphModule:
     builder = _Builder(_Planner(graph_module, stage, mode).settle(), stage, mode)
     for node in graph_module.graph.nodes:
         builder.add(node)
-    builder.graph.set_codegen(graph_module.graph._codegen)
-    builder.graph.eliminate_dead_code()
+    take_calling_convention(builder.graph, graph_module.graph)
+    # Decomposing drops random operators whose results are not used, ExecuTorch's passes keep them.
+    builder.graph.eliminate_dead_code(lambda node: node.is_impure(impure_random=not stage.decomposes))
     made = lazy_graph_module(builder.root, builder.graph)
     if stage.decomposes:
         made.meta.update(graph_module.meta)
@@ -243,10 +212,8 @@ class _Planner:
         key = ("value", self._stage.gradients, case.key)
         found = self._memory(case).get(key)
         if found is None:
-            args, kwargs = map_arg((node.args, dict(node.kwargs)), plan.values.__getitem__)
-            with self._mode or nullcontext(), enable_python_dispatcher(), torch.set_grad_enabled(self._stage.gradients):
-                run = target if self._stage.gradients or not is_composite(target) else decomposed_call(target)
-                found = renew((run(*args, **kwargs),), self._mode)
+            found = evaluate(node, target, plan.values.__getitem__, self._mode, gradients=self._stage.gradients)
+            found = renew((found,), self._mode)
             self._memory(case).put(key, found)
         return renew(found, self._mode)[0]
 
@@ -258,11 +225,12 @@ def _bound(template: Template, values: Sequence[Any], mode: Any) -> Any:
     renewed = renew(template.values, mode)
     if isinstance(template.results, tuple):
         listed = [
-            values[-1 - slot.number] if slot is not None and slot.number < 0 else value
+            values[-1 - slot.number] if isinstance(slot, Slot) and slot.number < 0 else value
             for slot, value in zip(template.results, renewed, strict=True)
         ]
         return type(template.values)(listed)
-    return values[-1 - template.results.number] if template.results.number < 0 else renewed
+    slot = template.results
+    return values[-1 - slot.number] if isinstance(slot, Slot) and slot.number < 0 else renewed
 
 
 class _Builder:
@@ -291,7 +259,7 @@ class _Builder:
 
     def _copy(self, node: Node, target: Any) -> None:
         args, kwargs = map_arg((node.args, dict(node.kwargs)), self._env.__getitem__)
-        copied = self.graph.create_node("call_function", target, tuple(args), dict(kwargs), name=name_of(target))
+        copied = self.graph.create_node("call_function", target, tuple(args), dict(kwargs), name=packet_name(target))
         copied.meta = self._history(node)
         value = copied.meta["val"] = self._plan.values[node]
         if isinstance(value, torch.SymInt):

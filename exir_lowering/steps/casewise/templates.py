@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from exir_lowering._upstream.schemas import packet_name
 from exir_lowering.steps.casewise.cases import Case
 from exir_lowering.steps.casewise.values import Description, Uncovered
 
@@ -28,6 +29,9 @@ class Size:
     """A reference in a template to a symbolic size, which a node of the program around it computes."""
 
     expression: Any
+
+
+Reference = Slot | Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,7 @@ class Template:
     """
 
     nodes: tuple[TemplateNode, ...]
-    results: Slot | tuple[Slot | None, ...]
+    results: Reference | tuple[Reference | None, ...]
     values: Any
     described: Hashable
     sizes: frozenset[Any] = frozenset()
@@ -128,8 +132,8 @@ def _find_copy(case: Case, inputs: Sequence[Node | None]) -> Node | None:
     """
     if not case.overwrites:
         return None
-    index = case.operands.index(case.node.args[0])  # type: ignore[arg-type]
-    users = list(inputs[index].users)  # type: ignore[union-attr]
+    index = case.operands.index(case.node.args[0])
+    users: list[Node] = list(inputs[index].users)  # type: ignore[union-attr]
     if len(users) != 1 or users[0].target is not torch.ops.aten.clone.default:
         raise Uncovered(f"{case.node.target}, whose operand is read in another way")
     description = Description()
@@ -160,7 +164,7 @@ def _template(
     copied: Node | None,
     sizes: Mapping[Node, Size],
 ) -> Template:
-    slots: dict[Node, Slot | Size] = {node: Slot(-1 - i) for i, node in enumerate(inputs) if node is not None}
+    slots: dict[Node, Reference] = {node: Slot(-1 - i) for i, node in enumerate(inputs) if node is not None}
     slots.update(sizes)
     taken = frozenset(sizes[operand].expression for n in members for operand in n.all_input_nodes if operand in sizes)
     nodes = []
@@ -182,7 +186,7 @@ def _template(
     return Template(tuple(nodes), found[0], values[0], Description().value(values[0]), taken)
 
 
-def _template_node(node: Node, converted: GraphModule, slots: Mapping[Node, Slot | Size]) -> TemplateNode:
+def _template_node(node: Node, converted: GraphModule, slots: Mapping[Node, Reference]) -> TemplateNode:
     if node.op == "get_attr":
         constant = getattr(converted, str(node.target), None)
         if not isinstance(constant, torch.Tensor):
@@ -192,7 +196,7 @@ def _template_node(node: Node, converted: GraphModule, slots: Mapping[Node, Slot
         raise Uncovered(f"a node of kind {node.op}")
     return TemplateNode(
         node.target,
-        name_of(node.target),
+        packet_name(node.target),
         _with_slots(node.args, slots),
         _with_slots(node.kwargs, slots),
         node.meta.get("val"),
@@ -200,12 +204,7 @@ def _template_node(node: Node, converted: GraphModule, slots: Mapping[Node, Slot
     )
 
 
-def name_of(target: Any) -> str | None:
-    """Return what torch makes the name of a retraced call from: the operator's without its overload."""
-    return str(target.overloadpacket.__name__) if type(target) is torch._ops.OpOverload else None
-
-
-def _with_slots(value: Any, slots: Mapping[Node, Slot | Size]) -> Any:
+def _with_slots(value: Any, slots: Mapping[Node, Reference]) -> Any:
     if isinstance(value, Node):
         return slots[value]
     if isinstance(value, (list, tuple)):

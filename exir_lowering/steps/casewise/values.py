@@ -97,7 +97,7 @@ def renew(value: Any, mode: FakeTensorMode | None, *, gradients: bool = True) ->
         mode: The mode of the new tensors; None for that of the given ones.
         gradients: Whether tensors that require a gradient still do.
     """
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, FakeTensor):
         return make_fake(value, mode or value.fake_mode, requires_grad=gradients and value.requires_grad)
     if isinstance(value, (list, tuple)):
         return pytree.tree_map_only(torch.Tensor, lambda tensor: renew(tensor, mode, gradients=gradients), value)
