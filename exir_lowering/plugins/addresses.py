@@ -33,7 +33,9 @@ def find_address(backend: Backend) -> str:
     Raises:
         NoAddressError: It was given as an object with a state of its own, or its class cannot be imported.
     """
-    kind = getattr(backend, "details", type(backend))
+    from exir_lowering.plugins.backend import ExecutorchBackend
+
+    kind = backend.details if isinstance(backend, ExecutorchBackend) else type(backend)
     name = f"{kind.__module__}:{kind.__qualname__}"
     if kind is type(backend) and _made.get(id(backend)) is not backend and not _is_stateless(backend):
         raise NoAddressError(f"backends= has an object of {name}, whose state stays in this process; pass its class")

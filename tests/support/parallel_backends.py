@@ -70,7 +70,7 @@ class Scripted(Backend):
     """Does what the compile spec "do" says, to one partition: the one with the weight of so many rows.
 
     "raise": raises; "die": ends its process, "die once": unless the file exists, which it makes; "write": writes into
-    a weight; "wait": makes a file with its process id, and sleeps.
+    a weight; "tell": makes a file with its process id; "wait": then sleeps.
     """
 
     backend_id = "scripted"
@@ -100,8 +100,11 @@ class Scripted(Backend):
     def _write(self, weight: Any, file: str) -> None:
         weight.detach().add_(1)
 
-    def _wait(self, weight: Any, file: str) -> None:
+    def _tell(self, weight: Any, file: str) -> None:
         Path(f"{file}.{os.getpid()}").touch()
+
+    def _wait(self, weight: Any, file: str) -> None:
+        self._tell(weight, file)
         time.sleep(60)
 
 

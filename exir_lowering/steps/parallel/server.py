@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import threading
+from contextlib import suppress
 from typing import Any
 
 from exir_lowering.errors.interrupts import let_through
@@ -53,7 +54,8 @@ def main(file: int) -> None:
 def _prepare(request: dict[str, Any]) -> None:
     """Import what the next worker needs; what cannot be imported, the worker will say."""
     sys.path[:] = request["path"]
-    os.chdir(request["folder"])
+    with suppress(OSError):  # it may be gone
+        os.chdir(request["folder"])
     for name in request["modules"]:
         _import(name)
     gc.freeze()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -56,6 +57,11 @@ class Worker:
             return frames.read_message(self._stream)
         except (OSError, EOFError) as error:
             raise WorkerDiedError(f"the worker process {self.pid} {_describe(self.end())}") from error
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether a worker that has nothing to do is still there: it sends nothing, so only its end can be read."""
+        return not select.select([self._connection], [], [], 0)[0]
 
     def kill(self) -> None:
         """End the process now; a thread that waits for its reply gets an error."""
@@ -137,7 +143,6 @@ class Workers:
         self._lock = threading.Lock()
         self._server: _Server | None = None
         self._idle: list[Worker] = []
-        self._owner = 0
 
     def take(self, modules: Sequence[str]) -> Worker:
         """Return an idle worker, or a new one.
@@ -149,20 +154,23 @@ class Workers:
             OSError: No process can be started.
         """
         with self._lock:
-            if self._owner != os.getpid():  # a forked child must not talk to its parent's workers
-                self._server, self._idle, self._owner = None, [], os.getpid()
-            if self._idle:
-                return self._idle.pop()
-            server = self._server
-            if server is None:
-                server = self._server = _Server()
+            while self._idle:
+                worker = self._idle.pop()
+                if worker.is_alive:
+                    return worker
+                worker.end()
         try:
-            return server.fork(modules)
+            return self._find_server().fork(modules)
         except OSError:
             with self._lock:
-                if self._server is server:
-                    self._server = None
-            raise
+                self._server = None  # it may have been killed; the next one is not
+        return self._find_server().fork(modules)
+
+    def _find_server(self) -> _Server:
+        with self._lock:
+            if self._server is None:
+                self._server = _Server()
+            return self._server
 
     def give(self, worker: Worker) -> None:
         """Take back a worker that has nothing to do."""
@@ -175,12 +183,16 @@ class Workers:
     def close(self) -> None:
         """End all idle workers, and the process that they were forked from."""
         with self._lock:
-            idle, server, owner = self._idle, self._server, self._owner
+            idle, server = self._idle, self._server
             self._idle, self._server = [], None
-        if owner == os.getpid() and server is not None:
-            for worker in idle:
-                worker.end()
+        for worker in idle:
+            worker.end()
+        if server is not None:
             server.close()
+
+    def forget(self) -> None:
+        """Leave the workers to the process that this one was forked from."""
+        self._lock, self._server, self._idle = threading.Lock(), None, []
 
 
 def _search_path() -> list[str]:
@@ -192,3 +204,5 @@ SUPPORTED = hasattr(os, "fork") and hasattr(socket, "send_fds")
 
 WORKERS = Workers()
 atexit.register(WORKERS.close)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=WORKERS.forget)

@@ -38,9 +38,9 @@ from exir_lowering import (
     PreprocessResult,
     lower,
 )
-from exir_lowering.steps.parallel import dispatch
+from exir_lowering.steps.parallel import dispatch, workers
 
-WORKERS = (2, 4)
+JOBS = (2, 4)
 
 
 def lowered(program: Any, partitioner: Any, backend: Any, **options: Any) -> LoweredMethods:
@@ -68,13 +68,18 @@ def wait_until(done: Any, seconds: float = 60.0) -> None:
         time.sleep(0.02)
 
 
+@pytest.fixture(autouse=True)
+def _logging(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch._LOG, "disabled", False)  # import-linter, in another test, disables loggers
+
+
 class TestBytes:
     @pytest.mark.parametrize("backend", [Storing, StoringInThreads])
     def test_do_not_depend_on_the_number_of_jobs(self, backend: type[Backend]) -> None:
         program, partitioner = chain(8, width=200), each_layer("storing")  # weights that are in the shared file
         alone = lowered(program, partitioner, backend)
         assert len(alone.report.payload_bytes) == 8
-        for jobs in WORKERS:
+        for jobs in JOBS:
             many = lowered(program, partitioner, backend, jobs=jobs)
             assert many.emit().buffer == alone.emit().buffer
             assert list(many.report.payload_bytes) == list(alone.report.payload_bytes)
@@ -83,7 +88,7 @@ class TestBytes:
         program = exported("bert")[2]
         programs = {"first": program, "second": program}
         alone = lower(programs, "xnnpack").emit().buffer
-        for jobs in WORKERS:
+        for jobs in JOBS:
             assert lower(programs, "xnnpack", options=LoweringOptions(jobs=jobs)).emit().buffer == alone
         assert not caplog.text  # nothing was lowered here
 
@@ -104,7 +109,7 @@ class TestBytes:
         for _ in range(2):
             assert lowered(program, partitioner, Storing, jobs=2, cache=tmp_path).emit().buffer == alone
 
-    def test_of_a_given_pool_of_threads_or_processes_are_those_of_one_job(self) -> None:
+    def test_of_a_given_pool_of_threads_are_those_of_one_job(self) -> None:
         program, partitioner = chain(4), each_layer("storing")
         alone = lowered(program, partitioner, Storing).emit().buffer
         with ThreadPoolExecutor(2) as pool:
@@ -271,6 +276,27 @@ class TestEnds:
         assert len(interrupted) == 2
         wait_until(lambda: not any(map(is_alive, interrupted)), 5)
         assert len(lowered(chain(4), each_layer("scripted"), Scripted, jobs=2).report.payload_bytes) == 4
+
+    def test_workers_that_ended_between_two_calls_are_replaced(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        partitioner = each_layer("scripted", do="tell", file=tmp_path / "pid")
+        lowered(chain(4), partitioner, Scripted, jobs=2)
+        before = {int(path.suffix[1:]) for path in tmp_path.iterdir()}
+        for pid in before:
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not any(map(is_alive, before)), 5)
+        lowered(chain(4), partitioner, Scripted, jobs=2)
+        assert len({int(path.suffix[1:]) for path in tmp_path.iterdir()} - before) >= 1
+        assert not caplog.text
+
+    def test_a_forked_child_has_workers_of_its_own(self) -> None:
+        lowered(chain(2), each_layer("scripted"), Scripted, jobs=2)
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if not workers.WORKERS._idle else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        lowered(chain(2), each_layer("scripted"), Scripted, jobs=2)
 
     def test_a_process_that_is_killed_leaves_no_workers(self, tmp_path: Path) -> None:
         done = forked.run(SCRIPT, Path(forked.__file__).parent, tmp_path / "pid", timeout=120)
