@@ -23,6 +23,7 @@ from executorch.exir.passes.replace_aten_with_edge_pass import OpReplacePass, at
 from executorch.exir.program._program import (
     _can_skip_using_EDGE_DO_NOT_DECOMP,
     _default_decomposition_table,
+    _generate_edge_program,
     _get_aten_to_edge_passes,
     _remove_invalid_ops_for_not_decompose,
     _replace_aten_ops_with_transformed_ops,
@@ -73,6 +74,7 @@ __all__ = [
     "eliminate_dq_q",
     "enable_python_dispatcher",
     "finish_edge",
+    "generate_edge_program",
     "preservable",
     "remove_unused_parameters_pass",
     "restore_preserved",
@@ -167,6 +169,18 @@ def dialect_passes(config: EdgeCompileConfig) -> list[Any]:
 def edge_verifier(config: EdgeCompileConfig, preserved: Sequence[Any]) -> Any:
     """Return the verifier class that ExecuTorch gives to a converted program."""
     return EXIREdgeDialectVerifier(edge_compile_config=config, class_only=True, preserve_ops=list(preserved))
+
+
+def generate_edge_program(
+    config: EdgeCompileConfig, program: ExportedProgram, preserved: Sequence[Any]
+) -> ExportedProgram:
+    """Convert a decomposed program to Edge dialect by ExecuTorch's passes, and check it.
+
+    Raises:
+        Exception: Whatever its passes and its verifier raise.
+    """
+    converted: ExportedProgram = _generate_edge_program(config, program, preserve_ops=list(preserved))
+    return converted
 
 
 def finish_edge(program: ExportedProgram) -> ExportedProgram:

@@ -52,6 +52,7 @@ SECONDS: dict[str, float] = {
     "test_runtime": 25,
     "test_determinism": 25,
     "test_docs:test_python_blocks_run": 25,
+    "test_both_ways": 50,
     "test_integrity": 25,
     "test_threads:test_what_four_threads_make_is_what_one_makes": 24,
     "test_data_dependent_sizes": 20,

@@ -75,7 +75,8 @@ class Describer:
         description = Description()
         arguments = description.arguments((node.args, node.kwargs), numbers.__getitem__)
         described = [self._described(value) for value in values]
-        key = (target, arguments, tuple(entry[0] for entry in described))
+        # Operators without a dtype use the default one, which a conversion sets as it was during the export.
+        key = (target, arguments, tuple(entry[0] for entry in described), torch.get_default_dtype())
         symbolic = description.symbolic or any(entry[1] for entry in described)
         return Case(key, symbolic, node, operands, tuple(values), result, overwrites)
 

@@ -17,6 +17,7 @@ from exir_lowering._upstream.conversion import (
     default_table,
     edge_verifier,
     finish_edge,
+    generate_edge_program,
     preservable,
     remove_unused_parameters_pass,
     restore_preserved,
@@ -98,8 +99,13 @@ class Conversion:
 
     def _to_edge(self, program: ExportedProgram, preserved: Sequence[Any]) -> ExportedProgram:
         program = remove_unused_parameters_pass(program)
+        try:
+            graph_module = to_edge_operators(program.graph_module, self._config)
+        except Uncovered as reason:
+            self.uncovered += (f"Edge operators: {reason}",)
+            return generate_edge_program(self._config, program, preserved)
         verifier = edge_verifier(self._config, preserved)
-        edge = with_graph(program, to_edge_operators(program.graph_module, self._config))
+        edge = with_graph(program, graph_module)
         set_verifier(edge, verifier)
         edge = finish_edge(edge)
         verify(edge, verifier)

@@ -12,6 +12,7 @@ from torch.fx.node import map_arg
 from exir_lowering._upstream.conversion import decomposed_call, enable_python_dispatcher
 from exir_lowering._upstream.fakes import FakeTensorMode, storage_of
 from exir_lowering._upstream.schemas import is_composite
+from exir_lowering._upstream.tensors import version
 from exir_lowering._upstream.trees import pytree
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.steps.casewise.values import renew
@@ -46,17 +47,35 @@ def shared_operands(node: Node, values: Sequence[Any], mode: FakeTensorMode) -> 
         mode: The mode of the values.
     """
     operands = node.all_input_nodes
-    own = {operand: renew(value, mode) for operand, value in zip(operands, values, strict=True)}
+    own = [renew(value, mode) for value in values]
+    found = _try(node, own, mode)
+    if found is None:
+        return tuple(range(len(operands)))
+    storages = {storage_of(tensor) for tensor in _tensors(found)}
+    return tuple(i for i, value in enumerate(own) if any(storage_of(tensor) in storages for tensor in _tensors(value)))
+
+
+def leaves_as_it_is(node: Node, values: Sequence[Any], mode: FakeTensorMode) -> bool:
+    """Return whether a call of an in-place operator writes nothing, such as dropout in inference.
+
+    Args:
+        node: The call.
+        values: The values of `node.all_input_nodes`.
+        mode: The mode of the values.
+    """
+    own = [renew(value, mode, gradients=False) for value in values]
+    before = [version(tensor) for tensor in _tensors(own)]
+    return _try(node, own, mode) is not None and before == [version(tensor) for tensor in _tensors(own)]
+
+
+def _try(node: Node, values: Sequence[Any], mode: FakeTensorMode) -> Any:
+    value_of = dict(zip(node.all_input_nodes, values, strict=True)).__getitem__
     try:
-        result = evaluate(node, node.target, own.__getitem__, mode, gradients=False)
+        return evaluate(node, node.target, value_of, mode, gradients=False)
     except Exception as error:
         let_through(error)
-        return tuple(range(len(operands)))
-    storages = {storage_of(leaf) for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)}
-    return tuple(
-        index
-        for index, operand in enumerate(operands)
-        if any(
-            storage_of(leaf) in storages for leaf in pytree.tree_leaves(own[operand]) if isinstance(leaf, torch.Tensor)
-        )
-    )
+        return None
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch.fx import Graph, Node
@@ -16,7 +16,7 @@ from exir_lowering._upstream.schemas import (
     writes,
 )
 from exir_lowering.steps.casewise.cases import Describer
-from exir_lowering.steps.casewise.evaluation import shared_operands
+from exir_lowering.steps.casewise.evaluation import leaves_as_it_is, shared_operands
 from exir_lowering.steps.casewise.memory import MEMORY
 
 
@@ -58,15 +58,25 @@ class _Aliases:
                     yield from _nodes(value)
 
     def _shared_by_composite(self, node: Node) -> Iterator[Node]:
-        operands = node.all_input_nodes
-        case = self._describer.case(node, node.target, [operand.meta.get("val") for operand in operands], None)
-        key = ("shared", case.key)
-        found = None if case.symbolic else MEMORY.get(key)
-        if found is None:
-            found = shared_operands(node, case.values, self._mode)
+        yield from (node.all_input_nodes[index] for index in self._found("shared", node, shared_operands))
+
+    def _found(self, what: str, node: Node, find: Callable[[Node, Sequence[Any], FakeTensorMode], Any]) -> Any:
+        """Return what is found out by running a call, once for each case."""
+        case = self._describer.case(node, node.target, [one.meta.get("val") for one in node.all_input_nodes], None)
+        known = None if case.symbolic else MEMORY.get((what, case.key))
+        if known is None:
+            known = (find(node, case.values, self._mode),)
             if not case.symbolic:
-                MEMORY.put(key, found)
-        yield from (operands[index] for index in found)
+                MEMORY.put((what, case.key), known)
+        return known[0]
+
+    def untouched_by(self, node: Node) -> bool:
+        """Return whether an in-place operator writes nothing."""
+        return is_composite(node.target) and bool(self._found("untouched", node, leaves_as_it_is))
+
+    def is_new(self, node: Node) -> bool:
+        """Return whether a node's result is in memory of its own."""
+        return not any(True for _ in self._shared(node))
 
     def of(self, node: Node) -> list[Node]:
         """Return the values that may share memory with one, with itself, in order."""
@@ -105,8 +115,10 @@ def read_results(graph: Graph, mode: FakeTensorMode) -> list[Node]:
     order = {node: index for index, node in enumerate(graph.nodes)}
     left = []
     for node in mutating:
+        if aliases.untouched_by(node):
+            continue
         versions = _list_versions(node)
-        if versions is None or not _only_seen_as(versions, node, aliases, order):
+        if versions is None or not aliases.is_new(versions[-1]) or not _only_seen_as(versions, node, aliases, order):
             left.append(node)
             continue
         for version in versions:

@@ -157,6 +157,8 @@ class _Planner:
                 same.add(node)
             elif node.op == "call_function":
                 self._plan_call(node, plan, same)
+            elif node.op == "get_attr":
+                raise Uncovered("nested graphs")
             elif node.op != "output":
                 raise Uncovered(f"a node of kind {node.op}")
         return plan
@@ -293,6 +295,6 @@ class _Builder:
         if self._stage.decomposes and node.target is operator.getitem:
             node = node.args[0]  # type: ignore[assignment]  # tracing takes the elements when it traces the call
         meta = {name: node.meta[name] for name in COPIED_META if name in node.meta}
-        if self._stage.decomposes and TRACED not in node.meta:
+        if "from_node" not in meta or (self._stage.decomposes and TRACED not in node.meta):
             meta["from_node"] = [source_of(node, self._stage.name)]
         return meta
