@@ -44,11 +44,15 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--workers", type=int, default=4, help="of the Dask cluster")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     found = {"jobs=1": compare(), "jobs=4": compare(jobs=4)}
-    with LocalCluster(n_workers=4, threads_per_worker=1, dashboard_address=None) as cluster, Client(cluster) as client:
-        found["Dask, 4 workers"] = compare(executor=client.get_executor())
+    with (
+        LocalCluster(n_workers=given.workers, threads_per_worker=1, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+    ):
+        found[f"Dask, {given.workers}"] = compare(executor=client.get_executor())
     if given.json:
         print(json.dumps(found))
         return
