@@ -30,6 +30,8 @@ SECONDS: dict[str, float] = {
     "model:bert": 60,
     "test_example_package": 60,
     "test_bad_input": 50,
+    "test_farm": 50,
+    "test_jobs": 40,
     "test_openvino": 40,
     "test_suite": 50,
     "test_generation:xnnpack": 45,
