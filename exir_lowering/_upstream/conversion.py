@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from executorch.exir import EdgeCompileConfig
 from executorch.exir._program_utils import _get_updated_graph_signature, _get_updated_range_constraints
 from executorch.exir.dialects.edge._ops import EdgeOpOverload
+from executorch.exir.pass_base import _TORCH_SYM_OPS
 from executorch.exir.pass_manager import _can_eliminate_common_getitems
 from executorch.exir.passes import convert_constant_dim_order_pass
 from executorch.exir.passes.debug_handle_generator_pass import DebugHandleGeneratorPass
@@ -21,6 +23,7 @@ from executorch.exir.passes.replace_aten_with_edge_pass import OpReplacePass, at
 from executorch.exir.program._program import (
     _can_skip_using_EDGE_DO_NOT_DECOMP,
     _default_decomposition_table,
+    _generate_edge_program,
     _get_aten_to_edge_passes,
     _remove_invalid_ops_for_not_decompose,
     _replace_aten_ops_with_transformed_ops,
@@ -32,8 +35,10 @@ from executorch.exir.verification.verifier import EXIREdgeDialectVerifier
 
 # Runs operators on fake tensors, as ExecuTorch's passes do.
 from torch._dispatch.python import enable_python_dispatcher
-from torch._export.passes import ReplaceViewOpsWithViewCopyOpsPass
-from torch._export.passes.replace_view_ops_with_view_copy_ops_pass import get_view_copy_of_view_op
+from torch._export.passes.replace_view_ops_with_view_copy_ops_pass import (
+    ReplaceViewOpsWithViewCopyOpsPass,
+    get_view_copy_of_view_op,
+)
 from torch._export.utils import _get_decomp_for_cia, _special_op_to_preserve_cia
 from torch._export.verifier import Verifier, _verify_exported_program_signature
 from torch.export import ExportedProgram
@@ -49,13 +54,17 @@ from torch.fx.proxy import _COPY_META_FIELDS
 from torch.fx.traceback import NodeSource, NodeSourceAction
 
 __all__ = [
+    "ASSERT_METADATA",
     "COPIED_META",
     "DEQUANTIZE",
     "DIM_ORDER_OPERATORS",
     "QUANTIZE",
+    "SYMBOLIC_OPERATORS",
     "EdgeOpOverload",
     "Verifier",
+    "allow",
     "aten_to_edge",
+    "calling_convention",
     "can_preserve_directly",
     "contains_any",
     "decomposed_call",
@@ -65,20 +74,28 @@ __all__ = [
     "eliminate_dq_q",
     "enable_python_dispatcher",
     "finish_edge",
-    "get_view_copy_of_view_op",
-    "is_composite",
+    "generate_edge_program",
     "preservable",
     "remove_unused_parameters_pass",
     "restore_preserved",
     "set_preserved_apart",
+    "set_verifier",
     "should_lower_to_edge",
+    "skips_dim_order",
     "source_of",
     "split_table",
+    "take_calling_convention",
     "updated_signature",
     "verify_signature",
+    "view_copy_of",
 ]
 
+ASSERT_METADATA = torch.ops.aten._assert_tensor_metadata.default
 COPIED_META = ("stack_trace", *_COPY_META_FIELDS)
+SYMBOLIC_OPERATORS = frozenset(
+    {*_TORCH_SYM_OPS, *(each for each in vars(operator).values() if callable(each) and not isinstance(each, type))}
+)
+"""The functions, not operators of torch, that compute sizes in graphs."""
 DEQUANTIZE = frozenset(_DEQUANT_OPS)
 QUANTIZE = frozenset(_QUANT_OPS)
 DIM_ORDER_OPERATORS = frozenset(DimOrderOpsMap)
@@ -92,14 +109,6 @@ restore_preserved = _restore_transformed_ops_to_aten_ops
 set_preserved_apart = _replace_aten_ops_with_transformed_ops
 updated_signature = _get_updated_graph_signature
 verify_signature = _verify_exported_program_signature
-
-
-def is_composite(target: Any) -> bool:
-    """Return whether an operator is defined by other operators, below autograd too."""
-    key = torch._C.DispatchKey.CompositeImplicitAutograd
-    if type(target) is not torch._ops.OpOverload:
-        return False
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), key)) or key in target.py_kernels
 
 
 def source_of(node: torch.fx.Node, step: str) -> NodeSource:
@@ -119,6 +128,37 @@ def split_table(table: Mapping[Any, Any]) -> tuple[set[Any], set[Any]]:
     return {op for op, do in composite.items() if do is _special_op_to_preserve_cia}, set(in_python)
 
 
+def view_copy_of(target: Any) -> Any:
+    """Return the operator that copies what an operator would return a view of, None if it returns no view."""
+    return get_view_copy_of_view_op(target._schema)
+
+
+def skips_dim_order(config: EdgeCompileConfig) -> bool:
+    """Return whether a configuration keeps operators with memory formats."""
+    return bool(config._skip_dim_order)
+
+
+def allow(config: EdgeCompileConfig, operators: Iterable[Any]) -> None:
+    """Add operators to those that a configuration allows in Edge programs."""
+    config._core_aten_ops_exception_list = list({*config._core_aten_ops_exception_list, *operators})
+
+
+def take_calling_convention(graph: torch.fx.Graph, other: torch.fx.Graph) -> None:
+    """Make a graph take its arguments, and return its results, as another one does."""
+    graph.set_codegen(other._codegen)
+
+
+def calling_convention(graph: torch.fx.Graph) -> list[str]:
+    """Describe how a graph takes its arguments and returns its results."""
+    info = getattr(graph._codegen, "pytree_info", None)
+    return [type(graph._codegen).__name__, *(str(part) for part in info or ())]
+
+
+def set_verifier(program: ExportedProgram, verifier: Any) -> None:
+    """Make a program one of the dialect that a verifier class checks."""
+    program._verifiers = [verifier]
+
+
 def dialect_passes(config: EdgeCompileConfig) -> list[Any]:
     """Return ExecuTorch's passes from core ATen to Edge operators, in its order."""
     before, _ = _get_aten_to_edge_passes(config)
@@ -129,6 +169,18 @@ def dialect_passes(config: EdgeCompileConfig) -> list[Any]:
 def edge_verifier(config: EdgeCompileConfig, preserved: Sequence[Any]) -> Any:
     """Return the verifier class that ExecuTorch gives to a converted program."""
     return EXIREdgeDialectVerifier(edge_compile_config=config, class_only=True, preserve_ops=list(preserved))
+
+
+def generate_edge_program(
+    config: EdgeCompileConfig, program: ExportedProgram, preserved: Sequence[Any]
+) -> ExportedProgram:
+    """Convert a decomposed program to Edge dialect by ExecuTorch's passes, and check it.
+
+    Raises:
+        Exception: Whatever its passes and its verifier raise.
+    """
+    converted: ExportedProgram = _generate_edge_program(config, program, preserve_ops=list(preserved))
+    return converted
 
 
 def finish_edge(program: ExportedProgram) -> ExportedProgram:

@@ -23,6 +23,7 @@ __all__ = [
     "memory_of",
     "shape_env_of",
     "size_hint",
+    "storage_of",
     "symbols_of",
 ]
 
@@ -139,6 +140,11 @@ def _copy_shape_env(shape_env: Any) -> Any:
     # torch's caches of an environment's facts keep the environment alive until they see another version.
     copied._version_counter = next(_VERSIONS)
     return copied
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """Return what identifies the storage of a tensor, which may have no memory."""
+    return int(tensor.untyped_storage()._cdata)
 
 
 def memory_of(tensor: Any) -> tuple[int, int] | None:

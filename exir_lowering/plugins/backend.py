@@ -109,11 +109,14 @@ class Backend(ABC):
         version: The version of the code that makes the payloads; after a change, equal programs may give other bytes.
         parallel: Whether `preprocess` may run for several partitions at once, and in what; one of `PARALLEL`. With
             "none" it runs while no other thread converts. Otherwise it runs concurrently with them, and takes
-            `exir_lowering.plugins.conversion_lock()` itself around what torch and ExecuTorch do with graphs. This
-            version lowers one partition of a program at a time.
+            `exir_lowering.plugins.conversion_lock()` itself around what torch and ExecuTorch do with graphs. With
+            `LoweringOptions(jobs=N)`, partitions are lowered at once by threads that share this object, or by processes
+            that make one of their own from its class; with `executor=`, by whatever that has. If no process would find
+            the class, threads do it. Each call of `preprocess` then gets a context of its own. A `preprocess_all` that
+            replaces the default one is called once, with everything, unless it is `independent`.
         independent: Whether an own `preprocess_all` lowers each partition without regard to the others, as the default
             one does. Then the cache of lowered partitions keeps them one by one, and only those whose content changed
-            are passed to it.
+            are passed to it; and it may be called for several partitions at once.
         unread: What `preprocess` does not read of a program, so that the cache may ignore it: `NAMES`, and keys of
             `node.meta`; often `PROVENANCE`.
     """
@@ -174,6 +177,11 @@ class Backend(ABC):
         """Whether `preprocess_all` is the default, so that a failure can be attributed to one partition."""
         return type(self).preprocess_all is Backend.preprocess_all
 
+    @property
+    def in_processes(self) -> bool:
+        """Whether other processes may lower partitions, each with a backend of its own, made from the class."""
+        return self.parallel != "none"
+
     def lend(self, program: ExportedProgram, compile_specs: list[CompileSpec]) -> ExportedProgram | None:
         """Make the backend's own copy of a partition; None (the default) for a copy that shares the weights."""
         return None
@@ -206,6 +214,11 @@ class ExecutorchBackend(Backend):
         """Whether the class inherits ExecuTorch's `preprocess_multimethod`."""
         return _function(self.details.preprocess_multimethod) is _function(BackendDetails.preprocess_multimethod)
 
+    @property
+    def in_processes(self) -> bool:
+        """Whether each partition is lowered by itself: a class has no objects, and its passes need a process."""
+        return self.one_by_one
+
     def lend(self, program: ExportedProgram, compile_specs: list[CompileSpec]) -> ExportedProgram | None:
         """Return the copy of a class that overrides `copy_exported_program_for_preprocess`, None for other classes."""
         copy = self.details.copy_exported_program_for_preprocess
@@ -213,6 +226,11 @@ class ExecutorchBackend(Backend):
             return None
         own: ExportedProgram = copy(program, compile_specs)
         return own
+
+
+def takes_context(method: Callable[..., Any]) -> bool:
+    """Return whether a backend's method has a parameter for the context."""
+    return "context" in inspect.signature(method).parameters
 
 
 def context_argument(method: Callable[..., Any], context: BackendContext | None) -> dict[str, BackendContext]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from exir_lowering.errors import InputError, PluginLoadError, UnknownPluginError
 from exir_lowering.errors.interrupts import let_through
+from exir_lowering.plugins.addresses import note_made
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.pte.payloads import PayloadChecks
 
@@ -222,7 +223,7 @@ def as_backend(backend_id: str, candidate: Any) -> Backend:
     if isinstance(candidate, type) and issubclass(candidate, BackendDetails):
         return ExecutorchBackend(candidate)
     if isinstance(candidate, type) and issubclass(candidate, Backend):
-        return _check_parallel(backend_id, _make(f"Backend {backend_id!r}", candidate))
+        return note_made(_check_parallel(backend_id, _make(f"Backend {backend_id!r}", candidate)))
     if isinstance(candidate, Backend):
         return _check_parallel(backend_id, candidate)
     raise PluginLoadError(

@@ -17,7 +17,7 @@ from exir_lowering.steps.cache.identity import Maker, identify, list_versions
 from exir_lowering.steps.cache.keys import Key, NoKeyError, join_keys, make_key
 from exir_lowering.steps.cache.results import DamagedError, flatten_results, restore_results
 from exir_lowering.steps.cache.using import Cache
-from exir_lowering.steps.preprocess import preprocess
+from exir_lowering.steps.parallel.dispatch import preprocess_parallel
 from exir_lowering.steps.session import Session
 
 KIND = "preprocess"
@@ -60,13 +60,13 @@ def preprocess_cached(group: BackendGroup, backend: Backend, session: Session) -
     """
     cache = session.cache
     if not cache.active:
-        return preprocess(group, backend, session)
+        return preprocess_parallel(group, backend, session)
     try:
         maker = identify(backend)
     except NoKeyError as error:
         for partition in group.partitions:
             cache.refuse(KIND, partition.method, partition.id, str(error))
-        return preprocess(group, backend, session)
+        return preprocess_parallel(group, backend, session)
     tasks = _make_tasks(group, backend, maker, cache)
     if maker.independent:
         return _each(group, tasks, backend, maker, session)
@@ -139,7 +139,7 @@ def _lower(
     """Lower partitions with numbered handles, keep the results, and put the handles back."""
     whole = [task.partition for task in tasks]
     try:
-        lowered = preprocess(
+        lowered = preprocess_parallel(
             BackendGroup(group.backend_id, tuple(task.canonical() for task in tasks)), backend, session, sharing=group
         )
         done = {task.partition.id: _own(one.result, task, maker) for task, one in zip(tasks, lowered, strict=True)}
@@ -147,7 +147,7 @@ def _lower(
         if all(task.handles is None for task in tasks):
             raise
         # Once more with the partitions' own handles, so that the failure names the right lines of the model.
-        again = preprocess(BackendGroup(group.backend_id, tuple(whole)), backend, session, sharing=group)
+        again = preprocess_parallel(BackendGroup(group.backend_id, tuple(whole)), backend, session, sharing=group)
         return {one.partition.id: one.result for one in again}
     for task, one in zip(tasks, lowered, strict=True):
         if task.key is not None:
@@ -172,7 +172,7 @@ def _together(
             if task.key is not None:
                 reason = "the backend lowers it together with another partition, which has no key"
                 session.cache.refuse(KIND, task.partition.method, task.partition.id, reason)
-        return preprocess(group, backend, session)
+        return preprocess_parallel(group, backend, session)
     key = join_keys(keys, [partition.method for partition in group.partitions])
     results = _read(key, len(tasks), session.cache)
     note = session.cache.miss if results is None else session.cache.hit
@@ -180,7 +180,7 @@ def _together(
         note(key, partition.method, partition.id)
     if results is not None:
         return [LoweredPartition(*pair) for pair in zip(group.partitions, results, strict=True)]
-    lowered = preprocess(group, backend, session)
+    lowered = preprocess_parallel(group, backend, session)
     _write(key, [one.result for one in lowered], session.cache)
     return lowered
 

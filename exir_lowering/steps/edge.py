@@ -14,7 +14,14 @@ from torch.export import ExportedProgram
 from exir_lowering import graphs
 from exir_lowering._upstream import locks
 from exir_lowering._upstream.acceleration import accelerating
-from exir_lowering._upstream.edge import SpecViolationError, checks_validity, gen_edge_manager, preserved_ops_left_over
+from exir_lowering._upstream.conversion import allow
+from exir_lowering._upstream.edge import (
+    SpecViolationError,
+    allowed_operators,
+    checks_validity,
+    gen_edge_manager,
+    preserved_ops_left_over,
+)
 from exir_lowering.errors import LoweringError, PartitionerContractError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs.isolation import isolate
@@ -102,7 +109,7 @@ def _convert(
         return _convert_as_executorch(method, options, config), (f"the whole conversion: {reason}",)
     if options.edge == "check":
         require_equal(method.name, converted, _convert_as_executorch(method, options, _config(options)))
-    config._core_aten_ops_exception_list = own._core_aten_ops_exception_list
+    allow(config, allowed_operators(own))
     return converted, conversion.uncovered
 
 

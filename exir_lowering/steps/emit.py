@@ -24,7 +24,7 @@ from exir_lowering._upstream.emission import EmittedCall, data_file_contents, em
 from exir_lowering._upstream.runtime import import_quantized_kernels
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
-from exir_lowering.graphs import debug_handles
+from exir_lowering.graphs import collector, debug_handles
 from exir_lowering.graphs.isolation import isolate
 from exir_lowering.plans.report import Report
 from exir_lowering.pte import saving
@@ -136,7 +136,8 @@ def emit(
 ) -> Artifact:
     """Emit lowered programs; see `LoweredMethods.emit`. The Edge programs in `recorded` go into an ETRecord."""
     # Without gradients: ExecuTorch executes the writes into buffers, which autograd refuses for values that need one.
-    with locks.conversion(), converting(programs.values(), gradients=False), accelerating(accelerate):
+    settings = converting(programs.values(), gradients=False)
+    with locks.conversion(), collector.heap_frozen(), settings, accelerating(accelerate):
         artifact = _emit(programs, config, constant_methods, external_weights, keep_originals, report, recorded)
     sealing.seal(artifact.manager)  # it reads all that was emitted, while other threads convert
     return artifact

@@ -60,7 +60,7 @@ def _preprocess(
 ) -> list[LoweredPartition]:
     weights = _weights(group) if check_weights else {}
     before = checksums.digest_weights(weights)
-    context = BackendContext(WeightStore(_tensors(sharing)))
+    context = BackendContext(WeightStore(list_tensors(sharing)))
     try:
         if backend.one_by_one:
             lowered = _one_by_one(group, backend, context, advance)
@@ -97,7 +97,7 @@ def _one_by_one(
             result = backend.preprocess(program, specs, **also)
         except Exception as error:
             let_through(error)
-            raise _failure(group.backend_id, backend, [partition], error) from error
+            raise describe_failure(group.backend_id, backend, [partition], error) from error
         _check_result(group.backend_id, backend, partition, result)
         lowered.append(LoweredPartition(partition, result))
         advance()
@@ -117,7 +117,7 @@ def _all_at_once(
         results = backend.preprocess_all(programs, specs, **context_argument(backend.preprocess_all, context))
     except Exception as error:
         let_through(error)
-        raise _failure(group.backend_id, backend, group.partitions, error) from error
+        raise describe_failure(group.backend_id, backend, group.partitions, error) from error
     _check_results(group.backend_id, backend, by_method, results)
     found = {
         partition.id: result
@@ -148,7 +148,7 @@ def _check_stored(backend_id: str, store: WeightStore, lowered: list[LoweredPart
             )
 
 
-def _tensors(group: BackendGroup) -> Iterator[torch.Tensor]:
+def list_tensors(group: BackendGroup) -> Iterator[torch.Tensor]:
     """Yield the tensors that partitions read, including those in their nested graphs."""
     for partition in group.partitions:
         yield from partition.program.state_dict.values()
@@ -169,7 +169,7 @@ def _lend(backend_id: str, backend: Backend, partition: Partition) -> tuple[Expo
             copied = isolate(graphs.copy_program(partition.program), unbacked=True) if own is None else own
     except Exception as error:
         let_through(error)
-        raise _failure(backend_id, backend, [partition], error) from error
+        raise describe_failure(backend_id, backend, [partition], error) from error
     if own is not None and not isinstance(own, ExportedProgram):
         raise BackendContractError(
             f"Backend {backend_id!r} made a {type(own).__name__} as its copy of partition {partition.id}, expected an "
@@ -247,8 +247,18 @@ def _check_handles(backend_id: str, partition: Partition, handle_map: Any) -> No
         )
 
 
-def _failure(backend_id: str, backend: Backend, partitions: Any, error: Exception) -> LoweringError:
-    """Describe a failure: the backend, the line in it, the partition, and the lines of the model that it was given."""
+def describe_failure(backend_id: str, backend: Backend, partitions: Any, error: Exception) -> LoweringError:
+    """Describe a backend's failure.
+
+    Args:
+        backend_id: The backend's id.
+        backend: The backend.
+        partitions: What it was given.
+        error: What it raised.
+
+    Returns:
+        An error that names the backend, the line in it, the partitions, and the lines of the model.
+    """
     lines = [f"Backend {backend_id!r} failed: {type(error).__name__}: {error}"]
     raised = sources.find_raised_at(error, getattr(backend, "details", type(backend)))
     if raised is not None and not isinstance(error, LoweringError):  # which already has the details

@@ -21,6 +21,7 @@ from torch.export import ExportedProgram
 import exir_lowering
 from exir_lowering import LoweringOptions
 from exir_lowering.graphs import walk
+from exir_lowering.steps.casewise.rewrite import MEMORY
 
 
 @dataclass(frozen=True)
@@ -84,11 +85,7 @@ STEPS = ("edge", "backend", "emit")
 
 def forget() -> None:
     """Forget what this package remembers of earlier lowerings in the process."""
-    try:
-        from exir_lowering.steps.edge import forget_templates
-    except ImportError:  # nothing is remembered
-        return
-    forget_templates()
+    MEMORY.forget()
 
 
 class FakeResults:

@@ -71,8 +71,7 @@ def test_the_patch_is_taken_back() -> None:
     edge = to_edge(torch.export.export(Seen(), (torch.ones(2),)))
     for accelerate in (True, False):
         with compat.patch_executorch(accelerate=accelerate):
-            with pytest.raises(Exception, match=r"PassResult|An error occurred"):
-                edge.transform([Pass()])
+            edge.transform([Pass()])
             assert work.current() is None
         assert [getattr(*place) for place in PLACES] == BEFORE
     assert seen == [True, False]

@@ -270,7 +270,7 @@ def test_results_are_reused_and_each_once_in_a_graph() -> None:
         for each in (first, second)
     ]
     # What is computed from constants, whose elements tracing knows, is computed each time.
-    assert sum(one is other for one, other in zip(*values, strict=True)) > 12
+    assert sum(one is other for one, other in zip(*values, strict=True)) >= 8
     assert len({id(value) for value in values[0]}) == len(values[0])
 
 

@@ -32,6 +32,11 @@ __all__ = [
 _MOST = 200_000
 """How many results are remembered at most before all of them are forgotten."""
 
+_SMALL = 1024
+"""The most elements of a constant that is kept for its identity."""
+
+_REAL = (torch.Tensor, torch.nn.Parameter)
+
 _SIMPLE = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
@@ -120,6 +125,10 @@ def _describe(value: Any, mode: Any, work: Work, found: list[Any]) -> None:
             raise _UnknownError
         work.kept.setdefault(id(value), value)
         found.append(id(value))
+    elif kind in _REAL and value.numel() <= _SMALL:
+        # A constant: passes use it itself, and fake tensors show its form. Its elements do not count.
+        work.kept.setdefault(id(value), value)
+        found += (id(value), value.dtype, tuple(value.shape), value.stride(), value.requires_grad)
     elif kind in _SIMPLE_TYPES:
         found.append(kind)
         found.append(value)

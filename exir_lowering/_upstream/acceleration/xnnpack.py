@@ -126,7 +126,7 @@ CONDITIONS: dict[str, Condition] = {
     "DimOrderOpsRevertPass": Condition("8d97adc887297ca2", _no_dim_order),
     "ConvertToUpsampleBilinear2d": Condition(
         "7e00867e5ae84e52",
-        _all_of("aten.index.Tensor"),
+        _lacks("aten.upsample_bilinear2d.vec", "aten.index.Tensor", "aten._unsafe_index.Tensor"),
         modules=("executorch.backends.xnnpack.partition.graphs.bilinear_2d",),
     ),
     "ConvertToLinearPass": Condition(
@@ -137,7 +137,9 @@ CONDITIONS: dict[str, Condition] = {
     ),
     "ConvertToSDPAPass": Condition(
         "4f8687990ab42d5f",
-        _all_of("aten._softmax.default", "aten.bmm.default"),
+        _all_of(
+            "aten._softmax.default", "aten.any.dim", "aten.bmm.default", "aten.logical_not.default", "aten.where.self"
+        ),
         modules=("executorch.backends.xnnpack.partition.graphs.sdpa",),
     ),
     "ConstPropPass": Condition("ae85b14c65d638a5", _no_constants),
@@ -154,14 +156,14 @@ CONDITIONS: dict[str, Condition] = {
 }
 
 
-_CHECKED = ("1.5.1",)
-"""The versions of ExecuTorch whose passes the conditions were written for and are compared with, in the tests."""
+_CHECKED = (("1.5.1", "2.13.0"),)
+"""The versions of ExecuTorch and torch, whose decompositions make the patterns, that the conditions were checked on."""
 
 
 def replacements() -> list[tuple[Any, str, Any]]:
     """Return what leaves out passes with nothing to do; nothing where XNNPACK's passes are not in use."""
     passes = sys.modules.get(_PASSES)
-    if passes is None or version("executorch") not in _CHECKED:
+    if passes is None or (version("executorch"), version("torch").partition("+")[0]) not in _CHECKED:
         return []
     transform = passes._transform
 

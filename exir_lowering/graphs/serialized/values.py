@@ -6,6 +6,7 @@ import math
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from types import BuiltinFunctionType
 from typing import Any
 
 import sympy
@@ -123,7 +124,8 @@ class ValueWriter:
             return {"tensor": self._tensors.write(value)}
         if isinstance(value, sympy.Basic):
             return {"expression": expressions.write(value, self._fakes.symbols)}
-        if serializing.name_overload(value) is not None:
+        # Our conversion notes Python's own operators as the origins of nodes, too.
+        if serializing.name_overload(value) is not None or isinstance(value, BuiltinFunctionType):
             return {"operator": self.target(value, called=False)}
         raise NotSerialisableError(f"a value of the type {type(value).__name__}: {str(value)[:200]}")
 

@@ -11,6 +11,7 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
+from exir_lowering._upstream.fakes import FakeTensor
 from exir_lowering.steps.casewise.values import Description, Uncovered, renew
 
 
@@ -74,26 +75,38 @@ class Describer:
         description = Description()
         arguments = description.arguments((node.args, node.kwargs), numbers.__getitem__)
         described = [self._described(value) for value in values]
-        key = (target, arguments, tuple(entry[0] for entry in described))
+        # Operators without a dtype use the default one, which a conversion sets as it was during the export.
+        key = (target, arguments, tuple(entry[0] for entry in described), torch.get_default_dtype())
         symbolic = description.symbolic or any(entry[1] for entry in described)
         return Case(key, symbolic, node, operands, tuple(values), result, overwrites)
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Cases side by side in one graph: each has inputs and outputs of its own.
+    """Cases side by side in one graph: each has inputs and outputs of its own. Sizes with symbols are common to all.
 
     Attributes:
         graph: The graph.
-        inputs: The placeholders of each case.
-        copies: The copy of its first operand that a case overwrites.
+        inputs: Whether the operands of each case are placeholders; the others are sizes.
         outputs: How many outputs each case has.
     """
 
     graph: Graph
-    inputs: tuple[tuple[Node, ...], ...]
-    copies: tuple[Node | None, ...]
+    inputs: tuple[tuple[bool, ...], ...]
     outputs: tuple[int, ...]
+
+    def split(self, converted: Graph) -> tuple[list[list[Node | None]], list[list[Node]]]:
+        """Return the placeholders and the outputs of each case in the graph that the conversion made of this one.
+
+        Raises:
+            Uncovered: It has other placeholders.
+        """
+        placeholders = [node for node in converted.nodes if node.op == "placeholder"]
+        if len(placeholders) != sum(node.op == "placeholder" for node in self.graph.nodes):
+            raise Uncovered("a constant that tracing adds")
+        remaining, returned = iter(placeholders), iter(converted.output_node().args[0])  # type: ignore[arg-type]
+        inputs = [[next(remaining) if is_placeholder else None for is_placeholder in row] for row in self.inputs]
+        return inputs, [[next(returned) for _ in range(count)] for count in self.outputs]
 
 
 def place_side_by_side(cases: Sequence[Case]) -> Rows:
@@ -103,15 +116,20 @@ def place_side_by_side(cases: Sequence[Case]) -> Rows:
         Uncovered: A result is of an unexpected type.
     """
     graph = Graph()
-    inputs = tuple(
-        tuple(_placeholder(graph, f"case{number}_{index}", value) for index, value in enumerate(case.values))
+    rows: list[list[Node | None]] = [
+        [_placeholder(graph, f"case{number}_{index}", value) for index, value in enumerate(case.values)]
         for number, case in enumerate(cases)
-    )
+    ]
+    sizes = _add_sizes(graph, [value for case in cases for value in case.values])
     outputs: list[Node] = []
-    counts, copies = [], []
-    for number, (case, row) in enumerate(zip(cases, inputs, strict=True)):
-        env = dict(zip(case.operands, row, strict=True))
-        copies.append(_copy(graph, case, env, number) if case.overwrites else None)
+    counts = []
+    for number, (case, row) in enumerate(zip(cases, rows, strict=True)):
+        env = {
+            operand: placeholder if placeholder is not None else sizes[value.node.expr]
+            for operand, placeholder, value in zip(case.operands, row, case.values, strict=True)
+        }
+        if case.overwrites:
+            _copy(graph, case, env, number)
         args, kwargs = map_arg((case.node.args, dict(case.node.kwargs)), env.__getitem__)
         call = graph.create_node("call_function", case.node.target, tuple(args), dict(kwargs))
         _describe(call, case.result, number)
@@ -119,19 +137,39 @@ def place_side_by_side(cases: Sequence[Case]) -> Rows:
         outputs += results
         counts.append(len(results))
     graph.output(tuple(outputs)).meta["val"] = tuple(node.meta["val"] for node in outputs)
-    return Rows(graph, inputs, tuple(copies), tuple(counts))
+    inputs = tuple(tuple(placeholder is not None for placeholder in row) for row in rows)
+    return Rows(graph, inputs, tuple(counts))
 
 
-def _copy(graph: Graph, case: Case, env: dict[Node, Node], number: int) -> Node:
+def _add_sizes(graph: Graph, values: Sequence[Any]) -> dict[Any, Node]:
+    """Add an input that has the symbolic sizes among the values, and a node for each of them."""
+    sizes = {value.node.expr: value for value in values if isinstance(value, torch.SymInt)}
+    if not sizes:
+        return {}
+    mode = next(value.fake_mode for value in values if isinstance(value, FakeTensor))
+    carrier = graph.placeholder("sizes")
+    with mode:
+        carrier.meta["val"] = torch.empty(tuple(sizes.values()))
+    nodes = {}
+    for index, (expression, size) in enumerate(sizes.items()):
+        nodes[expression] = graph.call_function(torch.ops.aten.sym_size.int, (carrier, index))
+        _describe(nodes[expression], size, 0)
+    return nodes
+
+
+def _copy(graph: Graph, case: Case, env: dict[Node, Node], number: int) -> None:
     """Copy what a case overwrites: it is no input of the program that the case is from."""
     written = case.node.args[0]
     copied = graph.call_function(torch.ops.aten.clone.default, (env[written],))  # type: ignore[index]
     _describe(copied, env[written].meta["val"], number)  # type: ignore[index]
     env[written] = copied  # type: ignore[index]
-    return copied
 
 
-def _placeholder(graph: Graph, name: str, value: Any) -> Node:
+def _placeholder(graph: Graph, name: str, value: Any) -> Node | None:
+    if isinstance(value, torch.SymInt):
+        return None
+    if not isinstance(value, torch.Tensor):
+        raise Uncovered(f"an operand of type {type(value).__name__}")
     node = graph.placeholder(name)
     node.meta["val"] = renew(value, None)
     return node

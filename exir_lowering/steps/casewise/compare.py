@@ -17,6 +17,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputSpec, OutputSpec
 from torch.fx import GraphModule, Node
 
+from exir_lowering._upstream.conversion import calling_convention
 from exir_lowering.errors import LoweringError
 from exir_lowering.graphs import origins
 
@@ -133,7 +134,9 @@ class _Comparison:
             yield from self._meta(where, a, b)
         yield from _unequal(f"{path or 'graph: '}number of nodes", len(mine), len(other))
         yield from self._values(f"{path or 'graph: '}meta", dict(ours.meta), dict(theirs.meta))
-        yield from _unequal(f"{path or 'graph: '}calling convention", *map(_convention, (ours, theirs)))
+        yield from _unequal(
+            f"{path or 'graph: '}calling convention", *(calling_convention(side.graph) for side in (ours, theirs))
+        )
 
     def _targets(
         self, path: str, where: str, ours: tuple[GraphModule, Node], theirs: tuple[GraphModule, Node]
@@ -157,6 +160,8 @@ class _Comparison:
             if key not in a.meta or key not in b.meta:
                 present = ["present" if key in node.meta else MISSING for node in (a, b)]
                 yield f"{where}: {key} {present[0]} / {present[1]} {_short(a.meta.get(key, b.meta.get(key)))}"
+            elif key == "from_node" and isinstance(a.meta.get("val"), torch.SymInt):
+                continue  # torch makes the nodes of sizes anew in each step
             elif key == "from_node":
                 yield from _unequal(f"{where}: name of the ancestor", _ancestor(a)[0], _ancestor(b)[0])
                 yield from _unequal(f"{where}: decomposed from", origins(a), origins(b))
@@ -315,12 +320,6 @@ def _is_read(node: Node, key: str) -> bool:
     return node.op == "call_function" or (key == "val" and node.op != "output")
 
 
-def _convention(module: GraphModule) -> list[str]:
-    """Describe how a graph takes its arguments and returns its results."""
-    info = getattr(module.graph._codegen, "pytree_info", None)
-    return [type(module.graph._codegen).__name__, *(str(part) for part in info or ())]
-
-
 def _is_fake(tensor: torch.Tensor) -> bool:
     return hasattr(tensor, "fake_mode")
 
@@ -336,7 +335,7 @@ def _shared(program: ExportedProgram) -> dict[str, Any]:
     tables = {"state_dict": program.state_dict, "constants": program.constants}
     tensors = {f"{w}.{k}": t for w, table in tables.items() for k, t in table.items() if isinstance(t, torch.Tensor)}
     found: dict[str, Any] = {}
-    for what, identity in (("object", id), ("storage", lambda t: t.untyped_storage()._cdata)):
+    for what, identity in (("object", id), ("storage", lambda t: t.untyped_storage().data_ptr())):
         keys = {name: identity(tensor) for name, tensor in tensors.items()}
         counts = Counter(keys.values())
         for name, key in keys.items():

@@ -7,17 +7,22 @@ from typing import Any
 
 from executorch.exir import EdgeCompileConfig
 from torch.export import ExportedProgram
+from torch.fx import GraphModule
 
 from exir_lowering._upstream.conversion import (
+    ASSERT_METADATA,
+    allow,
     can_preserve_directly,
     contains_any,
     default_table,
     edge_verifier,
     finish_edge,
+    generate_edge_program,
     preservable,
     remove_unused_parameters_pass,
     restore_preserved,
     set_preserved_apart,
+    set_verifier,
 )
 from exir_lowering.steps.casewise.decompose import decompose, with_graph
 from exir_lowering.steps.casewise.dialect import to_edge_operators
@@ -52,6 +57,7 @@ class Conversion:
         """
         for partitioner in partitioners:
             program = partitioner.transform_for_pre_decomposition(program)
+        _drop_metadata_asserts(program)
         program = self._decompose("functionalization", program, {})
         preserved: list[Any] = []
         if not partitioners:
@@ -63,8 +69,7 @@ class Conversion:
             program, kept = self._decompose_for(partitioner, program)
             preserved += [op for op in kept if op not in preserved]
         program = self._to_edge(program, preserved)
-        allowed = self._config._core_aten_ops_exception_list
-        self._config._core_aten_ops_exception_list = list(set(allowed) | set(preserved))
+        allow(self._config, preserved)
         return program
 
     def _decompose(self, step: str, program: ExportedProgram, table: Mapping[Any, Any]) -> ExportedProgram:
@@ -72,7 +77,8 @@ class Conversion:
             return decompose(program, table)
         except Uncovered as reason:
             self.uncovered += (f"{step}: {reason}",)
-            return program.run_decompositions(dict(table))
+            decomposed: ExportedProgram = program.run_decompositions(dict(table))
+            return decomposed
 
     def _decompose_for(self, partitioner: Any, program: ExportedProgram) -> tuple[ExportedProgram, list[Any]]:
         """Decompose what a partitioner does not keep whole; return which operators it keeps."""
@@ -93,9 +99,22 @@ class Conversion:
 
     def _to_edge(self, program: ExportedProgram, preserved: Sequence[Any]) -> ExportedProgram:
         program = remove_unused_parameters_pass(program)
+        try:
+            graph_module = to_edge_operators(program.graph_module, self._config)
+        except Uncovered as reason:
+            self.uncovered += (f"Edge operators: {reason}",)
+            return generate_edge_program(self._config, program, preserved)
         verifier = edge_verifier(self._config, preserved)
-        edge = with_graph(program, to_edge_operators(program.graph_module, self._config))
-        edge._verifiers = [verifier]
+        edge = with_graph(program, graph_module)
+        set_verifier(edge, verifier)
         edge = finish_edge(edge)
         verify(edge, verifier)
         return edge
+
+
+def _drop_metadata_asserts(program: ExportedProgram) -> None:
+    """Remove asserts about dtypes and the like, which the first of ExecuTorch's passes to Edge dialect removes."""
+    for module in program.graph_module.modules():
+        for node in list(module.graph.nodes) if isinstance(module, GraphModule) else ():
+            if node.target is ASSERT_METADATA and not node.users:
+                module.graph.erase_node(node)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
 from types import FunctionType
@@ -17,19 +18,24 @@ from torch.export.graph_signature import (
     OutputSpec,
     TensorArgument,
 )
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
-from exir_lowering._upstream.conversion import Verifier, is_composite, split_table, updated_signature
-from exir_lowering._upstream.programs import assemble_program, flat_call_signature, guards_code_of, lazy_graph_module
+from exir_lowering._upstream.conversion import Verifier, split_table, updated_signature
+from exir_lowering._upstream.fakes import FakeTensorMode
+from exir_lowering._upstream.programs import (
+    assemble_program,
+    fake_mode_of,
+    flat_call_signature,
+    guards_code_of,
+    lazy_graph_module,
+)
+from exir_lowering._upstream.schemas import is_composite, is_overload, kernels_in_python, returned_types, writes
 from exir_lowering.steps.casewise.cases import Case, Rows, place_side_by_side
 from exir_lowering.steps.casewise.inline import inline_no_grad
-from exir_lowering.steps.casewise.inplace import is_settled, read_results
+from exir_lowering.steps.casewise.inplace import is_mutable, read_results
 from exir_lowering.steps.casewise.rewrite import Plain, rewrite
 from exir_lowering.steps.casewise.templates import Template, take_templates
 from exir_lowering.steps.casewise.values import Uncovered
-
-_PLAIN_KEYS = frozenset({torch._C.DispatchKey.Meta, torch._C.DispatchKey.Functionalize})
-"""Kernels in Python that do not change what a call is traced as."""
 
 _TRACED_APART = frozenset(
     {
@@ -63,29 +69,28 @@ class Decomposition:
         self._plain: dict[Any, bool] = {}
 
     def plain(self, node: Node, values: Sequence[Any]) -> Plain | None:
-        """Return a call's operator if it is traced as it is, and returns one tensor."""
+        """Return a call's operator if it is traced as it is."""
+        if isinstance(node.meta.get("val"), torch.SymInt):
+            return _plain_size(node)
         known = self._plain.get(node.target)
         if known is None:
             known = self._plain[node.target] = self._traced_as_it_is(node.target)
-        return Plain(node.target, same=True) if known else None
+        return Plain(node.target, same=True) if known and _elements_follow(node) else None
 
     def _traced_as_it_is(self, target: Any) -> bool:
-        if type(target) is not torch._ops.OpOverload or target in self._in_python or target in _TRACED_APART:
+        if target is operator.getitem:
+            return True
+        if not is_overload(target) or target in self._in_python or target in _TRACED_APART:
             return False
-        schema = target._schema
-        if schema.is_mutable or [str(returned.type) for returned in schema.returns] != ["Tensor"]:
+        if writes(target) or returned_types(target) != {"Tensor"}:
             return False
         if is_composite(target):
             return target in self._whole
-        return _PLAIN_KEYS.issuperset(target.py_kernels)
+        return not kernels_in_python(target)
 
     def overwrites(self, node: Node) -> bool:
         """Return whether a call overwrites its first operand, which nothing reads afterwards."""
-        if type(node.target) is not torch._ops.OpOverload or not node.target._schema.is_mutable:
-            return False
-        if not is_settled(node):
-            raise Uncovered(f"{node.target}, which writes into what is read elsewhere")
-        return True
+        return is_mutable(node)
 
     def convert(self, cases: Sequence[Case]) -> list[Template]:
         """Decompose cases by `run_decompositions`."""
@@ -93,14 +98,26 @@ class Decomposition:
             _check_traceable(case.node.target)
         rows = place_side_by_side(cases)
         decomposed = _program(rows).run_decompositions(dict(self._table))
-        placeholders = [node for node in decomposed.graph.nodes if node.op == "placeholder"]
-        if len(placeholders) != sum(map(len, rows.inputs)):
-            raise Uncovered("a decomposition adds a constant")
-        remaining = iter(placeholders)
-        inputs = [[next(remaining) for _ in row] for row in rows.inputs]
-        returned = iter(decomposed.graph.output_node().args[0])
-        results = [[next(returned) for _ in range(count)] for count in rows.outputs]
-        return take_templates(cases, decomposed.graph_module, inputs, results)
+        return take_templates(cases, decomposed.graph_module, *rows.split(decomposed.graph))
+
+
+def _elements_follow(node: Node) -> bool:
+    """Return whether what takes the elements of a call's result follows it in their order, as tracing writes it."""
+    if not isinstance(node.meta.get("val"), (list, tuple)):
+        return True
+    following, last = node.next, -1
+    for _ in node.users:
+        if following.target is not operator.getitem or following.args[0] is not node or following.args[1] <= last:  # type: ignore[operator]
+            return False
+        following, last = following.next, following.args[1]  # type: ignore[assignment]
+    return True
+
+
+def _plain_size(node: Node) -> Plain | None:
+    """Return the operator of a call that takes a size of an input: tracing takes it there too, at the beginning."""
+    if node.target is torch.ops.aten.sym_size.int and node.args[0].op == "placeholder":  # type: ignore[union-attr]
+        return Plain(node.target, same=True)
+    raise Uncovered(f"the symbolic size {node.meta['val']}, computed by {node.target}")
 
 
 def _identity(function: Any) -> Hashable:
@@ -112,7 +129,7 @@ def _identity(function: Any) -> Hashable:
 
 
 def _check_traceable(target: Any) -> None:
-    if type(target) is not torch._ops.OpOverload:
+    if not is_overload(target):
         raise Uncovered(f"{target}")
     if torch.Tag.data_dependent_output in target.tags or torch.Tag.dynamic_output_shape in target.tags:
         raise Uncovered(f"{target}, whose result depends on data")
@@ -120,8 +137,8 @@ def _check_traceable(target: Any) -> None:
 
 def _program(rows: Rows) -> ExportedProgram:
     """Make a program of cases."""
-    placeholders = [node for row in rows.inputs for node in row]
-    outputs = rows.graph.output_node().args[0]
+    placeholders = [node for node in rows.graph.nodes if node.op == "placeholder"]
+    outputs: Any = rows.graph.output_node().args[0]
     signature = ExportGraphSignature(
         [InputSpec(InputKind.USER_INPUT, TensorArgument(name=node.name), None) for node in placeholders],
         [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(name=node.name), None) for node in outputs],
@@ -150,8 +167,12 @@ def decompose(program: ExportedProgram, table: Mapping[Any, Any]) -> ExportedPro
         Uncovered: The program has something that cannot be decomposed by cases.
     """
     _check_program(program)
+    mode = fake_mode_of(program.graph_module)
+    if mode is None:
+        raise Uncovered("a program without tensors as inputs")
+    _settle_writes(program.graph, mode)  # first, as torch writes other histories for what is not inlined here
     inline_no_grad(program.graph_module, Decomposition.name)
-    read_results(program.graph)
+    _settle_writes(program.graph, mode)
     return with_graph(program, rewrite(program.graph_module, Decomposition(table)))
 
 
@@ -165,6 +186,11 @@ def _check_program(program: ExportedProgram) -> None:
             value = node.meta.get("val")
             if not isinstance(value, (torch.Tensor, int, float, bool, str, type(None))):
                 raise Uncovered(f"an input of type {type(value).__name__}")
+
+
+def _settle_writes(graph: Graph, mode: FakeTensorMode) -> None:
+    for node in read_results(graph, mode):
+        raise Uncovered(f"{node.target}, which writes into what is read elsewhere")
 
 
 def with_graph(program: ExportedProgram, graph_module: GraphModule) -> ExportedProgram:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -11,41 +10,44 @@ from executorch.exir import EdgeCompileConfig
 from torch.fx import GraphModule, Node
 
 from exir_lowering._upstream.conversion import (
+    ASSERT_METADATA,
     DEQUANTIZE,
     DIM_ORDER_OPERATORS,
     QUANTIZE,
+    SYMBOLIC_OPERATORS,
     aten_to_edge,
     dialect_passes,
     eliminate_dq_q,
-    get_view_copy_of_view_op,
     should_lower_to_edge,
+    skips_dim_order,
+    view_copy_of,
 )
 from exir_lowering._upstream.programs import lazy_graph_module
+from exir_lowering._upstream.schemas import is_overload, list_arguments, writes
 from exir_lowering.steps.casewise.cases import Case, place_side_by_side
 from exir_lowering.steps.casewise.rewrite import Plain, rewrite
 from exir_lowering.steps.casewise.templates import Template, take_templates
 from exir_lowering.steps.casewise.values import Uncovered
 
-_aten = torch.ops.aten
 _LOOKED_AT = frozenset(
     {
-        _aten._assert_tensor_metadata.default,
-        _aten._unsafe_view.default,
-        _aten.cat.default,
-        _aten.slice_copy.Tensor,
-        _aten.to.dtype,
+        ASSERT_METADATA,
+        torch.ops.aten._unsafe_view.default,
+        torch.ops.aten.cat.default,
+        torch.ops.aten.slice_copy.Tensor,
+        torch.ops.aten.to.dtype,
     }
 )
 """Operators that a pass treats by name."""
 
 _PROMOTED = frozenset(
     {
-        _aten.add.Tensor,
-        _aten.div.Tensor,
-        _aten.div.Tensor_mode,
-        _aten.minimum.default,
-        _aten.mul.Tensor,
-        _aten.sub.Tensor,
+        torch.ops.aten.add.Tensor,
+        torch.ops.aten.div.Tensor,
+        torch.ops.aten.div.Tensor_mode,
+        torch.ops.aten.minimum.default,
+        torch.ops.aten.mul.Tensor,
+        torch.ops.aten.sub.Tensor,
     }
 )
 """Operators whose operands a pass converts to one dtype."""
@@ -67,7 +69,7 @@ class Dialect:
 
     def __init__(self, config: EdgeCompileConfig) -> None:
         self._config = config
-        self.key: Hashable = ("edge", bool(config._skip_dim_order))
+        self.key: Hashable = ("edge", skips_dim_order(config))
         self._plain: dict[Any, Plain | None] = {}
 
     def plain(self, node: Node, values: Sequence[Any]) -> Plain | None:
@@ -89,28 +91,24 @@ class Dialect:
     def convert(self, cases: Sequence[Case]) -> list[Template]:
         """Convert cases by ExecuTorch's passes."""
         for case in cases:
-            if type(case.node.target) is not torch._ops.OpOverload:
+            if not is_overload(case.node.target):
                 raise Uncovered(f"{case.node.target}")
         rows = place_side_by_side(cases)
         converted: GraphModule = lazy_graph_module({}, rows.graph)
         for step in dialect_passes(self._config):
             converted = step(converted).graph_module
-        placeholders = iter([node for node in converted.graph.nodes if node.op == "placeholder"])
-        inputs = [[next(placeholders) for _ in row] for row in rows.inputs]
-        returned = iter(converted.graph.output_node().args[0])
-        results = [[next(returned) for _ in range(count)] for count in rows.outputs]
-        return take_templates(cases, converted, inputs, results)
+        return take_templates(cases, converted, *rows.split(converted.graph))
 
 
 def _replaced_only(target: Any) -> Plain | None:
     """Return the Edge operator of one that passes only replace, whatever its operands are."""
-    if target is operator.getitem:
-        return Plain(target, same=True)
-    if type(target) is not torch._ops.OpOverload or target in _LOOKED_AT or target._schema.is_mutable:
+    if not is_overload(target):
+        return Plain(target, same=True) if target in SYMBOLIC_OPERATORS else None
+    if target in _LOOKED_AT or writes(target):
         return None
-    copying = target
-    if target.is_view or any(argument.alias_info is not None for argument in target._schema.arguments):
-        copying = get_view_copy_of_view_op(target._schema)
+    copying: Any = target
+    if target.is_view or any(argument.is_aliased for argument in list_arguments(target)):
+        copying = view_copy_of(target)
         if copying is None or copying in _LOOKED_AT:
             return None
     edge = aten_to_edge(copying) if should_lower_to_edge(copying) else copying
@@ -119,9 +117,9 @@ def _replaced_only(target: Any) -> Plain | None:
 
 def _has_number_for_tensor(node: Node) -> bool:
     """Return whether a call has a number where its operator has a tensor: a pass makes a constant of it."""
-    if node.target is operator.getitem:
+    if type(node.target) is not torch._ops.OpOverload:
         return False
-    for index, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+    for index, argument in enumerate(node.target._schema.arguments):
         if isinstance(argument.type, torch.TensorType):
             value = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
             if not isinstance(value, Node) or not isinstance(value.meta.get("val"), torch.Tensor):

@@ -48,7 +48,7 @@ def _inline(graph_module: GraphModule, call: Node, step: str) -> None:
                 env[node] = graph_module.graph.node_copy(node, env.__getitem__)
                 env[node].meta = _history(node, call, step)
     (returned,) = nested.graph.output_node().args
-    _replace(graph_module, call, [env[node] for node in returned])  # type: ignore[union-attr,index]
+    _replace(graph_module, call, [env[node] for node in returned])
 
 
 def _history(node: Node, call: Node, step: str) -> dict[str, Any]:

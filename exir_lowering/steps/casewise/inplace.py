@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import torch
 from torch.fx import Graph, Node
 
-from exir_lowering._upstream.conversion import is_composite
+from exir_lowering._upstream.fakes import FakeTensorMode
+from exir_lowering._upstream.schemas import (
+    is_composite,
+    is_overload,
+    list_arguments,
+    returns_what_it_overwrites,
+    writes,
+)
+from exir_lowering.steps.casewise.cases import Describer
+from exir_lowering.steps.casewise.evaluation import leaves_as_it_is, shared_operands
+from exir_lowering.steps.casewise.memory import MEMORY
 
 
 class _Aliases:
     """Which values of a graph may share memory."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, mode: FakeTensorMode) -> None:
+        self._describer, self._mode = Describer(), mode
         self._parent: dict[Node, Node] = {}
         self._members: dict[Node, list[Node]] = {}
         for node in graph.nodes:
-            for operand in _may_share(node):
+            for operand in self._shared(node):
                 if self.root(operand) is not self.root(node):
                     self._parent[self.root(operand)] = self.root(node)
         for node in graph.nodes:
@@ -34,22 +43,44 @@ class _Aliases:
             node = above
         return node
 
+    def _shared(self, node: Node) -> Iterator[Node]:
+        """Yield the operands whose memory a node's result may be in."""
+        if node.op != "call_function":
+            return
+        if not is_overload(node.target):
+            yield from node.all_input_nodes
+        elif is_composite(node.target):
+            yield from self._shared_by_composite(node)  # it may return what it is given, whatever it declares
+        else:
+            for index, argument in enumerate(list_arguments(node.target)):
+                if argument.is_aliased:
+                    value = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
+                    yield from _nodes(value)
+
+    def _shared_by_composite(self, node: Node) -> Iterator[Node]:
+        yield from (node.all_input_nodes[index] for index in self._found("shared", node, shared_operands))
+
+    def _found(self, what: str, node: Node, find: Callable[[Node, Sequence[Any], FakeTensorMode], Any]) -> Any:
+        """Return what is found out by running a call, once for each case."""
+        case = self._describer.case(node, node.target, [one.meta.get("val") for one in node.all_input_nodes], None)
+        known = None if case.symbolic else MEMORY.get((what, case.key))
+        if known is None:
+            known = (find(node, case.values, self._mode),)
+            if not case.symbolic:
+                MEMORY.put((what, case.key), known)
+        return known[0]
+
+    def untouched_by(self, node: Node) -> bool:
+        """Return whether an in-place operator writes nothing."""
+        return is_composite(node.target) and bool(self._found("untouched", node, leaves_as_it_is))
+
+    def is_new(self, node: Node) -> bool:
+        """Return whether a node's result is in memory of its own."""
+        return not any(True for _ in self._shared(node))
+
     def of(self, node: Node) -> list[Node]:
         """Return the values that may share memory with one, with itself, in order."""
         return self._members[self.root(node)]
-
-
-def _may_share(node: Node) -> Iterator[Node]:
-    """Yield the operands whose memory a node's result may be in."""
-    if node.op != "call_function":
-        return
-    if type(node.target) is not torch._ops.OpOverload or is_composite(node.target):
-        yield from node.all_input_nodes  # composite operators may return what they are given, whatever they declare
-        return
-    for index, argument in enumerate(node.target._schema.arguments):
-        if argument.alias_info is not None:
-            value = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
-            yield from _nodes(value)
 
 
 def _nodes(value: Any) -> Iterator[Node]:
@@ -62,69 +93,63 @@ def _nodes(value: Any) -> Iterator[Node]:
 
 def written_operand(node: Node) -> Node | None:
     """Return the one operand that an operator overwrites and returns; None if it does not, or does more."""
-    schema = node.target._schema  # type: ignore[union-attr]
-    written = [index for index, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
-    returned = [r.alias_info is not None and r.alias_info.is_write for r in schema.returns]
-    if written != [0] or returned != [True] or not node.args or not isinstance(node.args[0], Node):
+    if not is_overload(node.target) or not returns_what_it_overwrites(node.target):
         return None
-    return node.args[0]
+    return node.args[0] if node.args and isinstance(node.args[0], Node) else None
 
 
-def read_results(graph: Graph) -> None:
+def read_results(graph: Graph, mode: FakeTensorMode) -> list[Node]:
     """Make what is read after an in-place operator its result, wherever that is all it changes.
 
     Args:
-        graph: The graph; it computes the same afterwards. Operators that write into inputs, or into what is also seen
-            through a view, stay as they are: `is_settled` tells them apart.
+        graph: The graph; it computes the same afterwards.
+        mode: The mode of its values.
+
+    Returns:
+        The operators that write into inputs, or into what is also seen through a view; they stay as they are.
     """
-    mutating = [node for node in graph.nodes if _is_mutable(node)]
+    mutating = [node for node in graph.nodes if is_mutable(node)]
     if not mutating:
-        return
-    aliases = _Aliases(graph)
+        return []
+    aliases = _Aliases(graph, mode)
     order = {node: index for index, node in enumerate(graph.nodes)}
+    left = []
     for node in mutating:
-        written = written_operand(node)
-        if written is not None and _only_seen_through(node, written, aliases, order):
-            for member in aliases.of(node):
-                if order[member] < order[node]:
-                    later = [user for user in member.users if order[user] > order[node]]
-                    member.replace_all_uses_with(node, delete_user_cb=later.__contains__)
-
-
-def is_settled(node: Node) -> bool:
-    """Return whether nothing reads what an in-place operator has overwritten, except through its result."""
-    written = written_operand(node)
-    return written is not None and written.op == "call_function" and _last_user(written) is node
-
-
-def _last_user(node: Node) -> Node:
-    last = node
-    users = set(node.users)
-    following = node.next
-    while following.op != "root":
-        if following in users:
-            last = following
-        following = following.next
-    return last
-
-
-def _is_mutable(node: Node) -> bool:
-    return (
-        node.op == "call_function"
-        and type(node.target) is torch._ops.OpOverload
-        and bool(node.target._schema.is_mutable)
-    )
-
-
-def _only_seen_through(node: Node, written: Node, aliases: _Aliases, order: dict[Node, int]) -> bool:
-    """Return whether an in-place operator changes only values that in-place operators on them return."""
-    for member in aliases.of(node):
-        if member.op != "call_function" or member.target is operator.getitem:
-            return False
-        if order[member] >= order[node]:
+        if aliases.untouched_by(node):
             continue
-        chained = written_operand(member) if _is_mutable(member) else None
-        fresh = not any(True for _ in _may_share(member))
-        if chained is None and not fresh and any(order[user] >= order[node] for user in member.users):
-            return False
-    return written.op == "call_function"
+        versions = _list_versions(node)
+        if versions is None or not aliases.is_new(versions[-1]) or not _only_seen_as(versions, node, aliases, order):
+            left.append(node)
+            continue
+        for version in versions:
+            later = [user for user in version.users if order[user] > order[node]]
+            version.replace_all_uses_with(node, delete_user_cb=later.__contains__)
+    return left
+
+
+def is_mutable(node: Node) -> bool:
+    """Return whether a node's operator writes into an operand."""
+    return node.op == "call_function" and writes(node.target)
+
+
+def _list_versions(node: Node) -> list[Node] | None:
+    """Return the nodes that stand for what an in-place operator overwrites, as it was before.
+
+    They are the node that made it, or a view of it, and the in-place operators on it in between.
+    """
+    versions = []
+    version = written_operand(node)
+    while version is not None and version.op == "call_function":
+        versions.append(version)
+        if not is_mutable(version):
+            return versions
+        version = written_operand(version)
+    return None
+
+
+def _only_seen_as(versions: list[Node], node: Node, aliases: _Aliases, order: dict[Node, int]) -> bool:
+    """Return whether nothing else that may share the memory is an input, or is read after the write."""
+    others = [member for member in aliases.of(node) if order[member] < order[node] and member not in versions]
+    return all(
+        member.op == "call_function" and all(order[user] < order[node] for user in member.users) for member in others
+    )

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections import OrderedDict
 from collections.abc import Hashable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -15,22 +13,20 @@ from torch.fx.node import map_arg
 
 from exir_lowering._upstream.conversion import (
     COPIED_META,
-    decomposed_call,
-    enable_python_dispatcher,
-    is_composite,
     source_of,
+    take_calling_convention,
 )
 from exir_lowering._upstream.programs import fake_mode_of, lazy_graph_module
+from exir_lowering._upstream.schemas import is_composite, packet_name
 from exir_lowering.steps.casewise.cases import Case, Describer
+from exir_lowering.steps.casewise.evaluation import evaluate
 from exir_lowering.steps.casewise.inline import TRACED
-from exir_lowering.steps.casewise.templates import Template, fill, name_of
+from exir_lowering.steps.casewise.memory import MEMORY, Memory
+from exir_lowering.steps.casewise.templates import Slot, Template, fill
 from exir_lowering.steps.casewise.values import Uncovered, renew, require_gradients
 
 _ROUNDS = 12
 """How often values may change what later calls look like, before a graph counts as not covered."""
-
-_REMEMBERED = 20_000
-"""How many cases of earlier programs a process remembers; one takes a few kilobytes."""
 
 
 class Plain(NamedTuple):
@@ -83,34 +79,6 @@ class Stage(Protocol):
         """
 
 
-class Memory:
-    """What has been found out about cases, the most recently used ones. Threads take turns: conversions have a lock."""
-
-    def __init__(self) -> None:
-        self._known: OrderedDict[Hashable, Any] = OrderedDict()
-
-    def get(self, key: Hashable) -> Any:
-        """Return what is known of a case, None if nothing is."""
-        found = self._known.get(key)
-        if found is not None:
-            self._known.move_to_end(key)
-        return found
-
-    def put(self, key: Hashable, found: Any) -> None:
-        """Remember what was found."""
-        self._known[key] = found
-        while len(self._known) > _REMEMBERED:
-            self._known.popitem(last=False)
-
-    def forget(self) -> None:
-        """Forget everything."""
-        self._known.clear()
-
-
-MEMORY = Memory()
-"""What this process knows of cases without symbols; those with symbols belong to one program."""
-
-
 def rewrite(graph_module: GraphModule, stage: Stage) -> GraphModule:
     """Return a graph in which a stage has changed every call.
 
@@ -127,8 +95,9 @@ def rewrite(graph_module: GraphModule, stage: Stage) -> GraphModule:
     builder = _Builder(_Planner(graph_module, stage, mode).settle(), stage, mode)
     for node in graph_module.graph.nodes:
         builder.add(node)
-    builder.graph.set_codegen(graph_module.graph._codegen)
-    builder.graph.eliminate_dead_code()
+    take_calling_convention(builder.graph, graph_module.graph)
+    # Decomposing drops random operators whose results are not used, ExecuTorch's passes keep them.
+    builder.graph.eliminate_dead_code(lambda node: node.is_impure(impure_random=not stage.decomposes))
     made = lazy_graph_module(builder.root, builder.graph)
     if stage.decomposes:
         made.meta.update(graph_module.meta)
@@ -144,12 +113,14 @@ class _Plan:
         plain: The operators of calls that are copied.
         templates: The templates of the others.
         missing: Cases without a template.
+        sizes: The symbolic sizes that nodes so far compute.
     """
 
     values: dict[Node, Any] = field(default_factory=dict)
     plain: dict[Node, Any] = field(default_factory=dict)
     templates: dict[Node, Template] = field(default_factory=dict)
     missing: dict[Hashable, Case] = field(default_factory=dict)
+    sizes: set[Any] = field(default_factory=set)
 
 
 class _Planner:
@@ -186,6 +157,8 @@ class _Planner:
                 same.add(node)
             elif node.op == "call_function":
                 self._plan_call(node, plan, same)
+            elif node.op == "get_attr":
+                raise Uncovered("nested graphs")
             elif node.op != "output":
                 raise Uncovered(f"a node of kind {node.op}")
         return plan
@@ -203,6 +176,8 @@ class _Planner:
             else:
                 plan.values[node] = self._from_template(node, values, plan)
         before, now = node.meta.get("val"), plan.values[node]
+        if isinstance(now, torch.SymInt):
+            plan.sizes.add(now.node.expr)
         if now is before or self._describer.value(now) == self._describer.value(before):
             same.add(node)
 
@@ -223,6 +198,9 @@ class _Planner:
         case = self._describer.case(node, node.target, values, node.meta.get("val"), overwrites=overwrites)
         template = self._memory(case).get((self._stage.key, case.key))
         if template is not None:
+            unknown = template.sizes - plan.sizes
+            if unknown:
+                raise Uncovered(f"{node.target} needs the size {min(map(str, unknown))}, which nothing computes yet")
             plan.templates[node] = template
             return _bound(template, values, self._mode)
         plan.missing[case.key] = case
@@ -236,10 +214,8 @@ class _Planner:
         key = ("value", self._stage.gradients, case.key)
         found = self._memory(case).get(key)
         if found is None:
-            args, kwargs = map_arg((node.args, dict(node.kwargs)), plan.values.__getitem__)
-            with self._mode or nullcontext(), enable_python_dispatcher(), torch.set_grad_enabled(self._stage.gradients):
-                run = target if self._stage.gradients or not is_composite(target) else decomposed_call(target)
-                found = renew((run(*args, **kwargs),), self._mode)
+            found = evaluate(node, target, plan.values.__getitem__, self._mode, gradients=self._stage.gradients)
+            found = renew((found,), self._mode)
             self._memory(case).put(key, found)
         return renew(found, self._mode)[0]
 
@@ -251,11 +227,12 @@ def _bound(template: Template, values: Sequence[Any], mode: Any) -> Any:
     renewed = renew(template.values, mode)
     if isinstance(template.results, tuple):
         listed = [
-            values[-1 - slot.number] if slot is not None and slot.number < 0 else value
+            values[-1 - slot.number] if isinstance(slot, Slot) and slot.number < 0 else value
             for slot, value in zip(template.results, renewed, strict=True)
         ]
         return type(template.values)(listed)
-    return values[-1 - template.results.number] if template.results.number < 0 else renewed
+    slot = template.results
+    return values[-1 - slot.number] if isinstance(slot, Slot) and slot.number < 0 else renewed
 
 
 class _Builder:
@@ -266,6 +243,7 @@ class _Builder:
         self.root: dict[str, Any] = {}
         self._plan, self._stage, self._mode = plan, stage, mode
         self._env: dict[Node, Any] = {}
+        self._sizes: dict[Any, Node] = {}
 
     def add(self, node: Node) -> None:
         """Add what becomes of a node."""
@@ -283,9 +261,11 @@ class _Builder:
 
     def _copy(self, node: Node, target: Any) -> None:
         args, kwargs = map_arg((node.args, dict(node.kwargs)), self._env.__getitem__)
-        copied = self.graph.create_node("call_function", target, tuple(args), dict(kwargs), name=name_of(target))
+        copied = self.graph.create_node("call_function", target, tuple(args), dict(kwargs), name=packet_name(target))
         copied.meta = self._history(node)
-        copied.meta["val"] = self._plan.values[node]
+        value = copied.meta["val"] = self._plan.values[node]
+        if isinstance(value, torch.SymInt):
+            self._sizes.setdefault(value.node.expr, copied)
         self._env[node] = copied
 
     def _inline(self, node: Node, template: Template) -> Any:
@@ -296,14 +276,14 @@ class _Builder:
             if part.constant is not None:
                 made.append(self._constant(part.constant))
             else:
-                args, kwargs = fill(part.args, made, operands), fill(part.kwargs, made, operands)
+                args, kwargs = (fill(value, made, operands, self._sizes) for value in (part.args, part.kwargs))
                 made.append(self.graph.create_node("call_function", part.target, args, kwargs, name=part.name))
                 made[-1].meta = {**part.meta, **history}
             made[-1].meta["val"] = renew(part.value, self._mode)
         slots = template.results
         if isinstance(slots, tuple):
-            return [None if slot is None else fill(slot, made, operands) for slot in slots]
-        return fill(slots, made, operands)
+            return [None if slot is None else fill(slot, made, operands, self._sizes) for slot in slots]
+        return fill(slots, made, operands, self._sizes)
 
     def _constant(self, constant: torch.Tensor) -> Node:
         name = f"_tensor_constant{len(self.root)}"
@@ -312,7 +292,9 @@ class _Builder:
 
     def _history(self, node: Node) -> dict[str, Any]:
         """Return the metadata that what a node becomes takes over from it."""
+        if self._stage.decomposes and node.target is operator.getitem:
+            node = node.args[0]  # type: ignore[assignment]  # tracing takes the elements when it traces the call
         meta = {name: node.meta[name] for name in COPIED_META if name in node.meta}
-        if self._stage.decomposes and TRACED not in node.meta:
+        if "from_node" not in meta or (self._stage.decomposes and TRACED not in node.meta):
             meta["from_node"] = [source_of(node, self._stage.name)]
         return meta

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from exir_lowering._upstream.schemas import packet_name
 from exir_lowering.steps.casewise.cases import Case
 from exir_lowering.steps.casewise.values import Description, Uncovered
 
@@ -21,6 +22,16 @@ class Slot:
     """A reference in a template: to an operand of the call (-1 is the first one), or to a node of it (from 0)."""
 
     number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A reference in a template to a symbolic size, which a node of the program around it computes."""
+
+    expression: Any
+
+
+Reference = Slot | Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,23 +66,28 @@ class Template:
         results: The slots of the results: one, or, for a call that returns a list, one per element (None for None).
         values: The values of the results, as prototypes.
         described: What they are like.
+        sizes: The symbolic sizes that it takes.
     """
 
     nodes: tuple[TemplateNode, ...]
-    results: Slot | tuple[Slot | None, ...]
+    results: Reference | tuple[Reference | None, ...]
     values: Any
     described: Hashable
+    sizes: frozenset[Any] = frozenset()
 
 
 def take_templates(
-    cases: Sequence[Case], converted: GraphModule, inputs: Sequence[Sequence[Node]], results: Sequence[Sequence[Any]]
+    cases: Sequence[Case],
+    converted: GraphModule,
+    inputs: Sequence[Sequence[Node | None]],
+    results: Sequence[Sequence[Any]],
 ) -> list[Template]:
     """Take the template of each case from the graph that their conversion made.
 
     Args:
         cases: The cases.
         converted: The converted graph.
-        inputs: The placeholders of each case in it.
+        inputs: The placeholders of each case in it; None for operands that are sizes.
         results: The outputs of each case in it, those that are tensors.
 
     Raises:
@@ -79,10 +95,13 @@ def take_templates(
     """
     owner: dict[Node, int] = {}
     for number, row in enumerate(inputs):
-        owner.update(dict.fromkeys(row, number))
+        owner.update(dict.fromkeys(filter(None, row), number))
     members: list[list[Node]] = [[] for _ in cases]
     copies = [_find_copy(case, row) for case, row in zip(cases, inputs, strict=True)]
+    sizes = {node: Size(node.meta["val"].node.expr) for node in converted.graph.nodes if _is_size(node)}
     for node in converted.graph.nodes:
+        if node in sizes:
+            continue
         owners = {owner[operand] for operand in node.all_input_nodes if operand in owner}
         if node.op == "output" or not owners:
             continue
@@ -91,17 +110,21 @@ def take_templates(
         owner[node] = owners.pop()
     _own_sources(converted.graph, results, owner)
     for node in converted.graph.nodes:
-        if node.op not in ("placeholder", "output"):
+        if node.op not in ("placeholder", "output") and node not in sizes:
             if node not in owner:
                 raise Uncovered(f"{node.target} belongs to no call")
             members[owner[node]].append(node)
     return [
-        _template(case, converted, members[number], inputs[number], results[number], copies[number])
+        _template(case, converted, members[number], inputs[number], results[number], copies[number], sizes)
         for number, case in enumerate(cases)
     ]
 
 
-def _find_copy(case: Case, inputs: Sequence[Node]) -> Node | None:
+def _is_size(node: Node) -> bool:
+    return node.op == "call_function" and isinstance(node.meta.get("val"), torch.SymInt)
+
+
+def _find_copy(case: Case, inputs: Sequence[Node | None]) -> Node | None:
     """Return the copy of its first operand that a case overwrites.
 
     Raises:
@@ -109,8 +132,8 @@ def _find_copy(case: Case, inputs: Sequence[Node]) -> Node | None:
     """
     if not case.overwrites:
         return None
-    index = case.operands.index(case.node.args[0])  # type: ignore[arg-type]
-    users = list(inputs[index].users)
+    index = case.operands.index(case.node.args[0])
+    users: list[Node] = list(inputs[index].users)  # type: ignore[union-attr]
     if len(users) != 1 or users[0].target is not torch.ops.aten.clone.default:
         raise Uncovered(f"{case.node.target}, whose operand is read in another way")
     description = Description()
@@ -136,11 +159,14 @@ def _template(
     case: Case,
     converted: GraphModule,
     members: Sequence[Node],
-    inputs: Sequence[Node],
+    inputs: Sequence[Node | None],
     results: Sequence[Any],
     copied: Node | None,
+    sizes: Mapping[Node, Size],
 ) -> Template:
-    slots = {node: Slot(-1 - index) for index, node in enumerate(inputs)}
+    slots: dict[Node, Reference] = {node: Slot(-1 - i) for i, node in enumerate(inputs) if node is not None}
+    slots.update(sizes)
+    taken = frozenset(sizes[operand].expression for n in members for operand in n.all_input_nodes if operand in sizes)
     nodes = []
     for node in members:
         if node is copied:
@@ -151,16 +177,16 @@ def _template(
     found = [slots[result] for result in results]
     values = [result.meta["val"] for result in results]
     if case.result is None:
-        return Template(tuple(nodes), (), None, Description().value(None))
+        return Template(tuple(nodes), (), None, Description().value(None), taken)
     if isinstance(case.result, (list, tuple)):
         slot_of, value_of = iter(found), iter(values)
         listed = tuple(None if element is None else next(slot_of) for element in case.result)
         value: Any = type(case.result)(None if element is None else next(value_of) for element in case.result)
-        return Template(tuple(nodes), listed, value, Description().value(value))
-    return Template(tuple(nodes), found[0], values[0], Description().value(values[0]))
+        return Template(tuple(nodes), listed, value, Description().value(value), taken)
+    return Template(tuple(nodes), found[0], values[0], Description().value(values[0]), taken)
 
 
-def _template_node(node: Node, converted: GraphModule, slots: Mapping[Node, Slot]) -> TemplateNode:
+def _template_node(node: Node, converted: GraphModule, slots: Mapping[Node, Reference]) -> TemplateNode:
     if node.op == "get_attr":
         constant = getattr(converted, str(node.target), None)
         if not isinstance(constant, torch.Tensor):
@@ -170,7 +196,7 @@ def _template_node(node: Node, converted: GraphModule, slots: Mapping[Node, Slot
         raise Uncovered(f"a node of kind {node.op}")
     return TemplateNode(
         node.target,
-        name_of(node.target),
+        packet_name(node.target),
         _with_slots(node.args, slots),
         _with_slots(node.kwargs, slots),
         node.meta.get("val"),
@@ -178,12 +204,7 @@ def _template_node(node: Node, converted: GraphModule, slots: Mapping[Node, Slot
     )
 
 
-def name_of(target: Any) -> str | None:
-    """Return what torch makes the name of a retraced call from: the operator's without its overload."""
-    return str(target.overloadpacket.__name__) if type(target) is torch._ops.OpOverload else None
-
-
-def _with_slots(value: Any, slots: Mapping[Node, Slot]) -> Any:
+def _with_slots(value: Any, slots: Mapping[Node, Reference]) -> Any:
     if isinstance(value, Node):
         return slots[value]
     if isinstance(value, (list, tuple)):
@@ -197,13 +218,22 @@ def _with_slots(value: Any, slots: Mapping[Node, Slot]) -> Any:
     return value
 
 
-def fill(value: Any, nodes: Sequence[Node], operands: Sequence[Node]) -> Any:
-    """Replace the slots of arguments by nodes."""
+def fill(value: Any, nodes: Sequence[Node], operands: Sequence[Node], sizes: Mapping[Any, Node]) -> Any:
+    """Replace the references in arguments by nodes.
+
+    Args:
+        value: The arguments.
+        nodes: The nodes made of the template so far.
+        operands: The operands of the call.
+        sizes: The nodes of symbolic sizes, by expression.
+    """
     if type(value) is Slot:
         return nodes[value.number] if value.number >= 0 else operands[-1 - value.number]
+    if type(value) is Size:
+        return sizes[value.expression]
     if isinstance(value, (list, tuple)):
-        filled = [fill(entry, nodes, operands) for entry in value]
+        filled = [fill(entry, nodes, operands, sizes) for entry in value]
         return tuple(filled) if isinstance(value, tuple) else filled
     if isinstance(value, dict):
-        return {key: fill(entry, nodes, operands) for key, entry in value.items()}
+        return {key: fill(entry, nodes, operands, sizes) for key, entry in value.items()}
     return value

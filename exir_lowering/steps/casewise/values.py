@@ -54,7 +54,7 @@ class Description:
         raise Uncovered(f"a value of type {type(value).__name__}")
 
     def _tensor(self, tensor: Any) -> Hashable:
-        if not isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided:
+        if not isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided or tensor.is_quantized:
             raise Uncovered("a tensor that is not a plain fake tensor")
         if tensor.constant is not None and not self._constants:
             raise Uncovered("a constant whose content is known")
@@ -97,7 +97,7 @@ def renew(value: Any, mode: FakeTensorMode | None, *, gradients: bool = True) ->
         mode: The mode of the new tensors; None for that of the given ones.
         gradients: Whether tensors that require a gradient still do.
     """
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, FakeTensor):
         return make_fake(value, mode or value.fake_mode, requires_grad=gradients and value.requires_grad)
     if isinstance(value, (list, tuple)):
         return pytree.tree_map_only(torch.Tensor, lambda tensor: renew(tensor, mode, gradients=gradients), value)

@@ -1,0 +1,94 @@
+"""What the schemas of operators say, and which kernels they have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeGuard
+
+import torch
+from torch._ops import OpOverload
+
+__all__ = [
+    "Argument",
+    "OpOverload",
+    "is_composite",
+    "is_overload",
+    "kernels_in_python",
+    "list_arguments",
+    "packet_name",
+    "returned_types",
+    "returns_what_it_overwrites",
+    "writes",
+]
+
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+_HARMLESS = frozenset({torch._C.DispatchKey.Meta, torch._C.DispatchKey.Functionalize})
+
+
+class Argument(NamedTuple):
+    """An argument of an operator.
+
+    Attributes:
+        name: Its name.
+        is_tensor: Whether it is one tensor, not optional.
+        is_aliased: Whether the result may share memory with it, or it is overwritten.
+        is_written: Whether it is overwritten.
+    """
+
+    name: str
+    is_tensor: bool
+    is_aliased: bool
+    is_written: bool
+
+
+def is_overload(target: Any) -> TypeGuard[OpOverload[..., Any]]:
+    """Return whether the target of a call is an operator of torch, and not of Edge dialect."""
+    return type(target) is OpOverload
+
+
+def packet_name(target: Any) -> str | None:
+    """Return what torch makes the name of a retraced call from: the operator's without its overload."""
+    return str(target.overloadpacket.__name__) if is_overload(target) else None
+
+
+def list_arguments(target: OpOverload[..., Any]) -> Sequence[Argument]:
+    """Return the arguments of an operator, in order."""
+    return [
+        Argument(
+            argument.name,
+            isinstance(argument.type, torch.TensorType),
+            argument.alias_info is not None,
+            argument.alias_info is not None and bool(argument.alias_info.is_write),
+        )
+        for argument in target._schema.arguments
+    ]
+
+
+def returned_types(target: OpOverload[..., Any]) -> set[str]:
+    """Return the types of what an operator returns."""
+    return {str(returned.type) for returned in target._schema.returns}
+
+
+def writes(target: Any) -> bool:
+    """Return whether a target is an operator that overwrites an argument."""
+    return is_overload(target) and bool(target._schema.is_mutable)
+
+
+def returns_what_it_overwrites(target: OpOverload[..., Any]) -> bool:
+    """Return whether an operator overwrites its first argument only, and returns that."""
+    written = [index for index, argument in enumerate(list_arguments(target)) if argument.is_written]
+    returned = [each.alias_info is not None and bool(each.alias_info.is_write) for each in target._schema.returns]
+    return written == [0] and returned == [True]
+
+
+def is_composite(target: Any) -> bool:
+    """Return whether an operator is defined by other operators, below autograd too."""
+    if not is_overload(target):
+        return False
+    name: Any = target.name()  # type: ignore[no-untyped-call]
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, _COMPOSITE)) or _COMPOSITE in target.py_kernels
+
+
+def kernels_in_python(target: OpOverload[..., Any]) -> bool:
+    """Return whether an operator has kernels in Python that change what a call of it is traced as."""
+    return not _HARMLESS.issuperset(target.py_kernels)

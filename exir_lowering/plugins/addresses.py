@@ -1,0 +1,72 @@
+"""Where another process finds a backend: the module and the name of its class. Objects do not travel."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import weakref
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+from exir_lowering.errors import PluginLoadError
+from exir_lowering.errors.interrupts import let_through
+
+if TYPE_CHECKING:
+    from exir_lowering.plugins.backend import Backend
+
+_made: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+
+class NoAddressError(Exception):
+    """No other process would find a backend; the message says why."""
+
+
+def note_made(backend: Backend) -> Backend:
+    """Remember that a backend was made from its class without arguments, as another process would make it."""
+    _made[id(backend)] = backend
+    return backend
+
+
+def find_address(backend: Backend) -> str:
+    """Return where another process finds a backend, as "module:class".
+
+    Raises:
+        NoAddressError: It was given as an object with a state of its own, or its class cannot be imported.
+    """
+    from exir_lowering.plugins.backend import ExecutorchBackend
+
+    kind = backend.details if isinstance(backend, ExecutorchBackend) else type(backend)
+    name = f"{kind.__module__}:{kind.__qualname__}"
+    if kind is type(backend) and _made.get(id(backend)) is not backend and not _is_stateless(backend):
+        raise NoAddressError(f"backends= has an object of {name}, whose state stays in this process; pass its class")
+    if kind.__module__ == "__main__":
+        raise NoAddressError(f"{name} is defined in the script; move it to a module that workers can import")
+    if "<locals>" in kind.__qualname__ or _look_up(sys.modules.get(kind.__module__), kind.__qualname__) is not kind:
+        raise NoAddressError(f"{name} is not found by its name; define it at the top of a module")
+    return name
+
+
+def load_class(address: str) -> Any:
+    """Return the class at an address.
+
+    Raises:
+        PluginLoadError: It cannot be imported here.
+    """
+    module, _, name = address.partition(":")
+    try:
+        found = _look_up(importlib.import_module(module), name)
+    except Exception as error:
+        let_through(error)
+        raise PluginLoadError(f"{address} cannot be imported: {type(error).__name__}: {error}") from error
+    if found is None:
+        raise PluginLoadError(f"{address} was not found: the module has no such class here.")
+    return found
+
+
+def _look_up(module: Any, name: str) -> Any:
+    return reduce(lambda found, part: getattr(found, part, None), name.split("."), module)
+
+
+def _is_stateless(backend: Backend) -> bool:
+    kind = type(backend)
+    return not vars(backend) and kind.__init__ is object.__init__ and kind.__new__ is object.__new__

@@ -1,0 +1,81 @@
+"""Operators run on fake tensors, by the rules that hold while torch decomposes, or while ExecuTorch's passes run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+from exir_lowering._upstream.conversion import decomposed_call, enable_python_dispatcher
+from exir_lowering._upstream.fakes import FakeTensorMode, storage_of
+from exir_lowering._upstream.schemas import is_composite
+from exir_lowering._upstream.tensors import version
+from exir_lowering._upstream.trees import pytree
+from exir_lowering.errors.interrupts import let_through
+from exir_lowering.steps.casewise.values import renew
+
+
+def evaluate(node: Node, target: Any, value_of: Callable[[Node], Any], mode: FakeTensorMode, *, gradients: bool) -> Any:
+    """Return what a call returns.
+
+    Args:
+        node: The call.
+        target: Its operator, or the one that it gets.
+        value_of: Returns the value of an operand.
+        mode: The mode of the values.
+        gradients: Whether to run with gradients, as ExecuTorch's passes; decompositions run without, and evaluate
+            composite operators by what they consist of.
+
+    Raises:
+        Exception: Whatever the operator raises.
+    """
+    run = target if gradients or not is_composite(target) else decomposed_call(target)
+    args, kwargs = map_arg((node.args, dict(node.kwargs)), value_of)
+    with mode, enable_python_dispatcher(), torch.set_grad_enabled(gradients):
+        return run(*args, **kwargs)
+
+
+def shared_operands(node: Node, values: Sequence[Any], mode: FakeTensorMode) -> tuple[int, ...]:
+    """Return the numbers of the operands whose memory a call's result is in; all if that cannot be found out.
+
+    Args:
+        node: The call.
+        values: The values of `node.all_input_nodes`.
+        mode: The mode of the values.
+    """
+    operands = node.all_input_nodes
+    own = [renew(value, mode) for value in values]
+    found = _try(node, own, mode)
+    if found is None:
+        return tuple(range(len(operands)))
+    storages = {storage_of(tensor) for tensor in _tensors(found)}
+    return tuple(i for i, value in enumerate(own) if any(storage_of(tensor) in storages for tensor in _tensors(value)))
+
+
+def leaves_as_it_is(node: Node, values: Sequence[Any], mode: FakeTensorMode) -> bool:
+    """Return whether a call of an in-place operator writes nothing, such as dropout in inference.
+
+    Args:
+        node: The call.
+        values: The values of `node.all_input_nodes`.
+        mode: The mode of the values.
+    """
+    own = [renew(value, mode, gradients=False) for value in values]
+    before = [version(tensor) for tensor in _tensors(own)]
+    return _try(node, own, mode) is not None and before == [version(tensor) for tensor in _tensors(own)]
+
+
+def _try(node: Node, values: Sequence[Any], mode: FakeTensorMode) -> Any:
+    value_of = dict(zip(node.all_input_nodes, values, strict=True)).__getitem__
+    try:
+        return evaluate(node, node.target, value_of, mode, gradients=False)
+    except Exception as error:
+        let_through(error)
+        return None
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]

@@ -1,0 +1,235 @@
+"""Step preprocess for several partitions at once, in the same order and with the same bytes as one after the other."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from executorch.exir.backend.backend_details import PreprocessResult
+
+from exir_lowering.errors import LoweringError
+from exir_lowering.model import BackendGroup, LoweredPartition, Partition
+from exir_lowering.options import LoweringOptions
+from exir_lowering.plugins.addresses import NoAddressError, find_address
+from exir_lowering.plugins.backend import Backend, takes_context
+from exir_lowering.steps.parallel.messages import RefusedError
+from exir_lowering.steps.parallel.runners import InExecutor, InProcesses, Runner
+from exir_lowering.steps.parallel.workers import SUPPORTED
+from exir_lowering.steps.preprocess import list_tensors, preprocess
+from exir_lowering.steps.session import Session
+
+MOST_BYTES = 1 << 31
+"""How many bytes of weights the partitions that are lowered at once may have; one larger partition goes alone.
+
+A backend copies what it packs, so a machine whose workers are all here needs about twice as much memory beside the
+model's.
+"""
+
+_MOST_AT_ONCE = 256
+"""How many tasks a given executor has at once; it does not say how many workers there are."""
+
+_LOG = logging.getLogger(__name__)
+
+
+def preprocess_parallel(
+    group: BackendGroup, backend: Backend, session: Session, *, sharing: BackendGroup | None = None
+) -> list[LoweredPartition]:
+    """Lower a group as `preprocess` does, with several partitions at once if options and backend allow it.
+
+    What cannot be lowered by others is lowered here, by `preprocess`, and the log says why.
+
+    Args:
+        group: All partitions of all methods that go to the backend.
+        backend: The backend.
+        session: The call, with its options `jobs` and `executor`.
+        sharing: The group with whose weights those of this one share pieces, if that is a larger one.
+
+    Returns:
+        The partitions with their payloads, in the group's order.
+
+    Raises:
+        BackendFailure, BackendContractError: As for `preprocess`: that of the first partition, in the group's order,
+            that fails. A worker that ends twice while it lowers the same partition is a failure of the backend.
+    """
+    options = session.options
+    if options.executor is None and min(options.jobs, len(group.partitions)) == 1:
+        return preprocess(group, backend, session, sharing=sharing)
+    try:
+        runner = _choose_runner(backend, options)
+    except RefusedError as reason:
+        log = _LOG.info if backend.parallel == "none" else _LOG.warning
+        log("The partitions for backend %r are lowered one after the other: %s.", group.backend_id, reason)
+        return preprocess(group, backend, session, sharing=sharing)
+    whole = sharing or group
+    contexts = takes_context(backend.preprocess) or not backend.one_by_one
+    here = _find_entangled(group, whole) if contexts else []
+    for partition in here:
+        _note(partition, "a part of its weights is in another partition too")
+    call = _Call(group, whole, backend, session, runner, {partition.id for partition in here})
+    if isinstance(options.executor, ThreadPoolExecutor):
+        return call.run(options.executor, own=False)
+    at_once = options.jobs if options.executor is None or type(runner) is Runner else _MOST_AT_ONCE
+    return call.run(ThreadPoolExecutor(at_once, "exir-lowering"), own=True)
+
+
+def _choose_runner(backend: Backend, options: LoweringOptions) -> Runner:
+    """Decide who lowers.
+
+    Raises:
+        RefusedError: Nobody but the caller's thread can.
+    """
+    executor = options.executor
+    if not (backend.one_by_one or backend.independent):
+        raise RefusedError("it lowers them together, in preprocess_all")
+    if not backend.in_processes:
+        raise RefusedError('it declares parallel = "none"')
+    threads = isinstance(executor, ThreadPoolExecutor) or (executor is None and backend.parallel == "thread")
+    if threads and backend.parallel != "none":
+        return Runner(backend, options)
+    if threads:
+        raise RefusedError("it can be lowered by several processes, but not by several threads")
+    try:
+        address = find_address(backend)
+    except NoAddressError as error:
+        if backend.parallel == "none":
+            raise RefusedError(str(error)) from error
+        _LOG.warning("The partitions for backend %r are lowered in threads: %s.", backend.backend_id, error)
+        return Runner(backend, options)
+    if executor is not None:
+        return InExecutor(backend, address, options, executor)
+    if not SUPPORTED:
+        raise RefusedError("this system cannot fork processes; pass an executor")
+    return InProcesses(backend, address, options)
+
+
+def _note(partition: Partition, reason: str) -> None:
+    _LOG.warning("Partition %s of method %r is not lowered by a worker: %s.", partition.id, partition.method, reason)
+
+
+@dataclass
+class _Call:
+    """The lowering of one group.
+
+    Attributes:
+        group: The group.
+        sharing: The group with whose weights those of this one share pieces.
+        backend: The backend.
+        session: The call of the compiler.
+        runner: Who lowers.
+        here: The ids of partitions that are lowered by this thread.
+        done: The results so far, by partition.
+    """
+
+    group: BackendGroup
+    sharing: BackendGroup
+    backend: Backend
+    session: Session
+    runner: Runner
+    here: set[str]
+    done: dict[str, PreprocessResult] = field(default_factory=dict)
+
+    def run(self, pool: ThreadPoolExecutor, *, own: bool) -> list[LoweredPartition]:
+        """Lower the group.
+
+        Args:
+            pool: Its threads call the runner.
+            own: Whether the pool was made for this call.
+        """
+        partitions = self.group.partitions
+        waiting: deque[_Begun] = deque()
+        title = f"lower for {self.group.backend_id}"
+        try:
+            with self.session.progress.count(title, len(partitions) - len(self.here)) as advance:
+                for partition in partitions:
+                    if partition.id not in self.here:
+                        size = sum(tensor.nbytes for tensor in list_tensors(self._alone(partition)))
+                        while waiting and sum(begun.size for begun in waiting) + size > MOST_BYTES:
+                            self._finish(waiting.popleft(), advance)
+                        future = pool.submit(self.runner.lower, partition)
+                        waiting.append(_Begun(partition, future, size, stolen=not own))
+                while waiting:
+                    self._finish(waiting.popleft(), advance)
+            self._lower_here(partitions)
+        except BaseException:
+            self.runner.interrupt()
+            raise
+        finally:
+            _end(pool, own, waiting)
+            self.runner.close()
+        return [LoweredPartition(partition, self.done[partition.id]) for partition in partitions]
+
+    def _finish(self, begun: _Begun, advance: Callable[[], None]) -> None:
+        """Wait for a partition. Partitions are waited for in their order, so the first failure is that of a loop."""
+        partition = begun.partition
+        try:
+            # A task that waits in a given pool is done here: the pool may be waiting for this very call.
+            stolen = begun.stolen and begun.future.cancel()
+            self.done[partition.id] = self.runner.lower(partition) if stolen else begun.future.result()
+        except RefusedError as reason:
+            _note(partition, str(reason))
+            self.here.add(partition.id)
+        except LoweringError:
+            partitions = self.group.partitions
+            self._lower_here(partitions[: partitions.index(partition)])
+            raise
+        advance()
+
+    def _lower_here(self, partitions: Sequence[Partition]) -> None:
+        left = tuple(one for one in partitions if one.id in self.here and one.id not in self.done)
+        if left:
+            group = BackendGroup(self.group.backend_id, left)
+            for one in preprocess(group, self.backend, self.session, sharing=self.sharing):
+                self.done[one.partition.id] = one.result
+
+    def _alone(self, partition: Partition) -> BackendGroup:
+        return BackendGroup(self.group.backend_id, (partition,))
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A partition that a thread lowers, or will.
+
+    Attributes:
+        partition: The partition.
+        future: Its result.
+        size: The bytes of its weights.
+        stolen: Whether the waiting thread may do it itself if nobody has begun.
+    """
+
+    partition: Partition
+    future: Future[PreprocessResult]
+    size: int
+    stolen: bool
+
+
+def _end(pool: ThreadPoolExecutor, own: bool, waiting: Sequence[_Begun]) -> None:
+    """Cancel what has not begun, and wait for the rest: it uses the caller's tensors."""
+    if own:
+        pool.shutdown(wait=True, cancel_futures=True)
+    else:
+        wait([begun.future for begun in waiting if not begun.future.cancel()])
+
+
+def _find_entangled(group: BackendGroup, whole: BackendGroup) -> list[Partition]:
+    """Return the partitions whose weights overlap those of others without being the same.
+
+    A store of weights keeps overlapping tensors as one piece, so these partitions need a store in common.
+    """
+    views: dict[int, dict[str, set[Any]]] = {}
+    for partition in whole.partitions:
+        for tensor in list_tensors(BackendGroup(whole.backend_id, (partition,))):
+            if tensor.layout is torch.strided and tensor.device.type == "cpu":
+                view = tensor.storage_offset() * tensor.element_size(), tensor.dtype, tensor.shape, tensor.stride()
+                storage = views.setdefault(tensor.untyped_storage().data_ptr(), {})
+                storage.setdefault(partition.id, set()).add(view)
+    found: set[str] = set()
+    for users in views.values():
+        first = next(iter(users.values()))
+        if any(used != first for used in users.values()):
+            found.update(users)
+    return [partition for partition in group.partitions if partition.id in found]

@@ -1,0 +1,147 @@
+"""What travels to a worker and back: tuples of bytes, of which the first is a header in JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from executorch.exir.backend.backend_details import PreprocessResult
+from executorch.exir.backend.compile_spec_schema import CompileSpec
+
+from exir_lowering.errors import BackendContractError, BackendFailure, InvariantError, LoweringError
+from exir_lowering.steps.cache.results import flatten_results, restore_results
+
+Message: TypeAlias = tuple[bytes, ...]
+
+_ERRORS = {kind.__name__: kind for kind in (BackendContractError, BackendFailure, InvariantError)}
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One partition, as a worker gets it.
+
+    Attributes:
+        partition: The id of the partition.
+        method: The method that it was taken from.
+        backend_id: The id of the backend.
+        address: Where the worker finds the backend's class.
+        check_weights: Whether to look for writes into the weights.
+        accelerate: Whether to reuse what would be computed again.
+        threads: With how many threads torch computes: results may depend on it.
+        specs: The compile specs.
+        graph: The serialised program.
+        pieces: Where the worker finds each piece of memory: `weights.Place`s as lists.
+        inline: The pieces that travel with the task.
+    """
+
+    partition: str
+    method: str
+    backend_id: str
+    address: str
+    check_weights: bool
+    accelerate: bool
+    threads: int
+    specs: tuple[CompileSpec, ...]
+    graph: bytes
+    pieces: tuple[Any, ...]
+    inline: tuple[bytes, ...]
+
+
+_PLAIN = ("partition", "method", "backend_id", "address", "check_weights", "accelerate", "threads", "pieces")
+
+
+def write_task(task: Task) -> Message:
+    """Turn a task into bytes."""
+    header = {name: getattr(task, name) for name in _PLAIN} | {"specs": [spec.key for spec in task.specs]}
+    return (json.dumps(header).encode(), task.graph, *(bytes(spec.value) for spec in task.specs), *task.inline)
+
+
+def read_task(message: Message) -> Task:
+    """Turn bytes into a task."""
+    header = json.loads(message[0])
+    keys = header.pop("specs")
+    values, inline = message[2 : 2 + len(keys)], message[2 + len(keys) :]
+    specs = tuple(CompileSpec(key, value) for key, value in zip(keys, values, strict=True))
+    return Task(**header, specs=specs, graph=message[1], inline=tuple(inline))
+
+
+def write_result(result: PreprocessResult) -> Message:
+    """Turn a backend's result into bytes; or say that it holds something that does not travel."""
+    flat = flatten_results([result])
+    if flat is None:
+        return write_refusal("its result holds more than bytes, numbers and names")
+    values, chunks = flat
+    return (json.dumps({"kind": "result", "values": values}).encode(), *chunks)
+
+
+def write_refusal(reason: str) -> Message:
+    """Say why a worker cannot lower a partition, which its sender then does."""
+    return (json.dumps({"kind": "refusal", "reason": reason}).encode(),)
+
+
+def write_missing(digests: Sequence[str]) -> Message:
+    """Say which pieces of memory a worker does not have."""
+    return (json.dumps({"kind": "missing", "digests": list(digests)}).encode(),)
+
+
+def write_error(error: BaseException, trace: str) -> Message:
+    """Turn an error into text."""
+    handle = getattr(error, "debug_handle", None)
+    name = "MemoryError" if isinstance(error, MemoryError) else type(error).__name__
+    fields = {"kind": "error", "type": name, "text": str(error), "trace": trace, "handle": handle}
+    return (json.dumps(fields).encode(),)
+
+
+class RefusedError(Exception):
+    """A worker cannot lower a partition."""
+
+
+class MissingError(Exception):
+    """A worker lacks pieces of memory.
+
+    Attributes:
+        digests: Their digests.
+    """
+
+    def __init__(self, digests: Sequence[str]) -> None:
+        super().__init__(f"{len(digests)} pieces of memory are missing")
+        self.digests = tuple(digests)
+
+
+class InWorkerError(Exception):
+    """The cause of an error that a worker reported: its traceback there, as text."""
+
+
+def read_reply(message: Message, kept: dict[bytes, bytes]) -> PreprocessResult:
+    """Return the result that a worker sent.
+
+    Args:
+        message: The reply.
+        kept: Bytes that earlier replies had; equal ones are kept once.
+
+    Raises:
+        RefusedError: It could not lower the partition.
+        MissingError: It lacks pieces of memory.
+        BackendFailure, BackendContractError: As the worker raised it.
+        MemoryError: It had too little memory.
+    """
+    header = json.loads(message[0])
+    if header["kind"] == "result":
+        (result,) = restore_results(header["values"], [kept.setdefault(chunk, chunk) for chunk in message[1:]])
+        return result
+    if header["kind"] == "refusal":
+        raise RefusedError(header["reason"])
+    if header["kind"] == "missing":
+        raise MissingError(header["digests"])
+    raise _make_error(header) from InWorkerError(f"in the worker:\n{header['trace']}")
+
+
+def _make_error(header: Any) -> BaseException:
+    name, text = header["type"], header["text"]
+    if name == "MemoryError":
+        return MemoryError(text)
+    if name == "BackendFailure":
+        return BackendFailure(text, debug_handle=header["handle"])
+    return _ERRORS.get(name, LoweringError)(text)

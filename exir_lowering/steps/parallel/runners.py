@@ -1,0 +1,221 @@
+"""Who lowers partitions: threads of this process, processes of our own, or a given executor."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+from executorch.exir.backend.backend_details import PreprocessResult
+from executorch.exir.backend.compile_spec_schema import CompileSpec
+
+from exir_lowering.errors.interrupts import let_through
+from exir_lowering.graphs.serialized import NotSerialisableError, encode
+from exir_lowering.model import BackendGroup, Partition
+from exir_lowering.options import LoweringOptions
+from exir_lowering.plugins.backend import Backend
+from exir_lowering.steps.parallel import messages
+from exir_lowering.steps.parallel.messages import Message, MissingError, RefusedError, Task
+from exir_lowering.steps.parallel.weights import WeightsFile
+from exir_lowering.steps.parallel.work import work
+from exir_lowering.steps.parallel.workers import WORKERS, Worker, WorkerDiedError
+from exir_lowering.steps.preprocess import describe_failure, preprocess
+from exir_lowering.steps.session import Session
+
+_T = TypeVar("_T")
+
+
+class Runner:
+    """Lowers single partitions in the calling thread; its methods may be called from several threads.
+
+    Args:
+        backend: The backend.
+        options: How to lower.
+    """
+
+    def __init__(self, backend: Backend, options: LoweringOptions) -> None:
+        self._backend, self._options = backend, options
+
+    def lower(self, partition: Partition) -> PreprocessResult:
+        """Lower a partition.
+
+        Raises:
+            RefusedError: It has to be lowered by the caller, who is told why.
+            BackendFailure, BackendContractError: As for `preprocess`.
+        """
+        # Nothing is shown, cached or passed on to others.
+        session = Session(replace(self._options, progress=False, cache=False, executor=None, jobs=1))
+        (lowered,) = preprocess(BackendGroup(partition.backend_id, (partition,)), self._backend, session)
+        return lowered.result
+
+    def interrupt(self) -> None:
+        """End what is being lowered, if that is possible; `lower` then raises something."""
+
+    def close(self) -> None:
+        """Give back what the runner holds."""
+
+
+class _Remote(Runner, ABC):
+    """Lowers somewhere else: sends tasks, and reads replies."""
+
+    def __init__(self, backend: Backend, address: str, options: LoweringOptions, *, digests: bool) -> None:
+        super().__init__(backend, options)
+        self._address = address
+        self._weights = WeightsFile(digests=digests)
+        self._kept: dict[bytes, bytes] = {}
+        self._threads = torch.get_num_threads()
+
+    @abstractmethod
+    def _call(self, message: Message) -> Message:
+        """Send a task and wait for the reply.
+
+        Raises:
+            WorkerDiedError: Who got the task is gone.
+        """
+
+    def lower(self, partition: Partition) -> PreprocessResult:
+        """Lower a partition in a worker; if the worker dies, once more in another one."""
+        try:
+            return self._lower(partition)
+        except WorkerDiedError as error:
+            first = error
+        try:
+            return self._lower(partition)
+        except WorkerDiedError as second:
+            twice = WorkerDiedError(f"{first}; it was tried once more, and {second}")
+            raise describe_failure(partition.backend_id, self._backend, [partition], twice) from second
+
+    def _lower(self, partition: Partition) -> PreprocessResult:
+        try:
+            encoded = encode(partition.program)
+        except NotSerialisableError as error:
+            raise RefusedError(str(error)) from error
+        specs = tuple(map(_plain_spec, partition.compile_specs))
+        inline: tuple[str, ...] = ()
+        while True:
+            try:
+                places, sent = self._weights.place(encoded.pieces, inline)
+            except OSError as error:
+                raise RefusedError(f"the file for the weights cannot be written: {error}") from error
+            options = self._options
+            task = Task(
+                partition=partition.id,
+                method=partition.method,
+                backend_id=partition.backend_id,
+                address=self._address,
+                check_weights=options.check_weights,
+                accelerate=options.accelerate,
+                threads=self._threads,
+                specs=specs,
+                graph=encoded.graph,
+                pieces=tuple(places),
+                inline=tuple(sent),
+            )
+            try:
+                return messages.read_reply(self._call(messages.write_task(task)), self._kept)
+            except MissingError as error:
+                if inline or not all(error.digests):
+                    raise RefusedError("the worker does not find its weights") from error
+                inline = error.digests
+
+    def close(self) -> None:
+        """Remove the weights' file."""
+        self._weights.close()
+
+
+def _plain_spec(spec: CompileSpec) -> CompileSpec:
+    if type(spec) is not CompileSpec or type(spec.key) is not str or not isinstance(spec.value, (bytes, bytearray)):
+        raise RefusedError(f"the compile spec {spec.key!r} has a value of type {type(spec.value).__name__}")
+    return spec
+
+
+class InProcesses(_Remote):
+    """Lowers in processes of our own.
+
+    Args:
+        backend: The backend.
+        address: Where they find its class.
+        options: How to lower.
+    """
+
+    def __init__(self, backend: Backend, address: str, options: LoweringOptions) -> None:
+        super().__init__(backend, address, options, digests=False)
+        self._busy: set[Worker] = set()
+        self._lock = threading.Lock()
+        self._interrupted = False
+
+    def _call(self, message: Message) -> Message:
+        with self._lock:
+            if self._interrupted:
+                raise RefusedError("it was interrupted")
+        try:
+            worker = WORKERS.take([self._address.partition(":")[0]])
+        except OSError as error:
+            raise RefusedError(f"no process can be started: {error}") from error
+        with self._lock:
+            self._busy.add(worker)
+        try:
+            if self._interrupted:
+                worker.kill()
+            reply = worker.call(message)
+        finally:
+            with self._lock:
+                self._busy.discard(worker)
+        WORKERS.give(worker)
+        return reply
+
+    def interrupt(self) -> None:
+        """End the processes that lower something."""
+        with self._lock:
+            self._interrupted = True
+            busy = list(self._busy)
+        for worker in busy:
+            worker.kill()
+
+
+class InExecutor(_Remote):
+    """Lowers wherever an executor computes.
+
+    Args:
+        backend: The backend.
+        address: Where workers find its class.
+        options: How to lower.
+        executor: Where to.
+    """
+
+    def __init__(self, backend: Backend, address: str, options: LoweringOptions, executor: Executor) -> None:
+        super().__init__(backend, address, options, digests=True)
+        self._executor = executor
+        self._stop: Future[None] = Future()
+
+    def _call(self, message: Message) -> Message:
+        future = _refuse_broken(lambda: self._executor.submit(work, message))
+        both: list[Future[Any]] = [future, self._stop]
+        wait(both, return_when=FIRST_COMPLETED)
+        if self._stop.done():
+            future.cancel()
+            raise RefusedError("it was interrupted")
+        try:
+            return future.result()
+        except MemoryError:
+            raise
+        except Exception as error:
+            let_through(error)
+            name = type(error).__name__
+            raise WorkerDiedError(f"the executor {type(self._executor).__name__} raised {name}: {error}") from error
+
+    def interrupt(self) -> None:
+        """Take back what has not begun, and wait for nothing."""
+        self._stop.set_result(None)
+
+
+def _refuse_broken(submit: Callable[[], _T]) -> _T:
+    try:
+        return submit()
+    except Exception as error:
+        let_through(error)
+        raise WorkerDiedError(f"the executor takes no tasks: {type(error).__name__}: {error}") from error

@@ -1,0 +1,172 @@
+"""Weights for workers: in a file that processes of one machine map, or sent once and known by their digests.
+
+Tasks name pieces of memory. What is small travels with the task. The rest is written to a file, once for all tasks; a
+worker that sees the file maps what it needs, privately, so that a backend that writes into a weight changes nothing for
+others. A worker on another machine asks for what it has not been sent before.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import secrets
+import tempfile
+import threading
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from exir_lowering.steps.parallel.messages import MissingError
+
+_SMALL = 1 << 16
+"""Bytes up to which a piece travels with its task; a mapping costs about as much."""
+
+_MOST_KEPT = 1 << 30
+"""How many bytes of pieces a worker keeps that have no file."""
+
+_TOKEN = 32
+
+
+class WeightsFile:
+    """The pieces of memory of one call, for its workers. Threads may share it; `close` removes the file.
+
+    Args:
+        digests: Whether workers may be on other machines, and know pieces by their digests.
+    """
+
+    def __init__(self, *, digests: bool) -> None:
+        self._digests = digests
+        self._lock = threading.Lock()
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._path = Path()
+        self._end = 0
+        self._token = ""
+        self._places: dict[tuple[int, int], tuple[torch.Tensor, list[Any]]] = {}
+
+    def place(self, pieces: Sequence[torch.Tensor], inline: Collection[str] = ()) -> tuple[list[Any], list[bytes]]:
+        """Make pieces available.
+
+        Args:
+            pieces: The pieces, as one-dimensional tensors of bytes. They stay alive as long as this object.
+            inline: The digests of those that travel with the task.
+
+        Returns:
+            What `find_pieces` takes, and the bytes that travel with the task.
+        """
+        places: list[Any] = []
+        sent: list[bytes] = []
+        for piece in pieces:
+            found = [] if piece.numel() <= _SMALL else self._add(piece)
+            if not found or found[-1] in inline:
+                found = ["inline", len(sent), found[-1] if found else ""]
+                sent.append(piece.numpy().tobytes())
+            places.append(found)
+        return places, sent
+
+    def _add(self, piece: torch.Tensor) -> list[Any]:
+        key = piece.data_ptr(), piece.numel()
+        with self._lock:
+            if key not in self._places:
+                memory = piece.numpy().data
+                digest = sha256(memory).hexdigest() if self._digests else ""
+                offset = self._write(memory)
+                self._places[key] = piece, ["file", str(self._path), self._token, offset, piece.numel(), digest]
+            return self._places[key][1]
+
+    def _write(self, memory: memoryview) -> int:
+        if self._folder is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="exir-lowering-", ignore_cleanup_errors=True)
+            self._path = Path(self._folder.name) / "weights"
+            self._token = secrets.token_hex(_TOKEN // 2)
+            self._path.write_bytes(self._token.encode())
+            self._end = _TOKEN
+        offset = -(-self._end // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+        with self._path.open("r+b") as file:
+            file.seek(offset)
+            file.write(memory)
+        self._end = offset + len(memory)
+        return offset
+
+    def close(self) -> None:
+        """Remove the file; workers that have mapped it keep what they have."""
+        if self._folder is not None:
+            self._folder.cleanup()
+
+
+class _Kept:
+    """The pieces that this process was sent, the last used ones, by digest."""
+
+    def __init__(self) -> None:
+        self._pieces: OrderedDict[str, torch.Tensor] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, digest: str) -> torch.Tensor | None:
+        with self._lock:
+            if digest in self._pieces:
+                self._pieces.move_to_end(digest)
+            return self._pieces.get(digest)
+
+    def add(self, digest: str, piece: torch.Tensor) -> None:
+        with self._lock:
+            self._pieces[digest] = piece
+            while sum(one.numel() for one in self._pieces.values()) > _MOST_KEPT:
+                self._pieces.popitem(last=False)
+
+
+_kept = _Kept()
+
+
+def find_pieces(places: Sequence[Any], inline: Sequence[bytes]) -> list[torch.Tensor]:
+    """Return the pieces of memory of a task.
+
+    Args:
+        places: Where they are.
+        inline: The bytes that came with the task.
+
+    Raises:
+        MissingError: This machine does not see the file, and was not sent some pieces.
+    """
+    found: list[torch.Tensor] = []
+    missing = []
+    for kind, *fields in places:
+        if kind == "inline":
+            number, digest = fields
+            piece = _copy(inline[number])
+            if digest:
+                _kept.add(digest, piece.clone())  # the task may write into its own
+        else:
+            path, token, offset, length, digest = fields
+            known = _map(path, token, offset, length)
+            if known is None and digest:
+                kept = _kept.get(digest)
+                known = None if kept is None else kept.clone()
+            if known is None:
+                missing.append(digest)
+                continue
+            piece = known
+        found.append(piece)
+    if missing:
+        raise MissingError(missing)
+    return found
+
+
+def _copy(content: bytes) -> torch.Tensor:
+    piece = torch.empty(len(content), dtype=torch.uint8)
+    piece.numpy().data[:] = content
+    return piece
+
+
+def _map(path: str, token: str, offset: int, length: int) -> torch.Tensor | None:
+    """Map a part of the file, None if there is no such file; another machine may have one of the same name."""
+    try:
+        with open(path, "rb") as file:
+            if file.read(_TOKEN) != token.encode() or os.fstat(file.fileno()).st_size < offset + length:
+                return None
+            memory = mmap.mmap(file.fileno(), length, offset=offset, access=mmap.ACCESS_COPY)
+    except OSError:
+        return None
+    return torch.frombuffer(memory, dtype=torch.uint8)

@@ -1,0 +1,208 @@
+"""Processes of our own: kept for later calls, ended with this process."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from exir_lowering.steps.parallel import frames
+from exir_lowering.steps.parallel.messages import Message
+
+MOST_IDLE = 8
+"""How many idle workers are kept; each takes about 50 MB of its own."""
+
+_START = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[2])
+from exir_lowering.steps.parallel.server import main
+main(int(sys.argv[1]))
+"""
+
+
+class WorkerDiedError(Exception):
+    """The process that lowered a partition ended; the message says how."""
+
+
+class Worker:
+    """A process that lowers partitions, one at a time.
+
+    Attributes:
+        pid: Its id.
+    """
+
+    def __init__(self, server: _Server, pid: int, connection: socket.socket) -> None:
+        self.pid = pid
+        self._server, self._connection = server, connection
+        self._stream = connection.makefile("rb")
+        self._lock = threading.Lock()
+        self._ended = False
+
+    def call(self, message: Message) -> Message:
+        """Send a task and wait for the reply.
+
+        Raises:
+            WorkerDiedError: The process ended.
+        """
+        try:
+            frames.send_message(self._connection, message)
+            return frames.read_message(self._stream)
+        except (OSError, EOFError) as error:
+            raise WorkerDiedError(f"the worker process {self.pid} {_describe(self.end())}") from error
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether a worker that has nothing to do is still there: it sends nothing, so only its end can be read."""
+        return not select.select([self._connection], [], [], 0)[0]
+
+    def kill(self) -> None:
+        """End the process now; a thread that waits for its reply gets an error."""
+        with self._lock:
+            if not self._ended:  # else, the number may be that of another process
+                self._connection.shutdown(socket.SHUT_RDWR)
+                os.kill(self.pid, signal.SIGKILL)
+
+    def end(self) -> int | None:
+        """Let the process end, and return its status; None if that is not known."""
+        with self._lock:
+            self._ended = True
+            self._stream.close()
+            self._connection.close()
+        return self._server.wait(self.pid)
+
+
+def _describe(status: int | None) -> str:
+    if status is None:
+        return "ended"
+    if status < 0:
+        return f"was ended by {signal.Signals(-status).name}"
+    return f"ended with exit status {status}"
+
+
+class _Server:
+    """The process that workers are forked from."""
+
+    def __init__(self) -> None:
+        self._control, theirs = socket.socketpair()
+        self._lock = threading.Lock()
+        flags = ["-O"] * sys.flags.optimize + [f"-W{option}" for option in sys.warnoptions]
+        command = [sys.executable, *flags, "-c", _START, str(theirs.fileno())]
+        self._process = subprocess.Popen(
+            [*command, json.dumps(_search_path())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # an interrupt from the keyboard is this process's affair
+        )
+        theirs.close()
+
+    def fork(self, modules: Sequence[str]) -> Worker:
+        ours, theirs = socket.socketpair()
+        request = {"modules": list(modules), "path": _search_path(), "folder": os.getcwd()}
+        try:
+            return Worker(self, self._ask(request, [theirs.fileno()]), ours)
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+
+    def wait(self, pid: int) -> int | None:
+        try:
+            return self._ask({"wait": pid}, [])
+        except OSError:
+            return None
+
+    def _ask(self, request: Any, files: list[int]) -> int:
+        with self._lock:
+            socket.send_fds(self._control, [json.dumps(request).encode()], files)
+            answer = b""
+            while not answer.endswith(b"\n"):
+                received = self._control.recv(64)
+                if not received:
+                    raise ConnectionError("the process that workers are forked from has ended")
+                answer += received
+        return int(answer)
+
+    def close(self) -> None:
+        self._control.close()
+        self._process.wait()
+
+
+class Workers:
+    """The workers of this process; threads may share them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._server: _Server | None = None
+        self._idle: list[Worker] = []
+
+    def take(self, modules: Sequence[str]) -> Worker:
+        """Return an idle worker, or a new one.
+
+        Args:
+            modules: What a new one should have imported.
+
+        Raises:
+            OSError: No process can be started.
+        """
+        with self._lock:
+            while self._idle:
+                worker = self._idle.pop()
+                if worker.is_alive:
+                    return worker
+                worker.end()
+        try:
+            return self._find_server().fork(modules)
+        except OSError:
+            with self._lock:
+                self._server = None  # it may have been killed; the next one is not
+        return self._find_server().fork(modules)
+
+    def _find_server(self) -> _Server:
+        with self._lock:
+            if self._server is None:
+                self._server = _Server()
+            return self._server
+
+    def give(self, worker: Worker) -> None:
+        """Take back a worker that has nothing to do."""
+        with self._lock:
+            if len(self._idle) < MOST_IDLE:
+                self._idle.append(worker)
+                return
+        worker.end()
+
+    def close(self) -> None:
+        """End all idle workers, and the process that they were forked from."""
+        with self._lock:
+            idle, server = self._idle, self._server
+            self._idle, self._server = [], None
+        for worker in idle:
+            worker.end()
+        if server is not None:
+            server.close()
+
+    def forget(self) -> None:
+        """Leave the workers to the process that this one was forked from."""
+        self._lock, self._server, self._idle = threading.Lock(), None, []
+
+
+def _search_path() -> list[str]:
+    return [os.path.abspath(entry) for entry in sys.path]
+
+
+SUPPORTED = hasattr(os, "fork") and hasattr(socket, "send_fds")
+"""Whether this system can fork workers."""
+
+WORKERS = Workers()
+atexit.register(WORKERS.close)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=WORKERS.forget)
