@@ -23,6 +23,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Interpreter
 from torch.utils import _pytree as pytree
 
+from exir_lowering._upstream.acceleration.delegates import results_of
+from exir_lowering._upstream.acceleration.forms import UnknownFormError
 from exir_lowering._upstream.acceleration.work import Work, current
 
 __all__ = [
@@ -31,6 +33,9 @@ __all__ = [
 
 _MOST = 200_000
 """How many results are remembered at most before all of them are forgotten."""
+
+_KEEPING = frozenset(("aten::copy_", "aten::index_put_"))
+"""Operators that write, but only elements."""
 
 _SMALL = 1024
 """The most elements of a constant that is kept for its identity."""
@@ -61,6 +66,13 @@ def replacements() -> list[tuple[Any, str, Any]]:
         results = work.results.setdefault(key, [])
         if number < len(results):
             return _create(self, target, args, kwargs, meta, results[number])
+        if number == len(results) and target is executorch_call_delegate and not kwargs:
+            data = pytree.tree_map_only(ProxyValue, lambda value: value.data, list(args))
+            try:
+                results.append(results_of(data[0], data[1:], self.fake_tensor_mode, work))
+                return _create(self, target, args, kwargs, meta, results[number])
+            except UnknownFormError:
+                pass
         proxy = compute(self, kind, target, args, kwargs, meta)
         if number == len(results) and isinstance(proxy, ProxyValue) and _is_static(proxy.data, self.fake_tensor_mode):
             results.append(proxy.data)
@@ -89,11 +101,12 @@ def _create(self: Any, target: Any, args: Any, kwargs: Any, meta: Any, result: A
 def _key(self: Any, work: Work, target: Any, args: Any, kwargs: Any) -> Any:
     """Return what a result depends on, None if it must be computed each time."""
     if isinstance(target, (EdgeOpOverload, torch._ops.OpOverload)):
-        if target._schema.is_mutable:
-            work.results.clear()  # it may change what other results were computed from
-            return None
         # An operator of the Edge dialect computes what the one that it wraps does.
         operation = target._op if type(target) is EdgeOpOverload else target
+        if operation._schema.is_mutable:
+            if operation.name() not in _KEEPING:
+                work.results.clear()  # it may change what other results were computed from
+            return None
     elif target is not operator.getitem and target is not executorch_call_delegate:
         return None
     else:
