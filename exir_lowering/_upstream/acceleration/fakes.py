@@ -24,7 +24,7 @@ from torch.fx import Interpreter
 from torch.utils import _pytree as pytree
 
 from exir_lowering._upstream.acceleration.delegates import results_of
-from exir_lowering._upstream.acceleration.forms import UnknownFormError
+from exir_lowering._upstream.acceleration.forms import Form, UnknownFormError, describe, form_of, key_of, make
 from exir_lowering._upstream.acceleration.work import Work, current
 
 __all__ = [
@@ -66,19 +66,56 @@ def replacements() -> list[tuple[Any, str, Any]]:
         results = work.results.setdefault(key, [])
         if number < len(results):
             return _create(self, target, args, kwargs, meta, results[number])
-        if number == len(results) and target is executorch_call_delegate and not kwargs:
-            data = pytree.tree_map_only(ProxyValue, lambda value: value.data, list(args))
-            try:
-                results.append(results_of(data[0], data[1:], self.fake_tensor_mode, work))
-                return _create(self, target, args, kwargs, meta, results[number])
-            except UnknownFormError:
-                pass
+        form = None
+        if number == len(results):
+            form = _form_key(self, target, args, kwargs)
+            known = _from_forms(self, work, target, args, form)
+            if known is not None:
+                results.append(known)
+                return _create(self, target, args, kwargs, meta, known)
         proxy = compute(self, kind, target, args, kwargs, meta)
         if number == len(results) and isinstance(proxy, ProxyValue) and _is_static(proxy.data, self.fake_tensor_mode):
             results.append(proxy.data)
+            _note_form(self, work, form, proxy.data)
         return proxy
 
     return [(_ExportPassBase, "_fx", remembering)]
+
+
+def _form_key(self: Any, target: Any, args: Any, kwargs: Any) -> Any:
+    """Return what the form of a result follows from, None if it has to be computed."""
+    if not isinstance(target, (EdgeOpOverload, torch._ops.OpOverload)):
+        return None
+    try:
+        described = describe((args, dict(kwargs)), lambda value: _form(value, self.fake_tensor_mode))
+        return key_of(target, described)
+    except UnknownFormError:
+        return None
+
+
+def _form(value: Any, mode: Any) -> Any:
+    return form_of(value.data if isinstance(value, ProxyValue) else value, mode)
+
+
+def _from_forms(self: Any, work: Work, target: Any, args: Any, key: Any) -> Any:
+    """Return a new result of a known form, None if it has to be computed."""
+    mode = self.fake_tensor_mode
+    try:
+        if target is executorch_call_delegate:
+            module, *data = pytree.tree_map_only(ProxyValue, lambda value: value.data, list(args))
+            return results_of(module, data, mode, work)
+    except UnknownFormError:
+        return None
+    form = work.forms.get(key) if key is not None else None
+    return make(form, mode) if isinstance(form, Form) else None
+
+
+def _note_form(self: Any, work: Work, key: Any, result: Any) -> None:
+    if key is not None and isinstance(result, FakeTensor):
+        try:
+            work.forms[key] = form_of(result, self.fake_tensor_mode)
+        except UnknownFormError:
+            return
 
 
 def _is_usual(self: Any, remembering: Any) -> bool:

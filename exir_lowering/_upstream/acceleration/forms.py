@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from executorch.exir.dialects.edge._ops import EdgeOpOverload
 
 # Traces with torch's kernels in Python, as passes do.
 from torch._dispatch.python import enable_python_dispatcher
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 from torch.fx import Node, map_arg
 
 from exir_lowering._upstream.acceleration.work import Work
@@ -25,8 +26,10 @@ __all__ = [
     "Form",
     "UnknownFormError",
     "compute",
+    "describe",
     "form_of",
     "infer",
+    "key_of",
     "make",
     "mode_of",
 ]
@@ -80,7 +83,8 @@ def make(form: Any, mode: FakeTensorMode) -> Any:
     if not isinstance(form, Form):
         return [make(each, mode) for each in form]
     sizes, strides, dtype, device, gradients = form
-    empty = torch.empty_strided(sizes, strides, dtype=dtype, device="meta", requires_grad=gradients)
+    with in_kernel_invocation_manager(mode):
+        empty = torch.empty_strided(sizes, strides, dtype=dtype, device="meta", requires_grad=gradients)
     return FakeTensor(mode, empty, device)
 
 
@@ -102,10 +106,25 @@ def infer(node: Node, forms: dict[Node, Any], mode: FakeTensorMode, work: Work, 
         if not isinstance(source, Node) or type(index) is not int or isinstance(forms[source], Form):
             raise UnknownFormError
         return forms[source][index]
-    key = (_functional(node.target), *_describe((node.args, dict(node.kwargs)), forms), *_state())
+    key = key_of(node.target, describe((node.args, dict(node.kwargs)), partial(_form_in, forms)))
     if key not in work.forms:
         work.forms[key] = form_of(compute(node, mode, value), mode)
     return work.forms[key]
+
+
+def _form_in(forms: dict[Node, Any], value: Any) -> Any:
+    if not isinstance(value, Node):
+        raise UnknownFormError
+    return forms[value]
+
+
+def key_of(target: Any, described: Any) -> Any:
+    """Return what the form of a result follows from: an operator and what describes its arguments.
+
+    Raises:
+        UnknownFormError: The operator writes, or returns views.
+    """
+    return (_functional(target), described, *_state())
 
 
 def compute(node: Node, mode: FakeTensorMode, value: Callable[[Node], Any]) -> Any:
@@ -135,15 +154,21 @@ def _functional(target: Any) -> Any:
     return target
 
 
-def _describe(value: Any, forms: dict[Node, Any]) -> tuple[Any, ...]:
-    """Return what identifies arguments: the forms of the nodes among them, and the content of the rest."""
-    if isinstance(value, Node):
-        return (Node, forms[value])
+def describe(value: Any, form: Callable[[Any], Any]) -> tuple[Any, ...]:
+    """Return what identifies arguments: the forms of the values among them, and the content of the rest.
+
+    Args:
+        value: Arguments.
+        form: Returns the form of what is neither simple nor a list.
+
+    Raises:
+        UnknownFormError: Something cannot be identified.
+    """
     kind = type(value)
     if kind in _SIMPLE:
         return (kind, value)
     if isinstance(value, (list, tuple)):
-        return (list, *(_describe(item, forms) for item in value))
+        return (list, *(describe(item, form) for item in value))
     if isinstance(value, dict):
-        return (dict, *((name, _describe(item, forms)) for name, item in sorted(value.items())))
-    raise UnknownFormError
+        return (dict, *((name, describe(item, form)) for name, item in sorted(value.items())))
+    return (None, form(value))

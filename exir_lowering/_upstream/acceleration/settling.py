@@ -8,7 +8,7 @@ is replaced if it is something else. What cannot be compared is left to tracing.
 from __future__ import annotations
 
 import operator
-from functools import wraps
+from functools import lru_cache, wraps
 from typing import Any
 
 # The base of all passes that trace.
@@ -34,8 +34,11 @@ _OVERRIDES = (
 
 def replacements() -> list[tuple[Any, str, Any]]:
     """Return what brings a graph up to date in place where a pass of XNNPACK that is known would trace it."""
-    calling = _ExportPassBase.call
+    return [(_ExportPassBase, "call", _settling(_ExportPassBase.call))]
 
+
+@lru_cache(maxsize=8)  # whether a pass is known is remembered for its functions
+def _settling(calling: Any) -> Any:
     @wraps(calling)  # it is recognised by its source
     def call(self: Any, graph_module: GraphModule) -> Any:
         work = current()
@@ -43,7 +46,7 @@ def replacements() -> list[tuple[Any, str, Any]]:
             return PassResult(graph_module, True)
         return calling(self, graph_module)
 
-    return [(_ExportPassBase, "call", call)]
+    return call
 
 
 def _only_traces(kind: Any) -> bool:
