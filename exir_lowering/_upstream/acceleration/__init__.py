@@ -10,7 +10,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from exir_lowering._upstream.acceleration import compilation, composites, emission, fakes, histories, settling, signatures, xnnpack
+from exir_lowering._upstream.acceleration import (
+    compilation,
+    composites,
+    emission,
+    fakes,
+    histories,
+    settling,
+    signatures,
+    xnnpack,
+)
 from exir_lowering._upstream.acceleration.work import Work, current, working
 from exir_lowering._upstream.replacing import replacing
 

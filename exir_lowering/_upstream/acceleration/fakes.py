@@ -139,7 +139,7 @@ def _key(self: Any, work: Work, target: Any, args: Any, kwargs: Any) -> Any:
     """Return what a result depends on, None if it must be computed each time."""
     if isinstance(target, (EdgeOpOverload, torch._ops.OpOverload)):
         # An operator of the Edge dialect computes what the one that it wraps does.
-        operation = target._op if type(target) is EdgeOpOverload else target
+        operation: Any = target._op if type(target) is EdgeOpOverload else target
         if operation._schema.is_mutable:
             if operation.name() not in _KEEPING:
                 work.results.clear()  # it may change what other results were computed from

@@ -14,7 +14,7 @@ from typing import Any
 # The base of all passes that trace.
 from executorch.exir.pass_base import ExportPass, _ExportPassBase
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule, Node, map_arg
 from torch.fx.passes.infra.pass_base import PassResult
 
 from exir_lowering._upstream.acceleration.forms import UnknownFormError, compute, form_of, infer, mode_of
@@ -66,18 +66,22 @@ def settle(module: GraphModule, work: Work) -> bool:
     """
     nodes = list(module.graph.nodes)
     mode = next((mode for mode in map(mode_of, nodes) if mode is not None), None)
+    if mode is None:
+        return False
     forms: dict[Node, Any] = {}
     try:
-        for node in nodes if mode is not None else ():
+        for node in nodes:
             if node.op == "placeholder":
                 forms[node] = form_of(node.meta.get("val"), mode)
             elif node.op == "call_function":
                 forms[node] = _settle_node(node, forms, mode, work)
-            elif node.op != "output":
+            elif node.op == "output":
+                node.meta["val"] = map_arg(node.args[0], _value)
+            else:
                 return False
     except UnknownFormError:
         return False
-    return mode is not None
+    return True
 
 
 def _settle_node(node: Node, forms: dict[Node, Any], mode: FakeTensorMode, work: Work) -> Any:
