@@ -7,7 +7,7 @@ from typing import Any
 
 from executorch.exir import EdgeCompileConfig
 from torch.export import ExportedProgram
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule, Node
 
 from exir_lowering._upstream.conversion import (
     ASSERT_METADATA,
@@ -113,8 +113,23 @@ class Conversion:
 
 
 def _drop_metadata_asserts(program: ExportedProgram) -> None:
-    """Remove asserts about dtypes and the like, which the first of ExecuTorch's passes to Edge dialect removes."""
+    """Remove asserts about dtypes and the like, which the first of ExecuTorch's passes to Edge dialect removes.
+
+    Those that alone keep what they look at stay until then: decomposing would drop a random operator without readers.
+    """
     for module in program.graph_module.modules():
-        for node in list(module.graph.nodes) if isinstance(module, GraphModule) else ():
-            if node.target is ASSERT_METADATA and not node.users:
-                module.graph.erase_node(node)
+        if isinstance(module, GraphModule) and any(node.target is ASSERT_METADATA for node in module.graph.nodes):
+            read = _list_read(module.graph)
+            for node in list(module.graph.nodes):
+                if node.target is ASSERT_METADATA and not node.users and read.issuperset(node.all_input_nodes):
+                    module.graph.erase_node(node)
+
+
+def _list_read(graph: Graph) -> set[Node]:
+    """Return the nodes that a graph is left with without asserts about metadata, when what nothing reads is removed."""
+    read: set[Node] = set()
+    for node in reversed(graph.nodes):
+        if node in read or (node.is_impure(impure_random=False) and node.target is not ASSERT_METADATA):
+            read.add(node)
+            read.update(node.all_input_nodes)
+    return read
