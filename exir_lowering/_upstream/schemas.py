@@ -28,7 +28,7 @@ __all__ = [
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _HARMLESS = frozenset({torch._C.DispatchKey.Meta, torch._C.DispatchKey.Functionalize})
-_BUILT_IN = frozenset({"aten", "prims", "quantized_decomposed", "dim_order_ops"})
+_BUILT_IN = frozenset({"aten", "prims", "quantized_decomposed", "dim_order_ops", "EDGE_DO_NOT_DECOMP"})
 
 
 class Argument(NamedTuple):

@@ -140,7 +140,7 @@ def _identity(function: Any) -> Hashable:
 def _check_traceable(target: Any) -> None:
     if not is_overload(target):
         raise Uncovered(f"{target}")
-    if torch.Tag.data_dependent_output in target.tags or torch.Tag.dynamic_output_shape in target.tags:
+    if torch.Tag.data_dependent_output in target.tags:
         raise Uncovered(f"{target}, whose result depends on data")
     if has_effects(target):
         raise Uncovered(f"{target}, which has effects")

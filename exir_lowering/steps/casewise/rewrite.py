@@ -17,7 +17,7 @@ from exir_lowering._upstream.conversion import (
     take_calling_convention,
 )
 from exir_lowering._upstream.programs import fake_mode_of, lazy_graph_module
-from exir_lowering._upstream.schemas import is_composite, packet_name
+from exir_lowering._upstream.schemas import is_built_in, is_composite, is_overload, packet_name
 from exir_lowering.steps.casewise.cases import Case, Describer
 from exir_lowering.steps.casewise.evaluation import evaluate
 from exir_lowering.steps.casewise.inline import TRACED
@@ -129,6 +129,8 @@ class _Planner:
     def __init__(self, graph_module: GraphModule, stage: Stage, mode: Any) -> None:
         self._graph, self._stage, self._mode = graph_module.graph, stage, mode
         self._describer, self._own = Describer(), Memory()
+        self._trials: dict[Any, Node] = {}
+        self._verdicts: dict[Any, bool] = {}
 
     def settle(self) -> _Plan:
         """Return a plan without missing templates.
@@ -172,7 +174,7 @@ class _Planner:
             plan.values[node] = values[0][node.args[1]]
         else:
             plain = self._stage.plain(node, values)
-            if plain is not None:
+            if plain is not None and self._holds(node, plain, values):
                 plan.plain[node] = plain.target
                 plan.values[node] = self._returned(node, plain, values, same.issuperset(operands), plan)
             else:
@@ -183,6 +185,30 @@ class _Planner:
             plan.sizes.add(now.node.expr)
         if now is before or self._describer.value(now) == self._describer.value(before):
             same.add(node)
+
+    def _holds(self, node: Node, plain: Plain, values: Sequence[Any]) -> bool:
+        """Return whether calls of an operator are as plain as the stage says.
+
+        The first one in a process is converted as a case to find out; until its template is there, the others count as
+        plain.
+        """
+        if isinstance(node.meta.get("val"), torch.SymInt):
+            return True  # sizes are common to all cases
+        if not is_overload(node.target) or self._trials.setdefault(node.target, node) is not node:
+            return self._verdicts.get(node.target, True)
+        case = self._describer.case(node, node.target, values, node.meta.get("val"))
+        # Of what a stage depends on, only composite operators see what is to be decomposed.
+        key = ("plain", self._stage.key if is_composite(node.target) else self._stage.name, node.target)
+        known = MEMORY.get(key)
+        if known is None:
+            template = self._memory(case).get((self._stage.key, case.key))
+            if template is None:
+                return False
+            known = (template.only_replaces(case, plain.target),)
+            if is_built_in(node.target):
+                MEMORY.put(key, known)
+        self._verdicts[node.target] = known[0]
+        return bool(known[0])
 
     def _returned(self, node: Node, plain: Plain, values: Sequence[Any], same: bool, plan: _Plan) -> Any:
         """Return what a plain call returns: what it did before, if nothing has changed that its result depends on."""

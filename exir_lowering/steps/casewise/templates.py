@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -74,6 +75,25 @@ class Template:
     values: Any
     described: Hashable
     sizes: frozenset[Any] = frozenset()
+
+    def only_replaces(self, case: Case, target: Any) -> bool:
+        """Return whether a call becomes a call of one operator with the same arguments, and takes of its elements."""
+        # ExecuTorch defines the operators that it does not decompose anew: by name, they are the same.
+        if not self.nodes or str(self.nodes[0].target) != str(target):
+            return False
+        elements = self.nodes[1:]
+        if any(each.target is not operator.getitem or each.args[0] != Slot(0) for each in elements):
+            return False
+        taken = tuple(Slot(index + 1) for index in range(len(elements))) if elements else Slot(0)
+        found = tuple(filter(None, self.results)) if isinstance(self.results, tuple) else self.results
+        sizes = {v.node.expr: n for n, v in zip(case.operands, case.values, strict=True) if isinstance(v, torch.SymInt)}
+        if found != taken or not self.sizes.issubset(sizes):
+            return False
+        first = self.nodes[0]
+        arguments = fill((first.args, first.kwargs), (), case.operands, sizes)
+        given = (case.node.args, dict(case.node.kwargs))
+        number = {operand: index for index, operand in enumerate(case.operands)}.__getitem__
+        return Description().arguments(arguments, number) == Description().arguments(given, number)
 
     def outlasting(self) -> Template:
         """Return the template without anything that keeps the program alive that it is from.
