@@ -127,9 +127,21 @@ def add_sizes(graph_module: torch.fx.GraphModule, shape_env: Any) -> None:
         graph_module: The graph module; its graph is changed.
         shape_env: What the symbols of its sizes belong to.
     """
-    metadata = {"stack_trace": _ADDED_BY}
+    graph, metadata = graph_module.graph, {"stack_trace": _ADDED_BY}
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    sizes = []
+    with graph.inserting_after(inputs[-1]):
+        reader = graph.call_function(tuple)  # torch removes those that nothing reads
+    with graph.inserting_before(reader):
+        for node in inputs:
+            for axis, size in enumerate(getattr(node.meta.get("val"), "shape", ())):
+                if isinstance(size, torch.SymInt):
+                    sizes.append(graph.call_function(torch.ops.aten.sym_size.int, (node, axis)))
+                    sizes[-1].meta["val"] = size
+    reader.args = (tuple(sizes),)
     with _set_node_metadata_hook(graph_module, partial(_node_metadata_hook, metadata=metadata)):
         insert_deferred_runtime_asserts(graph_module, shape_env, "exported program", export=True)
+    graph.erase_node(reader)
 
 
 def source_of(node: torch.fx.Node, step: str) -> NodeSource:

@@ -7,7 +7,7 @@ from typing import Any
 
 from executorch.exir import EdgeCompileConfig
 from torch.export import ExportedProgram
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule, Node
 
 from exir_lowering import graphs
 from exir_lowering._upstream.conversion import (
@@ -60,7 +60,6 @@ class Conversion:
         """
         for partitioner in partitioners:
             program = partitioner.transform_for_pre_decomposition(program)
-        _drop_metadata_asserts(program)
         program = self._decompose("functionalization", program, {})
         preserved: list[Any] = []
         if not partitioners:
@@ -116,16 +115,39 @@ class Conversion:
 
 
 def _trial(program: ExportedProgram) -> ExportedProgram:
-    """Return a copy of a program, unless the attempt to convert it by cases changes neither graph nor symbols."""
-    calls = (node for node in program.graph.nodes if node.op not in ("placeholder", "output"))
-    if any(node.op == "get_attr" or is_mutable(node) for node in calls) or has_symbols(program):
-        return isolate(graphs.copy_program(program))
-    return program
+    """Return a program to try on what ExecuTorch must find as it is: a copy, unless the attempt changes nothing.
+
+    Raises:
+        Uncovered: It has values that only asserts read.
+    """
+    changed = any(
+        node.op == "get_attr" or is_mutable(node) or node.target is ASSERT_METADATA for node in program.graph.nodes
+    )
+    if not changed and not has_symbols(program):
+        return program
+    tried = isolate(graphs.copy_program(program))
+    _drop_metadata_asserts(tried.graph_module)
+    return tried
 
 
-def _drop_metadata_asserts(program: ExportedProgram) -> None:
+def _drop_metadata_asserts(graph_module: GraphModule) -> None:
     """Remove asserts about dtypes and the like, which the first of ExecuTorch's passes to Edge dialect removes."""
-    for module in program.graph_module.modules():
-        for node in list(module.graph.nodes) if isinstance(module, GraphModule) else ():
-            if node.target is ASSERT_METADATA and not node.users:
-                module.graph.erase_node(node)
+    for module in graph_module.modules():
+        if not isinstance(module, GraphModule):
+            continue
+        asserts = [node for node in module.graph.nodes if node.target is ASSERT_METADATA and not node.users]
+        asserted = {operand for node in asserts for operand in node.all_input_nodes}
+        for node in asserts:
+            module.graph.erase_node(node)
+        for node in asserted - _list_needed(module.graph) if asserted else ():
+            if node.op == "call_function":
+                raise Uncovered(f"{node.target}, whose result only an assert reads")
+
+
+def _list_needed(graph: Graph) -> set[Node]:
+    """Return the nodes that outputs and writes need, directly or not."""
+    needed: set[Node] = set()
+    for node in reversed(graph.nodes):
+        if node in needed or node.is_impure(impure_random=False):
+            needed.update(node.all_input_nodes)
+    return needed

@@ -19,6 +19,7 @@ from torch.export.graph_signature import (
     TensorArgument,
 )
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
 
 from exir_lowering._upstream.conversion import (
     SYMBOLIC_OPERATORS,
@@ -181,9 +182,25 @@ def decompose(program: ExportedProgram, table: Mapping[Any, Any]) -> ExportedPro
     _settle_writes(program.graph, mode)  # first, as torch writes other histories for what is not inlined here
     inline_no_grad(program.graph_module, Decomposition.name)
     _settle_writes(program.graph, mode)
+    _fold_numbers(program.graph)
     if not _has_all_sizes(program.graph):
         add_sizes(program.graph_module, mode.shape_env)
     return with_graph(program, rewrite(program.graph_module, Decomposition(table)))
+
+
+def _fold_numbers(graph: Graph) -> None:
+    """Replace sizes that have turned out to be numbers by these, as tracing does."""
+    for node in list(graph.nodes):
+        if node.op != "call_function" or isinstance(node.meta.get("val"), torch.Tensor):
+            continue
+        value = node.meta.get("val")
+        number = value.node.expr if isinstance(value, torch.SymInt) else value
+        if type(number) is not int and not (isinstance(value, torch.SymInt) and number.is_number):
+            continue
+        for user in list(node.users):
+            args, kwargs = map_arg((user.args, user.kwargs), lambda arg, n=node, to=int(number): to if arg is n else arg)
+            user.args, user.kwargs = args, kwargs
+        graph.erase_node(node)
 
 
 def _has_all_sizes(graph: Graph) -> bool:
