@@ -30,6 +30,7 @@ from executorch.exir.program._program import (
     _replace_aten_ops_with_transformed_ops,
     _restore_transformed_ops_to_aten_ops,
     contains_any_call_fn_target_op,
+    edge_no_decomp_namespace,
     lift_constant_tensor_pass,
 )
 from executorch.exir.verification.verifier import EXIREdgeDialectVerifier
@@ -48,7 +49,6 @@ from torch.export.exported_program import (
     _common_getitem_elimination_pass,
     _split_decomp_table_to_cia_and_python_decomp,
 )
-
 from torch.fx.passes.runtime_assert import insert_deferred_runtime_asserts
 
 # The metadata that a retraced node takes over from the node that it is made from.
@@ -80,6 +80,7 @@ __all__ = [
     "enable_python_dispatcher",
     "finish_edge",
     "generate_edge_program",
+    "is_kept_apart",
     "preservable",
     "remove_unused_parameters_pass",
     "restore_preserved",
@@ -105,9 +106,7 @@ DEQUANTIZE = frozenset(_DEQUANT_OPS)
 QUANTIZE = frozenset(_QUANT_OPS)
 DIM_ORDER_OPERATORS = frozenset(DimOrderOpsMap)
 
-_ADDED_BY = (
-    'File "torch/fx/passes/runtime_assert.py", line 24, in insert_deferred_runtime_asserts'  # as in torch
-)
+_ADDED_BY = 'File "torch/fx/passes/runtime_assert.py", line 24, in insert_deferred_runtime_asserts'  # as in torch
 
 can_preserve_directly = _can_skip_using_EDGE_DO_NOT_DECOMP
 contains_any = contains_any_call_fn_target_op
@@ -185,6 +184,11 @@ def calling_convention(graph: torch.fx.Graph) -> list[str]:
     """Describe how a graph takes its arguments and returns its results."""
     info = getattr(graph._codegen, "pytree_info", None)
     return [type(graph._codegen).__name__, *(str(part) for part in info or ())]
+
+
+def is_kept_apart(target: Any) -> bool:
+    """Return whether an operator is the stand-in that keeps another one from being decomposed."""
+    return isinstance(target, torch._ops.OpOverload) and target.namespace == edge_no_decomp_namespace
 
 
 def set_verifier(program: ExportedProgram, verifier: Any) -> None:

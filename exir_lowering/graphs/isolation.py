@@ -14,8 +14,7 @@ import torch
 from torch.export import ExportedProgram
 
 from exir_lowering import graphs
-from exir_lowering._upstream.fakes import FakeCopies, shape_env_of
-from exir_lowering._upstream.fakes import has_symbols as environment_has_symbols
+from exir_lowering._upstream.fakes import FakeCopies, has_symbols as environment_has_symbols, shape_env_of
 from exir_lowering._upstream.trees import pytree
 
 

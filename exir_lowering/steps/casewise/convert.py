@@ -58,6 +58,9 @@ class Conversion:
             Uncovered: The program cannot be converted by cases.
             Exception: Whatever partitioners, torch and ExecuTorch raise.
         """
+        inputs = [node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"]
+        if any(type(value) in (int, float) for value in inputs) and has_symbols(program):
+            raise Uncovered("numbers as inputs beside dynamic sizes")  # torch makes symbols of them
         for partitioner in partitioners:
             program = partitioner.transform_for_pre_decomposition(program)
         program = self._decompose("functionalization", program, {})

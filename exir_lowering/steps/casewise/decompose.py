@@ -121,7 +121,7 @@ def _elements_follow(node: Node) -> bool:
 
 
 def _plain_size(node: Node) -> Plain | None:
-    """Return the operator of a call that takes a size of an input, or computes one from such sizes: tracing does too."""
+    """Return the operator of a call that takes a size of an input, or computes with such sizes: so does tracing."""
     if node.target is torch.ops.aten.sym_size.int and node.args[0].op == "placeholder":  # type: ignore[union-attr]
         return Plain(node.target, same=True)
     if node.target in SYMBOLIC_OPERATORS and not is_overload(node.target):
@@ -197,10 +197,14 @@ def _fold_numbers(graph: Graph) -> None:
         number = value.node.expr if isinstance(value, torch.SymInt) else value
         if type(number) is not int and not (isinstance(value, torch.SymInt) and number.is_number):
             continue
+        put = partial(_put, node, int(number))
         for user in list(node.users):
-            args, kwargs = map_arg((user.args, user.kwargs), lambda arg, n=node, to=int(number): to if arg is n else arg)
-            user.args, user.kwargs = args, kwargs
+            user.args, user.kwargs = map_arg(user.args, put), map_arg(user.kwargs, put)
         graph.erase_node(node)
+
+
+def _put(replaced: Node, number: int, argument: Node) -> Any:
+    return number if argument is replaced else argument
 
 
 def _has_all_sizes(graph: Graph) -> bool:

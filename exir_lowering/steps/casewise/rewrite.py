@@ -13,6 +13,7 @@ from torch.fx.node import map_arg
 
 from exir_lowering._upstream.conversion import (
     COPIED_META,
+    is_kept_apart,
     source_of,
     take_calling_convention,
 )
@@ -193,7 +194,9 @@ class _Planner:
         """Return what a plain call returns: what it did before, if nothing has changed that its result depends on."""
         before = node.meta.get("val")
         # Export evaluates composite operators with gradients, which take other ways then.
-        if same and plain.same and (self._stage.gradients or not is_composite(node.target)):
+        reusable = self._stage.gradients or not is_composite(node.target)
+        # What is kept whole may have no rule for fake tensors, which ExecuTorch reports.
+        if same and plain.same and reusable and not is_kept_apart(node.target):
             if not self._stage.gradients:
                 return renew(before, self._mode, gradients=False) if require_gradients(before) else before
             if not any(map(require_gradients, values)):
