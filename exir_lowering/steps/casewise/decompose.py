@@ -55,6 +55,10 @@ _TRACED_APART = frozenset(
 """Operators that tracing itself treats in a way of its own."""
 
 
+_COMPUTING = frozenset(op for op in SYMBOLIC_OPERATORS if not is_overload(op)) - {operator.getitem}
+"""The functions that compute sizes from sizes."""
+
+
 class Decomposition:
     """The stage that decomposes operators as a table says.
 
@@ -124,7 +128,7 @@ def _plain_size(node: Node) -> Plain | None:
     """Return the operator of a call that takes a size of an input, or computes with such sizes: so does tracing."""
     if node.target is torch.ops.aten.sym_size.int and node.args[0].op == "placeholder":  # type: ignore[union-attr]
         return Plain(node.target, same=True)
-    if node.target in SYMBOLIC_OPERATORS and not is_overload(node.target):
+    if node.target in _COMPUTING:
         return Plain(node.target, same=True)
     raise Uncovered(f"the symbolic size {node.meta['val']}, computed by {node.target}")
 
@@ -191,7 +195,7 @@ def decompose(program: ExportedProgram, table: Mapping[Any, Any]) -> ExportedPro
 def _fold_numbers(graph: Graph) -> None:
     """Replace sizes that have turned out to be numbers by these, as tracing does."""
     for node in list(graph.nodes):
-        if node.op != "call_function" or isinstance(node.meta.get("val"), torch.Tensor):
+        if node.op != "call_function" or node.target not in _COMPUTING | {torch.ops.aten.sym_size.int}:
             continue
         value = node.meta.get("val")
         number = value.node.expr if isinstance(value, torch.SymInt) else value
@@ -210,7 +214,7 @@ def _put(replaced: Node, number: int, argument: Node) -> Any:
 def _has_all_sizes(graph: Graph) -> bool:
     """Return whether a graph has nodes for all symbols that are sizes of its inputs."""
     values = [node.meta.get("val") for node in graph.nodes if node.op == "placeholder"]
-    sizes = [size for value in values if isinstance(value, torch.Tensor) for size in value.shape]
+    sizes: list[Any] = [size for value in values if isinstance(value, torch.Tensor) for size in value.shape]
     needed = {size.node.expr for size in sizes if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol}
     found = (node.meta.get("val") for node in graph.nodes if node.op == "call_function")
     return needed <= {value.node.expr for value in found if isinstance(value, torch.SymInt)}
