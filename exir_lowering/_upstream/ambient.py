@@ -28,6 +28,18 @@ def neutral() -> AbstractContextManager[None]:
     return torch.no_grad()
 
 
+def switches() -> tuple[object, ...]:
+    """Return the global settings that decide what operators consist of, such as the preferred kind of attention."""
+    return (
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch._C._get_mkldnn_enabled(),
+        torch._C._get_flash_sdp_enabled(),
+        torch._C._get_mem_efficient_sdp_enabled(),
+        torch._C._get_math_sdp_enabled(),
+    )
+
+
 @contextmanager
 def set_aside(dtype: torch.dtype, *, gradients: bool) -> Iterator[None]:
     """Set aside this thread's settings for torch while the context lasts.

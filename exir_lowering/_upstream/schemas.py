@@ -6,11 +6,16 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeGuard
 
 import torch
+
+# Which operators tracing keeps in order, by passing tokens.
+from torch._higher_order_ops.effects import has_effects
 from torch._ops import OpOverload
 
 __all__ = [
     "Argument",
     "OpOverload",
+    "has_effects",
+    "is_built_in",
     "is_composite",
     "is_overload",
     "kernels_in_python",
@@ -23,6 +28,7 @@ __all__ = [
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _HARMLESS = frozenset({torch._C.DispatchKey.Meta, torch._C.DispatchKey.Functionalize})
+_BUILT_IN = frozenset({"aten", "prims", "quantized_decomposed", "dim_order_ops"})
 
 
 class Argument(NamedTuple):
@@ -44,6 +50,11 @@ class Argument(NamedTuple):
 def is_overload(target: Any) -> TypeGuard[OpOverload[..., Any]]:
     """Return whether the target of a call is an operator of torch, and not of Edge dialect."""
     return type(target) is OpOverload
+
+
+def is_built_in(target: Any) -> bool:
+    """Return whether a target is a function, or an operator of torch or ExecuTorch, which nobody defines anew."""
+    return getattr(target, "namespace", "aten") in _BUILT_IN
 
 
 def packet_name(target: Any) -> str | None:

@@ -22,7 +22,8 @@ from executorch.exir import pass_base, tensor
 from executorch.exir.dialects.edge._ops import EdgeOpOverload
 from executorch.exir.pass_base import ExportPass
 from torch._export import utils
-from torch.export import Dim, ExportedProgram, export, exported_program
+from torch.export import Dim, ExportedProgram, ExportGraphSignature, export, exported_program
+from torch.export.graph_signature import InputSpec
 from torch.fx import GraphModule, symbolic_trace
 from torch.fx.traceback import NodeSource
 from torch.utils import _pytree as pytree
@@ -34,7 +35,11 @@ PLAIN = LoweringOptions(accelerate=False)
 REPLACED: list[tuple[Any, str]] = [
     (GraphModule, "recompile"),
     (NodeSource, "__init__"),
-    (_passes, "_transform"),
+    (_passes.XNNPACKPassManager, "transform"),
+    (GraphModule, "print_readable"),
+    (pass_base._ExportPassBase, "call"),
+    (ExportGraphSignature, "inputs_to_parameters"),
+    (InputSpec, "__setattr__"),
     (pass_base._ExportPassBase, "_fx"),
     (tensor, "dim_order_from_stride"),
     (exported_program, "_collect_all_valid_cia_ops"),

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from executorch.backends.xnnpack import _passes
 from executorch.backends.xnnpack._passes.xnnpack_pass import XNNPACKPass
 from executorch.exir.program._program import _transform
 from torch.export import ExportedProgram
@@ -17,8 +18,9 @@ from torch.utils import _pytree as pytree
 from exir_lowering import graphs
 from exir_lowering._upstream.acceleration import accelerating, xnnpack
 
-_IGNORED = frozenset({"from_node", "tensor_meta", "val"})
-"""Where a node comes from, and torch's older form of `val`: XNNPACK reads neither. Values are compared apart."""
+_IGNORED = frozenset({"from_node", "seq_nr", "tensor_meta", "val"})
+"""Where a node comes from, its number in autograd, and torch's older form of `val`: XNNPACK reads none of them. Values
+are compared apart."""
 
 
 @contextmanager
@@ -28,11 +30,12 @@ def proving() -> Iterator[Counter[str]]:
     Yields:
         How often each pass was left out.
     """
-    decide, counted = xnnpack._is_idle, Counter[str]()
+    decide, counted = xnnpack._is_traced, Counter[str]()
 
-    def prove(condition: Any, kind: Any, program: ExportedProgram) -> bool:
-        idle = decide(condition, kind, program)
-        if idle:
+    def prove(condition: Any, program: ExportedProgram, work: Any) -> bool:
+        traced = decide(condition, program, work)
+        if traced:
+            kind = getattr(_passes, next(name for name, one in xnnpack.CONDITIONS.items() if one is condition))
             counted[kind.__name__] += 1
             before = describe(program)
             with accelerating(False):
@@ -41,13 +44,13 @@ def proving() -> Iterator[Counter[str]]:
                 after = describe(_transform(copied, made))
             assert describe(program) == before, f"{kind.__name__}: the copy shares the graph"
             assert after == before, f"{kind.__name__} is not idle:\n" + "\n".join(_differences(before, after))
-        return idle
+        return traced
 
-    xnnpack._is_idle = prove
+    xnnpack._is_traced = prove
     try:
         yield counted
     finally:
-        xnnpack._is_idle = decide
+        xnnpack._is_traced = decide
 
 
 def _differences(before: list[Any], after: list[Any]) -> list[str]:

@@ -10,7 +10,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from exir_lowering._upstream.acceleration import compilation, composites, emission, fakes, histories, xnnpack
+from exir_lowering._upstream.acceleration import (
+    compilation,
+    composites,
+    emission,
+    fakes,
+    histories,
+    settling,
+    signatures,
+    xnnpack,
+)
 from exir_lowering._upstream.acceleration.work import Work, current, working
 from exir_lowering._upstream.replacing import replacing
 
@@ -45,7 +54,7 @@ def accelerating(accelerate: bool = True) -> Iterator[None]:
 
 
 def _replacements() -> list[tuple[Any, str, Any]]:
-    parts = (histories, compilation, fakes, emission, xnnpack)
+    parts = (histories, compilation, signatures, fakes, settling, emission, xnnpack)
     return [replacement for part in parts for replacement in part.replacements()]
 
 

@@ -23,6 +23,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Interpreter
 from torch.utils import _pytree as pytree
 
+from exir_lowering._upstream.acceleration.delegates import results_of
+from exir_lowering._upstream.acceleration.forms import Form, UnknownFormError, describe, form_of, key_of, make
 from exir_lowering._upstream.acceleration.work import Work, current
 
 __all__ = [
@@ -31,6 +33,9 @@ __all__ = [
 
 _MOST = 200_000
 """How many results are remembered at most before all of them are forgotten."""
+
+_KEEPING = frozenset(("aten::copy_", "aten::index_put_"))
+"""Operators that write, but only elements."""
 
 _SMALL = 1024
 """The most elements of a constant that is kept for its identity."""
@@ -61,12 +66,56 @@ def replacements() -> list[tuple[Any, str, Any]]:
         results = work.results.setdefault(key, [])
         if number < len(results):
             return _create(self, target, args, kwargs, meta, results[number])
+        form = None
+        if number == len(results):
+            form = _form_key(self, target, args, kwargs)
+            known = _from_forms(self, work, target, args, form)
+            if known is not None:
+                results.append(known)
+                return _create(self, target, args, kwargs, meta, known)
         proxy = compute(self, kind, target, args, kwargs, meta)
         if number == len(results) and isinstance(proxy, ProxyValue) and _is_static(proxy.data, self.fake_tensor_mode):
             results.append(proxy.data)
+            _note_form(self, work, form, proxy.data)
         return proxy
 
     return [(_ExportPassBase, "_fx", remembering)]
+
+
+def _form_key(self: Any, target: Any, args: Any, kwargs: Any) -> Any:
+    """Return what the form of a result follows from, None if it has to be computed."""
+    if not isinstance(target, (EdgeOpOverload, torch._ops.OpOverload)):
+        return None
+    try:
+        described = describe((args, dict(kwargs)), lambda value: _form(value, self.fake_tensor_mode))
+        return key_of(target, described)
+    except UnknownFormError:
+        return None
+
+
+def _form(value: Any, mode: Any) -> Any:
+    return form_of(value.data if isinstance(value, ProxyValue) else value, mode)
+
+
+def _from_forms(self: Any, work: Work, target: Any, args: Any, key: Any) -> Any:
+    """Return a new result of a known form, None if it has to be computed."""
+    mode = self.fake_tensor_mode
+    try:
+        if target is executorch_call_delegate:
+            module, *data = pytree.tree_map_only(ProxyValue, lambda value: value.data, list(args))
+            return results_of(module, data, mode, work)
+    except UnknownFormError:
+        return None
+    form = work.forms.get(key) if key is not None else None
+    return make(form, mode) if isinstance(form, Form) else None
+
+
+def _note_form(self: Any, work: Work, key: Any, result: Any) -> None:
+    if key is not None and isinstance(result, FakeTensor):
+        try:
+            work.forms[key] = form_of(result, self.fake_tensor_mode)
+        except UnknownFormError:
+            return
 
 
 def _is_usual(self: Any, remembering: Any) -> bool:
@@ -89,11 +138,12 @@ def _create(self: Any, target: Any, args: Any, kwargs: Any, meta: Any, result: A
 def _key(self: Any, work: Work, target: Any, args: Any, kwargs: Any) -> Any:
     """Return what a result depends on, None if it must be computed each time."""
     if isinstance(target, (EdgeOpOverload, torch._ops.OpOverload)):
-        if target._schema.is_mutable:
-            work.results.clear()  # it may change what other results were computed from
-            return None
         # An operator of the Edge dialect computes what the one that it wraps does.
-        operation = target._op if type(target) is EdgeOpOverload else target
+        operation: Any = target._op if type(target) is EdgeOpOverload else target
+        if operation._schema.is_mutable:
+            if operation.name() not in _KEEPING:
+                work.results.clear()  # it may change what other results were computed from
+            return None
     elif target is not operator.getitem and target is not executorch_call_delegate:
         return None
     else:

@@ -22,7 +22,10 @@ class Work:
         kept: What the keys of `results` name by identity, so that no identity is used twice.
         hints: The annotations of classes that are written as JSON.
         known: Whether each pass of XNNPACK is what the conditions for it were written for.
-        retraced: The program that the last pass over XNNPACK's partition made by retracing it.
+        retraced: The program of XNNPACK's partition whose nodes have the values that tracing would give them.
+        running: The class of XNNPACK's pass that runs, if its condition was written for it.
+        forms: The forms of results, by operator and the forms of its inputs.
+        tables: Tables of signatures, by identity.
     """
 
     results: dict[Any, list[Any]] = field(default_factory=dict)
@@ -30,6 +33,9 @@ class Work:
     retraced: Any = None
     hints: dict[type, Any] = field(default_factory=dict)
     known: dict[Any, bool] = field(default_factory=dict)
+    running: Any = None
+    forms: dict[Any, Any] = field(default_factory=dict)
+    tables: dict[Any, Any] = field(default_factory=dict)
 
 
 working: ContextVar[Work | None] = ContextVar("exir_lowering_accelerating", default=None)

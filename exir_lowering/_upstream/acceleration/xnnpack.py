@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from executorch.exir.pass_base import ExportPass, _ExportPassBase
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
+from exir_lowering._upstream.acceleration.settling import settle
 from exir_lowering._upstream.acceleration.work import Work, current
 from exir_lowering.errors.interrupts import let_through
 
@@ -165,23 +167,52 @@ def replacements() -> list[tuple[Any, str, Any]]:
     passes = sys.modules.get(_PASSES)
     if passes is None or (version("executorch"), version("torch").partition("+")[0]) not in _CHECKED:
         return []
-    transform = passes._transform
+    manager = passes.XNNPACKPassManager
+    transform = manager.transform
 
-    def transformed(program: ExportedProgram, *given: Any, **named: Any) -> Any:
+    def transformed(self: Any) -> ExportedProgram:
         work = current()
-        if work is None or len(given) != 1 or named:
-            return transform(program, *given, **named)
-        kind = type(given[0])
-        condition = _find(kind, work)
-        traced = work.retraced is program
-        if condition is not None and (traced or not condition.traces) and _is_idle(condition, kind, program):
-            return program
-        result = transform(program, *given)
-        if result is not program:
-            work.retraced = result if condition is not None and condition.traces else None
-        return result
+        if work is None or type(self) is not manager:
+            return transform(self)  # type: ignore[no-any-return]
+        program = self.exported_program
+        for kind in self.passes:
+            condition = _find(kind, work)
+            if condition is not None and _is_idle(condition, kind, program) and _is_traced(condition, program, work):
+                continue
+            work.running = kind if condition is not None else None
+            try:
+                result = transform(manager(program, [kind]))
+            finally:
+                work.running = None
+            if result is not program:
+                work.retraced = result if condition is not None and condition.traces else None
+            program = result
+        return program  # type: ignore[no-any-return]
 
-    return [(passes, "_transform", transformed)]
+    printing = GraphModule.print_readable
+
+    def print_readable(self: GraphModule, print_output: bool = True, *given: Any, **named: Any) -> str:
+        work = current()
+        if work is None or work.running is None or print_output or given or named or _is_logging(work.running):
+            return printing(self, print_output, *given, **named)
+        return ""  # for a log that nobody reads
+
+    return [(manager, "transform", transformed), (GraphModule, "print_readable", print_readable)]
+
+
+def _is_logging(kind: Any) -> bool:
+    logger = getattr(sys.modules[kind.__module__], "logger", None)
+    return logger is None or logger.isEnabledFor(logging.DEBUG)
+
+
+def _is_traced(condition: Condition, program: ExportedProgram, work: Work) -> bool:
+    """Return whether tracing, with which a pass would end, would change nothing."""
+    if not condition.traces or work.retraced is program:
+        return True
+    if not settle(program.graph_module, work):
+        return False
+    work.retraced = program
+    return True
 
 
 def _find(kind: Any, work: Work) -> Condition | None:

@@ -11,7 +11,10 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
+from exir_lowering._upstream.ambient import switches
 from exir_lowering._upstream.fakes import FakeTensor
+from exir_lowering._upstream.schemas import is_built_in
+from exir_lowering._upstream.trees import pytree
 from exir_lowering.steps.casewise.values import Description, Uncovered, renew
 
 
@@ -21,7 +24,8 @@ class Case:
 
     Attributes:
         key: Equal for calls that are alike: operator, arguments, and the types, sizes, strides of the operands.
-        symbolic: Whether the key has symbols, which mean something in one program only.
+        local: Whether the key means something in one program only: it has symbols, or an operator of users, who may
+            define it anew.
         node: One of the calls.
         operands: The nodes that it takes, without repetition.
         values: Their values, in the same order.
@@ -30,7 +34,7 @@ class Case:
     """
 
     key: Hashable
-    symbolic: bool
+    local: bool
     node: Node
     operands: tuple[Node, ...]
     values: tuple[Any, ...]
@@ -43,6 +47,7 @@ class Describer:
 
     def __init__(self, *, constants: bool = False) -> None:
         self._constants = constants
+        self._switches = switches()
         self._values: dict[int, tuple[Any, Hashable, bool]] = {}
 
     def value(self, value: Any) -> Hashable:
@@ -75,10 +80,9 @@ class Describer:
         description = Description()
         arguments = description.arguments((node.args, node.kwargs), numbers.__getitem__)
         described = [self._described(value) for value in values]
-        # Operators without a dtype use the default one, which a conversion sets as it was during the export.
-        key = (target, arguments, tuple(entry[0] for entry in described), torch.get_default_dtype())
-        symbolic = description.symbolic or any(entry[1] for entry in described)
-        return Case(key, symbolic, node, operands, tuple(values), result, overwrites)
+        key = (target, arguments, tuple(entry[0] for entry in described), self._switches)
+        local = description.symbolic or any(entry[1] for entry in described) or not is_built_in(target)
+        return Case(key, local, node, operands, tuple(values), result, overwrites)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +124,7 @@ def place_side_by_side(cases: Sequence[Case]) -> Rows:
         [_placeholder(graph, f"case{number}_{index}", value) for index, value in enumerate(case.values)]
         for number, case in enumerate(cases)
     ]
-    sizes = _add_sizes(graph, [value for case in cases for value in case.values])
+    sizes = _add_sizes(graph, cases)
     outputs: list[Node] = []
     counts = []
     for number, (case, row) in enumerate(zip(cases, rows, strict=True)):
@@ -141,12 +145,20 @@ def place_side_by_side(cases: Sequence[Case]) -> Rows:
     return Rows(graph, inputs, tuple(counts))
 
 
-def _add_sizes(graph: Graph, values: Sequence[Any]) -> dict[Any, Node]:
-    """Add an input that has the symbolic sizes among the values, and a node for each of them."""
+def _add_sizes(graph: Graph, cases: Sequence[Case]) -> dict[Any, Node]:
+    """Add an input that has the symbolic sizes among the operands, and a node for each of them.
+
+    Raises:
+        Uncovered: No case has a tensor.
+    """
+    values = [value for case in cases for value in case.values]
     sizes = {value.node.expr: value for value in values if isinstance(value, torch.SymInt)}
     if not sizes:
         return {}
-    mode = next(value.fake_mode for value in values if isinstance(value, FakeTensor))
+    tensors = (*values, *pytree.tree_leaves([case.result for case in cases]))
+    mode = next((value.fake_mode for value in tensors if isinstance(value, FakeTensor)), None)
+    if mode is None:
+        raise Uncovered("sizes that no tensor has")
     carrier = graph.placeholder("sizes")
     with mode:
         carrier.meta["val"] = torch.empty(tuple(sizes.values()))

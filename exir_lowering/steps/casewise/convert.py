@@ -118,39 +118,35 @@ class Conversion:
 
 
 def _trial(program: ExportedProgram) -> ExportedProgram:
-    """Return a program to try on what ExecuTorch must find as it is: a copy, unless the attempt changes nothing.
-
-    Raises:
-        Uncovered: It has values that only asserts read.
-    """
+    """Return a program to try on what ExecuTorch must find as it is: a copy, unless the attempt changes nothing."""
     changed = any(
         node.op == "get_attr" or is_mutable(node) or node.target is ASSERT_METADATA for node in program.graph.nodes
     )
     if not changed and not has_symbols(program):
         return program
     tried = isolate(graphs.copy_program(program))
-    _drop_metadata_asserts(tried.graph_module)
+    _drop_metadata_asserts(tried)
     return tried
 
 
-def _drop_metadata_asserts(graph_module: GraphModule) -> None:
-    """Remove asserts about dtypes and the like, which the first of ExecuTorch's passes to Edge dialect removes."""
-    for module in graph_module.modules():
-        if not isinstance(module, GraphModule):
-            continue
-        asserts = [node for node in module.graph.nodes if node.target is ASSERT_METADATA and not node.users]
-        asserted = {operand for node in asserts for operand in node.all_input_nodes}
-        for node in asserts:
-            module.graph.erase_node(node)
-        for node in asserted - _list_needed(module.graph) if asserted else ():
-            if node.op == "call_function":
-                raise Uncovered(f"{node.target}, whose result only an assert reads")
+def _drop_metadata_asserts(program: ExportedProgram) -> None:
+    """Remove asserts about dtypes and the like, which the first of ExecuTorch's passes to Edge dialect removes.
+
+    Those that alone keep what they look at stay until then: decomposing would drop a random operator without readers.
+    """
+    for module in program.graph_module.modules():
+        if isinstance(module, GraphModule) and any(node.target is ASSERT_METADATA for node in module.graph.nodes):
+            read = _list_read(module.graph)
+            for node in list(module.graph.nodes):
+                if node.target is ASSERT_METADATA and not node.users and read.issuperset(node.all_input_nodes):
+                    module.graph.erase_node(node)
 
 
-def _list_needed(graph: Graph) -> set[Node]:
-    """Return the nodes that outputs and writes need, directly or not."""
-    needed: set[Node] = set()
+def _list_read(graph: Graph) -> set[Node]:
+    """Return the nodes that a graph is left with without asserts about metadata, when what nothing reads is removed."""
+    read: set[Node] = set()
     for node in reversed(graph.nodes):
-        if node in needed or node.is_impure(impure_random=False):
-            needed.update(node.all_input_nodes)
-    return needed
+        if node in read or (node.is_impure(impure_random=False) and node.target is not ASSERT_METADATA):
+            read.add(node)
+            read.update(node.all_input_nodes)
+    return read

@@ -36,7 +36,14 @@ from exir_lowering._upstream.programs import (
     guards_code_of,
     lazy_graph_module,
 )
-from exir_lowering._upstream.schemas import is_composite, is_overload, kernels_in_python, returned_types, writes
+from exir_lowering._upstream.schemas import (
+    has_effects,
+    is_composite,
+    is_overload,
+    kernels_in_python,
+    returned_types,
+    writes,
+)
 from exir_lowering.steps.casewise.cases import Case, Rows, place_side_by_side
 from exir_lowering.steps.casewise.inline import inline_no_grad
 from exir_lowering.steps.casewise.inplace import is_mutable, read_results
@@ -48,8 +55,10 @@ _TRACED_APART = frozenset(
     {
         torch.ops.aten.alias.default,
         torch.ops.aten.detach.default,
+        torch.ops.aten.lift.default,
         torch.ops.aten.lift_fresh.default,
         torch.ops.aten.lift_fresh_copy.default,
+        torch.ops.aten.view.dtype,
     }
 )
 """Operators that tracing itself treats in a way of its own."""
@@ -93,7 +102,7 @@ class Decomposition:
             return True
         if not is_overload(target) or target in self._in_python or target in _TRACED_APART:
             return False
-        if writes(target) or returned_types(target) != {"Tensor"}:
+        if writes(target) or returned_types(target) != {"Tensor"} or has_effects(target):
             return False
         if is_composite(target):
             return target in self._whole
@@ -146,6 +155,8 @@ def _check_traceable(target: Any) -> None:
         raise Uncovered(f"{target}")
     if torch.Tag.data_dependent_output in target.tags or torch.Tag.dynamic_output_shape in target.tags:
         raise Uncovered(f"{target}, whose result depends on data")
+    if has_effects(target):
+        raise Uncovered(f"{target}, which has effects")
 
 
 def _program(rows: Rows) -> ExportedProgram:

@@ -117,10 +117,10 @@ def _replaced_only(target: Any) -> Plain | None:
 
 def _has_number_for_tensor(node: Node) -> bool:
     """Return whether a call has a number where its operator has a tensor: a pass makes a constant of it."""
-    if type(node.target) is not torch._ops.OpOverload:
+    if not is_overload(node.target):
         return False
-    for index, argument in enumerate(node.target._schema.arguments):
-        if isinstance(argument.type, torch.TensorType):
+    for index, argument in enumerate(list_arguments(node.target)):
+        if argument.is_tensor:
             value = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
             if not isinstance(value, Node) or not isinstance(value.meta.get("val"), torch.Tensor):
                 return True

@@ -63,10 +63,10 @@ class _Aliases:
     def _found(self, what: str, node: Node, find: Callable[[Node, Sequence[Any], FakeTensorMode], Any]) -> Any:
         """Return what is found out by running a call, once for each case."""
         case = self._describer.case(node, node.target, [one.meta.get("val") for one in node.all_input_nodes], None)
-        known = None if case.symbolic else MEMORY.get((what, case.key))
+        known = None if case.local else MEMORY.get((what, case.key))
         if known is None:
             known = (find(node, case.values, self._mode),)
-            if not case.symbolic:
+            if not case.local:
                 MEMORY.put((what, case.key), known)
         return known[0]
 

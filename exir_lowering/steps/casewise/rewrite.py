@@ -24,7 +24,7 @@ from exir_lowering.steps.casewise.evaluation import evaluate
 from exir_lowering.steps.casewise.inline import TRACED
 from exir_lowering.steps.casewise.memory import MEMORY, Memory
 from exir_lowering.steps.casewise.templates import Slot, Template, fill
-from exir_lowering.steps.casewise.values import Uncovered, renew, require_gradients
+from exir_lowering.steps.casewise.values import Uncovered, check_eager, outlast, renew, require_gradients
 
 _ROUNDS = 12
 """How often values may change what later calls look like, before a graph counts as not covered."""
@@ -149,13 +149,14 @@ class _Planner:
                 return plan
             cases = list(plan.missing.values())
             for case, template in zip(cases, self._stage.convert(cases) if cases else (), strict=True):
-                self._memory(case).put((self._stage.key, case.key), template)
+                known = template if case.local else template.outlasting()
+                self._memory(case).put((self._stage.key, case.key), known)
             for case in plan.alone.values():
                 self._own.put(("alone", case.key), *self._stage.convert([case], alone=True))
         raise Uncovered("the values of its operators do not settle")
 
     def _memory(self, case: Case) -> Memory:
-        return self._own if case.symbolic else MEMORY
+        return self._own if case.local else MEMORY
 
     def _plan(self) -> _Plan:
         plan = _Plan()
@@ -164,6 +165,7 @@ class _Planner:
             if node.op == "placeholder":
                 plan.values[node] = node.meta.get("val")
                 same.add(node)
+                check_eager(None, plan.values[node])
             elif node.op == "call_function":
                 self._plan_call(node, plan, same)
             elif node.op == "get_attr":
@@ -185,6 +187,7 @@ class _Planner:
             else:
                 plan.values[node] = self._from_template(node, values, plan)
         before, now = node.meta.get("val"), plan.values[node]
+        check_eager(node.target, now)
         if isinstance(now, torch.SymInt):
             plan.sizes.add(now.node.expr)
         if now is before or self._describer.value(now) == self._describer.value(before):
@@ -239,7 +242,7 @@ class _Planner:
         found = self._memory(case).get(key)
         if found is None:
             found = evaluate(node, target, plan.values.__getitem__, self._mode, gradients=self._stage.gradients)
-            found = renew((found,), self._mode)
+            found = renew((found,), self._mode) if case.local else (outlast(found),)
             self._memory(case).put(key, found)
         return renew(found, self._mode)[0]
 

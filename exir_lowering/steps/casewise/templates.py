@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch.fx import Graph, GraphModule, Node
 from exir_lowering._upstream.conversion import SYMBOLIC_OPERATORS
 from exir_lowering._upstream.schemas import packet_name
 from exir_lowering.steps.casewise.cases import Case
-from exir_lowering.steps.casewise.values import Description, Uncovered
+from exir_lowering.steps.casewise.values import Description, Uncovered, outlast
 
 _TRACED = ("original_aten", "custom")
 """The metadata that tracing itself gives to nodes."""
@@ -77,6 +77,15 @@ class Template:
     described: Hashable
     sizes: frozenset[Any] = frozenset()
     computed: frozenset[Any] = frozenset()
+
+    def outlasting(self) -> Template:
+        """Return the template without anything that keeps the program alive that it is from.
+
+        Raises:
+            Uncovered: Its values depend on data.
+        """
+        nodes = tuple(replace(node, value=outlast(node.value)) for node in self.nodes)
+        return replace(self, nodes=nodes, values=outlast(self.values))
 
 
 def take_templates(

@@ -104,6 +104,36 @@ def renew(value: Any, mode: FakeTensorMode | None, *, gradients: bool = True) ->
     return value
 
 
+_NO_PROGRAM = FakeTensorMode()
+"""The mode of what a process remembers: that of a program would keep its symbols alive, and all it knows of them."""
+
+
+def outlast(value: Any) -> Any:
+    """Return a value that keeps nothing of its program alive.
+
+    Raises:
+        Uncovered: It has symbols, though its operator was given none: they stand for what depends on data.
+    """
+    description = Description(constants=True)
+    description.value(value)
+    if description.symbolic:
+        raise Uncovered("an operator whose result depends on data")
+    return renew(value, _NO_PROGRAM)
+
+
+def check_eager(target: Any, value: Any) -> None:
+    """Check that a value is not one that torch may conjugate or negate later, when an operator reads it.
+
+    Raises:
+        Uncovered: It may be.
+    """
+    for tensor in value if isinstance(value, (list, tuple)) else (value,):
+        if isinstance(tensor, torch.Tensor) and tensor.dtype.is_complex:
+            raise Uncovered("complex numbers")
+    if target is torch.ops.aten._neg_view.default:
+        raise Uncovered(f"{target}")
+
+
 def require_gradients(value: Any) -> bool:
     """Return whether a tensor of a value requires a gradient."""
     if isinstance(value, torch.Tensor):

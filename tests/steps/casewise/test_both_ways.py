@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,12 @@ import pytest
 import random_modules
 import torch
 from torch import nn
-from torch.export import ExportedProgram, export
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export import Dim, ExportedProgram, export
+from torch.library import EffectType
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from exir_lowering.steps.casewise.memory import MEMORY
 
 
 class Of(nn.Module):
@@ -117,6 +123,25 @@ def promoted(m: Of, x: torch.Tensor) -> Any:
     return x + torch.arange(4), x * torch.ones(4, dtype=torch.float64), x.half() + x, x + torch.tensor(2)
 
 
+def kept_by_an_assert_only(m: Of, x: torch.Tensor) -> Any:
+    torch.rand_like(x).to(torch.float64)  # neither is read, but export asserts what `to` was given
+    nn.functional.dropout(x, 0.5, True).sin().to(torch.float64)
+    return x + 1, x.to(torch.float64).to(torch.float32)
+
+
+def complex_numbers(m: Of, x: torch.Tensor) -> Any:
+    z = torch.view_as_complex(x.reshape(4, 2, 2))
+    return torch.view_as_real(z.conj() * z), z.conj().imag + 1, torch.view_as_real(torch.matmul(z.mH, z))
+
+
+def negated_later(m: Of, x: torch.Tensor) -> Any:
+    return torch._neg_view(x) + 1
+
+
+def traced_as_more_than_they_are(m: Of, x: torch.Tensor) -> Any:
+    return x[1:].view(torch.int32) + 1, torch.ops.aten.lift(x) + 1
+
+
 FUNCTIONS = [
     write_into_input,
     write_through_slice,
@@ -135,6 +160,10 @@ FUNCTIONS = [
     numbers,
     outputs_that_are_inputs,
     promoted,
+    kept_by_an_assert_only,
+    complex_numbers,
+    negated_later,
+    traced_as_more_than_they_are,
 ]
 
 
@@ -158,6 +187,64 @@ def test_another_default_dtype_is_another_case() -> None:
             torch.set_default_dtype(torch.float32)
         outcome = both_ways.compare(program, "xnnpack unchecked")
         assert (outcome.differences, outcome.left) == ([], ())
+
+
+def attention(m: Of, x: torch.Tensor) -> Any:
+    q = x[None, None]
+    return nn.functional.scaled_dot_product_attention(q, q, q)
+
+
+def test_the_preferred_attention_makes_another_case() -> None:
+    program = export(Of(attention), (torch.randn(4, 4),), strict=False)
+    assert both_ways.compare(program, "none unchecked").differences == []
+    with sdpa_kernel([SDPBackend.MATH]):
+        assert both_ways.compare(program, "none unchecked").differences == []
+    assert both_ways.compare(program, "none unchecked").differences == []
+
+
+def test_operators_of_users_may_be_defined_anew() -> None:
+    definition = torch.library.Library("casewise_test", "FRAGMENT")
+    definition.define("smooth(Tensor x) -> Tensor")
+    for function in (torch.sin, torch.cos):
+        kernel = torch.library.Library("casewise_test", "FRAGMENT")
+        kernel.impl("smooth", lambda x, function=function: function(x), "CompositeImplicitAutograd")
+        try:
+            program = export(Of(lambda m, x: torch.ops.casewise_test.smooth(x)), (torch.randn(4, 4),), strict=False)
+            outcome = both_ways.compare(program, "none unchecked")
+        finally:
+            kernel._destroy()
+        assert (outcome.differences, outcome.left) == ([], ())
+
+
+def test_operators_with_effects_keep_their_tokens() -> None:
+    library = torch.library.Library("casewise_test", "FRAGMENT")
+    library.define("logged(Tensor x) -> Tensor")
+    library.impl("logged", torch.clone, "CPU")
+    torch.library.register_fake("casewise_test::logged", torch.empty_like, lib=library)
+    torch.library._register_effectful_op(torch.ops.casewise_test.logged.default, EffectType.ORDERED)
+    program = export(Of(lambda m, x: torch.ops.casewise_test.logged(x) + 1), (torch.randn(4, 4),), strict=False)
+    assert both_ways.compare(program, "none unchecked").differences == []
+
+
+def test_sizes_alone_are_a_case() -> None:
+    rows = {0: Dim("rows", min=2, max=64)}
+    function = Of(lambda m, x: x.sum(1) + torch.arange(x.shape[0]))
+    program = export(function, (torch.randn(4, 4),), dynamic_shapes=((rows,),), strict=False)
+    outcome = both_ways.compare(program, "none unchecked")
+    assert (outcome.differences, outcome.left) == ([], ())
+
+
+def test_what_is_remembered_keeps_no_program_alive() -> None:
+    MEMORY.forget()
+    both_ways.convert(export(Of(numbers), (torch.randn(4, 4),), strict=False), "none unchecked", "fast")
+    with_memory = _count_fake_modes()
+    MEMORY.forget()
+    assert _count_fake_modes() == with_memory
+
+
+def _count_fake_modes() -> int:
+    gc.collect()
+    return sum(type(one) is FakeTensorMode for one in gc.get_objects())
 
 
 def _of_operators(first: int) -> ExportedProgram:
