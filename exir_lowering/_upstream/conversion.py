@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,12 +30,14 @@ from executorch.exir.program._program import (
     _replace_aten_ops_with_transformed_ops,
     _restore_transformed_ops_to_aten_ops,
     contains_any_call_fn_target_op,
+    edge_no_decomp_namespace,
     lift_constant_tensor_pass,
 )
 from executorch.exir.verification.verifier import EXIREdgeDialectVerifier
 
 # Runs operators on fake tensors, as ExecuTorch's passes do.
 from torch._dispatch.python import enable_python_dispatcher
+from torch._export.passes._node_metadata_hook import _node_metadata_hook, _set_node_metadata_hook
 from torch._export.passes.replace_view_ops_with_view_copy_ops_pass import (
     ReplaceViewOpsWithViewCopyOpsPass,
     get_view_copy_of_view_op,
@@ -46,6 +49,7 @@ from torch.export.exported_program import (
     _common_getitem_elimination_pass,
     _split_decomp_table_to_cia_and_python_decomp,
 )
+from torch.fx.passes.runtime_assert import insert_deferred_runtime_asserts
 
 # The metadata that a retraced node takes over from the node that it is made from.
 from torch.fx.proxy import _COPY_META_FIELDS
@@ -62,6 +66,7 @@ __all__ = [
     "SYMBOLIC_OPERATORS",
     "EdgeOpOverload",
     "Verifier",
+    "add_sizes",
     "allow",
     "aten_to_edge",
     "calling_convention",
@@ -75,6 +80,7 @@ __all__ = [
     "enable_python_dispatcher",
     "finish_edge",
     "generate_edge_program",
+    "is_kept_apart",
     "preservable",
     "remove_unused_parameters_pass",
     "restore_preserved",
@@ -100,6 +106,8 @@ DEQUANTIZE = frozenset(_DEQUANT_OPS)
 QUANTIZE = frozenset(_QUANT_OPS)
 DIM_ORDER_OPERATORS = frozenset(DimOrderOpsMap)
 
+_ADDED_BY = 'File "torch/fx/passes/runtime_assert.py", line 24, in insert_deferred_runtime_asserts'  # as in torch
+
 can_preserve_directly = _can_skip_using_EDGE_DO_NOT_DECOMP
 contains_any = contains_any_call_fn_target_op
 default_table = _default_decomposition_table
@@ -109,6 +117,30 @@ restore_preserved = _restore_transformed_ops_to_aten_ops
 set_preserved_apart = _replace_aten_ops_with_transformed_ops
 updated_signature = _get_updated_graph_signature
 verify_signature = _verify_exported_program_signature
+
+
+def add_sizes(graph_module: torch.fx.GraphModule, shape_env: Any) -> None:
+    """Add nodes for the sizes of inputs, as torch does after it has traced a program; they replace those that it has.
+
+    Args:
+        graph_module: The graph module; its graph is changed.
+        shape_env: What the symbols of its sizes belong to.
+    """
+    graph, metadata = graph_module.graph, {"stack_trace": _ADDED_BY}
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    sizes = []
+    with graph.inserting_after(inputs[-1]):
+        reader = graph.call_function(tuple)  # torch removes those that nothing reads
+    with graph.inserting_before(reader):
+        for node in inputs:
+            for axis, size in enumerate(getattr(node.meta.get("val"), "shape", ())):
+                if isinstance(size, torch.SymInt):
+                    sizes.append(graph.call_function(torch.ops.aten.sym_size.int, (node, axis)))
+                    sizes[-1].meta["val"] = size
+    reader.args = (tuple(sizes),)
+    with _set_node_metadata_hook(graph_module, partial(_node_metadata_hook, metadata=metadata)):
+        insert_deferred_runtime_asserts(graph_module, shape_env, "exported program", export=True)
+    graph.erase_node(reader)
 
 
 def source_of(node: torch.fx.Node, step: str) -> NodeSource:
@@ -152,6 +184,11 @@ def calling_convention(graph: torch.fx.Graph) -> list[str]:
     """Describe how a graph takes its arguments and returns its results."""
     info = getattr(graph._codegen, "pytree_info", None)
     return [type(graph._codegen).__name__, *(str(part) for part in info or ())]
+
+
+def is_kept_apart(target: Any) -> bool:
+    """Return whether an operator is the stand-in that keeps another one from being decomposed."""
+    return isinstance(target, torch._ops.OpOverload) and target.namespace == edge_no_decomp_namespace
 
 
 def set_verifier(program: ExportedProgram, verifier: Any) -> None:

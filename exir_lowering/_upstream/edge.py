@@ -141,7 +141,8 @@ def out_variant(target: Any) -> str | None:
     with suppress(RuntimeError, AssertionError):  # both raise if there is none
         if isinstance(target, (EdgeOpOverload, BackendOpOverload)):
             return str(target.to_out_variant().name())
-        return str(to_out_variant(target)[0].name())
+        if isinstance(target, torch._ops.OpOverload):  # and not a function that computes sizes
+            return str(to_out_variant(target)[0].name())
     return None
 
 

@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.fx import GraphModule
 
 from exir_lowering import graphs
-from exir_lowering._upstream.fakes import FakeCopies, has_symbols, shape_env_of
+from exir_lowering._upstream.fakes import FakeCopies, has_symbols as environment_has_symbols, shape_env_of
 from exir_lowering._upstream.trees import pytree
 
 
@@ -30,7 +29,7 @@ def isolate(program: ExportedProgram, *, unbacked: bool = False) -> ExportedProg
     Returns:
         The same program.
     """
-    if not _has_symbols(program.graph_module, unbacked):
+    if not has_symbols(program, unbacked=unbacked):
         return program
     copies = FakeCopies()
     replaced: list[tuple[dict[str, Any], Any]] = []
@@ -49,15 +48,20 @@ def isolate(program: ExportedProgram, *, unbacked: bool = False) -> ExportedProg
     return program
 
 
-def _has_symbols(graph_module: GraphModule, unbacked: bool) -> bool:
-    """Return whether the shape environments of a program have symbols; usually, the first input answers it."""
+def has_symbols(program: ExportedProgram, *, unbacked: bool = False) -> bool:
+    """Return whether the shape environments of a program have symbols; usually, the first input answers it.
+
+    Args:
+        program: The program.
+        unbacked: Whether only sizes that depend on data count.
+    """
     environments = set()
-    for _, module in graphs.walk(graph_module):
+    for _, module in graphs.walk(program.graph_module):
         for node in module.graph.nodes:
             for leaf in pytree.tree_leaves(node.meta.get("val")):
                 environment = shape_env_of(leaf)
                 if environment is not None and id(environment) not in environments:
                     environments.add(id(environment))
-                    if has_symbols(environment, unbacked=unbacked):
+                    if environment_has_symbols(environment, unbacked=unbacked):
                         return True
     return False

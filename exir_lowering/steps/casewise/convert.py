@@ -9,6 +9,7 @@ from executorch.exir import EdgeCompileConfig
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
+from exir_lowering import graphs
 from exir_lowering._upstream.conversion import (
     ASSERT_METADATA,
     allow,
@@ -24,8 +25,10 @@ from exir_lowering._upstream.conversion import (
     set_preserved_apart,
     set_verifier,
 )
+from exir_lowering.graphs.isolation import has_symbols, isolate
 from exir_lowering.steps.casewise.decompose import decompose, with_graph
 from exir_lowering.steps.casewise.dialect import to_edge_operators
+from exir_lowering.steps.casewise.inplace import is_mutable
 from exir_lowering.steps.casewise.values import Uncovered
 from exir_lowering.steps.casewise.verify import verify
 
@@ -55,9 +58,11 @@ class Conversion:
             Uncovered: The program cannot be converted by cases.
             Exception: Whatever partitioners, torch and ExecuTorch raise.
         """
+        inputs = [node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"]
+        if any(type(value) in (int, float) for value in inputs) and has_symbols(program):
+            raise Uncovered("numbers as inputs beside dynamic sizes")  # torch makes symbols of them
         for partitioner in partitioners:
             program = partitioner.transform_for_pre_decomposition(program)
-        _drop_metadata_asserts(program)
         program = self._decompose("functionalization", program, {})
         preserved: list[Any] = []
         if not partitioners:
@@ -74,7 +79,7 @@ class Conversion:
 
     def _decompose(self, step: str, program: ExportedProgram, table: Mapping[Any, Any]) -> ExportedProgram:
         try:
-            return decompose(program, table)
+            return decompose(_trial(program), table)
         except Uncovered as reason:
             self.uncovered += (f"{step}: {reason}",)
             decomposed: ExportedProgram = program.run_decompositions(dict(table))
@@ -100,7 +105,7 @@ class Conversion:
     def _to_edge(self, program: ExportedProgram, preserved: Sequence[Any]) -> ExportedProgram:
         program = remove_unused_parameters_pass(program)
         try:
-            graph_module = to_edge_operators(program.graph_module, self._config)
+            graph_module = to_edge_operators(_trial(program).graph_module, self._config)
         except Uncovered as reason:
             self.uncovered += (f"Edge operators: {reason}",)
             return generate_edge_program(self._config, program, preserved)
@@ -110,6 +115,18 @@ class Conversion:
         edge = finish_edge(edge)
         verify(edge, verifier)
         return edge
+
+
+def _trial(program: ExportedProgram) -> ExportedProgram:
+    """Return a program to try on what ExecuTorch must find as it is: a copy, unless the attempt changes nothing."""
+    changed = any(
+        node.op == "get_attr" or is_mutable(node) or node.target is ASSERT_METADATA for node in program.graph.nodes
+    )
+    if not changed and not has_symbols(program):
+        return program
+    tried = isolate(graphs.copy_program(program))
+    _drop_metadata_asserts(tried)
+    return tried
 
 
 def _drop_metadata_asserts(program: ExportedProgram) -> None:

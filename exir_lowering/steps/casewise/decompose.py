@@ -19,8 +19,15 @@ from torch.export.graph_signature import (
     TensorArgument,
 )
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
 
-from exir_lowering._upstream.conversion import Verifier, split_table, updated_signature
+from exir_lowering._upstream.conversion import (
+    SYMBOLIC_OPERATORS,
+    Verifier,
+    add_sizes,
+    split_table,
+    updated_signature,
+)
 from exir_lowering._upstream.fakes import FakeTensorMode
 from exir_lowering._upstream.programs import (
     assemble_program,
@@ -55,6 +62,10 @@ _TRACED_APART = frozenset(
     }
 )
 """Operators that tracing itself treats in a way of its own."""
+
+
+_COMPUTING = frozenset(op for op in SYMBOLIC_OPERATORS if not is_overload(op)) - {operator.getitem}
+"""The functions that compute sizes from sizes."""
 
 
 class Decomposition:
@@ -101,13 +112,13 @@ class Decomposition:
         """Return whether a call overwrites its first operand, which nothing reads afterwards."""
         return is_mutable(node)
 
-    def convert(self, cases: Sequence[Case]) -> list[Template]:
+    def convert(self, cases: Sequence[Case], *, alone: bool = False) -> list[Template]:
         """Decompose cases by `run_decompositions`."""
         for case in cases:
             _check_traceable(case.node.target)
         rows = place_side_by_side(cases)
         decomposed = _program(rows).run_decompositions(dict(self._table))
-        return take_templates(cases, decomposed.graph_module, *rows.split(decomposed.graph))
+        return take_templates(cases, decomposed.graph_module, *rows.split(decomposed.graph), alone=alone)
 
 
 def _elements_follow(node: Node) -> bool:
@@ -123,8 +134,10 @@ def _elements_follow(node: Node) -> bool:
 
 
 def _plain_size(node: Node) -> Plain | None:
-    """Return the operator of a call that takes a size of an input: tracing takes it there too, at the beginning."""
+    """Return the operator of a call that takes a size of an input, or computes with such sizes: so does tracing."""
     if node.target is torch.ops.aten.sym_size.int and node.args[0].op == "placeholder":  # type: ignore[union-attr]
+        return Plain(node.target, same=True)
+    if node.target in _COMPUTING:
         return Plain(node.target, same=True)
     raise Uncovered(f"the symbolic size {node.meta['val']}, computed by {node.target}")
 
@@ -184,7 +197,38 @@ def decompose(program: ExportedProgram, table: Mapping[Any, Any]) -> ExportedPro
     _settle_writes(program.graph, mode)  # first, as torch writes other histories for what is not inlined here
     inline_no_grad(program.graph_module, Decomposition.name)
     _settle_writes(program.graph, mode)
+    _fold_numbers(program.graph)
+    if not _has_all_sizes(program.graph):
+        add_sizes(program.graph_module, mode.shape_env)
     return with_graph(program, rewrite(program.graph_module, Decomposition(table)))
+
+
+def _fold_numbers(graph: Graph) -> None:
+    """Replace sizes that have turned out to be numbers by these, as tracing does."""
+    for node in list(graph.nodes):
+        if node.op != "call_function" or node.target not in _COMPUTING | {torch.ops.aten.sym_size.int}:
+            continue
+        value = node.meta.get("val")
+        number = value.node.expr if isinstance(value, torch.SymInt) else value
+        if type(number) is not int and not (isinstance(value, torch.SymInt) and number.is_number):
+            continue
+        put = partial(_put, node, int(number))
+        for user in list(node.users):
+            user.args, user.kwargs = map_arg(user.args, put), map_arg(user.kwargs, put)
+        graph.erase_node(node)
+
+
+def _put(replaced: Node, number: int, argument: Node) -> Any:
+    return number if argument is replaced else argument
+
+
+def _has_all_sizes(graph: Graph) -> bool:
+    """Return whether a graph has nodes for all symbols that are sizes of its inputs."""
+    values = [node.meta.get("val") for node in graph.nodes if node.op == "placeholder"]
+    sizes: list[Any] = [size for value in values if isinstance(value, torch.Tensor) for size in value.shape]
+    needed = {size.node.expr for size in sizes if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol}
+    found = (node.meta.get("val") for node in graph.nodes if node.op == "call_function")
+    return needed <= {value.node.expr for value in found if isinstance(value, torch.SymInt)}
 
 
 def _check_program(program: ExportedProgram) -> None:

@@ -88,7 +88,7 @@ class Dialect:
         """Return that a call does not: in-place operators are gone."""
         return False
 
-    def convert(self, cases: Sequence[Case]) -> list[Template]:
+    def convert(self, cases: Sequence[Case], *, alone: bool = False) -> list[Template]:
         """Convert cases by ExecuTorch's passes."""
         for case in cases:
             if not is_overload(case.node.target):
@@ -97,7 +97,7 @@ class Dialect:
         converted: GraphModule = lazy_graph_module({}, rows.graph)
         for step in dialect_passes(self._config):
             converted = step(converted).graph_module
-        return take_templates(cases, converted, *rows.split(converted.graph))
+        return take_templates(cases, converted, *rows.split(converted.graph), alone=alone)
 
 
 def _replaced_only(target: Any) -> Plain | None:

@@ -55,6 +55,14 @@ def shared_operands(node: Node, values: Sequence[Any], mode: FakeTensorMode) -> 
     return tuple(i for i, value in enumerate(own) if any(storage_of(tensor) in storages for tensor in _tensors(value)))
 
 
+def viewed_operands(node: Node, values: Sequence[Any], mode: FakeTensorMode) -> tuple[int, ...]:
+    """Return the numbers of the operands in whose memory a call's result is another tensor, as in `shared_operands`."""
+    shared = shared_operands(node, values, mode)
+    own = [renew(value, mode) for value in values]
+    found = {id(tensor) for tensor in _tensors(_try(node, own, mode))}
+    return tuple(index for index in shared if not found <= {id(tensor) for tensor in _tensors(own[index])})
+
+
 def leaves_as_it_is(node: Node, values: Sequence[Any], mode: FakeTensorMode) -> bool:
     """Return whether a call of an in-place operator writes nothing, such as dropout in inference.
 

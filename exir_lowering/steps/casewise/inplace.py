@@ -16,7 +16,7 @@ from exir_lowering._upstream.schemas import (
     writes,
 )
 from exir_lowering.steps.casewise.cases import Describer
-from exir_lowering.steps.casewise.evaluation import leaves_as_it_is, shared_operands
+from exir_lowering.steps.casewise.evaluation import leaves_as_it_is, shared_operands, viewed_operands
 from exir_lowering.steps.casewise.memory import MEMORY
 
 
@@ -74,6 +74,14 @@ class _Aliases:
         """Return whether an in-place operator writes nothing."""
         return is_composite(node.target) and bool(self._found("untouched", node, leaves_as_it_is))
 
+    def is_view(self, node: Node) -> bool:
+        """Return whether a node's result is another tensor in the memory of an operand."""
+        if node.op != "call_function" or is_mutable(node):
+            return False
+        if is_composite(node.target):
+            return bool(self._found("viewed", node, viewed_operands))
+        return not self.is_new(node)
+
     def is_new(self, node: Node) -> bool:
         """Return whether a node's result is in memory of its own."""
         return not any(True for _ in self._shared(node))
@@ -120,6 +128,9 @@ def read_results(graph: Graph, mode: FakeTensorMode) -> list[Node]:
         versions = _list_versions(node)
         if versions is None or not aliases.is_new(versions[-1]) or not _only_seen_as(versions, node, aliases, order):
             left.append(node)
+            continue
+        if any(order[member] > order[node] and aliases.is_view(member) for member in aliases.of(node)):
+            left.append(node)  # torch makes views of what was written when they are first read
             continue
         for version in versions:
             later = [user for user in version.users if order[user] > order[node]]

@@ -13,6 +13,7 @@ from torch.fx.node import map_arg
 
 from exir_lowering._upstream.conversion import (
     COPIED_META,
+    is_kept_apart,
     source_of,
     take_calling_convention,
 )
@@ -71,8 +72,12 @@ class Stage(Protocol):
             Uncovered: It overwrites something else.
         """
 
-    def convert(self, cases: Sequence[Case]) -> list[Template]:
+    def convert(self, cases: Sequence[Case], *, alone: bool = False) -> list[Template]:
         """Convert cases, by the code of torch and ExecuTorch that converts whole programs.
+
+        Args:
+            cases: The cases.
+            alone: Whether it is one, whose template shall compute the sizes that it needs.
 
         Raises:
             Uncovered: Their results cannot be told apart.
@@ -113,6 +118,7 @@ class _Plan:
         plain: The operators of calls that are copied.
         templates: The templates of the others.
         missing: Cases without a template.
+        alone: Cases without a template that computes the sizes it needs.
         sizes: The symbolic sizes that nodes so far compute.
     """
 
@@ -120,6 +126,7 @@ class _Plan:
     plain: dict[Node, Any] = field(default_factory=dict)
     templates: dict[Node, Template] = field(default_factory=dict)
     missing: dict[Hashable, Case] = field(default_factory=dict)
+    alone: dict[Hashable, Case] = field(default_factory=dict)
     sizes: set[Any] = field(default_factory=set)
 
 
@@ -140,12 +147,14 @@ class _Planner:
         """
         for _ in range(_ROUNDS):
             plan = self._plan()
-            if not plan.missing:
+            if not plan.missing and not plan.alone:
                 return plan
             cases = list(plan.missing.values())
-            for case, template in zip(cases, self._stage.convert(cases), strict=True):
+            for case, template in zip(cases, self._stage.convert(cases) if cases else (), strict=True):
                 known = template if case.local else template.outlasting()
                 self._memory(case).put((self._stage.key, case.key), known)
+            for case in plan.alone.values():
+                self._own.put(("alone", case.key), *self._stage.convert([case], alone=True))
         raise Uncovered("the values of its operators do not settle")
 
     def _memory(self, case: Case) -> Memory:
@@ -214,7 +223,9 @@ class _Planner:
         """Return what a plain call returns: what it did before, if nothing has changed that its result depends on."""
         before = node.meta.get("val")
         # Export evaluates composite operators with gradients, which take other ways then.
-        if same and plain.same and (self._stage.gradients or not is_composite(node.target)):
+        reusable = self._stage.gradients or not is_composite(node.target)
+        # What is kept whole may have no rule for fake tensors, which ExecuTorch reports.
+        if same and plain.same and reusable and not is_kept_apart(node.target):
             if not self._stage.gradients:
                 return renew(before, self._mode, gradients=False) if require_gradients(before) else before
             if not any(map(require_gradients, values)):
@@ -227,15 +238,28 @@ class _Planner:
         case = self._describer.case(node, node.target, values, node.meta.get("val"), overwrites=overwrites)
         template = self._memory(case).get((self._stage.key, case.key))
         if template is not None:
-            unknown = template.sizes - plan.sizes
-            if unknown:
-                raise Uncovered(f"{node.target} needs the size {min(map(str, unknown))}, which nothing computes yet")
-            plan.templates[node] = template
+            plan.templates[node] = self._with_sizes(case, template, plan)
             return _bound(template, values, self._mode)
         plan.missing[case.key] = case
         if overwrites:
             return renew(node.meta.get("val"), self._mode, gradients=False)
         return self._evaluate(node, node.target, values, plan)
+
+    def _with_sizes(self, case: Case, template: Template, plan: _Plan) -> Template:
+        """Return a template that finds the sizes it needs: the first call that needs a size computes it."""
+        unknown = template.sizes - plan.sizes
+        if not unknown:
+            return template
+        found: Template | None = self._own.get(("alone", case.key))
+        if found is None:
+            plan.alone[case.key] = case
+            plan.sizes |= unknown
+            return template
+        unknown = found.sizes - plan.sizes
+        if unknown:
+            raise Uncovered(f"{case.node.target} needs the size {min(map(str, unknown))}, which nothing computes yet")
+        plan.sizes |= found.computed
+        return found
 
     def _evaluate(self, node: Node, target: Any, values: Sequence[Any], plan: _Plan) -> Any:
         """Return what an operator returns for operands, by its own rule for fake tensors."""
@@ -302,13 +326,19 @@ class _Builder:
         history = self._history(node)
         made: list[Node] = []
         for part in template.nodes:
+            size = part.value.node.expr if isinstance(part.value, torch.SymInt) else None
             if part.constant is not None:
                 made.append(self._constant(part.constant))
+            elif size in self._sizes:
+                made.append(self._sizes[size])
+                continue
             else:
                 args, kwargs = (fill(value, made, operands, self._sizes) for value in (part.args, part.kwargs))
                 made.append(self.graph.create_node("call_function", part.target, args, kwargs, name=part.name))
                 made[-1].meta = {**part.meta, **history}
             made[-1].meta["val"] = renew(part.value, self._mode)
+            if size is not None:
+                self._sizes[size] = made[-1]
         slots = template.results
         if isinstance(slots, tuple):
             return [None if slot is None else fill(slot, made, operands, self._sizes) for slot in slots]

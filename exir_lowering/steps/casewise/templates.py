@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from exir_lowering._upstream.conversion import SYMBOLIC_OPERATORS
 from exir_lowering._upstream.schemas import packet_name
 from exir_lowering.steps.casewise.cases import Case
 from exir_lowering.steps.casewise.values import Description, Uncovered, outlast
@@ -68,6 +69,7 @@ class Template:
         values: The values of the results, as prototypes.
         described: What they are like.
         sizes: The symbolic sizes that it takes.
+        computed: The symbolic sizes that it computes.
     """
 
     nodes: tuple[TemplateNode, ...]
@@ -75,6 +77,7 @@ class Template:
     values: Any
     described: Hashable
     sizes: frozenset[Any] = frozenset()
+    computed: frozenset[Any] = frozenset()
 
     def only_replaces(self, case: Case, target: Any) -> bool:
         """Return whether a call becomes a call of one operator with the same arguments, and takes of its elements."""
@@ -110,6 +113,8 @@ def take_templates(
     converted: GraphModule,
     inputs: Sequence[Sequence[Node | None]],
     results: Sequence[Sequence[Any]],
+    *,
+    alone: bool = False,
 ) -> list[Template]:
     """Take the template of each case from the graph that their conversion made.
 
@@ -118,6 +123,7 @@ def take_templates(
         converted: The converted graph.
         inputs: The placeholders of each case in it; None for operands that are sizes.
         results: The outputs of each case in it, those that are tensors.
+        alone: Whether the template has the computation of sizes, which belongs to no case if there are several.
 
     Raises:
         Uncovered: Something in the graph belongs to no case or to two, or to no call.
@@ -127,7 +133,11 @@ def take_templates(
         owner.update(dict.fromkeys(filter(None, row), number))
     members: list[list[Node]] = [[] for _ in cases]
     copies = [_find_copy(case, row) for case, row in zip(cases, inputs, strict=True)]
-    sizes = {node: Size(node.meta["val"].node.expr) for node in converted.graph.nodes if _is_size(node)}
+    sizes = {
+        node: Size(node.meta["val"].node.expr)
+        for node in converted.graph.nodes
+        if _is_size(node) and not (alone and node.target in SYMBOLIC_OPERATORS)
+    }
     for node in converted.graph.nodes:
         if node in sizes:
             continue
@@ -203,16 +213,17 @@ def _template(
             continue
         nodes.append(_template_node(node, converted, slots))
         slots[node] = Slot(len(nodes) - 1)
+    computed = frozenset(node.value.node.expr for node in nodes if isinstance(node.value, torch.SymInt))
     found = [slots[result] for result in results]
     values = [result.meta["val"] for result in results]
     if case.result is None:
-        return Template(tuple(nodes), (), None, Description().value(None), taken)
+        return Template(tuple(nodes), (), None, Description().value(None), taken, computed)
     if isinstance(case.result, (list, tuple)):
         slot_of, value_of = iter(found), iter(values)
         listed = tuple(None if element is None else next(slot_of) for element in case.result)
         value: Any = type(case.result)(None if element is None else next(value_of) for element in case.result)
-        return Template(tuple(nodes), listed, value, Description().value(value), taken)
-    return Template(tuple(nodes), found[0], values[0], Description().value(values[0]), taken)
+        return Template(tuple(nodes), listed, value, Description().value(value), taken, computed)
+    return Template(tuple(nodes), found[0], values[0], Description().value(values[0]), taken, computed)
 
 
 def _template_node(node: Node, converted: GraphModule, slots: Mapping[Node, Reference]) -> TemplateNode:

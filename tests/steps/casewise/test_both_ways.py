@@ -69,6 +69,29 @@ def write_twice(m: Of, x: torch.Tensor) -> Any:
     return y, z
 
 
+def view_what_was_written(m: Of, x: torch.Tensor) -> Any:
+    y = torch.mm(x, x)
+    y += x
+    return y.view(2, 8) + 1, y.t().relu()
+
+
+def written_and_asserted(m: Of, x: torch.Tensor) -> Any:
+    y = torch.matmul(x[None], x)
+    y.view(4, 4).div_(2)
+    return y.to(torch.float32).transpose(0, 1), y.to(torch.float16)
+
+
+def asserted_only(m: Of, x: torch.Tensor) -> Any:
+    torch.nn.functional.pad(x, (1, 1)).to(torch.float16)
+    return torch.selu(x)
+
+
+def known_constant_without_gradients(m: Of, x: torch.Tensor) -> Any:
+    with torch.no_grad():
+        y = x.double().to(torch.float32) + torch.tensor([1.0, 2.0, 3.0, 4.0])
+    return y * x
+
+
 def unused_random_operator(m: Of, x: torch.Tensor) -> Any:
     torch.alpha_dropout(torch.nn.functional.pad(x, (1, 1)), 0.5, True)
     return torch.selu(x)
@@ -126,6 +149,10 @@ FUNCTIONS = [
     write_through_slice_of_plain,
     write_into_buffer,
     write_twice,
+    view_what_was_written,
+    written_and_asserted,
+    asserted_only,
+    known_constant_without_gradients,
     unused_random_operator,
     unused_attention,
     decompositions_of_their_own_dtype,
