@@ -146,7 +146,8 @@ def _list_read(graph: Graph) -> set[Node]:
     """Return the nodes that a graph is left with without asserts about metadata, when what nothing reads is removed."""
     read: set[Node] = set()
     for node in reversed(graph.nodes):
-        if node in read or (node.is_impure(impure_random=False) and node.target is not ASSERT_METADATA):
+        kept = node.is_impure(impure_random=False) and node.target is not ASSERT_METADATA
+        if node in read or (kept and not is_mutable(node)):  # nothing may read what is written
             read.add(node)
             read.update(node.all_input_nodes)
     return read

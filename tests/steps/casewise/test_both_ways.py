@@ -86,6 +86,12 @@ def asserted_only(m: Of, x: torch.Tensor) -> Any:
     return torch.selu(x)
 
 
+def asserted_and_written_into_what_nothing_reads(m: Of, x: torch.Tensor) -> Any:
+    y = torch.nn.functional.linear(x, m.kept).to(torch.float32).clone()
+    y.copy_(x**2)
+    return x + 1
+
+
 def known_constant_without_gradients(m: Of, x: torch.Tensor) -> Any:
     with torch.no_grad():
         y = x.double().to(torch.float32) + torch.tensor([1.0, 2.0, 3.0, 4.0])
@@ -152,6 +158,7 @@ FUNCTIONS = [
     view_what_was_written,
     written_and_asserted,
     asserted_only,
+    asserted_and_written_into_what_nothing_reads,
     known_constant_without_gradients,
     unused_random_operator,
     unused_attention,
