@@ -137,7 +137,7 @@ class _Planner:
         self._graph, self._stage, self._mode = graph_module.graph, stage, mode
         self._describer, self._own = Describer(), Memory()
         self._trials: dict[Any, Node] = {}
-        self._verdicts: dict[Any, bool] = {}
+        self._verdicts: dict[Any, tuple[bool]] = {}
 
     def settle(self) -> _Plan:
         """Return a plan without missing templates.
@@ -201,23 +201,23 @@ class _Planner:
         The first one in a process is converted as a case to find out; until its template is there, the others count as
         plain.
         """
-        if isinstance(node.meta.get("val"), torch.SymInt):
-            return True  # sizes are common to all cases
-        if not is_overload(node.target) or self._trials.setdefault(node.target, node) is not node:
-            return self._verdicts.get(node.target, True)
-        case = self._describer.case(node, node.target, values, node.meta.get("val"))
+        if isinstance(node.meta.get("val"), torch.SymInt) or not is_overload(node.target):
+            return True
         # Of what a stage depends on, only composite operators see what is to be decomposed.
         key = ("plain", self._stage.key if is_composite(node.target) else self._stage.name, node.target)
-        known = MEMORY.get(key)
-        if known is None:
+        verdict = self._verdicts.get(node.target, MEMORY.get(key))
+        if verdict is None and self._trials.get(node.target, node) is node:
+            case = self._describer.case(node, node.target, values, node.meta.get("val"))
+            if case.local and is_built_in(node.target):
+                return True  # sizes with symbols are common to all cases: a call without them can tell
+            self._trials[node.target] = node
             template = self._memory(case).get((self._stage.key, case.key))
             if template is None:
                 return False
-            known = (template.only_replaces(case, plain.target),)
-            if is_built_in(node.target):
-                MEMORY.put(key, known)
-        self._verdicts[node.target] = known[0]
-        return bool(known[0])
+            verdict = self._verdicts[node.target] = (template.only_replaces(case, plain.target),)
+            if not case.local:
+                MEMORY.put(key, verdict)
+        return verdict is None or verdict[0]
 
     def _returned(self, node: Node, plain: Plain, values: Sequence[Any], same: bool, plan: _Plan) -> Any:
         """Return what a plain call returns: what it did before, if nothing has changed that its result depends on."""
