@@ -19,6 +19,7 @@ from exir_lowering._upstream.conversion import (
 )
 from exir_lowering._upstream.programs import fake_mode_of, lazy_graph_module
 from exir_lowering._upstream.schemas import is_built_in, is_composite, is_overload, packet_name
+from exir_lowering.errors.interrupts import let_through
 from exir_lowering.steps.casewise.cases import Case, Describer
 from exir_lowering.steps.casewise.evaluation import evaluate
 from exir_lowering.steps.casewise.inline import TRACED
@@ -149,13 +150,36 @@ class _Planner:
             plan = self._plan()
             if not plan.missing and not plan.alone:
                 return plan
-            cases = list(plan.missing.values())
-            for case, template in zip(cases, self._stage.convert(cases) if cases else (), strict=True):
-                known = template if case.local else template.outlasting()
-                self._memory(case).put((self._stage.key, case.key), known)
+            self._learn(list(plan.missing.values()))
             for case in plan.alone.values():
                 self._own.put(("alone", case.key), *self._stage.convert([case], alone=True))
         raise Uncovered("the values of its operators do not settle")
+
+    def _learn(self, cases: Sequence[Case]) -> None:
+        """Convert cases and remember their templates.
+
+        Raises:
+            Exception: None of them can be converted.
+        """
+        try:
+            templates = self._stage.convert(cases) if cases else []
+        except Exception as error:
+            let_through(error)
+            # One that fails may rest on guessed values, and not occur.
+            if len(cases) == 1 or not any([self._can_learn(case) for case in cases]):
+                raise
+            return
+        for case, template in zip(cases, templates, strict=True):
+            known = template if case.local else template.outlasting()
+            self._memory(case).put((self._stage.key, case.key), known)
+
+    def _can_learn(self, case: Case) -> bool:
+        try:
+            self._learn([case])
+        except Exception as error:
+            let_through(error)
+            return False
+        return True
 
     def _memory(self, case: Case) -> Memory:
         return self._own if case.local else MEMORY
@@ -187,7 +211,7 @@ class _Planner:
                 plan.plain[node] = plain.target
                 plan.values[node] = self._returned(node, plain, values, same.issuperset(operands), plan)
             else:
-                plan.values[node] = self._from_template(node, values, plan)
+                plan.values[node] = self._from_template(node, values, plan, plain)
         before, now = node.meta.get("val"), plan.values[node]
         check_eager(node.target, now)
         if isinstance(now, torch.SymInt):
@@ -232,7 +256,7 @@ class _Planner:
                 return before
         return self._evaluate(node, plain.target, values, plan)
 
-    def _from_template(self, node: Node, values: Sequence[Any], plan: _Plan) -> Any:
+    def _from_template(self, node: Node, values: Sequence[Any], plan: _Plan, plain: Plain | None) -> Any:
         """Return what the template of a call returns; if there is none yet, a guess."""
         overwrites = self._stage.overwrites(node)
         case = self._describer.case(node, node.target, values, node.meta.get("val"), overwrites=overwrites)
@@ -243,7 +267,7 @@ class _Planner:
         plan.missing[case.key] = case
         if overwrites:
             return renew(node.meta.get("val"), self._mode, gradients=False)
-        return self._evaluate(node, node.target, values, plan)
+        return self._evaluate(node, plain.target if plain is not None else node.target, values, plan)
 
     def _with_sizes(self, case: Case, template: Template, plan: _Plan) -> Template:
         """Return a template that finds the sizes it needs: the first call that needs a size computes it."""
