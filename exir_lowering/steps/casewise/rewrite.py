@@ -166,7 +166,7 @@ class _Planner:
         except Exception as error:
             let_through(error)
             # One that fails may rest on guessed values, and not occur.
-            if len(cases) == 1 or not any([self._can_learn(case) for case in cases]):
+            if len(cases) == 1 or not sum(self._can_learn(case) for case in cases):
                 raise
             return
         for case, template in zip(cases, templates, strict=True):
