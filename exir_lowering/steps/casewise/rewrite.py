@@ -24,7 +24,7 @@ from exir_lowering.steps.casewise.cases import Case, Describer
 from exir_lowering.steps.casewise.evaluation import evaluate
 from exir_lowering.steps.casewise.inline import TRACED
 from exir_lowering.steps.casewise.memory import MEMORY, Memory
-from exir_lowering.steps.casewise.templates import Slot, Template, fill
+from exir_lowering.steps.casewise.templates import Place, Template, fill
 from exir_lowering.steps.casewise.values import Uncovered, check_eager, outlast, renew, require_gradients
 
 _ROUNDS = 12
@@ -304,12 +304,12 @@ def _bound(template: Template, values: Sequence[Any], mode: Any) -> Any:
     renewed = renew(template.values, mode)
     if isinstance(template.results, tuple):
         listed = [
-            values[-1 - slot.number] if isinstance(slot, Slot) and slot.number < 0 else value
+            values[-1 - slot.number] if isinstance(slot, Place) and slot.number < 0 else value
             for slot, value in zip(template.results, renewed, strict=True)
         ]
         return type(template.values)(listed)
     slot = template.results
-    return values[-1 - slot.number] if isinstance(slot, Slot) and slot.number < 0 else renewed
+    return values[-1 - slot.number] if isinstance(slot, Place) and slot.number < 0 else renewed
 
 
 class _Builder:

@@ -20,7 +20,7 @@ _TRACED = ("original_aten", "custom")
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class Place:
     """A reference in a template: to an operand of the call (-1 is the first one), or to a node of it (from 0)."""
 
     number: int
@@ -33,7 +33,7 @@ class Size:
     expression: Any
 
 
-Reference = Slot | Size
+Reference = Place | Size
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class TemplateNode:
     Attributes:
         target: The operator; None for a constant.
         name: What its name is made from; None for the operator's.
-        args: Its arguments, with slots for nodes.
+        args: Its arguments, with places for nodes.
         kwargs: Its keyword arguments, likewise.
         value: What it returns, as a prototype: to be renewed for each node.
         constant: The tensor, if it is a constant.
@@ -85,9 +85,9 @@ class Template:
         if not self.nodes or str(self.nodes[0].target) != str(target):
             return False
         elements = self.nodes[1:]
-        if any(each.target is not operator.getitem or each.args[0] != Slot(0) for each in elements):
+        if any(each.target is not operator.getitem or each.args[0] != Place(0) for each in elements):
             return False
-        taken = tuple(Slot(index + 1) for index in range(len(elements))) if elements else Slot(0)
+        taken = tuple(Place(index + 1) for index in range(len(elements))) if elements else Place(0)
         found = tuple(filter(None, self.results)) if isinstance(self.results, tuple) else self.results
         sizes = {v.node.expr: n for n, v in zip(case.operands, case.values, strict=True) if isinstance(v, torch.SymInt)}
         if found != taken or not self.sizes.issubset(sizes):
@@ -203,7 +203,7 @@ def _template(
     copied: Node | None,
     sizes: Mapping[Node, Size],
 ) -> Template:
-    slots: dict[Node, Reference] = {node: Slot(-1 - i) for i, node in enumerate(inputs) if node is not None}
+    slots: dict[Node, Reference] = {node: Place(-1 - i) for i, node in enumerate(inputs) if node is not None}
     slots.update(sizes)
     taken = frozenset(sizes[operand].expression for n in members for operand in n.all_input_nodes if operand in sizes)
     nodes = []
@@ -212,7 +212,7 @@ def _template(
             slots[node] = slots[node.args[0]]  # type: ignore[index]
             continue
         nodes.append(_template_node(node, converted, slots))
-        slots[node] = Slot(len(nodes) - 1)
+        slots[node] = Place(len(nodes) - 1)
     computed = frozenset(node.value.node.expr for node in nodes if isinstance(node.value, torch.SymInt))
     found = [slots[result] for result in results]
     values = [result.meta["val"] for result in results]
@@ -267,7 +267,7 @@ def fill(value: Any, nodes: Sequence[Node], operands: Sequence[Node], sizes: Map
         operands: The operands of the call.
         sizes: The nodes of symbolic sizes, by expression.
     """
-    if type(value) is Slot:
+    if type(value) is Place:
         return nodes[value.number] if value.number >= 0 else operands[-1 - value.number]
     if type(value) is Size:
         return sizes[value.expression]
