@@ -193,7 +193,8 @@ def _too_long(*_: object) -> None:
     raise TookTooLong
 
 
-def main() -> None:
+def main() -> int:
+    """Hunt; return 1 if a program differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", default="0-100")
     parser.add_argument("--kind", choices=("ops", "modules", "random"), default="ops")
@@ -217,7 +218,8 @@ def main() -> None:
             found.counts["took too long"] += 1
         signal.alarm(0)
     found.print()
+    return int(found.counts["WRONG"] > 0)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
