@@ -21,8 +21,6 @@ from exir_lowering.graphs.weights import WeightStore
 from exir_lowering.model import Adjustment, Rejection
 
 __all__ = [
-    "NAMES",
-    "PROVENANCE",
     "Backend",
     "BackendContext",
     "CompileSpec",
@@ -75,24 +73,6 @@ class BackendContext:
 
     weights: WeightStore
 
-
-NAMES = "names"
-"""In `unread`: the names of nodes, inputs and weights, also those in `node.meta`."""
-
-PROVENANCE = frozenset(
-    {
-        NAMES,
-        "desc",
-        "from_node",
-        "nn_module_stack",
-        "original_aten",
-        "seq_nr",
-        "source_fn_stack",
-        "stack_trace",
-        "torch_fn",
-    }
-)
-"""For `unread`: the names, and what says which code of the model a node comes from."""
 
 PARALLEL = ("none", "thread", "process")
 """The values of `Backend.parallel`."""
