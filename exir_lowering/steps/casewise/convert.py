@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from executorch.exir import EdgeCompileConfig
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
@@ -59,7 +60,9 @@ class Conversion:
             Exception: Whatever partitioners, torch and ExecuTorch raise.
         """
         inputs = [node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"]
-        if any(type(value) in (int, float) for value in inputs) and has_symbols(program):
+        sizes = [size for value in inputs if isinstance(value, torch.Tensor) for size in value.shape]
+        dynamic = not all(type(size) is int for size in sizes)
+        if dynamic and any(type(value) in (int, float) for value in inputs):
             raise Uncovered("numbers as inputs beside dynamic sizes")  # torch makes symbols of them
         for partitioner in partitioners:
             program = partitioner.transform_for_pre_decomposition(program)
