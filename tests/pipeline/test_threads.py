@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import multiprocessing
 import os
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from executorch.exir.backend import backend_api
+from interrupts import interrupted_after
 from lowering_support import TagPartitioner
 from torch.export import ExportedProgram
 
@@ -306,26 +306,10 @@ def test_a_delegate_that_lowers_and_a_backend_that_runs_do_not_wait_for_each_oth
 # -- what fails leaves nothing behind ----------------------------------------------------------------------------------
 
 
-@contextmanager
-def _interrupted_after(seconds: float) -> Iterator[None]:
-    def interrupt(*given: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, seconds)
-        yield
-    except KeyboardInterrupt:
-        pass
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
 def test_an_interrupt_at_any_moment_leaves_nothing_behind(small: Job) -> None:
     before = _state()
     for number in range(12):
-        with _interrupted_after(0.01 + 0.03 * number):
+        with interrupted_after(0.01 + 0.03 * number):
             small.run()
         assert _state() == before
         assert _free_for_others()

@@ -6,11 +6,8 @@ import copy
 import gc
 import os
 import pickle
-import signal
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
 import models
@@ -21,6 +18,7 @@ from executorch.backends.xnnpack import _passes
 from executorch.exir import pass_base, tensor
 from executorch.exir.dialects.edge._ops import EdgeOpOverload
 from executorch.exir.pass_base import ExportPass
+from interrupts import interrupted_after
 from torch._export import utils
 from torch.export import Dim, ExportedProgram, ExportGraphSignature, export, exported_program
 from torch.export.graph_signature import InputSpec
@@ -184,24 +182,11 @@ def test_a_forked_child_of_a_thread_that_accelerates() -> None:
     assert is_restored()
 
 
-@contextmanager
-def _interrupted_after(seconds: float) -> Iterator[None]:
-    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, seconds)
-        yield
-    except KeyboardInterrupt:
-        pass
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
 def test_an_interrupt_leaves_nothing_behind() -> None:
     given, edge = small(), lower(small(), None)["forward"]
     expected = lower(given, "xnnpack").emit().buffer
     for number in range(10):
-        with _interrupted_after(0.005 + 0.01 * number):
+        with interrupted_after(0.005 + 0.01 * number):
             lower(edge, "xnnpack").emit()
         assert is_restored()
     assert lower(given, "xnnpack").emit().buffer == expected

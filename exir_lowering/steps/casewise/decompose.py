@@ -47,6 +47,7 @@ from exir_lowering._upstream.schemas import (
 from exir_lowering.steps.casewise.cases import Case, Rows, place_side_by_side
 from exir_lowering.steps.casewise.inline import inline_no_grad
 from exir_lowering.steps.casewise.inplace import is_mutable, read_results
+from exir_lowering.steps.casewise.memory import MEMORY
 from exir_lowering.steps.casewise.rewrite import Plain, rewrite
 from exir_lowering.steps.casewise.templates import Template, take_templates
 from exir_lowering.steps.casewise.values import Uncovered
@@ -67,6 +68,9 @@ _TRACED_APART = frozenset(
 _COMPUTING = frozenset(op for op in SYMBOLIC_OPERATORS if not is_overload(op)) - {operator.getitem}
 """The functions that compute sizes from sizes."""
 
+_MAKING_SIZES = _COMPUTING | {torch.ops.aten.sym_size.int}
+"""The targets of the nodes whose results are sizes."""
+
 
 class Decomposition:
     """The stage that decomposes operators as a table says.
@@ -75,17 +79,23 @@ class Decomposition:
         name: For the history of nodes.
         key: The operators that the table decomposes, and how.
         gradients: It runs without, as `run_decompositions`.
-        decomposes: What it makes says which node it comes from.
+        decomposes: It does.
     """
 
     name = "Interpreter_PropagateUnbackedSymInts"  # that of the interpreter in which torch decomposes
     gradients = False
     decomposes = True
 
-    def __init__(self, table: Mapping[Any, Any]) -> None:
-        self._table = dict(table)
+    def __init__(self, table: Mapping[Any, Any], inlined: frozenset[Node] = frozenset()) -> None:
+        """Describe the stage.
+
+        Args:
+            table: The operators to decompose, as for `run_decompositions`.
+            inlined: The calls whose histories name this stage already.
+        """
+        self._table, self._inlined = dict(table), inlined
         self._whole, self._in_python = split_table(table)
-        self.key: Hashable = ("decompose", frozenset((op, _identity(do)) for op, do in self._table.items()))
+        self.key = _one_of_equals(("decompose", frozenset((op, _identity(do)) for op, do in self._table.items())))
         self._plain: dict[Any, bool] = {}
 
     def plain(self, node: Node, values: Sequence[Any]) -> Plain | None:
@@ -107,6 +117,10 @@ class Decomposition:
         if is_composite(target):
             return target in self._whole
         return not kernels_in_python(target)
+
+    def continues_history(self, node: Node) -> bool:
+        """Return whether a call was taken from a nested graph: torch ascribes it to the call of that graph."""
+        return node in self._inlined
 
     def overwrites(self, node: Node) -> bool:
         """Return whether a call overwrites its first operand, which nothing reads afterwards."""
@@ -148,6 +162,14 @@ def _identity(function: Any) -> Hashable:
         return _identity(function.func), function.args, tuple(sorted(function.keywords.items()))
     plain = isinstance(function, FunctionType) and not (function.__closure__ or function.__defaults__)
     return function.__code__ if plain else function  # type: ignore[no-any-return]
+
+
+def _one_of_equals(key: Hashable) -> Hashable:
+    """Return the object that stands for all equal keys: comparing two tables takes a thousand comparisons."""
+    known = MEMORY.get(("key", key))
+    if known is None:
+        MEMORY.put(("key", key), key)
+    return key if known is None else known
 
 
 def _check_traceable(target: Any) -> None:
@@ -195,18 +217,18 @@ def decompose(program: ExportedProgram, table: Mapping[Any, Any]) -> ExportedPro
     if mode is None:
         raise Uncovered("a program without tensors as inputs")
     _settle_writes(program.graph, mode)  # first, as torch writes other histories for what is not inlined here
-    inline_no_grad(program.graph_module, Decomposition.name)
+    inlined = inline_no_grad(program.graph_module, Decomposition.name)
     _settle_writes(program.graph, mode)
     _fold_numbers(program.graph)
     if not _has_all_sizes(program.graph):
         add_sizes(program.graph_module, mode.shape_env)
-    return with_graph(program, rewrite(program.graph_module, Decomposition(table)))
+    return with_graph(program, rewrite(program.graph_module, Decomposition(table, inlined)))
 
 
 def _fold_numbers(graph: Graph) -> None:
     """Replace sizes that have turned out to be numbers by these, as tracing does."""
     for node in list(graph.nodes):
-        if node.op != "call_function" or node.target not in _COMPUTING | {torch.ops.aten.sym_size.int}:
+        if node.op != "call_function" or node.target not in _MAKING_SIZES:
             continue
         value = node.meta.get("val")
         number = value.node.expr if isinstance(value, torch.SymInt) else value

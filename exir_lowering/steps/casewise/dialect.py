@@ -60,7 +60,7 @@ class Dialect:
         name: For the history of nodes.
         key: What of the configuration decides.
         gradients: It runs with gradients, as ExecuTorch's passes.
-        decomposes: What it makes has the history of what it is made from.
+        decomposes: It does not.
     """
 
     name = "edge"
@@ -83,6 +83,10 @@ class Dialect:
         if target in _PROMOTED and not _all_of_one_float(values, node):
             return None
         return plain
+
+    def continues_history(self, node: Node) -> bool:
+        """Return that it does: ExecuTorch's passes add nothing to histories."""
+        return True
 
     def overwrites(self, node: Node) -> bool:
         """Return that a call does not: in-place operators are gone."""

@@ -22,7 +22,6 @@ from exir_lowering._upstream.schemas import is_built_in, is_composite, is_overlo
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.steps.casewise.cases import Case, Describer
 from exir_lowering.steps.casewise.evaluation import evaluate
-from exir_lowering.steps.casewise.inline import TRACED
 from exir_lowering.steps.casewise.memory import MEMORY, Memory
 from exir_lowering.steps.casewise.templates import Place, Template, fill
 from exir_lowering.steps.casewise.values import Uncovered, check_eager, outlast, renew, require_gradients
@@ -50,7 +49,7 @@ class Stage(Protocol):
         name: What it does, in the history of the nodes that it makes.
         key: What else its results depend on.
         gradients: Whether it runs with gradients, so that results of parameters require one.
-        decomposes: Whether what it makes says which node it comes from.
+        decomposes: Whether it decomposes: it drops unused random operators, and traces elements with their call.
     """
 
     name: str
@@ -65,6 +64,9 @@ class Stage(Protocol):
             node: The call.
             values: The values of `node.all_input_nodes`.
         """
+
+    def continues_history(self, node: Node) -> bool:
+        """Return whether what a call becomes has the call's history, rather than the call as its last origin."""
 
     def overwrites(self, node: Node) -> bool:
         """Return whether a call overwrites its first operand, which nothing reads afterwards.
@@ -304,12 +306,12 @@ def _bound(template: Template, values: Sequence[Any], mode: Any) -> Any:
     renewed = renew(template.values, mode)
     if isinstance(template.results, tuple):
         listed = [
-            values[-1 - slot.number] if isinstance(slot, Place) and slot.number < 0 else value
-            for slot, value in zip(template.results, renewed, strict=True)
+            values[-1 - place.number] if isinstance(place, Place) and place.number < 0 else value
+            for place, value in zip(template.results, renewed, strict=True)
         ]
         return type(template.values)(listed)
-    slot = template.results
-    return values[-1 - slot.number] if isinstance(slot, Place) and slot.number < 0 else renewed
+    place = template.results
+    return values[-1 - place.number] if isinstance(place, Place) and place.number < 0 else renewed
 
 
 class _Builder:
@@ -363,10 +365,10 @@ class _Builder:
             made[-1].meta["val"] = renew(part.value, self._mode)
             if size is not None:
                 self._sizes[size] = made[-1]
-        slots = template.results
-        if isinstance(slots, tuple):
-            return [None if slot is None else fill(slot, made, operands, self._sizes) for slot in slots]
-        return fill(slots, made, operands, self._sizes)
+        places = template.results
+        if isinstance(places, tuple):
+            return [None if place is None else fill(place, made, operands, self._sizes) for place in places]
+        return fill(places, made, operands, self._sizes)
 
     def _constant(self, constant: torch.Tensor) -> Node:
         name = f"_tensor_constant{len(self.root)}"
@@ -378,6 +380,6 @@ class _Builder:
         if self._stage.decomposes and node.target is operator.getitem:
             node = node.args[0]  # type: ignore[assignment]  # tracing takes the elements when it traces the call
         meta = {name: node.meta[name] for name in COPIED_META if name in node.meta}
-        if "from_node" not in meta or (self._stage.decomposes and TRACED not in node.meta):
+        if "from_node" not in meta or not self._stage.continues_history(node):
             meta["from_node"] = [source_of(node, self._stage.name)]
         return meta

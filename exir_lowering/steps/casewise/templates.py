@@ -15,7 +15,7 @@ from exir_lowering._upstream.schemas import packet_name
 from exir_lowering.steps.casewise.cases import Case
 from exir_lowering.steps.casewise.values import Description, Uncovered, outlast
 
-_TRACED = ("original_aten", "custom")
+_FROM_TRACING = ("original_aten", "custom")
 """The metadata that tracing itself gives to nodes."""
 
 
@@ -65,7 +65,7 @@ class Template:
 
     Attributes:
         nodes: The nodes, in order.
-        results: The slots of the results: one, or, for a call that returns a list, one per element (None for None).
+        results: The places of the results: one, or, for a call that returns a list, one per element (None for None).
         values: The values of the results, as prototypes.
         described: What they are like.
         sizes: The symbolic sizes that it takes.
@@ -203,30 +203,30 @@ def _template(
     copied: Node | None,
     sizes: Mapping[Node, Size],
 ) -> Template:
-    slots: dict[Node, Reference] = {node: Place(-1 - i) for i, node in enumerate(inputs) if node is not None}
-    slots.update(sizes)
+    places: dict[Node, Reference] = {node: Place(-1 - i) for i, node in enumerate(inputs) if node is not None}
+    places.update(sizes)
     taken = frozenset(sizes[operand].expression for n in members for operand in n.all_input_nodes if operand in sizes)
     nodes = []
     for node in members:
         if node is copied:
-            slots[node] = slots[node.args[0]]  # type: ignore[index]
+            places[node] = places[node.args[0]]  # type: ignore[index]
             continue
-        nodes.append(_template_node(node, converted, slots))
-        slots[node] = Place(len(nodes) - 1)
+        nodes.append(_template_node(node, converted, places))
+        places[node] = Place(len(nodes) - 1)
     computed = frozenset(node.value.node.expr for node in nodes if isinstance(node.value, torch.SymInt))
-    found = [slots[result] for result in results]
+    found = [places[result] for result in results]
     values = [result.meta["val"] for result in results]
     if case.result is None:
         return Template(tuple(nodes), (), None, Description().value(None), taken, computed)
     if isinstance(case.result, (list, tuple)):
-        slot_of, value_of = iter(found), iter(values)
-        listed = tuple(None if element is None else next(slot_of) for element in case.result)
+        place_of, value_of = iter(found), iter(values)
+        listed = tuple(None if element is None else next(place_of) for element in case.result)
         value: Any = type(case.result)(None if element is None else next(value_of) for element in case.result)
         return Template(tuple(nodes), listed, value, Description().value(value), taken, computed)
     return Template(tuple(nodes), found[0], values[0], Description().value(values[0]), taken, computed)
 
 
-def _template_node(node: Node, converted: GraphModule, slots: Mapping[Node, Reference]) -> TemplateNode:
+def _template_node(node: Node, converted: GraphModule, places: Mapping[Node, Reference]) -> TemplateNode:
     if node.op == "get_attr":
         constant = getattr(converted, str(node.target), None)
         if not isinstance(constant, torch.Tensor):
@@ -237,24 +237,24 @@ def _template_node(node: Node, converted: GraphModule, slots: Mapping[Node, Refe
     return TemplateNode(
         node.target,
         packet_name(node.target),
-        _with_slots(node.args, slots),
-        _with_slots(node.kwargs, slots),
+        _with_places(node.args, places),
+        _with_places(node.kwargs, places),
         node.meta.get("val"),
-        meta={name: node.meta[name] for name in _TRACED if name in node.meta},
+        meta={name: node.meta[name] for name in _FROM_TRACING if name in node.meta},
     )
 
 
-def _with_slots(value: Any, slots: Mapping[Node, Reference]) -> Any:
+def _with_places(value: Any, places: Mapping[Node, Reference]) -> Any:
     if isinstance(value, Node):
-        return slots[value]
+        return places[value]
     if isinstance(value, (list, tuple)):
         return (
-            tuple(_with_slots(v, slots) for v in value)
+            tuple(_with_places(v, places) for v in value)
             if type(value) is tuple
-            else [_with_slots(v, slots) for v in value]
+            else [_with_places(v, places) for v in value]
         )
     if isinstance(value, dict):
-        return {key: _with_slots(entry, slots) for key, entry in value.items()}
+        return {key: _with_places(entry, places) for key, entry in value.items()}
     return value
 
 
