@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from executorch.exir import EdgeCompileConfig
 
 from exir_lowering.errors import InputError
+
+ASSUMPTIONS = ("finite", "finite_rows")
+"""What can be assumed of an input of the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,12 @@ class LoweringOptions:
         progress: Whether to show the progress of long work on standard error if that is a terminal.
         edge: Which code converts programs to Edge dialect: "fast" is ours, which leaves to ExecuTorch what it does not
             cover; "executorch" is ExecuTorch's; "check" runs both and raises an error if the graphs differ.
+        rewrites: Which rewrites change the Edge programs before a partitioner sees them, into equal ones that run faster:
+            "safe", "none", or a sequence of names and `Rewrite` objects, in their order; None is "safe" for `lower` and
+            `plan` and "none" for `to_backend`.
+        assume: What holds for every tensor that the model will be given, by input name, where rewrites cannot prove it:
+            "finite" (no element is NaN or infinite, or larger than 1e6) or "finite_rows" (in a mask, no row along the
+            last dimension is entirely -inf, or entirely False). Results are undefined for inputs that break it.
         accelerate: Whether what torch and ExecuTorch would compute again is reused while backends and the emitter run;
             the results are the same bytes.
         cache: Where results are kept for later lowerings: a folder, True for the user's cache folder, False for none.
@@ -43,6 +53,8 @@ class LoweringOptions:
     require_full: bool = False
     progress: bool = False
     edge: Literal["fast", "executorch", "check"] = "fast"
+    rewrites: Literal["safe", "none"] | Sequence[Any] | None = None
+    assume: Mapping[str, str] = field(default_factory=dict)
     accelerate: bool = True
     cache: str | os.PathLike[str] | bool = False
     executor: Executor | None = None
@@ -53,6 +65,8 @@ class LoweringOptions:
             raise InputError(f'LoweringOptions(non_convex={self.non_convex!r}): expected "split" or "raise".')
         if self.edge not in ("fast", "executorch", "check"):
             raise InputError(f'LoweringOptions(edge={self.edge!r}): expected "fast", "executorch" or "check".')
+        _check_rewrites(self.rewrites)
+        _check_assumptions(self.assume)
         if not isinstance(self.cache, (str, os.PathLike, bool)):
             raise InputError(f"LoweringOptions(cache={self.cache!r}): expected a folder, True or False.")
         if not isinstance(self.executor, (Executor, type(None))):
@@ -71,4 +85,24 @@ class LoweringOptions:
             raise InputError(
                 f"LoweringOptions(edge_compile_config={self.edge_compile_config!r}): expected ExecuTorch's "
                 "EdgeCompileConfig or None."
+            )
+
+
+def _check_rewrites(rewrites: Any) -> None:
+    named = rewrites in ("safe", "none") if isinstance(rewrites, str) else isinstance(rewrites, Sequence)
+    if rewrites is not None and not named:
+        raise InputError(
+            f'LoweringOptions(rewrites={rewrites!r}): expected "safe", "none", or a sequence of names and Rewrite '
+            'objects such as ["safe", "mine"].'
+        )
+
+
+def _check_assumptions(assume: Any) -> None:
+    if not isinstance(assume, Mapping):
+        raise InputError(f"LoweringOptions(assume={assume!r}): expected a mapping from input names.")
+    for name, assumption in assume.items():
+        if not isinstance(name, str) or assumption not in ASSUMPTIONS:
+            raise InputError(
+                f"LoweringOptions(assume={{{name!r}: {assumption!r}}}): expected the name of an input and one of "
+                f"{', '.join(map(repr, ASSUMPTIONS))}."
             )

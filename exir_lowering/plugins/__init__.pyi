@@ -19,3 +19,5 @@ from .registry import (
     register_delegate as register_delegate,
     register_partitioner as register_partitioner,
 )
+from .rewrite import Doubt as Doubt, Rewrite as Rewrite, Scope as Scope
+from .rewrites import register_rewrite as register_rewrite
