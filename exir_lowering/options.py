@@ -33,9 +33,9 @@ class LoweringOptions:
         progress: Whether to show the progress of long work on standard error if that is a terminal.
         edge: Which code converts programs to Edge dialect: "fast" is ours, which leaves to ExecuTorch what it does not
             cover; "executorch" is ExecuTorch's; "check" runs both and raises an error if the graphs differ.
-        rewrites: Which rewrites change the Edge programs before a partitioner sees them, into equal ones that run faster:
-            "safe", "none", or a sequence of names and `Rewrite` objects, in their order; None is "safe" for `lower` and
-            `plan` and "none" for `to_backend`.
+        rewrites: Which rewrites turn the Edge programs, before a partitioner sees them, into equal ones that run
+            faster: "safe", "none", or a sequence of names and `Rewrite` objects, in their order; None is "safe" for
+            `lower` and `plan` and "none" for `to_backend`.
         assume: What holds for every tensor that the model will be given, by input name, where rewrites cannot prove it:
             "finite" (no element is NaN or infinite, or larger than 1e6) or "finite_rows" (in a mask, no row along the
             last dimension is entirely -inf, or entirely False). Results are undefined for inputs that break it.

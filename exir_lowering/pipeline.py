@@ -209,7 +209,8 @@ def _lower(
     left = {method.name: method.left_to_executorch for method in methods if method.left_to_executorch}
     report = Report(planned.methods, payloads, dict(session.times.seconds), left, tuple(session.cache.uses))
     edge_programs = {method.name: method.program for method in methods}
-    return LoweredMethods(programs, report, edge_programs, constant_methods, session.options.accelerate)
+    in_place = any(method.rewrites for method in methods)
+    return LoweredMethods(programs, report, edge_programs, constant_methods, session.options.accelerate, in_place)
 
 
 def _partition_all(methods: Sequence[EdgeMethod], session: Session) -> tuple[list[ExtractedMethod], LoweringPlan]:

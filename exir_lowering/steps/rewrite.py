@@ -17,6 +17,7 @@ from exir_lowering.model import EdgeMethod
 from exir_lowering.plugins.rewrite import Rewrite
 from exir_lowering.plugins.rewrites import find_rewrites
 from exir_lowering.steps.rewriting.editor import Editor
+from exir_lowering.steps.rewriting.probing import choose
 from exir_lowering.steps.rewriting.walk import Walk
 from exir_lowering.steps.session import Session
 
@@ -44,8 +45,7 @@ def rewrite(methods: Sequence[EdgeMethod], session: Session, default: str) -> tu
         if not rewrites:
             return tuple(methods)
         return tuple(
-            _rewrite(method, rewrites, assumed[method.name])
-            for method in session.progress.each("rewrite", methods)
+            _rewrite(method, rewrites, assumed[method.name]) for method in session.progress.each("rewrite", methods)
         )
 
 
@@ -73,8 +73,29 @@ def _rewrite(method: EdgeMethod, rewrites: Sequence[Rewrite], assume: Mapping[st
     editor = Editor(program, mode, assume)
     walk = Walk(method.name, editor, [one for one in rewrites if one.when == "always"])
     walk.run(list(editor.graph.nodes))
+    _take_better_forms(method, walk, editor, [one for one in rewrites if one.when == "taken"])
     refused = tuple(walk.refused.values())
+    tried = replace(method, rewrites=tuple(one.name for one in rewrites), refused_rewrites=refused)
     if not walk.done:
-        return replace(method, refused_rewrites=refused)
+        return tried
     editor.finish()
-    return replace(method, program=program, rewritings=tuple(walk.done), refused_rewrites=refused)
+    return replace(tried, program=program, rewritings=tuple(walk.done))
+
+
+def _take_better_forms(method: EdgeMethod, walk: Walk, editor: Editor, rewrites: Sequence[Rewrite]) -> None:
+    """Replace operators by forms that the method's partitioners take and that cost less."""
+    if not rewrites or not method.partitioners:
+        return
+    forms = Walk(method.name, editor, rewrites)
+    candidates = forms.propose_forms()
+    if candidates:
+        chosen = choose(method.name, editor.program, editor.lifted, candidates, method.partitioners, _cost)
+        walk.run(forms.accept(candidates, chosen))
+    walk.done += forms.done
+    walk.refused |= forms.refused
+
+
+def _cost(nodes):
+    from exir_lowering.graphs import measures
+
+    return sum((1 if p is None else 0.3) * measures.value_bytes(n) for n, p in nodes)
