@@ -220,7 +220,7 @@ def _partition_all(methods: Sequence[EdgeMethod], session: Session) -> tuple[lis
         tagged, partitioned = _partition(method, session)
         extracted.append(partitioned)
         with session.timed("plan"), collector.paused():
-            plans.append(plan_method(method.program, tagged, partitioned))
+            plans.append(plan_method(method.program, tagged, partitioned, session.options.costs))
     for method, partitioned in zip(methods, extracted, strict=True):
         check_preserved(method, partitioned.program, session.options)
     planned = LoweringPlan(tuple(plans))

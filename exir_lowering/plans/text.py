@@ -15,7 +15,7 @@ from rich.text import Text
 
 from exir_lowering.plans import wording
 from exir_lowering.plans.data import coverages, to_json
-from exir_lowering.plans.values import HostNode, MethodPlan, PlannedPartition
+from exir_lowering.plans.values import HostCost, HostNode, MethodPlan, PlannedPartition
 
 if TYPE_CHECKING:
     from exir_lowering.plans.lowering_plan import LoweringPlan
@@ -74,6 +74,7 @@ def to_text(plan: LoweringPlan, width: int = 120) -> str:
 def _parts(method: MethodPlan, width: int) -> Iterator[RenderableType]:
     backends = {partition.id: partition.backend_id for partition in method.partitions}
     yield Text(f"\n{method.name}: {wording.many(len(method.nodes), 'operator')}")
+    yield from _prediction(method)
     if method.partitions:
         yield from _section("Partitions", len(method.partitions))
         if width < _WIDE:
@@ -97,6 +98,23 @@ def _parts(method: MethodPlan, width: int) -> Iterator[RenderableType]:
     if method.advice:
         yield from _section("Advice", len(method.advice))
         yield from _list_nodes([("-", str(advice)) for advice in method.advice])
+
+
+def _prediction(method: MethodPlan) -> Iterator[RenderableType]:
+    predicted = method.prediction
+    parts = (("host", predicted.host_seconds), ("delegates", predicted.delegate_seconds))
+    shares = [f"{name} {wording.duration(seconds)}" for name, seconds in parts]
+    shares.append(f"data between them {wording.duration(predicted.crossing_seconds)}")
+    if predicted.guessed:
+        shares.append(f"{wording.many(predicted.guessed, 'operator')} without a cost, taken from the default model")
+    yield Padding(Text(f"Predicted latency {wording.duration(predicted.seconds)}: {', '.join(shares)}"), (0, 0, 0, 2))
+    if predicted.largest:
+        yield from _section("Largest costs on the host", len(predicted.largest))
+        yield from _list_nodes([(wording.duration(cost.seconds), _cost(cost)) for cost in predicted.largest])
+
+
+def _cost(cost: HostCost) -> str:
+    return f"{cost.count:,} x {cost.operator}: {cost.would_remove or 'no reason given'}"
 
 
 def _section(title: str, count: int) -> Iterator[RenderableType]:

@@ -32,8 +32,8 @@ from exir_lowering.pte.debug_info import SUFFIX, VERSION, DebugInfo, MethodDebug
 from exir_lowering.steps import edge_errors, originals, placement, sealing, shared_state
 from exir_lowering.steps.branch_results import copy_before_views
 from exir_lowering.steps.conversions import converting
-from exir_lowering.steps.in_place import write_in_place
 from exir_lowering.steps.debug_recording import record
+from exir_lowering.steps.in_place import write_in_place
 from exir_lowering.steps.placement import StoredData
 
 _SHOWN = 8

@@ -25,11 +25,10 @@ from exir_lowering._upstream.programs import (
 )
 from exir_lowering.errors import LoweringError
 from exir_lowering.graphs import DELEGATION_TAG, LIFTED_ORDER
+from exir_lowering.plans.prediction import cost_of
+from exir_lowering.plugins.costs import HOST, CostModel
 from exir_lowering.plugins.rewrite import Rewrite
 from exir_lowering.steps.tag import make_fake_state, tag
-
-Cost = Callable[[Sequence[tuple[Node, str | None]]], float]
-"""Returns what operators cost, each at its backend, or on the host (None)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ def choose(
     lifted: Mapping[Node, InputSpec],
     candidates: Sequence[Candidate],
     partitioners: Sequence[Partitioner],
-    cost: Cost,
+    costs: CostModel | None,
 ) -> list[Candidate]:
     """Return the candidates whose new form goes to one backend as a whole, and costs less there than the old one.
 
@@ -67,7 +66,7 @@ def choose(
         lifted: Its lifted inputs, those that were added included.
         candidates: The candidates. Those with operands that are not tensors, such as symbolic sizes, are not chosen.
         partitioners: The method's partitioners, in priority order.
-        cost: What operators cost.
+        costs: What operators cost; None for the default model.
     """
     candidates = [one for one in candidates if all(map(_is_tensor, _operands(one)))]
     keys = [_key(candidate, lifted) for candidate in candidates]
@@ -77,21 +76,24 @@ def choose(
         places = probe.ask(method, partitioners)
     except LoweringError:  # the partitioner only takes programs that are whole: it says so of the method, if at all
         return []
-    chosen = {key for key, example in examples.items() if _is_better(probe, places, example, cost)}
+    chosen = {key for key, example in examples.items() if _is_better(probe, places, example, costs)}
     return [candidate for key, candidate in zip(keys, candidates, strict=True) if key in chosen]
 
 
-def _is_better(probe: _Probe, places: Mapping[str, str], candidate: Candidate, cost: Cost) -> bool:
+def _is_better(probe: _Probe, places: Mapping[str, str], candidate: Candidate, costs: CostModel | None) -> bool:
     old, new = (
-        [(copy, places.get(copy.name)) for node in nodes if (copy := probe.copies[candidate, node]) and _counts(copy)]
-        for nodes in (candidate.old, candidate.made)
+        [(probe.copies[candidate, node], places.get(probe.copies[candidate, node].name)) for node in nodes]
+        for nodes in (_operators(candidate.old), _operators(candidate.made))
     )
     backends = {place for _, place in new}
-    return len(backends) == 1 and None not in backends and cost(new) < cost(old)
+    if len(backends) != 1 or None in backends:
+        return False
+    before, after = (sum(cost_of([node], place or HOST, costs) for node, place in form) for form in (old, new))
+    return after < before
 
 
-def _counts(node: Node) -> bool:
-    return graphs.is_operator(node)
+def _operators(nodes: Sequence[Node]) -> list[Node]:
+    return [node for node in nodes if graphs.is_operator(node)]
 
 
 class _Probe:
