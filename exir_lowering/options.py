@@ -75,6 +75,8 @@ class LoweringOptions:
             raise InputError(f'LoweringOptions(edge={self.edge!r}): expected "fast", "executorch" or "check".')
         _check_rewrites(self.rewrites)
         _check_assumptions(self.assume)
+        if self.costs is not None:
+            _check_costs(self.costs)
         if not isinstance(self.cache, (str, os.PathLike, bool)):
             raise InputError(f"LoweringOptions(cache={self.cache!r}): expected a folder, True or False.")
         if not isinstance(self.executor, (Executor, type(None))):
@@ -114,9 +116,6 @@ def _check_assumptions(assume: Any) -> None:
                 f"LoweringOptions(assume={{{name!r}: {assumption!r}}}): expected the name of an input and one of "
                 f"{', '.join(map(repr, ASSUMPTIONS))}."
             )
-
-        if self.costs is not None:
-            _check_costs(self.costs)
 
 
 def _check_costs(costs: Any) -> None:

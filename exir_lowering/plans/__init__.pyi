@@ -13,4 +13,5 @@ from .values import (
     PlannedPartition as PlannedPartition,
     Prediction as Prediction,
     RefusedMerge as RefusedMerge,
+    Unchanged as Unchanged,
 )

@@ -15,7 +15,7 @@ from exir_lowering import graphs
 from exir_lowering.graphs import measures
 from exir_lowering.graphs.order import reach, topological
 from exir_lowering.graphs.schedule import dag, fewest
-from exir_lowering.model import ExtractedMethod, Partition, Rejection, TaggedMethod
+from exir_lowering.model import EdgeMethod, ExtractedMethod, Partition, Rejection, TaggedMethod
 from exir_lowering.plans.prediction import predict
 from exir_lowering.plans.values import Advice, HostNode, MethodPlan, PlannedNode, PlannedPartition, RefusedMerge
 from exir_lowering.plugins.costs import CostModel
@@ -31,7 +31,7 @@ _TOGETHER = 4
 
 
 def plan_method(
-    program: ExportedProgram,
+    edge: EdgeMethod,
     tagged: Sequence[TaggedMethod],
     extracted: ExtractedMethod,
     costs: CostModel | None = None,
@@ -39,7 +39,7 @@ def plan_method(
     """Describe one method.
 
     Args:
-        program: The method in Edge dialect, as it was before the first partitioner.
+        edge: The method in Edge dialect, as it was before the first partitioner.
         tagged: The result of each partitioner, in their order.
         extracted: The method and its partitions.
         costs: What operators cost; None for the default model.
@@ -50,6 +50,7 @@ def plan_method(
     Raises:
         InputError: The costs are wrong.
     """
+    program = edge.program
     placed = _Placed(program, extracted.partitions)
     measured = _measure(program, placed)
     backend_of = {partition.id: partition.backend_id for partition in extracted.partitions}
@@ -70,6 +71,8 @@ def plan_method(
             measured.weights[key] for key in set().union(*(r for p, r in measured.readers.items() if p is not None))
         ),
         prediction=predicted.describe(placed.name_of, host, advice),
+        rewritings=edge.rewritings,
+        refused_rewrites=edge.refused_rewrites,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from exir_lowering.model import Adjustment, Rejection
+from exir_lowering.model import Adjustment, RefusedRewrite, Rejection, Rewriting
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +165,23 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True)
+class Unchanged:
+    """A method without rewrites.
+
+    Attributes:
+        operators: How many operators it has.
+        on_host: How many of them stay on the host.
+        partitions: How many partitions it has.
+        seconds: How long a call takes, as predicted.
+    """
+
+    operators: int
+    on_host: int
+    partitions: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class MethodPlan:
     """One method.
 
@@ -179,6 +196,9 @@ class MethodPlan:
         weight_bytes: Bytes of all parameters, buffers and constants that its operators read.
         delegated_weight_bytes: Bytes of those that partitions read.
         prediction: How long a call takes, as predicted.
+        rewritings: What rewrites changed before the partitioners saw the method.
+        refused_rewrites: What they left alone though it has the right form, and why.
+        unchanged: The method without rewrites, for comparison; None where it was not planned too, as in a report.
     """
 
     name: str
@@ -191,6 +211,9 @@ class MethodPlan:
     weight_bytes: int
     delegated_weight_bytes: int
     prediction: Prediction
+    rewritings: tuple[Rewriting, ...] = ()
+    refused_rewrites: tuple[RefusedRewrite, ...] = ()
+    unchanged: Unchanged | None = None
 
     @property
     def delegated(self) -> int:

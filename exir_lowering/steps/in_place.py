@@ -28,8 +28,9 @@ def write_in_place(program: ExportedProgram) -> None:
         if spec.kind is not OutputKind.BUFFER_MUTATION or not isinstance(result, Node) or result.target != INDEX_PUT:
             continue
         state = result.args[0]
-        is_own = isinstance(state, Node) and signature.inputs_to_buffers.get(state.name) == spec.target
-        if not is_own or results.count(result) != 1 or not _is_last_use(state, result, place):
+        if not isinstance(state, Node) or signature.inputs_to_buffers.get(state.name) != spec.target:
+            continue
+        if results.count(result) != 1 or not _is_last_use(state, result, place):
             continue
         with program.graph.inserting_before(result):
             written = program.graph.call_function(INDEX_PUT_IN_PLACE, result.args, result.kwargs)

@@ -46,10 +46,8 @@ def rewrite(methods: Sequence[EdgeMethod], session: Session, default: str) -> tu
         assumed = _assumptions(methods, options.assume)
         if not rewrites:
             return tuple(methods)
-        return tuple(
-            _rewrite(method, rewrites, assumed[method.name], options)
-            for method in session.progress.each("rewrite", methods)
-        )
+        each = session.progress.each("rewrite", methods)
+        return tuple(_rewrite(method, rewrites, assumed[method.name], options) for method in each)
 
 
 def _assumptions(methods: Sequence[EdgeMethod], assume: Mapping[str, str]) -> dict[str, dict[str, str]]:

@@ -120,7 +120,7 @@ class Editor:
             return renew(template, self.mode)
         args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), lambda operand: operand.meta["val"])
         with self.mode, enable_python_dispatcher(), torch.no_grad():
-            value = node.target(*args, **kwargs)
+            value = edge_operator(graphs.operator_name(node))(*args, **kwargs)
         if key is not None:
             MEMORY.put(key, outlast(value))
         return value
