@@ -86,7 +86,7 @@ class Editor:
     def call(self, operator: str, *args: Any, like: Node | None = None, **kwargs: Any) -> Node:
         """Add a call before the current node, see `Scope.call`."""
         with self.graph.inserting_before(self._anchor):
-            node = self.graph.call_function(edge_operator(operator), args, kwargs)
+            node: Node = self.graph.call_function(edge_operator(operator), args, kwargs)
         node.meta = {key: value for key, value in self._anchor.meta.items() if key not in _OWN}
         node.meta["val"] = renew(like.meta["val"], self.mode) if like is not None else self._compute(node)
         self.made.append(node)
@@ -101,7 +101,7 @@ class Editor:
             while (name := f"_rewritten_constant{number}") in table or name in self.program.state_dict:
                 number += 1
             with self.graph.inserting_before(self._first_input):
-                node = self.graph.placeholder(name)
+                node: Node = self.graph.placeholder(name)
             node.meta = {"val": self.mode.from_tensor(tensor, static_shapes=True)}
             table[name] = tensor
             self._constants[key] = node
