@@ -1,4 +1,6 @@
 from .common_subexpressions import CommonSubexpressions as CommonSubexpressions
+from .grouped_attention import GroupedAttention as GroupedAttention
 from .identity import Identity as Identity
+from .pooling import Pooling as Pooling
 from .safe import SAFE as SAFE
 from .safe_softmax import SafeSoftmax as SafeSoftmax
