@@ -1,6 +1,7 @@
 """The values that flow down the line: frozen, typed and printable.
 
-`edge` -> `EdgeMethod`, `rewrite` -> `EdgeMethod` (with its `Rewriting`s), `tag` -> `TaggedMethod`, `extract` -> `ExtractedMethod` (with its `Partition`s),
+`edge` -> `EdgeMethod`, `rewrite` -> `EdgeMethod` (with its `Rewriting`s), `tag` -> `TaggedMethod`,
+`extract` -> `ExtractedMethod` (with its `Partition`s),
 `group` -> `BackendGroup`, `preprocess` -> `LoweredPartition`.
 """
 
@@ -129,7 +130,8 @@ class EdgeMethod:
         partitioners: The method's partitioners, in priority order.
         converted_from: The `torch.export` program that it was converted from; None if it was given in Edge dialect.
         left_to_executorch: The steps of the conversion that our own code does not cover, each with the reason.
-        rewritings: What rewrites changed.
+        rewrites: The names of the rewrites that were tried.
+        rewritings: What they changed.
         refused_rewrites: What they could have changed, and why they did not.
     """
 
@@ -138,6 +140,7 @@ class EdgeMethod:
     partitioners: tuple[Partitioner, ...] = ()
     converted_from: ExportedProgram | None = None
     left_to_executorch: tuple[str, ...] = ()
+    rewrites: tuple[str, ...] = ()
     rewritings: tuple[Rewriting, ...] = ()
     refused_rewrites: tuple[RefusedRewrite, ...] = ()
 

@@ -123,9 +123,13 @@ def plan(
     session = Session(arguments.check_options(options))
     request = arguments.read_request(programs, partitioners, transform_passes)
     with session, collector.heap_frozen():
-        methods = rewrite(to_edge(request.methods, session), session, default="safe")
+        given = to_edge(request.methods, session)
+        methods = rewrite(given, session, default="safe")
         with _converting(methods):
             _, planned = _partition_all(methods, session)
+            if any(method.rewritings for method in methods):
+                _, unchanged = _partition_all(given, session, required=False)
+                planned = planned.beside(unchanged)
     return planned
 
 
@@ -209,21 +213,25 @@ def _lower(
     left = {method.name: method.left_to_executorch for method in methods if method.left_to_executorch}
     report = Report(planned.methods, payloads, dict(session.times.seconds), left, tuple(session.cache.uses))
     edge_programs = {method.name: method.program for method in methods}
-    return LoweredMethods(programs, report, edge_programs, constant_methods, session.options.accelerate)
+    in_place = any(method.rewrites for method in methods)
+    return LoweredMethods(programs, report, edge_programs, constant_methods, session.options.accelerate, in_place)
 
 
-def _partition_all(methods: Sequence[EdgeMethod], session: Session) -> tuple[list[ExtractedMethod], LoweringPlan]:
+def _partition_all(
+    methods: Sequence[EdgeMethod], session: Session, *, required: bool = True
+) -> tuple[list[ExtractedMethod], LoweringPlan]:
     """Tag and extract every method, and record the decisions: everything that happens before a backend is called."""
     extracted, plans = [], []
     for method in session.progress.each("partition", methods):
         tagged, partitioned = _partition(method, session)
         extracted.append(partitioned)
         with session.timed("plan"), collector.paused():
-            plans.append(plan_method(method.program, tagged, partitioned))
+            plans.append(plan_method(method, tagged, partitioned, session.options.costs))
     for method, partitioned in zip(methods, extracted, strict=True):
         check_preserved(method, partitioned.program, session.options)
     planned = LoweringPlan(tuple(plans))
-    require_coverage(planned, session.options)
+    if required:
+        require_coverage(planned, session.options)
     return extracted, planned
 
 

@@ -33,7 +33,7 @@ class CommonSubexpressions(Rewrite):
             key = (node.target, _key(node.args), _key(node.kwargs))
         except TypeError:
             return None
-        first = scope.memory.get(key)
+        first: Node | None = scope.memory.get(key)
         if first is not None and scope.exists(first):
             return first
         scope.memory[key] = node

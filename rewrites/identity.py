@@ -62,14 +62,20 @@ def _form(value: torch.Tensor) -> Any:
     return tuple(value.shape), tuple(value.stride())
 
 
+def _order(node: Node) -> list[int]:
+    """Return the dimensions of a permutation, counted from the first."""
+    dims: Any = node.args[1]
+    return [dim % len(dims) for dim in dims]
+
+
 def _permuted(node: Node, operand: Node, scope: Scope) -> Node | None:
     """Return what a permutation, or two of them, make of their operand."""
-    order = [dim % len(node.args[1]) for dim in node.args[1]]  # type: ignore[union-attr,arg-type]
+    order = _order(node)
     if order == sorted(order):
         return operand
     if graphs.operator_name(operand) != "aten.permute_copy.default" or not isinstance(operand.args[0], Node):
         return None
-    first = [dim % len(order) for dim in operand.args[1]]  # type: ignore[union-attr]
+    first = _order(operand)
     combined = [first[dim] for dim in order]
     if combined == sorted(combined):
         return operand.args[0]

@@ -54,6 +54,7 @@ class SafeSoftmax(Rewrite):
 class _Masked:
     """Scores with an additive mask: `scores + where(mask, 0, -inf)`."""
 
+    total: Node
     scores: Node
     addition: Node
     mask: Node
@@ -98,7 +99,7 @@ def _find_mask(total: Node, scope: Scope) -> _Masked | None:
         if not isinstance(mask, Node) or not isinstance(shown, Node) or not isinstance(hidden, Node):
             continue
         if scope.ranges.uniform(shown) == 0.0 and scope.ranges.uniform(hidden) == float("-inf"):
-            return _Masked(scores, addition, mask)
+            return _Masked(total, scores, addition, mask)
     return None
 
 
@@ -113,6 +114,6 @@ def _multiply_by_rows(masked: _Masked, softmax: Node, dim: int, scope: Scope) ->
     some = scope.call("aten.any.dim", masked.mask, width, True)
     order = list(range(len(rows.shape)))
     factor = scope.call("dim_order_ops._to_dim_order_copy.default", some, dtype=torch.float32, dim_order=order)
-    total = scope.call(_ADD, masked.scores, finite, like=softmax.args[0])
+    total = scope.call(_ADD, masked.scores, finite, like=masked.total)
     plain = scope.call(_SOFTMAX, total, *softmax.args[1:], like=softmax)
     return scope.call("aten.mul.Tensor", plain, factor, like=softmax)

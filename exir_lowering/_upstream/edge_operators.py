@@ -8,6 +8,8 @@ from typing import Any
 from executorch.exir.dialects._ops import ops  # the only name of the Edge dialect's operators
 
 CLONE = ops.edge.aten.clone.default
+INDEX_PUT = ops.edge.aten.index_put.default
+INDEX_PUT_IN_PLACE = ops.edge.aten.index_put_.default
 VIEWS = (ops.edge.aten.view_copy.default, ops.edge.aten.view.default)
 
 

@@ -113,6 +113,11 @@ def register_partitioner(plugin_id: str) -> Callable[[_Factory], _Factory]:
 
 
 def check_class(who: str, plugin: object, kind: type, attribute: str) -> str:
+    """Return the id of a plug-in class.
+
+    Raises:
+        PluginLoadError: It is not a class of that kind, has no id, or cannot be created.
+    """
     if not isinstance(plugin, type) or not issubclass(plugin, kind):
         raise PluginLoadError(f"{who}: got {plugin!r}, expected a subclass of exir_lowering.{kind.__name__}.")
     plugin_id = getattr(plugin, attribute, None)

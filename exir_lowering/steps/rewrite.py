@@ -14,9 +14,12 @@ from exir_lowering.errors import InputError
 from exir_lowering.graphs import debug_handles
 from exir_lowering.graphs.isolation import isolate
 from exir_lowering.model import EdgeMethod
+from exir_lowering.options import LoweringOptions
+from exir_lowering.plugins.costs import CostModel
 from exir_lowering.plugins.rewrite import Rewrite
 from exir_lowering.plugins.rewrites import find_rewrites
 from exir_lowering.steps.rewriting.editor import Editor
+from exir_lowering.steps.rewriting.probing import choose
 from exir_lowering.steps.rewriting.walk import Walk
 from exir_lowering.steps.session import Session
 
@@ -43,10 +46,8 @@ def rewrite(methods: Sequence[EdgeMethod], session: Session, default: str) -> tu
         assumed = _assumptions(methods, options.assume)
         if not rewrites:
             return tuple(methods)
-        return tuple(
-            _rewrite(method, rewrites, assumed[method.name])
-            for method in session.progress.each("rewrite", methods)
-        )
+        each = session.progress.each("rewrite", methods)
+        return tuple(_rewrite(method, rewrites, assumed[method.name], options) for method in each)
 
 
 def _assumptions(methods: Sequence[EdgeMethod], assume: Mapping[str, str]) -> dict[str, dict[str, str]]:
@@ -64,7 +65,9 @@ def _input_names(program: ExportedProgram) -> list[str]:
     return [spec.arg.name for spec in specs if spec.kind is InputKind.USER_INPUT]
 
 
-def _rewrite(method: EdgeMethod, rewrites: Sequence[Rewrite], assume: Mapping[str, str]) -> EdgeMethod:
+def _rewrite(
+    method: EdgeMethod, rewrites: Sequence[Rewrite], assume: Mapping[str, str], options: LoweringOptions
+) -> EdgeMethod:
     mode = fake_mode_of(method.program.graph_module)
     if mode is None or any(map(graphs.is_mutating, method.program.graph.nodes)):
         return method  # values are not known, or depend on the order of writes
@@ -73,8 +76,25 @@ def _rewrite(method: EdgeMethod, rewrites: Sequence[Rewrite], assume: Mapping[st
     editor = Editor(program, mode, assume)
     walk = Walk(method.name, editor, [one for one in rewrites if one.when == "always"])
     walk.run(list(editor.graph.nodes))
+    _take_better_forms(method, walk, editor, [one for one in rewrites if one.when == "taken"], options.costs)
     refused = tuple(walk.refused.values())
+    tried = replace(method, rewrites=tuple(one.name for one in rewrites), refused_rewrites=refused)
     if not walk.done:
-        return replace(method, refused_rewrites=refused)
+        return tried
     editor.finish()
-    return replace(method, program=program, rewritings=tuple(walk.done), refused_rewrites=refused)
+    return replace(tried, program=program, rewritings=tuple(walk.done))
+
+
+def _take_better_forms(
+    method: EdgeMethod, walk: Walk, editor: Editor, rewrites: Sequence[Rewrite], costs: CostModel | None
+) -> None:
+    """Replace operators by forms that the method's partitioners take and that cost less."""
+    if not rewrites or not method.partitioners:
+        return
+    forms = Walk(method.name, editor, rewrites)
+    candidates = forms.propose_forms()
+    if candidates:
+        chosen = choose(method.name, editor.program, editor.lifted, candidates, method.partitioners, costs)
+        walk.run(forms.accept(candidates, chosen))
+    walk.done += forms.done
+    walk.refused |= forms.refused

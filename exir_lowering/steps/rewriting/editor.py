@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -48,7 +48,8 @@ class Editor:
         self._constants: dict[Any, Node] = {}
         self._lifted: dict[Node, InputSpec] = {}
         self._anchor, self._rewrite = next(iter(self.graph.nodes)), ""
-        self._used = [node for node in graphs.lifted_inputs(program) if node.users]
+        self._given = graphs.lifted_inputs(program)
+        self._used = [node for node in self._given if node.users]
         (self._output,) = (node for node in self.graph.nodes if node.op == "output")
         self._returned = Counter(self._output.all_input_nodes)
         self._first_input = self._find_first_input()
@@ -119,17 +120,22 @@ class Editor:
             return renew(template, self.mode)
         args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), lambda operand: operand.meta["val"])
         with self.mode, enable_python_dispatcher(), torch.no_grad():
-            value = node.target(*args, **kwargs)
+            value = edge_operator(graphs.operator_name(node))(*args, **kwargs)
         if key is not None:
             MEMORY.put(key, outlast(value))
         return value
 
+    @property
+    def lifted(self) -> dict[Node, InputSpec]:
+        """The parameters, buffers and constants, those that were added included."""
+        return {**self._given, **self._lifted}
+
     # -- what the walk does --------------------------------------------------------------------------------------------
 
-    def discard(self) -> None:
-        """Remove what was made for the current node."""
-        for node in reversed(self.made):
-            if not node.users:
+    def discard(self, made: Sequence[Node] | None = None) -> None:
+        """Remove what was made, for the current node if nothing else is said."""
+        for node in reversed(self.made if made is None else made):
+            if not node.users and node not in self.gone:
                 self.graph.erase_node(node)
                 self.gone.add(node)
         self.made = []
@@ -142,7 +148,7 @@ class Editor:
         """
         if self.is_returned(node) and (new.op in ("placeholder", "get_attr") or self.is_returned(new)):
             return False
-        return _layout(node) == _layout(new)
+        return bool(_layout(node) == _layout(new))
 
     def replace(self, node: Node, new: Node) -> list[Node]:
         """Let another node have a node's value; return the nodes that are not needed any more, which are removed."""
@@ -175,7 +181,7 @@ class Editor:
         kept = [spec for spec in signature.input_specs if getattr(spec.arg, "name", None) not in unused]
         first = next((i for i, spec in enumerate(kept) if spec.kind in _INPUTS), len(kept))
         signature.input_specs = [*kept[:first], *added, *kept[first:]]
-        for value, spec in zip(self._output.args[0], signature.output_specs, strict=True):  # type: ignore[arg-type]
+        for value, spec in zip(self._output.args[0], signature.output_specs, strict=True):
             if isinstance(value, Node):
                 spec.arg.name = value.name
 
@@ -183,7 +189,12 @@ class Editor:
 def _operands(arguments: Any) -> list[Node]:
     """Return the nodes in arguments in order, with repetitions."""
     found: list[Node] = []
-    torch.fx.node.map_arg(arguments, lambda node: (found.append(node), node)[1])
+
+    def note(node: Node) -> Node:
+        found.append(node)
+        return node
+
+    torch.fx.node.map_arg(arguments, note)
     return found
 
 

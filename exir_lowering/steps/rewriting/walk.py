@@ -12,9 +12,11 @@ from exir_lowering import graphs
 from exir_lowering.errors import LoweringError, RewriteContractError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs import measures
+from exir_lowering.graphs.operators.purity import only_computes
 from exir_lowering.model import RefusedRewrite, Rewriting
 from exir_lowering.plugins.rewrite import Doubt, Rewrite
 from exir_lowering.steps.rewriting.editor import Editor
+from exir_lowering.steps.rewriting.probing import Candidate, would_remove
 
 _DEPTH = 8
 """How often what a rewrite made is rewritten again: rewrites that undo each other come to an end."""
@@ -58,10 +60,33 @@ class Walk:
             new = self.propose(rewrite, node)
             if new is None:
                 continue
-            made = self.commit(rewrite, node, new)
+            made = self.commit(rewrite, node, new, self.editor.made)
             self._depth.update(dict.fromkeys(made, depth + 1))
             return made if depth < _DEPTH else []
         return []
+
+    def propose_forms(self) -> list[Candidate]:
+        """Return what the rewrites would make of the graph's nodes, as nodes beside those that would be replaced."""
+        candidates = []
+        for node in list(self.editor.graph.nodes):
+            for rewrite in self.interested(node) if node.op == "call_function" else ():
+                new = self.propose(rewrite, node)
+                if new is not None:
+                    made = tuple(self.editor.made)
+                    old = would_remove(node, made, only_computes)
+                    candidates.append(Candidate(rewrite, node, new, made, old))
+                    break
+        return candidates
+
+    def accept(self, candidates: Sequence[Candidate], chosen: Sequence[Candidate]) -> list[Node]:
+        """Replace nodes by the chosen candidates and remove the others; return the nodes that were added."""
+        added: list[Node] = []
+        for candidate in candidates:
+            if candidate in chosen and self.editor.exists(candidate.node) and self.editor.exists(candidate.new):
+                added += self.commit(candidate.rewrite, candidate.node, candidate.new, candidate.made)
+            else:
+                self.editor.discard(candidate.made)
+        return added
 
     def interested(self, node: Node) -> Sequence[Rewrite]:
         """Return the rewrites that look at a node."""
@@ -94,17 +119,17 @@ class Walk:
         self.editor.discard()
         return None
 
-    def commit(self, rewrite: Rewrite, node: Node, new: Node) -> list[Node]:
-        """Let a node replace another one; return what was made for it."""
+    def commit(self, rewrite: Rewrite, node: Node, new: Node, made: Sequence[Node]) -> list[Node]:
+        """Let a node replace another one; return what was made for it and is needed."""
         source = graphs.source_line(node)
+        self.editor.made = list(made)
         removed = self.editor.replace(node, new)
-        made = list(self.editor.made)
-        saved = sum(map(_written, removed)) - sum(map(_written, made))
+        needed, self.editor.made = self.editor.made, []
+        saved = sum(map(_written, removed)) - sum(map(_written, needed))
         names, operators = tuple(one.name for one in removed), tuple(map(graphs.operator_name, removed))
-        new_names = tuple(one.name for one in made)
+        new_names = tuple(one.name for one in needed)
         self.done.append(Rewriting(self.method, rewrite.name, names, operators, new_names, new.name, saved, source))
-        self.editor.made = []
-        return made
+        return needed
 
     def _refuse(self, rewrite: Rewrite, node: Node, doubt: Doubt) -> None:
         self.refused[rewrite.name, node] = RefusedRewrite(
