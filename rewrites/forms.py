@@ -34,3 +34,16 @@ def same_layout(one: Node, other: Node) -> bool:
     if first is None or second is None or static_shape(one) is None or static_shape(one) != static_shape(other):
         return False
     return first.dtype is second.dtype and first.stride() == second.stride()
+
+
+def is_contiguous(node: object) -> bool:
+    """Return whether the elements of a node's tensor lie in memory in their order, whatever its sizes are."""
+    value = tensor_of(node)
+    if value is None:
+        return False
+    expected: int | torch.SymInt = 1
+    for size, stride in zip(reversed(value.shape), reversed(value.stride()), strict=True):
+        if str(stride) != str(expected) and not (isinstance(size, int) and size == 1):
+            return False
+        expected = expected * size
+    return True
