@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
@@ -14,7 +15,6 @@ from exir_lowering.errors import InputError
 from exir_lowering.graphs import debug_handles
 from exir_lowering.graphs.isolation import isolate
 from exir_lowering.model import EdgeMethod
-from exir_lowering.options import LoweringOptions
 from exir_lowering.plugins.costs import CostModel
 from exir_lowering.plugins.rewrite import Rewrite
 from exir_lowering.plugins.rewrites import find_rewrites
@@ -46,8 +46,9 @@ def rewrite(methods: Sequence[EdgeMethod], session: Session, default: str) -> tu
         assumed = _assumptions(methods, options.assume)
         if not rewrites:
             return tuple(methods)
+        settings = _Settings(rewrites, options.costs, Counter(buffer for one in methods for buffer in _written(one)))
         each = session.progress.each("rewrite", methods)
-        return tuple(_rewrite(method, rewrites, assumed[method.name], options) for method in each)
+        return tuple(_rewrite(method, assumed[method.name], settings) for method in each)
 
 
 def _assumptions(methods: Sequence[EdgeMethod], assume: Mapping[str, str]) -> dict[str, dict[str, str]]:
@@ -65,36 +66,55 @@ def _input_names(program: ExportedProgram) -> list[str]:
     return [spec.arg.name for spec in specs if spec.kind is InputKind.USER_INPUT]
 
 
-def _rewrite(
-    method: EdgeMethod, rewrites: Sequence[Rewrite], assume: Mapping[str, str], options: LoweringOptions
-) -> EdgeMethod:
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """What is the same for all methods.
+
+    Attributes:
+        rewrites: The rewrites, in their order.
+        costs: What operators cost; None for the default model.
+        writers: By buffer, how many methods write to it.
+    """
+
+    rewrites: Sequence[Rewrite]
+    costs: CostModel | None
+    writers: Mapping[str, int]
+
+    def only(self, when: str) -> list[Rewrite]:
+        """Return the rewrites that are applied under a condition."""
+        return [rewrite for rewrite in self.rewrites if rewrite.when == when]
+
+
+def _written(method: EdgeMethod) -> set[str]:
+    return set(method.program.graph_signature.buffers_to_mutate.values())
+
+
+def _rewrite(method: EdgeMethod, assume: Mapping[str, str], settings: _Settings) -> EdgeMethod:
     mode = fake_mode_of(method.program.graph_module)
     if mode is None or any(map(graphs.is_mutating, method.program.graph.nodes)):
         return method  # values are not known, or depend on the order of writes
     program = isolate(debug_handles.copy_with_handles(method.program))
-    mode = fake_mode_of(program.graph_module) or mode
-    editor = Editor(program, mode, assume)
-    walk = Walk(method.name, editor, [one for one in rewrites if one.when == "always"])
+    volatile = {buffer for buffer in _written(method) if settings.writers[buffer] > 1}
+    editor = Editor(program, fake_mode_of(program.graph_module) or mode, assume, volatile)
+    walk = Walk(method.name, editor, settings.only("always"))
     walk.run(list(editor.graph.nodes))
-    _take_better_forms(method, walk, editor, [one for one in rewrites if one.when == "taken"], options.costs)
+    _take_better_forms(method, walk, editor, settings)
     refused = tuple(walk.refused.values())
-    tried = replace(method, rewrites=tuple(one.name for one in rewrites), refused_rewrites=refused)
+    tried = replace(method, rewrites=tuple(one.name for one in settings.rewrites), refused_rewrites=refused)
     if not walk.done:
         return tried
     editor.finish()
     return replace(tried, program=program, rewritings=tuple(walk.done))
 
 
-def _take_better_forms(
-    method: EdgeMethod, walk: Walk, editor: Editor, rewrites: Sequence[Rewrite], costs: CostModel | None
-) -> None:
+def _take_better_forms(method: EdgeMethod, walk: Walk, editor: Editor, settings: _Settings) -> None:
     """Replace operators by forms that the method's partitioners take and that cost less."""
-    if not rewrites or not method.partitioners:
+    if not settings.only("taken") or not method.partitioners:
         return
-    forms = Walk(method.name, editor, rewrites)
+    forms = Walk(method.name, editor, settings.only("taken"))
     candidates = forms.propose_forms()
     if candidates:
-        chosen = choose(method.name, editor.program, editor.lifted, candidates, method.partitioners, costs)
+        chosen = choose(method.name, editor.program, editor.lifted, candidates, method.partitioners, settings.costs)
         walk.run(forms.accept(candidates, chosen))
     walk.done += forms.done
     walk.refused |= forms.refused
