@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from rewriting_support import always, versions
+from rewriting_support import always, bits, versions
 
 from exir_lowering.rewrites import ScalarOperands
 
@@ -15,7 +15,7 @@ ODD = torch.tensor([0.0, -0.0, INF, -INF, NAN, 1e-45, -1e-40, 3e38, 1.0, 1 / 3, 
 
 
 class All(torch.nn.Module):
-    """Four operations with one number."""
+    """Three operations with one number."""
 
     def __init__(self, number: Any) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class All(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ops = torch.ops.aten
-        return tuple(op.Scalar(x, self.number) for op in (ops.mul, ops.add, ops.sub, ops.div))
+        return tuple(op.Scalar(x, self.number) for op in (ops.mul, ops.add, ops.sub))
 
 
 @pytest.mark.parametrize("number", [0.1, -0.0, 0, 3, 1 / 3, 16777217, INF, -INF, NAN, 1e-45, 1e-60, 3e38, 2**53 - 1])
@@ -31,12 +31,10 @@ def test_same_bits(number: Any) -> None:
     found = versions(All(number), (ODD,), [always(ScalarOperands)])
     assert not [name for name in found.after if name.endswith("Scalar")]
     for x in (ODD, torch.randn(12)):
-        for eager, plain, rewritten in zip(
-            found.model(x), found.plain.run("forward", x), found.rewritten.run("forward", x), strict=True
-        ):
-            assert torch.equal(plain.nan_to_num(7.5), rewritten.nan_to_num(7.5))
-            assert torch.equal(torch.signbit(plain[~plain.isnan()]), torch.signbit(rewritten[~plain.isnan()]))
-            assert torch.equal(eager.nan_to_num(7.5), rewritten.nan_to_num(7.5))
+        plain, rewritten = (program.run("forward", x) for program in (found.plain, found.rewritten))
+        assert list(map(bits, found.model(x))) == list(map(bits, rewritten))
+        if str(number) != "-0.0":  # files hold it as 0.0
+            assert list(map(bits, plain)) == list(map(bits, rewritten))
 
 
 class One(torch.nn.Module):
@@ -58,7 +56,7 @@ class One(torch.nn.Module):
         (lambda x: torch.ops.aten.mul.Scalar(x, 3), torch.arange(4)),
         (lambda x: torch.ops.aten.mul.Scalar(x, 2**60 + 1), torch.randn(4)),
         (lambda x: torch.ops.aten.add.Scalar(x, 0.1, 3), torch.randn(4)),
-        (lambda x: torch.ops.aten.div.Scalar(x, 0.1), torch.arange(4)),
+        (lambda x: torch.ops.aten.div.Scalar(x, 0.1), torch.randn(4)),
     ],
 )
 def test_left_alone(apply: Any, x: torch.Tensor) -> None:
@@ -76,7 +74,8 @@ def test_xnnpack_takes_it() -> None:
 def test_layouts_empty_tensors_and_sizes_known_at_runtime() -> None:
     model = One(lambda x: torch.ops.aten.mul.Scalar(x, 0.3))
     image = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
-    versions(model, (image,), [always(ScalarOperands)]).check(image, exact=True)
+    found = versions(model, (image,), [always(ScalarOperands)])
+    assert found.before == found.after
     versions(model, (torch.randn(0, 3),), [always(ScalarOperands)]).check(torch.randn(0, 3), exact=True)
     shapes = {"x": {0: torch.export.Dim("n", min=1, max=9)}}
     found = versions(model, (torch.randn(3, 4),), [always(ScalarOperands)], dynamic_shapes=shapes)
