@@ -18,6 +18,7 @@ from torch.fx import Node
 
 from exir_lowering import graphs
 from exir_lowering._upstream.fakes import size_hint
+from exir_lowering._upstream.operators import operator_packet
 from exir_lowering.graphs import measures
 from exir_lowering.plugins.costs import HOST
 
@@ -171,8 +172,7 @@ def _work(name: str, node: Node) -> float:
 
 def _name(node: Node) -> str:
     """Return the name of an operator without namespace and overload."""
-    parts = graphs.operator_name(node).split(".")
-    return parts[1] if len(parts) > 1 else parts[0]
+    return getattr(operator_packet(node.target), "__name__", "")
 
 
 def _shape(argument: Any) -> list[int]:
