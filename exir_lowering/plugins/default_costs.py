@@ -216,8 +216,8 @@ def _host_cost(name: str, node: Node) -> float:
         each = _HOST_SPREAD[name]
     inside = 0.0
     if name in _POOLING:
-        height, width = (_shape(_argument(node, 0)) or [1, 1])[-2:]
-        inside = measures.value_elements(node) * min(_window(node), height * width) * _WINDOW_ELEMENT
+        plane = math.prod(_shape(_argument(node, 0))[-2:])
+        inside = measures.value_elements(node) * min(_window(node), plane) * _WINDOW_ELEMENT
     return _HOST_CALL + each * _work(name, node) + inside
 
 
