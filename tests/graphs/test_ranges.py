@@ -244,6 +244,25 @@ def test_ranges_hold_for_operators(part: int) -> None:
     check(edge(module, (X,)), hostile_calls(part, (X,), MORE or 16))
 
 
+FINITE: dict[str, Callable[[Any], Any]] = {
+    "inf * 0": lambda x: x.exp() * (-x).relu(),
+    "inf - inf": lambda x: x.exp() - x.abs().exp(),
+    "inf / inf": lambda x: (x.exp() + 1) / (x.abs().exp() + 1),
+    "inf of 0": lambda x: x.relu().log() + x.relu().reciprocal(),
+    "inf in sums": lambda x: (x.exp() - 1e38).sum(-1) + (x.exp() @ x.relu().transpose(1, 2)).mean(),
+    "lowest numbers": lambda x: (x.tanh() * 1e38 + torch.full((8,), LOWEST)).softmax(-1),
+    "scaled numbers": lambda x: ((x.tanh() - 3e37) * 100 + torch.full((8,), LOWEST) * 1.5).softmax(-1),
+    "half": lambda x: x.half() * x.half() - x.half().exp() + (x > 0) * 100000,
+    "square of half": lambda x: (x.half() * 8 - 70000).exp() * x.half().relu(),
+}
+
+
+@pytest.mark.parametrize("name", FINITE)
+def test_ranges_hold_for_finite_inputs(name: str) -> None:
+    calls = [(torch.full_like(X, value),) for value in (1e6, -1e6, 0.0, 100.0, -100.0, 1e-40)]
+    check(edge(Lambda(FINITE[name]), (X,)), [*calls, (X,), (X * 1e5,), ((X > 0) * 1e6,)], inputs_0="finite")
+
+
 def test_ranges_hold_for_layers_with_weights() -> None:
     torch.manual_seed(0)
     layers = nn.Sequential(
@@ -258,9 +277,9 @@ def test_ranges_hold_for_layers_with_weights() -> None:
 # -- random programs -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(SEED, SEED + (MORE or 3)))
+@pytest.mark.parametrize("seed", range(SEED, SEED + (MORE or 2)))
 def test_ranges_hold_in_random_programs_with_state_and_nested_graphs(seed: int) -> None:
-    for program in random_programs(seed * 4, 4):
+    for program in random_programs(seed * 4 + 2, 2):
         for name, method in program.methods.items():
             check(method, [*program.inputs[name], *hostile_calls(seed, program.inputs[name][-1], 6)])
 
@@ -481,6 +500,8 @@ def test_masks_that_are_inputs() -> None:
         assert attention(lambda mask: mask, mask, **{name: "finite_rows"})[0] is None
         # A promise about rows says nothing about columns.
         assert attention(lambda mask: mask.t(), mask, **{name: "finite_rows"})[0] is not None
+    flat = torch.zeros(2, 8)  # whose rows are longer than those of the mask
+    assert attention(lambda mask: mask.reshape(4, 4), flat, **{name: "finite_rows"})[0] is not None
     doubt, program = attention(lambda at: torch.arange(4)[None] <= at[:, None], positions)
     assert doubt.node.name == program.graph_signature.user_inputs[1] and "le.Tensor" in doubt.reason
     assert attention(lambda at: torch.arange(4)[None] <= at.clamp(0, 9)[:, None], positions)[0] is None

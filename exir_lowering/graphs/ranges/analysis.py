@@ -15,7 +15,7 @@ from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs.ranges import assumptions, doubts, elementwise, masks, movements, reductions
 from exir_lowering.graphs.ranges.calls import Call, Result, dtype_of, transfer_of
 from exir_lowering.graphs.ranges.constants import Constants, filling, is_small, rounded
-from exir_lowering.graphs.ranges.values import BOUND, TOP, Doubt, Range, convert, meet, settle, symmetric, whole
+from exir_lowering.graphs.ranges.values import BOUND, TOP, Doubt, Range, limits, meet, settle, symmetric, whole
 
 _TABLES = (elementwise, movements, reductions)  # importing them registers their transfer functions
 
@@ -218,7 +218,7 @@ class ValueRanges:
         if stored is not None:
             return self._constants.extremes(stored)
         if self.assumed(node) == "finite" and dtype is not None and dtype.is_floating_point:
-            return convert(symmetric(assumptions.FINITE_BOUND, False), torch.float64, dtype)
+            return symmetric(min(assumptions.FINITE_BOUND, limits(dtype)[0]), False)
         return whole(dtype)
 
     def _prove_state(self) -> frozenset[str]:
