@@ -8,10 +8,15 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from exir_lowering import graphs
 from exir_lowering.graphs.operators.purity import only_computes
 from exir_lowering.plugins import Doubt, Rewrite, Scope
 
 _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+_QUANTIZED = ("quantized_decomposed.", "torchao.")
+"""Quantised patterns are one operator with its own dequantised operands: torch duplicates those for backends."""
 
 
 class CommonSubexpressions(Rewrite):
@@ -27,7 +32,7 @@ class CommonSubexpressions(Rewrite):
 
     def rewrite(self, node: Node, scope: Scope) -> Node | Doubt | None:
         """Return an earlier node that is equal to a node."""
-        if not only_computes(node):
+        if not only_computes(node) or graphs.operator_name(node).startswith(_QUANTIZED):
             return None
         try:
             key = (node.target, _key(node.args), _key(node.kwargs))

@@ -8,6 +8,7 @@ import torch
 from torch.fx import Node
 
 from exir_lowering import graphs
+from exir_lowering.graphs.source_partitions import is_part_of_linear
 from exir_lowering.plugins import Doubt, Rewrite, Scope
 
 _VIEWS = ("aten.view_copy.default", "aten.expand_copy.default", "aten.squeeze_copy.dims", "aten.unsqueeze_copy.default")
@@ -83,7 +84,7 @@ def _permuted(node: Node, operand: Node, scope: Scope) -> Node | None:
     combined = [first[dim] for dim in order]
     if combined == sorted(combined):
         return operand.args[0]
-    if len(operand.users) > 1:
+    if len(operand.users) > 1 or is_part_of_linear(operand):
         return None
     return scope.call("aten.permute_copy.default", operand.args[0], combined, like=node)
 
@@ -95,4 +96,6 @@ def _view_of_view(node: Node, operand: Node, scope: Scope) -> Node | None:
         return None
     if _same(node, base):
         return base
-    return scope.call("aten.view_copy.default", base, node.args[1], like=node) if len(operand.users) == 1 else None
+    if len(operand.users) > 1 or is_part_of_linear(operand):
+        return None
+    return scope.call("aten.view_copy.default", base, node.args[1], like=node)

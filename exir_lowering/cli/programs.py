@@ -71,7 +71,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "--rewrites",
         metavar="NAME[,NAME]",
         default="safe",
-        help="the rewrites that make the programs faster before they are partitioned: safe (the default), none, or names",
+        help="the rewrites that make the programs faster before they are partitioned: safe (default), none, or names",
     )
     command.add_argument(
         "--assume",
