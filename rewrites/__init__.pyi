@@ -1,6 +1,7 @@
 from .common_subexpressions import CommonSubexpressions as CommonSubexpressions
 from .grouped_attention import GroupedAttention as GroupedAttention
 from .identity import Identity as Identity
+from .layer_norm import LayerNorm as LayerNorm
 from .pooling import Pooling as Pooling
 from .reductions import Reductions as Reductions
 from .safe import SAFE as SAFE

@@ -3,9 +3,10 @@
 from exir_lowering.rewrites.common_subexpressions import CommonSubexpressions
 from exir_lowering.rewrites.grouped_attention import GroupedAttention
 from exir_lowering.rewrites.identity import Identity
+from exir_lowering.rewrites.layer_norm import LayerNorm
 from exir_lowering.rewrites.pooling import Pooling
 from exir_lowering.rewrites.reductions import Reductions
 from exir_lowering.rewrites.safe_softmax import SafeSoftmax
 from exir_lowering.rewrites.scalar_operands import ScalarOperands
 
-SAFE = (Identity, SafeSoftmax, Pooling, GroupedAttention, ScalarOperands, Reductions, CommonSubexpressions)
+SAFE = (Identity, SafeSoftmax, Pooling, GroupedAttention, ScalarOperands, Reductions, LayerNorm, CommonSubexpressions)
