@@ -10,43 +10,44 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from exir_lowering import graphs
+from exir_lowering._upstream import locks
 from exir_lowering._upstream.programs import fake_mode_of
 from exir_lowering.errors import InputError
-from exir_lowering.graphs import debug_handles
+from exir_lowering.graphs import collector, debug_handles
 from exir_lowering.graphs.isolation import isolate
 from exir_lowering.model import EdgeMethod
 from exir_lowering.plugins.costs import CostModel
 from exir_lowering.plugins.rewrite import Rewrite
-from exir_lowering.plugins.rewrites import find_rewrites
+from exir_lowering.steps import checks
+from exir_lowering.steps.conversions import converting
 from exir_lowering.steps.rewriting.editor import Editor
 from exir_lowering.steps.rewriting.probing import choose
 from exir_lowering.steps.rewriting.walk import Walk
 from exir_lowering.steps.session import Session
 
 
-def rewrite(methods: Sequence[EdgeMethod], session: Session, default: str) -> tuple[EdgeMethod, ...]:
+def rewrite(methods: Sequence[EdgeMethod], rewrites: Sequence[Rewrite], session: Session) -> tuple[EdgeMethod, ...]:
     """Rewrite each method.
 
     Args:
         methods: The methods. Their programs are not changed.
-        session: Its options `rewrites` and `assume` are used.
-        default: The rewrites if the options name none.
+        rewrites: The rewrites, in the order in which they are tried at a node.
+        session: Its options `assume` and `costs` are used.
 
     Returns:
         The methods with what was rewritten; the programs in which nothing was are the same objects.
 
     Raises:
-        InputError: An option names something that does not exist.
-        UnknownPluginError, PluginLoadError: A rewrite cannot be found or loaded.
-        RewriteContractError: A rewrite is broken.
+        InputError: No method has an input of which something is assumed, or the costs are wrong.
+        RewriteContractError: A rewrite raised, or did not give an equal value.
     """
-    options = session.options
-    with session.timed("rewrite"):
-        rewrites = find_rewrites(options.rewrites if options.rewrites is not None else default)
-        assumed = _assumptions(methods, options.assume)
-        if not rewrites:
-            return tuple(methods)
-        settings = _Settings(rewrites, options.costs, Counter(buffer for one in methods for buffer in _written(one)))
+    assumed = _assumptions(methods, session.options.assume)
+    if not rewrites:
+        return tuple(methods)
+    writers = Counter(buffer for method in methods for buffer in _written(method))
+    settings = _Settings(rewrites, session.options.costs, writers)
+    programs = [method.program for method in methods]
+    with session.timed("rewrite"), locks.conversion(), converting(programs, gradients=True), collector.paused():
         each = session.progress.each("rewrite", methods)
         return tuple(_rewrite(method, assumed[method.name], settings) for method in each)
 
@@ -104,7 +105,8 @@ def _rewrite(method: EdgeMethod, assume: Mapping[str, str], settings: _Settings)
     if not walk.done:
         return tried
     editor.finish()
-    return replace(tried, program=program, rewritings=tuple(walk.done))
+    checks.check_program(f"method {method.name}, rewritten", program)
+    return replace(tried, program=program, unchanged=method.program, rewritings=tuple(walk.done))
 
 
 def _take_better_forms(method: EdgeMethod, walk: Walk, editor: Editor, settings: _Settings) -> None:

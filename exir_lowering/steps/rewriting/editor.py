@@ -86,7 +86,7 @@ class Editor:
     def call(self, operator: str, *args: Any, like: Node | None = None, **kwargs: Any) -> Node:
         """Add a call before the current node, see `Scope.call`."""
         with self.graph.inserting_before(self._anchor):
-            node = self.graph.call_function(edge_operator(operator), args, kwargs)
+            node: Node = self.graph.call_function(edge_operator(operator), args, kwargs)
         node.meta = {key: value for key, value in self._anchor.meta.items() if key not in _OWN}
         node.meta["val"] = renew(like.meta["val"], self.mode) if like is not None else self._compute(node)
         self.made.append(node)
@@ -101,7 +101,7 @@ class Editor:
             while (name := f"_rewritten_constant{number}") in table or name in self.program.state_dict:
                 number += 1
             with self.graph.inserting_before(self._first_input):
-                node = self.graph.placeholder(name)
+                node: Node = self.graph.placeholder(name)
             node.meta = {"val": self.mode.from_tensor(tensor, static_shapes=True)}
             table[name] = tensor
             self._constants[key] = node
@@ -182,6 +182,10 @@ class Editor:
 
     def finish(self) -> None:
         """Bring the signature up to date, without constants and weights that nothing uses any more."""
+        for node in self.graph.nodes:  # users in the graph's order, as in a copy
+            for operand in node.all_input_nodes:
+                del operand.users[node]
+                operand.users[node] = None
         signature = self.program.graph_signature
         unused = {node.name for node in (*self._lifted, *self._used) if not node.users}
         for node in (*self._lifted, *self._used):
