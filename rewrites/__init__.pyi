@@ -1,4 +1,5 @@
 from .common_subexpressions import CommonSubexpressions as CommonSubexpressions
+from .constants import Constants as Constants
 from .grouped_attention import GroupedAttention as GroupedAttention
 from .identity import Identity as Identity
 from .layer_norm import LayerNorm as LayerNorm
@@ -7,3 +8,4 @@ from .reductions import Reductions as Reductions
 from .safe import SAFE as SAFE
 from .safe_softmax import SafeSoftmax as SafeSoftmax
 from .scalar_operands import ScalarOperands as ScalarOperands
+from .wide_depthwise import WideDepthwise as WideDepthwise
