@@ -8,7 +8,7 @@ from torch.fx import Node
 from exir_lowering import graphs
 from exir_lowering.graphs.operators.purity import only_computes
 from exir_lowering.plugins import Doubt, Rewrite, Scope
-from exir_lowering.rewrites.forms import calls, static_shape, tensor_of
+from exir_lowering.rewrites.forms import call_key, calls, static_shape, tensor_of
 
 _GROWTH = 1 << 18
 """Bytes by which every method may grow."""
@@ -59,7 +59,16 @@ class Constants(Rewrite):
 
     def rewrite(self, node: Node, scope: Scope) -> Node | Doubt | None:
         """Return the constant for a value that is known, unless all that use it become constants themselves."""
-        if not _is_foldable(node, scope) or all(_is_foldable(user, scope) for user in node.users):
+        if all(_is_foldable(user, scope) for user in node.users):
+            return None
+        key = call_key(node)
+        if (
+            key is not None
+            and key in scope.memory
+            and not (scope.is_returned(node) or any(map(_quantises, node.users)))
+        ):
+            return scope.memory[key]  # type: ignore[no-any-return]
+        if not _is_foldable(node, scope):
             return None
         content, value = scope.ranges.constant(node), tensor_of(node)
         if content is None or value is None or content.dtype is not value.dtype or content.stride() != value.stride():
@@ -68,7 +77,10 @@ class Constants(Rewrite):
         if grown > _left(node, scope):
             return None
         scope.memory[_GROWTH] = _left(node, scope) - max(grown, 0)
-        return scope.constant(content.detach().clone(memory_format=torch.preserve_format))
+        constant = scope.constant(content.detach().clone(memory_format=torch.preserve_format))
+        if key is not None:
+            scope.memory[key] = constant  # also for equal calls for which there is no room any more
+        return constant
 
 
 def _is_foldable(node: Node, scope: Scope) -> bool:
