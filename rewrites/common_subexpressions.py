@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import Any
-
-import torch
 from torch.fx import Node
 
 from exir_lowering import graphs
 from exir_lowering.graphs.operators.purity import only_computes
 from exir_lowering.plugins import Doubt, Rewrite, Scope
-
-_PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+from exir_lowering.rewrites.forms import call_key
 
 
 _QUANTIZED = ("quantized_decomposed.", "torchao.")
@@ -34,29 +29,11 @@ class CommonSubexpressions(Rewrite):
         """Return an earlier node that is equal to a node."""
         if not only_computes(node) or graphs.operator_name(node).startswith(_QUANTIZED):
             return None
-        try:
-            key = (node.target, _key(node.args), _key(node.kwargs))
-        except TypeError:
+        key = call_key(node)
+        if key is None:
             return None
         first: Node | None = scope.memory.get(key)
         if first is not None and scope.exists(first):
             return first
         scope.memory[key] = node
         return None
-
-
-def _key(argument: Any) -> Hashable:
-    """Return what equal arguments have in common.
-
-    Raises:
-        TypeError: An argument is not one that can be compared, such as a symbolic number.
-    """
-    if isinstance(argument, Node):
-        return argument
-    if isinstance(argument, (list, tuple)):
-        return tuple(map(_key, argument))
-    if isinstance(argument, dict):
-        return tuple((name, _key(argument[name])) for name in sorted(argument))
-    if isinstance(argument, _PLAIN):
-        return type(argument), repr(argument)  # since 0.0 == -0.0, 1 == True, and nan is not nan
-    raise TypeError(f"arguments of type {type(argument).__name__} are not compared")

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from typing import Any
+
 import torch
 from torch.fx import Node
 from typing_extensions import TypeIs
 
 from exir_lowering import graphs
+
+_PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
 def calls(node: object, *operators: str) -> TypeIs[Node]:
@@ -47,3 +52,28 @@ def is_contiguous(node: object) -> bool:
             return False
         expected = expected * size
     return True
+
+
+def call_key(node: Node) -> Hashable | None:
+    """Return what equal calls have in common; None if an argument cannot be compared, such as a symbolic number."""
+    try:
+        return node.target, _key(node.args), _key(node.kwargs)
+    except TypeError:
+        return None
+
+
+def _key(argument: Any) -> Hashable:
+    """Return what equal arguments have in common.
+
+    Raises:
+        TypeError: An argument is not one that can be compared, such as a symbolic number.
+    """
+    if isinstance(argument, Node):
+        return argument
+    if isinstance(argument, (list, tuple)):
+        return tuple(map(_key, argument))
+    if isinstance(argument, dict):
+        return tuple((name, _key(argument[name])) for name in sorted(argument))
+    if isinstance(argument, _PLAIN):
+        return type(argument), repr(argument)  # since 0.0 == -0.0, 1 == True, and nan is not nan
+    raise TypeError(f"arguments of type {type(argument).__name__} are not compared")

@@ -20,7 +20,7 @@ _POOLED = 4
 class Reductions(Rewrite):
     """Replaces a mean over the last dimensions by one over the last two of four, kept as sizes of 1.
 
-    Rows of a contiguous tensor lie one after another, so a view `[1, rows, 1, elements]` has the same ones; the
+    Rows of a contiguous tensor lie one after another, so a view `[rows, 1, 1, elements]` has the same ones; the
     results, one per row, are viewed as what is expected. The same elements are summed, in an order that depends on
     the kernel: within rounding. Infinities, NaN and overflow are those of a sum. Of float32 only: kernels differ in
     how they sum half precision, and others no backend takes.
@@ -43,7 +43,8 @@ class Reductions(Rewrite):
         count = _count(node, len(value.shape))
         if count is None or (len(value.shape) == _POOLED and count == 2 and graphs.argument(node, "keepdim")):
             return None
-        return mean_of_rows(operand, count, node, scope)
+        keepdim = graphs.argument(node, "keepdim") is True
+        return mean_of_rows(operand, count, keepdim, scope, like=node) if is_contiguous(node) else None
 
 
 def _count(node: Node, rank: int) -> int | None:
@@ -53,31 +54,30 @@ def _count(node: Node, rank: int) -> int | None:
     return len(reduced) if reduced and reduced == list(range(rank - len(reduced), rank)) else None
 
 
-def mean_of_rows(operand: Node, count: int, like: Node, scope: Scope) -> Node | None:
+def mean_of_rows(operand: Node, count: int, keepdim: bool, scope: Scope, like: Node | None = None) -> Node | None:
     """Add the mean over the last dimensions, as a global average pooling.
 
     Args:
         operand: What is averaged.
         count: The number of dimensions that are reduced.
-        like: A node with the shape and strides of the result.
+        keepdim: Whether they are kept, as sizes of 1.
         scope: Adds nodes.
+        like: A node with the shape, strides and dtype of the result, if there is one.
 
     Returns:
         The mean; None if the form does not exist: see `Reductions`.
     """
-    value, result = tensor_of(operand), tensor_of(like)
-    if value is None or result is None or not value.dtype is result.dtype is torch.float32:
+    value = tensor_of(operand)
+    if value is None or value.dtype is not torch.float32 or not is_contiguous(operand):
         return None
-    kept, reduced, shape = _sizes(value.shape[:-count]), _sizes(value.shape[-count:]), _sizes(result.shape)
-    if kept is None or reduced is None or shape is None or -1 in reduced:
+    kept, reduced = _sizes(value.shape[:-count]), _sizes(value.shape[-count:])
+    if kept is None or reduced is None or -1 in reduced:
         return None
-    if not is_contiguous(operand) or not is_contiguous(like):
-        return None
-    rows = -1 if -1 in kept else math.prod(kept)
     if not (len(value.shape) == _POOLED and count == 2):
-        operand = scope.call(_VIEW, operand, [1, rows, 1, math.prod(reduced)])
+        # Not [1, rows, 1, elements], which is transposed before it is pooled: 1.5 times the time with XNNPACK.
+        operand = scope.call(_VIEW, operand, [-1 if -1 in kept else math.prod(kept), 1, 1, math.prod(reduced)])
     mean = scope.call(_MEAN, operand, [-1, -2], True)
-    return scope.call(_VIEW, mean, shape, like=like)
+    return scope.call(_VIEW, mean, [*kept, *([1] * count if keepdim else [])], like=like)
 
 
 def _sizes(shape: Sequence[int]) -> list[int] | None:

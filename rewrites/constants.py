@@ -1,0 +1,161 @@
+"""Values that depend on nothing but constants, computed once, ahead of time."""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Node
+
+from exir_lowering import graphs
+from exir_lowering.graphs.operators.purity import only_computes
+from exir_lowering.plugins import Doubt, Rewrite, Scope
+from exir_lowering.rewrites.forms import call_key, calls, static_shape, tensor_of
+
+_GROWTH = 1 << 18
+"""Bytes by which every method may grow."""
+
+_SHARE = 64
+"""The part of its weights by which a method may grow besides: one of so many."""
+
+_CONE = 256
+"""How many nodes are looked at, to find the constants that one replaces."""
+
+_DTYPES = (
+    *(torch.float32, torch.float64, torch.float16, torch.bool),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
+)
+_TRANSPOSITION = "aten.permute_copy.default"
+_MOVEMENTS = (
+    _TRANSPOSITION,
+    "aten.alias_copy.default",
+    "aten.clone.default",
+    "aten.expand_copy.default",
+    "aten.select_copy.int",
+    "aten.slice_copy.Tensor",
+    "aten.squeeze_copy.dims",
+    "aten.unsqueeze_copy.default",
+    "aten.view_copy.default",
+    "dim_order_ops._clone_dim_order.default",
+)
+
+
+class Constants(Rewrite):
+    """Replaces a value that is known when the program is lowered by a constant: masks, positions, tables of cosines.
+
+    It is computed by PyTorch's kernels, as in eager mode; those of the file may round otherwise. What is known depends
+    on neither inputs nor state that the program changes, and has fixed sizes; operators with effects are not computed.
+
+    So that files do not grow, a method gets at most 256 KB and a 64th of its weights larger, less the weights that
+    nothing needs any more, as those of a layer with weight normalisation. Only the last known values of a computation
+    become constants.
+
+    Backends look for weights under transpositions, and quantised ones under their operators: what only moves the
+    elements of a stored tensor of floating point is left alone, so are permutations of others, and everything near
+    operators of quantisation. What a method returns is computed by it.
+    """
+
+    name = "constants"
+    operators = ("*",)
+    exactness = "tolerance"
+
+    def rewrite(self, node: Node, scope: Scope) -> Node | Doubt | None:
+        """Return the constant for a value that is known, unless all that use it become constants themselves."""
+        if all(_is_foldable(user, scope) for user in node.users):
+            return None
+        key = call_key(node)
+        if (
+            key is not None
+            and key in scope.memory
+            and not (scope.is_returned(node) or any(map(_quantises, node.users)))
+        ):
+            return scope.memory[key]  # type: ignore[no-any-return]
+        if not _is_foldable(node, scope):
+            return None
+        content, value = scope.ranges.constant(node), tensor_of(node)
+        if content is None or value is None or content.dtype is not value.dtype or content.stride() != value.stride():
+            return None
+        grown = content.nbytes - _freed(node, scope)
+        if grown > _left(node, scope):
+            return None
+        scope.memory[_GROWTH] = _left(node, scope) - max(grown, 0)
+        constant = scope.constant(content.detach().clone(memory_format=torch.preserve_format))
+        if key is not None:
+            scope.memory[key] = constant  # also for equal calls for which there is no room any more
+        return constant
+
+
+def _is_foldable(node: Node, scope: Scope) -> bool:
+    """Return whether a node can be replaced by a constant."""
+    known = scope.memory.get(node)
+    if known is None:
+        known = scope.memory[node] = _may_fold(node, scope)
+    return bool(known)
+
+
+def _may_fold(node: Node, scope: Scope) -> bool:
+    value, shape = tensor_of(node), static_shape(node)
+    if value is None or shape is None or 0 in shape or value.dtype not in _DTYPES or value.is_sparse:
+        return False
+    if not only_computes(node) or scope.is_returned(node) or _is_weight(node) or _near_quantisation(node, scope):
+        return False
+    if not all(_is_known(operand, scope) for operand in node.all_input_nodes):
+        return False
+    size, left = value.numel() * value.element_size(), _left(node, scope)
+    return (size <= left or size - _freed(node, scope) <= left) and _is_known(node, scope)
+
+
+def _is_known(node: Node, scope: Scope) -> bool:
+    return scope.ranges.constant(node) is not None
+
+
+def _left(node: Node, scope: Scope) -> int:
+    """Return the bytes by which a method may still grow."""
+    if _GROWTH not in scope.memory:
+        inputs = [each for each in node.graph.nodes if each.op == "placeholder" and _is_known(each, scope)]
+        scope.memory[_GROWTH] = _GROWTH + sum(map(_bytes, inputs)) // _SHARE
+    return int(scope.memory[_GROWTH])
+
+
+def _bytes(node: Node) -> int:
+    value = tensor_of(node)
+    return value.numel() * value.element_size() if value is not None and static_shape(node) is not None else 0
+
+
+def _is_weight(node: Node) -> bool:
+    """Return whether a node is a form of a weight that backends look for."""
+    value = tensor_of(node)
+    if value is None or not value.is_floating_point():
+        return False
+    if calls(node, _TRANSPOSITION):
+        return True
+    operand: object = node
+    while calls(operand, *_MOVEMENTS):
+        operand = operand.args[0]
+    return isinstance(operand, Node) and operand.op in ("placeholder", "get_attr")
+
+
+def _near_quantisation(node: Node, scope: Scope) -> bool:
+    """Return whether a node's value depends on, or is given to, operators of quantisation."""
+    if any(_quantises(user) for user in node.users):
+        return True
+    key = ("quantised", node)
+    if key not in scope.memory:
+        operands = node.all_input_nodes
+        scope.memory[key] = _quantises(node) or any(scope.memory.get(("quantised", each), False) for each in operands)
+    return bool(scope.memory[key])
+
+
+def _quantises(node: Node) -> bool:
+    return node.op == "call_function" and graphs.operator_name(node).startswith(("quantized", "torchao"))
+
+
+def _freed(node: Node, scope: Scope) -> int:
+    """Return the bytes of the stored tensors that nothing needs any more once a node is a constant."""
+    dead, pending, freed = {node}, [node], 0
+    while pending and len(dead) < _CONE:
+        for operand in pending.pop().all_input_nodes:
+            if operand in dead or scope.is_returned(operand) or not dead.issuperset(operand.users):
+                continue
+            dead.add(operand)
+            pending.append(operand)
+            freed += _bytes(operand) if operand.op == "placeholder" else 0
+    return freed
