@@ -40,11 +40,15 @@ DEFAULT = (BASE, *OURS, "eager")
 SLOWER = 0.97
 """A ratio below which a file counts as slower than ExecuTorch's."""
 
-TOLERANCE = {"float": 1e-4, "int8": 0.1}
-"""The error that an output may have, as a share of the largest output."""
+TOLERANCE = {"float": 1e-4, "int8": 0.5}
+"""The error that an output may have, as a share of the largest output. With random weights, a last place of an early
+activation becomes many in int8."""
 
 ROUNDING = 4 * torch.finfo(torch.float32).eps
 """By how much an error may grow, as a share of the largest output: another order of sums changes the last places."""
+
+NOISE = 1.2
+"""By how much a quantised model's root of the mean square of errors may grow: its largest error is one of chance."""
 
 PROFILED = 8
 """Runs of a profile; the first one is slower."""
@@ -70,14 +74,16 @@ def measure(subject: Subject, engines: tuple[str, ...], cores: Sequence[int], ro
     files, failures = make_files(subject, engines, keep)
     about = {engine: describe_file(file) for engine, file in files.items()}
     row: Row = {"largest": largest, "files": about, "failures": failures, "ms": {}, "profile": None}
-    row["tolerance"] = largest * TOLERANCE["int8" if subject.built.quantize else "float"]
+    row["int8"] = subject.built.quantize is not None
+    row["tolerance"] = largest * TOLERANCE["int8" if row["int8"] else "float"]
     for count in cores:
         use_cores(count)
         runs, ready, failed = open_all(subject, files, engines)
         failures.update(failed)
         for engine, run in runs.items():
             found = about.setdefault(engine, {})
-            found["error"] = max(found.get("error", 0.0), _error(run(), expected))
+            for kind, error in _errors(run(), expected).items():
+                found[kind] = max(found.get(kind, 0.0), error)
         for engine, seconds in ready.items():
             about[engine].setdefault("ready_ms", seconds * 1e3)
         row["ms"][str(count)] = _time(runs, rounds)
@@ -87,12 +93,14 @@ def measure(subject: Subject, engines: tuple[str, ...], cores: Sequence[int], ro
     return row
 
 
-def _error(outputs: Sequence[Any], expected: Sequence[torch.Tensor]) -> float:
+def _errors(outputs: Sequence[Any], expected: Sequence[torch.Tensor]) -> dict[str, float]:
+    """Return the largest absolute error, and the root of the mean square of all."""
     pairs = list(zip(outputs, expected, strict=True))
     if any(got.shape != right.shape for got, right in pairs):
-        return math.inf
-    worst = max(float((got.double() - right.double()).abs().max()) for got, right in pairs)
-    return math.inf if math.isnan(worst) else worst
+        return {"error": math.inf, "rms": math.inf}
+    errors = torch.cat([(got.double() - right.double()).abs().flatten() for got, right in pairs])
+    errors = errors.nan_to_num(nan=math.inf)
+    return {"error": float(errors.max()), "rms": float(errors.square().mean().sqrt())}
 
 
 def _time(runs: Mapping[str, Run], rounds: int) -> dict[str, dict[str, float]]:
@@ -137,10 +145,14 @@ def find_faults(row: Row) -> list[str]:
         # OpenVINO quantises differently; it and torch.compile are shown, not judged.
         if engine in (BASE, *OURS) and one.get("error", 0.0) > row["tolerance"]:
             faults.append(f"{engine}: error {one['error']:.1e}, at most {row['tolerance']:.1e} expected")
-    if "error" in about.get("none", {}) and "error" in about.get("safe", {}):
-        before, after = about["none"]["error"], about["safe"]["error"]
-        if after > before + row["largest"] * ROUNDING:
-            faults.append(f"safe: error {after:.1e}, without rewrites {before:.1e}")
+    before, after = about.get("none", {}), about.get("safe", {})
+    if "error" in before and "error" in after:
+        if row["int8"]:
+            grew = after["rms"] > before["rms"] * NOISE
+        else:
+            grew = after["error"] > before["error"] + row["largest"] * ROUNDING
+        if grew:
+            faults.append(f"safe: error {after['error']:.1e}, without rewrites {before['error']:.1e}")
     faults += [f"{engine}: {why}" for engine, why in row["failures"].items() if engine in (BASE, *OURS)]
     return faults
 
