@@ -9,12 +9,18 @@ from .errors import (
     LoweringError as LoweringError,
     PartitionerContractError as PartitionerContractError,
     PluginLoadError as PluginLoadError,
+    RewriteContractError as RewriteContractError,
     UnknownPluginError as UnknownPluginError,
 )
 from .graphs.weights import WeightRef as WeightRef, WeightStore as WeightStore
 from .lowered import LoweredMethods as LoweredMethods
 from .lowered_module import LoweredModule as LoweredModule
-from .model import Adjustment as Adjustment, Rejection as Rejection
+from .model import (
+    Adjustment as Adjustment,
+    RefusedRewrite as RefusedRewrite,
+    Rejection as Rejection,
+    Rewriting as Rewriting,
+)
 from .options import LoweringOptions as LoweringOptions
 from .pipeline import lower as lower, lower_whole_program as lower_whole_program, plan as plan, to_backend as to_backend
 from .plans.lowering_plan import LoweringPlan as LoweringPlan
@@ -34,5 +40,7 @@ from .plugins.registry import (
     register_delegate as register_delegate,
     register_partitioner as register_partitioner,
 )
+from .plugins.rewrite import Doubt as Doubt, Rewrite as Rewrite, Scope as Scope
+from .plugins.rewrites import register_rewrite as register_rewrite
 from .runtime import LoadedProgram as LoadedProgram, load as load
 from .steps.emit import Artifact as Artifact

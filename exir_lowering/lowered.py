@@ -29,6 +29,8 @@ class LoweredMethods(Mapping[str, ExportedProgram]):
         edge_programs: The programs before lowering, in Edge dialect.
         constant_methods: Values for methods that return a constant: those of the EdgeProgramManager that was lowered.
         accelerate: The option of the lowering, which `emit` follows.
+        in_place: Whether `emit` lets elements of buffers be written in place, where nothing reads the old state later:
+            where programs are rewritten.
     """
 
     programs: Mapping[str, ExportedProgram]
@@ -36,6 +38,7 @@ class LoweredMethods(Mapping[str, ExportedProgram]):
     edge_programs: Mapping[str, ExportedProgram] = field(default_factory=dict)
     constant_methods: Mapping[str, Any] = field(default_factory=dict)
     accelerate: bool = True
+    in_place: bool = False
 
     def __getitem__(self, method: str) -> ExportedProgram:
         return self.programs[method]
@@ -92,6 +95,7 @@ class LoweredMethods(Mapping[str, ExportedProgram]):
             report=self.report,
             recorded=recorded,
             accelerate=self.accelerate,
+            in_place=self.in_place,
         )
 
     def module(
@@ -137,6 +141,7 @@ class LoweredMethods(Mapping[str, ExportedProgram]):
             external_weights=external_weights,
             keep_originals=keep_originals,
             accelerate=self.accelerate,
+            in_place=self.in_place,
         )
         for name, value in self.constant_methods.items():
             setattr(module, name, value)

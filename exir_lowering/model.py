@@ -1,6 +1,7 @@
 """The values that flow down the line: frozen, typed and printable.
 
-`edge` -> `EdgeMethod`, `tag` -> `TaggedMethod`, `extract` -> `ExtractedMethod` (with its `Partition`s),
+`edge` -> `EdgeMethod`, `rewrite` -> `EdgeMethod` (with its `Rewriting`s), `tag` -> `TaggedMethod`,
+`extract` -> `ExtractedMethod` (with its `Partition`s),
 `group` -> `BackendGroup`, `preprocess` -> `LoweredPartition`.
 """
 
@@ -64,6 +65,62 @@ class Adjustment:
 
 
 @dataclass(frozen=True, slots=True)
+class Rewriting:
+    """What a rewrite did in one place.
+
+    Attributes:
+        method: The method.
+        rewrite: The name of the rewrite.
+        removed: The names of the nodes that are gone, the one whose value is computed in another way first.
+        operators: Their operators, in that order.
+        made: The names of the nodes that were added.
+        kept: The name of the node that has the value now: one that was added, or that existed.
+        bytes_saved: Bytes of results that are not written any more, less those that are new; negative if it is more.
+        source: The model's source line, "" if not known.
+    """
+
+    method: str
+    rewrite: str
+    removed: tuple[str, ...]
+    operators: tuple[str, ...]
+    made: tuple[str, ...]
+    kept: str
+    bytes_saved: int
+    source: str
+
+    def __str__(self) -> str:
+        where = f" ({self.source})" if self.source else ""
+        return f"{self.method}: {self.rewrite}: {', '.join(self.removed)} -> {self.kept}{where}"
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedRewrite:
+    """Why a rewrite left alone what it could have changed.
+
+    Attributes:
+        method: The method.
+        rewrite: The name of the rewrite.
+        node: The name of the node.
+        operator: Its operator.
+        reason: The reason, in words.
+        advice: What would allow it, "" if nothing is known.
+        source: The model's source line, "" if not known.
+    """
+
+    method: str
+    rewrite: str
+    node: str
+    operator: str
+    reason: str
+    advice: str
+    source: str
+
+    def __str__(self) -> str:
+        advice = f" {self.advice}" if self.advice else ""
+        return f"{self.method}: {self.rewrite} left {self.node} ({self.operator}) alone: {self.reason}.{advice}"
+
+
+@dataclass(frozen=True, slots=True)
 class EdgeMethod:
     """One method in Edge dialect.
 
@@ -73,6 +130,9 @@ class EdgeMethod:
         partitioners: The method's partitioners, in priority order.
         converted_from: The `torch.export` program that it was converted from; None if it was given in Edge dialect.
         left_to_executorch: The steps of the conversion that our own code does not cover, each with the reason.
+        rewrites: The names of the rewrites that were tried.
+        rewritings: What they changed.
+        refused_rewrites: What they could have changed, and why they did not.
     """
 
     name: str
@@ -80,6 +140,9 @@ class EdgeMethod:
     partitioners: tuple[Partitioner, ...] = ()
     converted_from: ExportedProgram | None = None
     left_to_executorch: tuple[str, ...] = ()
+    rewrites: tuple[str, ...] = ()
+    rewritings: tuple[Rewriting, ...] = ()
+    refused_rewrites: tuple[RefusedRewrite, ...] = ()
 
     def __str__(self) -> str:
         origin = "given in Edge dialect" if self.converted_from is None else "converted to Edge dialect"

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from executorch.exir import EdgeCompileConfig
 
 from exir_lowering.errors import InputError
+from exir_lowering.errors.interrupts import let_through
+
+if TYPE_CHECKING:
+    from exir_lowering.plugins.costs import CostModel
+
+ASSUMPTIONS = ("finite", "finite_rows")
+"""What can be assumed of an input of the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +37,20 @@ class LoweringOptions:
         progress: Whether to show the progress of long work on standard error if that is a terminal.
         edge: Which code converts programs to Edge dialect: "fast" is ours, which leaves to ExecuTorch what it does not
             cover; "executorch" is ExecuTorch's; "check" runs both and raises an error if the graphs differ.
+        rewrites: Which rewrites turn the Edge programs, before a partitioner sees them, into equal ones that run
+            faster: "safe", "none", or a sequence of names and `Rewrite` objects, in their order; None is "safe" for
+            `lower` and `plan` and "none" for `to_backend`.
+        assume: What holds for every tensor that the model will be given, by input name, where rewrites cannot prove it:
+            "finite" (no element is NaN or infinite, or larger than 1e6) or "finite_rows" (in a mask, no row along the
+            last dimension is entirely -inf, or entirely False). Results are undefined for inputs that break it.
         accelerate: Whether what torch and ExecuTorch would compute again is reused while backends and the emitter run;
             the results are the same bytes.
         cache: Where results are kept for later lowerings: a folder, True for the user's cache folder, False for none.
         executor: What runs the work of backends that declare `parallel`; None for processes or threads of our own.
         jobs: How many partitions are lowered at once, at least 1. Bytes and order do not depend on it.
+        costs: What operators cost in seconds, from which the latency is predicted: a CostTable such as `measure_costs`
+            returns, a RooflineModel, or any `CostModel`. None is a model with figures of ExecuTorch's host kernels and
+            of XNNPACK, which also counts for operators that the given model does not know.
     """
 
     non_convex: Literal["split", "raise"] = "split"
@@ -43,16 +60,23 @@ class LoweringOptions:
     require_full: bool = False
     progress: bool = False
     edge: Literal["fast", "executorch", "check"] = "fast"
+    rewrites: Literal["safe", "none"] | Sequence[Any] | None = None
+    assume: Mapping[str, str] = field(default_factory=dict)
     accelerate: bool = True
     cache: str | os.PathLike[str] | bool = False
     executor: Executor | None = None
     jobs: int = 1
+    costs: CostModel | None = None
 
     def __post_init__(self) -> None:
         if self.non_convex not in ("split", "raise"):
             raise InputError(f'LoweringOptions(non_convex={self.non_convex!r}): expected "split" or "raise".')
         if self.edge not in ("fast", "executorch", "check"):
             raise InputError(f'LoweringOptions(edge={self.edge!r}): expected "fast", "executorch" or "check".')
+        _check_rewrites(self.rewrites)
+        _check_assumptions(self.assume)
+        if self.costs is not None:
+            _check_costs(self.costs)
         if not isinstance(self.cache, (str, os.PathLike, bool)):
             raise InputError(f"LoweringOptions(cache={self.cache!r}): expected a folder, True or False.")
         if not isinstance(self.executor, (Executor, type(None))):
@@ -72,3 +96,46 @@ class LoweringOptions:
                 f"LoweringOptions(edge_compile_config={self.edge_compile_config!r}): expected ExecuTorch's "
                 "EdgeCompileConfig or None."
             )
+
+
+def _check_rewrites(rewrites: Any) -> None:
+    named = rewrites in ("safe", "none") if isinstance(rewrites, str) else isinstance(rewrites, Sequence)
+    if rewrites is not None and not named:
+        raise InputError(
+            f'LoweringOptions(rewrites={rewrites!r}): expected "safe", "none", or a sequence of names and Rewrite '
+            'objects such as ["safe", "mine"].'
+        )
+
+
+def _check_assumptions(assume: Any) -> None:
+    if not isinstance(assume, Mapping):
+        raise InputError(f"LoweringOptions(assume={assume!r}): expected a mapping from input names.")
+    for name, assumption in assume.items():
+        if not isinstance(name, str) or assumption not in ASSUMPTIONS:
+            raise InputError(
+                f"LoweringOptions(assume={{{name!r}: {assumption!r}}}): expected the name of an input and one of "
+                f"{', '.join(map(repr, ASSUMPTIONS))}."
+            )
+
+
+def _check_costs(costs: Any) -> None:
+    try:
+        missing = [name for name in ("node_cost", "call_cost", "byte_cost", "unit") if not hasattr(costs, name)]
+        unit = None if missing else costs.unit
+    except Exception as error:
+        let_through(error)
+        raise InputError(
+            f"LoweringOptions(costs=...): this {type(costs).__name__} raised {type(error).__name__} when it was looked "
+            f"at: {error}. Expected a CostTable, a RooflineModel or an object with the methods of CostModel."
+        ) from error
+    if isinstance(costs, type) or missing:
+        lacks = "is a class" if isinstance(costs, type) else f"has no {', no '.join(missing)}"
+        raise InputError(
+            f"LoweringOptions(costs={costs!r}): it {lacks}; expected a CostTable, a RooflineModel, an object with the "
+            "methods of CostModel, or None."
+        )
+    if unit != "seconds":
+        raise InputError(
+            f"LoweringOptions(costs=...): the costs of this {type(costs).__name__} are in {unit!r}, expected "
+            "'seconds', since the latency is predicted from them. Convert them."
+        )

@@ -1,4 +1,4 @@
-"""The compiler, top to bottom: edge -> tag -> extract -> plan -> group -> preprocess -> splice."""
+"""The compiler, top to bottom: edge -> rewrite -> tag -> extract -> plan -> group -> preprocess -> splice."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ from exir_lowering.steps.conversions import converting
 from exir_lowering.steps.edge import as_edge, check_preserved, to_edge
 from exir_lowering.steps.extract import extract
 from exir_lowering.steps.preprocess import preprocess
+from exir_lowering.steps.rewrite import rewrite
 from exir_lowering.steps.session import Session
 from exir_lowering.steps.splice import delegate, splice
 from exir_lowering.steps.tag import make_fake_state, tag
@@ -79,6 +80,7 @@ def lower(
         UnknownPluginError: A partitioner name or backend id is not known.
         PluginLoadError: A plug-in is broken or provided twice.
         PartitionerContractError: A partitioner raised, or did more or less than tagging.
+        RewriteContractError: A rewrite raised, or did not give an equal value.
         BackendFailure: A backend raised.
         BackendContractError: A backend returned something wrong, or wrote into a weight.
         CoverageError: Less is delegated than the options require; no backend was called.
@@ -87,7 +89,7 @@ def lower(
     request = arguments.read_request(programs, partitioners, transform_passes)
     registry.check_backends(backends)
     with session:
-        methods = to_edge(request.methods, session)
+        methods = rewrite(to_edge(request.methods, session), session, default="safe")
         lowered = _lower(methods, request.constant_methods, backends, session)
     availability.warn_unavailable(lowered.report.backend_ids, stacklevel=2)
     return lowered
@@ -115,15 +117,19 @@ def plan(
         For each method its partitions, and for each operator that stays on the host the reason.
 
     Raises:
-        InputError, UnknownPluginError, PluginLoadError, PartitionerContractError: As for `lower`.
+        InputError, UnknownPluginError, PluginLoadError, PartitionerContractError, RewriteContractError: As for `lower`.
         CoverageError: Less is delegated than the options require; the error has the plan.
     """
     session = Session(arguments.check_options(options))
     request = arguments.read_request(programs, partitioners, transform_passes)
     with session, collector.heap_frozen():
-        methods = to_edge(request.methods, session)
+        given = to_edge(request.methods, session)
+        methods = rewrite(given, session, default="safe")
         with _converting(methods):
             _, planned = _partition_all(methods, session)
+            if any(method.rewritings for method in methods):
+                _, unchanged = _partition_all(given, session, required=False)
+                planned = planned.beside(unchanged)
     return planned
 
 
@@ -134,16 +140,19 @@ def to_backend(
     backends: Backends | None = None,
     options: LoweringOptions | None = None,
 ) -> LoweredMethods:
-    """Lower programs that are in Edge dialect already; otherwise like `lower`.
+    """Lower programs that are in Edge dialect already, as they are; otherwise like `lower`.
+
+    Nothing is rewritten unless `options.rewrites` says so.
 
     Raises:
         InputError: Also when a program is not in Edge dialect.
     """
     session = Session(arguments.check_options(options))
     request = arguments.read_request(method_to_program, method_to_partitioner)
-    methods = as_edge(request.methods)
+    given = as_edge(request.methods)
     registry.check_backends(backends)
     with session:
+        methods = rewrite(given, session, default="none")
         lowered = _lower(methods, request.constant_methods, backends, session)
     availability.warn_unavailable(lowered.report.backend_ids, stacklevel=2)
     return lowered
@@ -204,21 +213,25 @@ def _lower(
     left = {method.name: method.left_to_executorch for method in methods if method.left_to_executorch}
     report = Report(planned.methods, payloads, dict(session.times.seconds), left, tuple(session.cache.uses))
     edge_programs = {method.name: method.program for method in methods}
-    return LoweredMethods(programs, report, edge_programs, constant_methods, session.options.accelerate)
+    in_place = any(method.rewrites for method in methods)
+    return LoweredMethods(programs, report, edge_programs, constant_methods, session.options.accelerate, in_place)
 
 
-def _partition_all(methods: Sequence[EdgeMethod], session: Session) -> tuple[list[ExtractedMethod], LoweringPlan]:
+def _partition_all(
+    methods: Sequence[EdgeMethod], session: Session, *, required: bool = True
+) -> tuple[list[ExtractedMethod], LoweringPlan]:
     """Tag and extract every method, and record the decisions: everything that happens before a backend is called."""
     extracted, plans = [], []
     for method in session.progress.each("partition", methods):
         tagged, partitioned = _partition(method, session)
         extracted.append(partitioned)
         with session.timed("plan"), collector.paused():
-            plans.append(plan_method(method.program, tagged, partitioned))
+            plans.append(plan_method(method, tagged, partitioned, session.options.costs))
     for method, partitioned in zip(methods, extracted, strict=True):
         check_preserved(method, partitioned.program, session.options)
     planned = LoweringPlan(tuple(plans))
-    require_coverage(planned, session.options)
+    if required:
+        require_coverage(planned, session.options)
     return extracted, planned
 
 

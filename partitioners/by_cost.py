@@ -20,8 +20,8 @@ from exir_lowering.partitioners.algorithms.offers import (
 )
 from exir_lowering.partitioners.by_support import compile_specs_of, supports_of
 from exir_lowering.partitioners.cost.cost_graph import CostGraph, plan_graphs
-from exir_lowering.partitioners.cost.tables import CostModel
 from exir_lowering.partitioners.supports.support import SupportLike
+from exir_lowering.plugins import CostModel
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,28 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import Any
+
 from executorch.exir.dialects._ops import ops  # the only name of the Edge dialect's operators
 
 CLONE = ops.edge.aten.clone.default
+INDEX_PUT = ops.edge.aten.index_put.default
+INDEX_PUT_IN_PLACE = ops.edge.aten.index_put_.default
 VIEWS = (ops.edge.aten.view_copy.default, ops.edge.aten.view.default)
+
+
+@lru_cache(maxsize=1024)
+def edge_operator(name: str) -> Any:
+    """Return an operator of the Edge dialect.
+
+    Args:
+        name: Its name, such as "aten.mul.Tensor".
+
+    Raises:
+        AttributeError, RuntimeError: There is no such operator.
+    """
+    found = ops.edge
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found

@@ -75,6 +75,10 @@ class PartitionerContractError(LoweringError):
         self.details: Mapping[str, Any] = MappingProxyType(dict(details or {}))
 
 
+class RewriteContractError(LoweringError):
+    """A rewrite raised, or replaced a value by one of another type or by one that is computed later."""
+
+
 class CoverageError(LoweringError):
     """Less of a method is delegated than the options require.
 

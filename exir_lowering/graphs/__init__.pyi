@@ -5,6 +5,7 @@ from . import (
     operators as operators,
     order as order,
     quotient as quotient,
+    ranges as ranges,
     schedule as schedule,
     sources as sources,
     together as together,

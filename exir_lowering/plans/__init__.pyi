@@ -6,9 +6,12 @@ from .report import Report as Report
 from .text import table as table, to_text as to_text
 from .values import (
     Advice as Advice,
+    HostCost as HostCost,
     HostNode as HostNode,
     MethodPlan as MethodPlan,
     PlannedNode as PlannedNode,
     PlannedPartition as PlannedPartition,
+    Prediction as Prediction,
     RefusedMerge as RefusedMerge,
+    Unchanged as Unchanged,
 )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from exir_lowering.plans import data, dot, page, text
-from exir_lowering.plans.values import MethodPlan
+from exir_lowering.plans.values import MethodPlan, Unchanged
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -22,6 +22,25 @@ class LoweringPlan:
     def backend_ids(self) -> tuple[str, ...]:
         """The backends of the partitions, each once, in the order in which they first occur."""
         return tuple(dict.fromkeys(part.backend_id for method in self.methods for part in method.partitions))
+
+    def beside(self, unchanged: LoweringPlan) -> LoweringPlan:
+        """Return the plan with what the methods are like without rewrites.
+
+        Args:
+            unchanged: The plan of the same methods without rewrites.
+        """
+        pairs = zip(self.methods, unchanged.methods, strict=True)
+        return LoweringPlan(
+            tuple(
+                replace(
+                    method,
+                    unchanged=Unchanged(
+                        len(other.nodes), len(other.host), len(other.partitions), other.prediction.seconds
+                    ),
+                )
+                for method, other in pairs
+            )
+        )
 
     def to_text(self, *, width: int = 120) -> str:
         """Return tables of the partitions, the host operators with their reasons, and what would help.

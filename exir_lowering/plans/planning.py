@@ -15,8 +15,10 @@ from exir_lowering import graphs
 from exir_lowering.graphs import measures
 from exir_lowering.graphs.order import reach, topological
 from exir_lowering.graphs.schedule import dag, fewest
-from exir_lowering.model import ExtractedMethod, Partition, Rejection, TaggedMethod
+from exir_lowering.model import EdgeMethod, ExtractedMethod, Partition, Rejection, TaggedMethod
+from exir_lowering.plans.prediction import predict
 from exir_lowering.plans.values import Advice, HostNode, MethodPlan, PlannedNode, PlannedPartition, RefusedMerge
+from exir_lowering.plugins.costs import CostModel
 
 _ADVICE = 10
 """How many pieces of advice a method gets."""
@@ -28,22 +30,34 @@ _TOGETHER = 4
 """How many of the most useful sets are also tried in combination."""
 
 
-def plan_method(program: ExportedProgram, tagged: Sequence[TaggedMethod], extracted: ExtractedMethod) -> MethodPlan:
+def plan_method(
+    edge: EdgeMethod,
+    tagged: Sequence[TaggedMethod],
+    extracted: ExtractedMethod,
+    costs: CostModel | None = None,
+) -> MethodPlan:
     """Describe one method.
 
     Args:
-        program: The method in Edge dialect, as it was before the first partitioner.
+        edge: The method in Edge dialect, as it was before the first partitioner.
         tagged: The result of each partitioner, in their order.
         extracted: The method and its partitions.
+        costs: What operators cost; None for the default model.
 
     Returns:
         The plan, which holds no node and no tensor.
+
+    Raises:
+        InputError: The costs are wrong.
     """
+    program = edge.program
     placed = _Placed(program, extracted.partitions)
     measured = _measure(program, placed)
     backend_of = {partition.id: partition.backend_id for partition in extracted.partitions}
     between = [_Between(nodes, backend_of) for nodes in placed.by_graph()]
     host = tuple(_host(placed.planned, tagged, extracted))
+    advice = tuple(sorted((a for graph in between for a in graph.advice()), key=_usefulness)[:_ADVICE])
+    predicted = predict(program, placed.partition_of, backend_of, costs)
     return MethodPlan(
         name=extracted.name,
         nodes=tuple(placed.planned),
@@ -51,11 +65,14 @@ def plan_method(program: ExportedProgram, tagged: Sequence[TaggedMethod], extrac
         host=host,
         adjustments=tuple(adjustment for step in tagged for adjustment in step.adjustments),
         refused_merges=tuple(refused for graph in between for refused in graph.refused_merges()),
-        advice=tuple(sorted((a for graph in between for a in graph.advice()), key=_usefulness)[:_ADVICE]),
+        advice=advice,
         weight_bytes=sum(measured.weights[key] for key in set().union(*measured.readers.values())),
         delegated_weight_bytes=sum(
             measured.weights[key] for key in set().union(*(r for p, r in measured.readers.items() if p is not None))
         ),
+        prediction=predicted.describe(placed.name_of, host, advice),
+        rewritings=edge.rewritings,
+        refused_rewrites=edge.refused_rewrites,
     )
 
 
@@ -69,12 +86,14 @@ class _Placed:
     Attributes:
         planned: The operators, nested graphs included.
         partition_of: The partition of each node, getitem and the nodes of moved nested graphs included.
+        name_of: The names of the operators' nodes.
     """
 
     program: ExportedProgram
     partitions: Sequence[Partition]
     planned: list[PlannedNode] = field(default_factory=list)
     partition_of: dict[Node, str] = field(default_factory=dict)
+    name_of: dict[Node, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         named = {name: partition.id for partition in self.partitions for name in partition.nodes}
@@ -91,6 +110,7 @@ class _Placed:
                 self.partition_of[node] = partition
             if graphs.is_operator(node):
                 self.planned.append(_planned(module, node, path, partition))
+                self.name_of[node] = self.planned[-1].name
             for nested in graphs.nested_graphs(module, node):
                 if nested.name not in seen:
                     seen.add(nested.name)

@@ -13,9 +13,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from exir_lowering.model import RefusedRewrite, Rewriting
 from exir_lowering.plans import wording
 from exir_lowering.plans.data import coverages, to_json
-from exir_lowering.plans.values import HostNode, MethodPlan, PlannedPartition
+from exir_lowering.plans.values import HostCost, HostNode, MethodPlan, PlannedPartition
 
 if TYPE_CHECKING:
     from exir_lowering.plans.lowering_plan import LoweringPlan
@@ -74,6 +75,7 @@ def to_text(plan: LoweringPlan, width: int = 120) -> str:
 def _parts(method: MethodPlan, width: int) -> Iterator[RenderableType]:
     backends = {partition.id: partition.backend_id for partition in method.partitions}
     yield Text(f"\n{method.name}: {wording.many(len(method.nodes), 'operator')}")
+    yield from _prediction(method)
     if method.partitions:
         yield from _section("Partitions", len(method.partitions))
         if width < _WIDE:
@@ -84,6 +86,12 @@ def _parts(method: MethodPlan, width: int) -> Iterator[RenderableType]:
     if method.host:
         yield from _section("On the host", len(method.host))
         yield from _list_nodes(list(_group(method.host)))
+    if method.rewritings:
+        yield from _section(_rewritten(method), len(method.rewritings))
+        yield from _list_nodes(list(_group_rewritings(method.rewritings)))
+    if method.refused_rewrites:
+        yield from _section("Not rewritten", len(method.refused_rewrites))
+        yield from _list_nodes(list(_group_refused(method.refused_rewrites)))
     if method.adjustments:
         yield from _section("Dropped or cut", len(method.adjustments))
         adjustments = method.adjustments
@@ -97,6 +105,59 @@ def _parts(method: MethodPlan, width: int) -> Iterator[RenderableType]:
     if method.advice:
         yield from _section("Advice", len(method.advice))
         yield from _list_nodes([("-", str(advice)) for advice in method.advice])
+
+
+def _prediction(method: MethodPlan) -> Iterator[RenderableType]:
+    predicted = method.prediction
+    parts = (("host", predicted.host_seconds), ("delegates", predicted.delegate_seconds))
+    shares = [f"{name} {wording.duration(seconds)}" for name, seconds in parts]
+    shares.append(f"data between them {wording.duration(predicted.crossing_seconds)}")
+    if predicted.guessed:
+        shares.append(f"{wording.many(predicted.guessed, 'operator')} without a cost, taken from the default model")
+    yield Padding(Text(f"Predicted latency {wording.duration(predicted.seconds)}: {', '.join(shares)}"), (0, 0, 0, 2))
+    if predicted.largest:
+        yield from _section("Largest costs on the host", len(predicted.largest))
+        yield from _list_nodes([(wording.duration(cost.seconds), _cost(cost)) for cost in predicted.largest])
+
+
+def _cost(cost: HostCost) -> str:
+    return f"{cost.count:,} x {cost.operator}: {cost.would_remove or 'no reason given'}"
+
+
+def _rewritten(method: MethodPlan) -> str:
+    """Return what rewrites changed in all."""
+    fewer = sum(len(one.removed) - len(one.made) for one in method.rewritings)
+    saved = sum(one.bytes_saved for one in method.rewritings)
+    words = [f"{fewer:,} operators fewer", f"{wording.size(abs(saved))} {'less' if saved >= 0 else 'more'} written"]
+    if method.unchanged is not None:
+        before, now = method.unchanged, method.prediction.seconds
+        words.append(f"partitions {before.partitions:,} -> {len(method.partitions):,}")
+        words.append(f"predicted {wording.duration(before.seconds)} -> {wording.duration(now)}")
+    return f"Rewritten: {', '.join(words)}"
+
+
+def _group_rewritings(rewritings: Sequence[Rewriting]) -> Iterator[tuple[str, str]]:
+    """Yield rewritings grouped by what they replaced, the most frequent first, each group with one source line."""
+    groups: dict[tuple[str, str], list[Rewriting]] = {}
+    for one in rewritings:
+        groups.setdefault((one.rewrite, wording.format_count(Counter(one.operators))), []).append(one)
+    for (name, operators), ones in sorted(groups.items(), key=lambda group: -len(group[1])):
+        example = next((one for one in ones if one.source), ones[0])
+        source = wording.middle(example.source, _SOURCE)
+        place = f"{example.removed[0]} -> {example.kept}" + (f": {source}" if source else "")
+        yield f"{len(ones):,} x", f"{name}: {operators}\n{place}"
+
+
+def _group_refused(refused: Sequence[RefusedRewrite]) -> Iterator[tuple[str, str]]:
+    """Yield refusals grouped by their reason, the most frequent first, each group with one source line."""
+    groups: dict[tuple[str, str, str, str], list[RefusedRewrite]] = {}
+    for one in refused:
+        groups.setdefault((one.rewrite, one.operator, one.reason, one.advice), []).append(one)
+    for (name, operator, reason, advice), ones in sorted(groups.items(), key=lambda group: -len(group[1])):
+        example = next((one for one in ones if one.source), ones[0])
+        source = wording.middle(example.source, _SOURCE)
+        place = f"{example.node}" + (f": {source}" if source else "")
+        yield f"{len(ones):,} x", f"{name}, {operator}: {reason}{'; ' if advice else ''}{advice}\n{place}"
 
 
 def _section(title: str, count: int) -> Iterator[RenderableType]:

@@ -10,6 +10,8 @@ from .backend import (
     PartitionResult as PartitionResult,
     PreprocessResult as PreprocessResult,
 )
+from .costs import HOST as HOST, CostModel as CostModel
+from .default_costs import DefaultCosts as DefaultCosts
 from .delegate import Delegate as Delegate, DelegateContext as DelegateContext
 from .guards import conversion_lock as conversion_lock, let_through as let_through
 from .payload import CheckedPayload as CheckedPayload, PayloadChecks as PayloadChecks
@@ -19,3 +21,5 @@ from .registry import (
     register_delegate as register_delegate,
     register_partitioner as register_partitioner,
 )
+from .rewrite import Doubt as Doubt, Rewrite as Rewrite, Scope as Scope
+from .rewrites import register_rewrite as register_rewrite

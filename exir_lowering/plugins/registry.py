@@ -30,7 +30,8 @@ BACKENDS = "exir_lowering.backends"
 DELEGATES = "exir_lowering.delegates"
 PARTITIONERS = "exir_lowering.partitioners"
 PAYLOADS = "exir_lowering.payloads"
-GROUPS = (BACKENDS, DELEGATES, PARTITIONERS, PAYLOADS)
+REWRITES = "exir_lowering.rewrites"
+GROUPS = (BACKENDS, DELEGATES, PARTITIONERS, PAYLOADS, REWRITES)
 
 _Class = TypeVar("_Class", bound=type)
 _Factory = TypeVar("_Factory", bound=Callable[[], Any])
@@ -65,7 +66,7 @@ def register_backend(backend: _Class) -> _Class:
     """
     from exir_lowering.plugins.backend import Backend
 
-    _register(BACKENDS, _own_id("register_backend", backend, Backend, "backend_id"), backend)
+    register(BACKENDS, check_class("register_backend", backend, Backend, "backend_id"), backend)
     return backend
 
 
@@ -78,7 +79,7 @@ def register_delegate(delegate: _Class) -> _Class:
     Raises:
         PluginLoadError: It is not a Delegate class, has no id or no `execute`, or its id is already taken.
     """
-    _register(DELEGATES, _own_id("register_delegate", delegate, Delegate, "delegate_id"), delegate)
+    register(DELEGATES, check_class("register_delegate", delegate, Delegate, "delegate_id"), delegate)
     return delegate
 
 
@@ -105,13 +106,18 @@ def register_partitioner(plugin_id: str) -> Callable[[_Factory], _Factory]:
                 f"register_partitioner({plugin_id!r}): got {factory!r}, expected a Partitioner class or a function "
                 "without arguments that returns a partitioner."
             )
-        _register(PARTITIONERS, plugin_id, factory)
+        register(PARTITIONERS, plugin_id, factory)
         return factory
 
     return decorate
 
 
-def _own_id(who: str, plugin: object, kind: type, attribute: str) -> str:
+def check_class(who: str, plugin: object, kind: type, attribute: str) -> str:
+    """Return the id of a plug-in class.
+
+    Raises:
+        PluginLoadError: It is not a class of that kind, has no id, or cannot be created.
+    """
     if not isinstance(plugin, type) or not issubclass(plugin, kind):
         raise PluginLoadError(f"{who}: got {plugin!r}, expected a subclass of exir_lowering.{kind.__name__}.")
     plugin_id = getattr(plugin, attribute, None)
@@ -128,7 +134,7 @@ def _own_id(who: str, plugin: object, kind: type, attribute: str) -> str:
     return plugin_id
 
 
-def _register(group: str, plugin_id: str, plugin: Any) -> None:
+def register(group: str, plugin_id: str, plugin: Any) -> None:
     """Register a plug-in. One that is defined again in the same place, as in a notebook, replaces the older one."""
     earlier = _registered[group].get(plugin_id)
     if earlier is not None and _place(earlier) != _place(plugin):
@@ -151,7 +157,7 @@ def list_installed() -> Iterator[PluginInfo]:
         for plugin_id in sorted(_known(group)):
             error = ""
             try:
-                _load(group, plugin_id)
+                load(group, plugin_id)
             except PluginLoadError as failure:
                 error = str(failure)
             for provider in _providers(group, plugin_id):
@@ -167,7 +173,7 @@ def find_partitioner(plugin_id: str) -> Partitioner:
     """
     from exir_lowering.plugins.backend import Partitioner
 
-    factory = _load(PARTITIONERS, plugin_id)
+    factory = load(PARTITIONERS, plugin_id)
     try:
         partitioner = factory() if callable(factory) and not isinstance(factory, Partitioner) else factory
     except Exception as error:
@@ -197,7 +203,7 @@ def find_backend(backend_id: str, given: Mapping[str, Any] | None = None) -> Bac
     if given is not None and backend_id in given:
         return as_backend(backend_id, given[backend_id])
     if backend_id in _known(BACKENDS):
-        return as_backend(backend_id, _load(BACKENDS, backend_id))
+        return as_backend(backend_id, load(BACKENDS, backend_id))
     details = _details_class(backend_id)
     if details is not None:
         return as_backend(backend_id, details)
@@ -267,7 +273,7 @@ def find_delegate(delegate_id: str, given: Mapping[str, Any] | None = None) -> D
     if given is not None and delegate_id in given:
         return as_delegate(delegate_id, given[delegate_id])
     if delegate_id in _known(DELEGATES):
-        return as_delegate(delegate_id, _load(DELEGATES, delegate_id))
+        return as_delegate(delegate_id, load(DELEGATES, delegate_id))
     known = sorted({*(given or ()), *_known(DELEGATES)})
     raise UnknownPluginError(
         f"A Python delegate {delegate_id!r} was not found: not in delegates=, not registered, and in no entry point of "
@@ -303,7 +309,7 @@ def find_payload_checks(backend_id: str) -> PayloadChecks | None:
     """
     if backend_id not in _known(PAYLOADS):
         return None
-    kind = _load(PAYLOADS, backend_id)
+    kind = load(PAYLOADS, backend_id)
     if not isinstance(kind, type) or not issubclass(kind, PayloadChecks):
         raise PluginLoadError(
             f"Payload checks {backend_id!r}: got {kind!r}, expected a subclass of exir_lowering.plugins.PayloadChecks. "
@@ -358,8 +364,13 @@ def _known(group: str) -> set[str]:
     return {*_registered[group], *(entry.name for entry in _entries(group))}
 
 
-def _load(group: str, plugin_id: str) -> Any:
-    """Return a plug-in. A class may be both registered and the object of an entry point of its package."""
+def load(group: str, plugin_id: str) -> Any:
+    """Return a plug-in. A class may be both registered and the object of an entry point of its package.
+
+    Raises:
+        UnknownPluginError: No distribution provides the id.
+        PluginLoadError: It is provided twice, or cannot be imported.
+    """
     providers = _providers(group, plugin_id)
     if not providers:
         raise UnknownPluginError(

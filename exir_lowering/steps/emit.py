@@ -33,6 +33,7 @@ from exir_lowering.steps import edge_errors, originals, placement, sealing, shar
 from exir_lowering.steps.branch_results import copy_before_views
 from exir_lowering.steps.conversions import converting
 from exir_lowering.steps.debug_recording import record
+from exir_lowering.steps.in_place import write_in_place
 from exir_lowering.steps.placement import StoredData
 
 _SHOWN = 8
@@ -133,12 +134,15 @@ def emit(
     report: Report,
     recorded: Mapping[str, ExportedProgram] | None = None,
     accelerate: bool = True,
+    in_place: bool = False,
 ) -> Artifact:
     """Emit lowered programs; see `LoweredMethods.emit`. The Edge programs in `recorded` go into an ETRecord."""
     # Without gradients: ExecuTorch executes the writes into buffers, which autograd refuses for values that need one.
     settings = converting(programs.values(), gradients=False)
     with locks.conversion(), collector.heap_frozen(), settings, accelerating(accelerate):
-        artifact = _emit(programs, config, constant_methods, external_weights, keep_originals, report, recorded)
+        artifact = _emit(
+            programs, config, constant_methods, external_weights, keep_originals, report, recorded, in_place
+        )
     sealing.seal(artifact.manager)  # it reads all that was emitted, while other threads convert
     return artifact
 
@@ -151,6 +155,7 @@ def _emit(
     keep_originals: bool,
     report: Report,
     recorded: Mapping[str, ExportedProgram] | None,
+    in_place: bool,
 ) -> Artifact:
     _check_arguments(programs, config, constant_methods)
     config = config or ExecutorchBackendConfig()
@@ -160,6 +165,8 @@ def _emit(
     for copied in copies.values():
         _keep_initial_values(copied)
         copy_before_views(copied)
+        if in_place:
+            write_in_place(copied)
     if keep_originals:
         originals.attach(copies)
     _import_kernels(copies)

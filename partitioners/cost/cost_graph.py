@@ -19,8 +19,9 @@ from exir_lowering.partitioners.algorithms import assignment
 from exir_lowering.partitioners.algorithms.assignment import AssignedValue, AssignmentProblem
 from exir_lowering.partitioners.algorithms.convex import Proposal, contract, list_computing
 from exir_lowering.partitioners.algorithms.offers import Offer, Offers, offers_of_partitioner
-from exir_lowering.partitioners.cost.tables import HOST, CostModel, CostTable
+from exir_lowering.partitioners.cost.tables import CostTable
 from exir_lowering.partitioners.supports.support import No, Scope, scopes
+from exir_lowering.plugins import HOST, CostModel
 
 # -- what it costs -----------------------------------------------------------------------------------------------------
 

@@ -29,9 +29,9 @@ from exir_lowering import (
 from exir_lowering.graphs import measures
 from exir_lowering.partitioners.algorithms.convex import list_computing
 from exir_lowering.partitioners.cost.cost_graph import units_together
-from exir_lowering.partitioners.cost.tables import HOST, CostTable, signature
+from exir_lowering.partitioners.cost.tables import CostTable, signature
 from exir_lowering.partitioners.supports.support import scopes
-from exir_lowering.plugins import conversion_lock
+from exir_lowering.plugins import HOST, conversion_lock
 
 _BLOCK = 1 << 14
 """Elements of a tensor of 64 KB, for which allocators do not map new memory each time."""

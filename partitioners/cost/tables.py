@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.fx import Node
@@ -20,35 +20,9 @@ from torch.fx import Node
 from exir_lowering import InputError, graphs
 from exir_lowering.graphs import measures
 from exir_lowering.partitioners.supports.checks import check_operator
-from exir_lowering.plugins import let_through
-
-HOST = "host"
-"""The place of operators that no backend takes, in tables and models."""
+from exir_lowering.plugins import HOST, CostModel, let_through
 
 _FORMAT, _VERSION = "exir-lowering costs", 1
-
-
-class CostModel(Protocol):
-    """What a `CostPartitioner` asks for costs, which are finite, not negative, and all in one unit."""
-
-    @property
-    def unit(self) -> str:
-        """The unit of all costs, for messages."""
-
-    @property
-    def byte_cost(self) -> float:
-        """What it costs to bring one byte from one place to another."""
-
-    def node_cost(self, node: Node, place: str) -> float | None:
-        """Return what an operator costs at a place, "host" or a backend; None if it is unknown or cannot be there.
-
-        Args:
-            node: The operator.
-            place: The place.
-        """
-
-    def call_cost(self, place: str) -> float:
-        """Return what each call of a partition of a backend costs, on top of its operators."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,13 @@ decode_step  1 x XnnpackBackend     1     1      ops 50.0%
                                              weights 50.0%
 """
 
-SMALL_FORWARD = """
+SMALL_FORWARD = """  Predicted latency 12.0 us: host 7.0 us, delegates 5.0 us, data between them 0 s
+
+  Largest costs on the host (3)
+    2.0 us 2 x aten.add.Tensor: 2 operators, at least 3 wanted
+    1.0 us 1 x aten.topk.default: no rule takes aten.topk.default; int64 <results> & more
+    1.0 us 1 x aten.sort.default: no rule takes aten.sort.default; int64 <results> & more
+
   Partitions (4)
     id         backend         operators                           weights      in     out  flops
     ──────────────────────────────────────────────────────────────────────────────────────────────
@@ -103,7 +109,11 @@ SMALL_FORWARD = """
     - allowing aten.topk.default and aten.sort.default in XnnpackBackend would merge 3 partitions into 2
 """
 
-SMALL_DECODE = """
+SMALL_DECODE = """  Predicted latency 2.0 us: host 1.0 us, delegates 1.0 us, data between them 0 s
+
+  Largest costs on the host (1)
+    1.0 us 1 x aten.embedding.default: no rule takes it
+
   Partitions (1)
     id             backend         operators           weights     in     out  flops
     ─────────────────────────────────────────────────────────────────────────────────
@@ -573,7 +583,7 @@ def test_browser_switches_methods(page: Page) -> None:
     assert page.texts("#graph .box .name") == ["host 1", "decode_step_0"]
     assert page.text("#host-count") == "1 of 1 operator"
     assert page.all("#panel-title") == []
-    assert page.text("#lists") == ""
+    assert page.texts("#lists h2") == ["Largest costs on the host (1)"]
     assert "1 of 2 in partitions" in page.text("#summary")
 
 

@@ -37,6 +37,11 @@ function scaled(number, units) {
 }
 
 const size = (bytes) => scaled(bytes, ["B", "kB", "MB", "GB", "TB"]);
+const duration = (seconds) => {
+  if (!seconds) return "0 s";
+  const [unit, factor] = [["s", 1], ["ms", 1e3], ["us", 1e6]].find(([, each]) => seconds * each >= 0.9995) ?? ["ns", 1e9];
+  return `${(seconds * factor).toFixed(unit === "ns" ? 0 : 1)} ${unit}`;
+};
 const operations = (flops) => scaled(flops, ["", "k", "M", "G", "T", "P"]);
 
 function middle(text, width) {
@@ -104,7 +109,16 @@ function showSummary() {
   for (const partition of method.partitions) counts.set(partition.backend_id, (counts.get(partition.backend_id) ?? 0) + 1);
   const figure = make("div", { class: "figure" }, make("span", {}, "Partitions"), make("b", {}, count(method.partitions.length)));
   const text = [...counts].map(([backend, number]) => `${count(number)} × ${backend}`).join(", ");
-  byId("summary").replaceChildren(...meters, make("div", {}, figure, make("span", { class: "soft" }, text)));
+  const partitions = make("div", {}, figure, make("span", { class: "soft" }, text));
+  byId("summary").replaceChildren(...meters, partitions, predictedLatency());
+}
+
+function predictedLatency() {
+  const { seconds, host_seconds, delegate_seconds, crossing_seconds, guessed } = method.prediction;
+  const figure = make("div", { class: "figure" }, make("span", {}, "Predicted latency"), make("b", {}, duration(seconds)));
+  const shares = `host ${duration(host_seconds)}, delegates ${duration(delegate_seconds)}, data between them ${duration(crossing_seconds)}`;
+  const guesses = guessed ? `; ${many(guessed, "operator")} without a cost, taken from the default model` : "";
+  return make("div", {}, figure, make("span", { class: "soft" }, shares + guesses));
 }
 
 // -- the graph -------------------------------------------------------------------------------------------------------
@@ -453,9 +467,15 @@ function hostRow({ node, cells }) {
   }));
 }
 
+function hostCost(each) {
+  const head = `${duration(each.seconds)}, ${count(each.count)} × ${each.operator}`;
+  return [head, make("div", { class: "soft" }, each.would_remove || "no reason given")];
+}
+
 function showLists() {
   const says = (each) => `allowing ${each.operators.join(" and ")} in ${each.backend_id} would merge ${each.before} partitions into ${each.after}`;
   const parts = [
+    ["Largest costs on the host", method.prediction.largest, hostCost],
     ["Advice", method.advice, says],
     ["Dropped or cut", method.adjustments, adjustment],
     ["Cannot be one partition", method.refused_merges, (each) => refusal(each)],

@@ -1,0 +1,267 @@
+"""The analysis: what each value of a graph can be."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import OutputKind
+from torch.fx import Node
+
+from exir_lowering.errors.interrupts import let_through
+from exir_lowering.graphs.ranges import assumptions, doubts, elementwise, masks, movements, reductions
+from exir_lowering.graphs.ranges.calls import Call, Result, dtype_of, transfer_of
+from exir_lowering.graphs.ranges.constants import Constants, filling, is_small, rounded
+from exir_lowering.graphs.ranges.values import BOUND, TOP, Doubt, Range, convert, meet, settle, symmetric, whole
+
+_TABLES = (elementwise, movements, reductions)  # importing them registers their transfer functions
+
+_STATE_BOUND = 2.0**40
+"""The magnitude that is tried for what a program keeps in a buffer."""
+
+_KEEPS_NUMBER = (
+    "view_copy", "unsqueeze_copy", "squeeze_copy", "permute_copy", "expand_copy", "slice_copy", "select_copy", "clone",
+    "_clone_dim_order", "_to_dim_order_copy", "_to_copy", "alias_copy", "transpose_copy", "t_copy", "detach_copy",
+)  # fmt: skip
+
+
+class ValueRanges:
+    """What can be said about the values of a program without running it.
+
+    A range holds for every run: whatever the inputs are (NaN, infinities, numbers so large that sums of them overflow,
+    tensors without elements), and whatever earlier runs have left in the program's buffers. What is not known is
+    `TOP`. Nothing is ever wrong about a strange graph: operators that are not known have unknown results.
+
+    Two things are taken for granted. Kernels compute with the usual errors of floating point: an element of a
+    normalisation is at most the root of the number of its terms, times its weight, although a kernel which subtracts
+    almost equal numbers of more than 1e15 may return noise that is larger. And indices are within their tensors.
+
+    Results are kept for each node, so that asking for all nodes takes linear time. The graph may be edited while it is
+    analysed as long as each node keeps computing the same values: a node that gets another meaning has to be a new
+    node. Weights are read once, when a bound of theirs is first needed, and never copied.
+
+    An instance must not be used by two threads at once.
+
+    Args:
+        program: The program, in Edge dialect or of ATen's functional operators.
+        assume: Properties of inputs that the caller promises, by the inputs' names: "finite" (no element is NaN, and
+            each is at most 1e6 in magnitude) or "finite_rows" (no row along the last dimension is entirely -inf,
+            entirely False or, of integers, entirely 0).
+        volatile: Names of buffers of which nothing is known although the program keeps them bounded, such as those
+            that another program writes too.
+
+    Raises:
+        InputError: The program has no such input, or there is no such property.
+    """
+
+    def __init__(
+        self,
+        program: ExportedProgram,
+        assume: Mapping[str, str] = MappingProxyType({}),
+        volatile: Collection[str] = (),
+    ) -> None:
+        self._program = program
+        self._assumed = assumptions.check(program, assume)
+        self._constants = Constants(program)
+        self._ranges: dict[Node, Result] = {}
+        self._inputs = {name for name in program.graph_signature.user_inputs if isinstance(name, str)}
+        self._volatile = frozenset(volatile)
+        self._kept: frozenset[str] | None = None
+        self._rows = masks.Rows(self)
+
+    def of(self, node: Node) -> Range:
+        """Return the range of a value; of several values, the range of all of them.
+
+        Args:
+            node: A node of the program's graph; of other nodes nothing is known.
+        """
+        found = self._ranges.get(node)
+        if found is None:
+            self._analyse(node)
+            found = self._ranges[node]
+        return _as_one(found)
+
+    def constant(self, node: Node) -> torch.Tensor | None:
+        """Return the content of a value that does not depend on inputs, and None if it does or is not known.
+
+        The tensors of parameters, constants and buffers that the program does not mutate are returned as they are: they
+        must not be written to. What is computed from them alone is computed here if it has at most a million elements.
+
+        Args:
+            node: A node of the program's graph.
+        """
+        return self._constants.value(node)
+
+    def uniform(self, node: Node) -> float | None:
+        """Return the number that all elements of a value are, and None if they differ or nothing is known.
+
+        True is 1.0. The number is as the elements' type has it.
+
+        Args:
+            node: A node of the program's graph.
+        """
+        casts: list[torch.dtype | None] = []
+        number: float | None = None
+        while True:
+            casts.append(dtype_of(node))
+            if (number := filling(node)) is not None:
+                break
+            source = node.args[0] if node.op == "call_function" and node.args and _copies(node.target) else None
+            if isinstance(source, Node):
+                node = source
+                continue
+            tensor = self._constants.value(node) if is_small(node, 1) else None
+            if tensor is None or tensor.numel() != 1 or tensor.is_complex():
+                return None
+            number = float(tensor.item())
+            break
+        for dtype in reversed(casts):
+            number = rounded(number, dtype) if number is not None else None
+        return number
+
+    def bounded(self, node: Node) -> Doubt | None:
+        """Return None if every element is NaN or at most 1e37 in magnitude, and otherwise what makes that doubtful.
+
+        Args:
+            node: A node of the program's graph.
+        """
+        return None if self.of(node).magnitude <= BOUND else doubts.unbounded(self, node)
+
+    def rows_doubt(self, node: Node, dim: int) -> Doubt | None:
+        """Return None if no row of a value can be entirely -inf, and otherwise what makes that doubtful.
+
+        Rows without elements are no reason to doubt.
+
+        Args:
+            node: A node of the program's graph, of floating point.
+            dim: The dimension along which the rows are.
+        """
+        return self._rows.doubt(node, dim)
+
+    @property
+    def bounded_state(self) -> frozenset[str]:
+        """The names of the buffers that the program mutates and keeps NaN or at most 2**40 in magnitude.
+
+        This is relied on in all ranges. It holds if no one else writes to the buffers.
+        """
+        if self._kept is None:
+            self._kept = self._prove_state()
+        return self._kept
+
+    def is_input(self, node: Node) -> bool:
+        """Return whether a node is an input that the user passes."""
+        return node.op == "placeholder" and node.name in self._inputs
+
+    def assumed(self, node: Node) -> str | None:
+        """Return what is assumed of an input, None if nothing is or it is something else."""
+        return self._assumed.get(node.name) if self.is_input(node) else None
+
+    def state_name(self, node: Node) -> str | None:
+        """Return the name of the mutated buffer that a node stands for, None if it is something else."""
+        return self._constants.mutated(node)
+
+    def _analyse(self, node: Node) -> None:
+        ranges, stack = self._ranges, [node]
+        while stack:
+            last = stack[-1]
+            pending = [] if last in ranges else [each for each in last.all_input_nodes if each not in ranges]
+            stack += pending
+            if not pending:
+                stack.pop()
+                if last not in ranges:
+                    ranges[last] = self._compute(last)
+
+    def _compute(self, node: Node) -> Result:
+        if node.op == "placeholder":
+            return self._placeholder(node)
+        if node.op != "call_function":
+            return TOP
+        if node.target is operator.getitem:
+            several = self._ranges.get(node.args[0])  # type: ignore[arg-type]
+            index = node.args[1]
+            fits = isinstance(several, tuple) and isinstance(index, int) and index < len(several)
+            return (
+                several[index]
+                if fits and isinstance(several, tuple) and isinstance(index, int)
+                else whole(dtype_of(node))
+            )
+        known = transfer_of(node.target)
+        if known is None:
+            return whole(dtype_of(node))
+        try:
+            call = Call(node, lambda each: _as_one(self._ranges[each]))
+            found = known[0](call)
+            if not isinstance(found, Range):
+                return found
+            if known[1]:
+                found = settle(found, call.dtype)
+        except Exception as error:
+            let_through(error)
+            return whole(dtype_of(node))  # arguments that the operator does not take, or sizes that are not known
+        found = meet(found, whole(call.dtype)) if found.low == found.low and found.high == found.high else TOP
+        return self._look(node) or found if not found.finite else found
+
+    def _look(self, node: Node) -> Range | None:
+        """Return the range of what the node computes, if that is known and not found already."""
+        inputs = node.all_input_nodes
+        if not inputs or not is_small(node) or any(self._ranges[each] == TOP for each in inputs):
+            return None
+        value = self._constants.value(node)
+        return self._constants.extremes(value) if value is not None else None
+
+    def _placeholder(self, node: Node) -> Range:
+        dtype = dtype_of(node)
+        state = self._constants.mutated(node)
+        if state is not None:
+            kept = dtype is not None and dtype.is_floating_point and state in self.bounded_state
+            return symmetric(_STATE_BOUND, True) if kept else whole(dtype)
+        stored = self._constants.stored(node)
+        if stored is not None:
+            return self._constants.extremes(stored)
+        if self.assumed(node) == "finite" and dtype is not None and dtype.is_floating_point:
+            return convert(symmetric(assumptions.FINITE_BOUND, False), torch.float64, dtype)
+        return whole(dtype)
+
+    def _prove_state(self) -> frozenset[str]:
+        """Find the buffers of which an invariant holds: bounded at first, and after each run that finds them bounded."""
+        signature, output = self._program.graph_signature, self._program.graph.output_node()
+        written = {
+            str(spec.target): value
+            for spec, value in zip(signature.output_specs, output.args[0], strict=False)  # type: ignore[arg-type]
+            if spec.kind is OutputKind.BUFFER_MUTATION and isinstance(value, Node)
+        }
+        kept = frozenset(
+            state
+            for node in self._program.graph.find_nodes(op="placeholder")
+            if (state := self._constants.mutated(node)) in written
+            and state not in self._volatile
+            and (first := self._constants.stored(node)) is not None
+            and first.is_floating_point()
+            and self._constants.extremes(first).magnitude <= _STATE_BOUND
+        )
+        before = self._ranges
+        for attempt in range(3):
+            kept = kept if attempt < 2 else frozenset()
+            self._kept, self._ranges = kept, {}
+            still = frozenset(each for each in kept if self.of(written[each]).magnitude <= _STATE_BOUND)
+            if still == kept:
+                break
+            kept = still
+        for node, found in self._ranges.items():
+            before.setdefault(node, found)  # what was found before does not depend on buffers
+        self._ranges = before
+        return kept
+
+
+def _as_one(found: Result) -> Range:
+    if isinstance(found, Range):
+        return found
+    return TOP
+
+
+def _copies(target: object) -> bool:
+    name = str(getattr(target, "_op", target))
+    return name.startswith(("aten.", "dim_order_ops.")) and name.split(".")[1] in _KEEPS_NUMBER and ".dtype" not in name

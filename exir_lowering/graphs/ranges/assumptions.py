@@ -1,0 +1,40 @@
+"""What a user promises about inputs that a program cannot know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch.export import ExportedProgram
+
+from exir_lowering.errors import InputError
+
+FINITE_BOUND = 1e6
+"""The magnitude up to which the elements of a "finite" input are."""
+
+PROPERTIES: Mapping[str, str] = {
+    "finite": f"no element is NaN, and each is at most {FINITE_BOUND:g} in magnitude",
+    "finite_rows": "no row along the last dimension is entirely -inf, entirely False or, of integers, entirely 0",
+}
+"""What can be assumed of an input, and what exactly that promises."""
+
+
+def check(program: ExportedProgram, assume: Mapping[str, str]) -> dict[str, str]:
+    """Return the assumptions, if they are about inputs of a program.
+
+    Args:
+        program: The program.
+        assume: A property of `PROPERTIES` for names of inputs.
+
+    Raises:
+        InputError: The program has no such input, or there is no such property.
+    """
+    inputs = [str(name) for name in program.graph_signature.user_inputs if isinstance(name, str)]
+    for name, promised in assume.items():
+        if name not in inputs:
+            raise InputError(
+                f"assume names {name!r}, which is no input of the program. Its inputs are: {', '.join(inputs) or 'none'}."
+            )
+        if promised not in PROPERTIES:
+            possible = "; ".join(f"{key!r}: {text}" for key, text in PROPERTIES.items())
+            raise InputError(f"assume says {promised!r} of the input {name!r}. What can be assumed is {possible}.")
+    return dict(assume)

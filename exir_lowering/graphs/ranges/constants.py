@@ -1,0 +1,215 @@
+"""Values that are known when a program is lowered."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+from exir_lowering._upstream.ambient import neutral
+from exir_lowering._upstream.operators import mutates_arguments, wrapped_operator
+from exir_lowering.errors.interrupts import let_through
+from exir_lowering.graphs.operators.names import target_name
+from exir_lowering.graphs.ranges.calls import product, shape_of
+from exir_lowering.graphs.ranges.values import TOP, Range, whole
+
+_LARGEST = 1 << 20
+"""The number of elements up to which a value is computed."""
+
+_BUDGET = 1 << 24
+"""The number of elements that are computed in all."""
+
+_STORED = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+_NAMESPACES = ("aten.", "dim_order_ops.", "quantized_decomposed.")
+
+
+class Constants:
+    """The values of a program that depend on nothing but its weights.
+
+    Args:
+        program: The program; it may be edited while this is used.
+    """
+
+    def __init__(self, program: ExportedProgram) -> None:
+        self._program = program
+        self._specs = -1
+        self._targets: dict[str, str] = {}
+        self._mutated: dict[str, str] = {}
+        self._values: dict[Node, Any] = {}
+        self._known: dict[Node, bool] = {}
+        self._extremes: dict[Any, tuple[torch.Tensor, Range]] = {}
+        self._left = _BUDGET
+
+    def stored(self, node: Node) -> torch.Tensor | None:
+        """Return the tensor of a placeholder, also if the program mutates it; None if it is an input."""
+        self._read_signature()
+        target = self._targets.get(node.name) if node.op == "placeholder" else None
+        if target is None:
+            return None
+        found = self._program.state_dict.get(target)
+        found = self._program.constants.get(target) if found is None else found
+        return found if _is_real(found) else None
+
+    def mutated(self, node: Node) -> str | None:
+        """Return the name of the buffer that a placeholder stands for, if the program mutates it."""
+        self._read_signature()
+        return self._mutated.get(node.name) if node.op == "placeholder" else None
+
+    def value(self, node: Node) -> torch.Tensor | None:
+        """Return the content of a value, None if it is not known, or large and not stored."""
+        if node.op == "placeholder":
+            return None if self.mutated(node) is not None else self.stored(node)
+        if not self._depends_on_constants(node):
+            return None
+        stack = [node]
+        while stack:
+            last = stack[-1]
+            pending = [] if last in self._values else [n for n in last.all_input_nodes if n not in self._values]
+            stack += pending
+            if not pending:
+                stack.pop()
+                if last not in self._values:
+                    self._values[last] = self._evaluate(last)
+        found = self._values[node]
+        return found if isinstance(found, torch.Tensor) else None
+
+    def extremes(self, tensor: torch.Tensor) -> Range:
+        """Return the range of a tensor's elements; each tensor is read once."""
+        key = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+        found = self._extremes.get(key)
+        if found is None:
+            found = self._extremes[key] = (tensor, _extremes(tensor))  # the tensor keeps its address
+        return found[1]
+
+    def _read_signature(self) -> None:
+        specs = self._program.graph_signature.input_specs
+        if len(specs) == self._specs:
+            return
+        self._specs = len(specs)
+        mutated = set(self._program.graph_signature.buffers_to_mutate.values())
+        for spec in specs:
+            name, target = getattr(spec.arg, "name", None), spec.target
+            if spec.kind in _STORED and isinstance(name, str) and target is not None:
+                self._targets[name] = target
+                if spec.kind is InputKind.BUFFER and target in mutated:
+                    self._mutated[name] = target
+
+    def _depends_on_constants(self, node: Node) -> bool:
+        stack = [node]
+        while stack:
+            last = stack[-1]
+            pending = [] if last in self._known else [n for n in last.all_input_nodes if n not in self._known]
+            stack += pending
+            if not pending:
+                stack.pop()
+                if last not in self._known:
+                    self._known[last] = self._is_known(last)
+        return self._known[node]
+
+    def _is_known(self, node: Node) -> bool:
+        if node.op == "placeholder":
+            return self.value(node) is not None
+        if node.op != "call_function" or not all(self._known[each] for each in node.all_input_nodes):
+            return False
+        return node.target is operator.getitem or _is_deterministic(node.target)
+
+    def _evaluate(self, node: Node) -> Any:
+        if node.op == "placeholder":
+            return self.value(node)
+        if any(self._values[each] is None for each in node.all_input_nodes):
+            return None
+        if node.target is not operator.getitem:
+            fakes = node.meta.get("val")
+            fakes = fakes if isinstance(fakes, (tuple, list)) else [fakes]
+            elements = sum(product(each.shape) if isinstance(each, torch.Tensor) else _BUDGET for each in fakes)
+            if elements > _LARGEST or elements > self._left:
+                return None
+            self._left -= int(elements)
+        args, kwargs = (map_arg(each, self._values.__getitem__) for each in (node.args, node.kwargs))
+        try:
+            with neutral():
+                return node.target(*args, **kwargs)  # type: ignore[operator]
+        except Exception as error:
+            let_through(error)
+            return None  # it will raise in the runtime too, or there is no kernel in this process
+
+
+def _is_real(tensor: Any) -> bool:
+    return (
+        isinstance(tensor, torch.Tensor)
+        and type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+        and tensor.device.type == "cpu"
+        and tensor.layout is torch.strided
+        and not tensor.is_quantized
+    )
+
+
+def _is_deterministic(target: Any) -> bool:
+    name = target_name(target)
+    operator_ = wrapped_operator(target)
+    return (
+        name.startswith(_NAMESPACES)
+        and "empty" not in name
+        and not mutates_arguments(target)
+        and torch.Tag.nondeterministic_seeded not in getattr(operator_, "tags", (torch.Tag.nondeterministic_seeded,))
+    )
+
+
+def _extremes(tensor: torch.Tensor) -> Range:
+    if tensor.numel() == 0:
+        return Range(0.0, 0.0, False)
+    if tensor.is_complex():
+        return TOP
+    try:
+        with neutral():
+            low, high = (float(each) for each in torch.aminmax(tensor.detach()))
+            if low == low:
+                exact = tensor.is_floating_point() or max(-low, high) < 2.0**52
+                return Range(low, high, False) if exact else whole(tensor.dtype)
+            numbers = tensor.detach()[~torch.isnan(tensor.detach())]
+            if numbers.numel() == 0:
+                return TOP
+            low, high = (float(each) for each in torch.aminmax(numbers))
+            return Range(low, high, True)
+    except Exception as error:
+        let_through(error)
+        return whole(tensor.dtype)
+
+
+_FILLED = {"aten.full.default": 1, "aten.full_like.default": 1, "aten.scalar_tensor.default": 0}
+_ZEROS = ("aten.zeros.default", "aten.zeros_like.default", "aten.new_zeros.default")
+_ONES = ("aten.ones.default", "aten.ones_like.default", "aten.new_ones.default")
+
+
+def filling(node: Node) -> float | None:
+    """Return the number with which a generator operator fills its result, before rounding; None for other nodes."""
+    name = target_name(node.target) if node.op == "call_function" else ""
+    if name in _ZEROS or name in _ONES:
+        return float(name in _ONES)
+    position = _FILLED.get(name)
+    if position is None:
+        return None
+    value = node.args[position] if position < len(node.args) else node.kwargs.get("fill_value", node.kwargs.get("s"))
+    known = isinstance(value, float) or (isinstance(value, int) and abs(value) < 1 << 52)
+    return float(value) if known and isinstance(value, (int, float)) else None
+
+
+def rounded(value: float, dtype: torch.dtype | None) -> float | None:
+    """Return a number as an element of a type has it, None if it cannot be one."""
+    if dtype is None or dtype.is_complex:
+        return None
+    try:
+        return float(torch.tensor(value, dtype=dtype, device="cpu").item())
+    except (RuntimeError, OverflowError, ValueError):
+        return None
+
+
+def is_small(node: Node, most: int = 1 << 14) -> bool:
+    """Return whether a value has so few elements that computing it costs next to nothing."""
+    shape = shape_of(node)
+    return shape is not None and product(shape) <= most

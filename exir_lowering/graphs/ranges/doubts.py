@@ -1,0 +1,96 @@
+"""Words for what could not be proven, and who is to blame."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch.fx import Node
+
+from exir_lowering.graphs.operators.names import target_name
+from exir_lowering.graphs.ranges.values import BOUND, Doubt
+from exir_lowering.graphs.source_lines import source_line
+
+if TYPE_CHECKING:
+    from exir_lowering.graphs.ranges.analysis import ValueRanges
+
+_NOTHING = "nothing: rewrites that need to know more do not apply here"
+
+
+def unbounded(ranges: ValueRanges, node: Node) -> Doubt:
+    """Say which value makes another one unbounded: the first one whose own inputs are all bounded."""
+    seen: set[Node] = set()
+    while True:
+        seen.add(node)
+        culprit = next((n for n in node.all_input_nodes if n not in seen and ranges.of(n).magnitude > BOUND), None)
+        if culprit is None:
+            return _blame_magnitude(ranges, node)
+        node = culprit
+
+
+def _blame_magnitude(ranges: ValueRanges, node: Node) -> Doubt:
+    if ranges.is_input(node):
+        return Doubt(
+            node,
+            f"{node.name} is an input of the model, and its elements can be infinite or as large as they like",
+            f'pass assume={{"{node.name}": "finite"}} if all of its elements are numbers up to 1e6',
+        )
+    state = ranges.state_name(node)
+    if state is not None:
+        return Doubt(
+            node,
+            f"the model writes values that are not known to be bounded into its buffer {state}",
+            "bound what is written into the buffer, for example with a normalisation or a clamp",
+        )
+    return Doubt(node, f"{_call(node)} can be infinite{_at(node)}", _NOTHING)
+
+
+def masked(ranges: ValueRanges, node: Node, what: str) -> Doubt:
+    """Say that a row of a value may be masked entirely.
+
+    Args:
+        ranges: The analysis.
+        node: The value.
+        what: What its rows may entirely be, such as "-inf".
+    """
+    if ranges.is_input(node):
+        return Doubt(
+            node,
+            f"{node.name} is an input of the model, and a row of it may be entirely {what}",
+            f'pass assume={{"{node.name}": "finite_rows"}} if no row is fully masked',
+        )
+    state = ranges.state_name(node)
+    if state is not None:
+        return Doubt(node, f"the model writes its buffer {state}, and a row of it may be entirely {what}", _NOTHING)
+    return Doubt(node, f"a row of what {_call(node)} computes may be entirely {what}{_at(node)}", _NOTHING)
+
+
+def constant_row(node: Node, what: str) -> Doubt:
+    """Say that a row of a known value is masked entirely."""
+    return Doubt(
+        node,
+        f"a row of {_call(node)}, whose content is known, is entirely {what}{_at(node)}",
+        "nothing: the softmax of that row has to be 0",
+    )
+
+
+def hidden(node: Node, culprit: Node) -> Doubt:
+    """Say that an operator makes a mask of an input, which does not say enough about its rows."""
+    return Doubt(
+        culprit,
+        f"{culprit.name} is an input of the model, and {_call(node)} makes a mask of it{_at(node)}",
+        "pass the mask itself to the model, or make it so that each row has an element that is known not to be masked",
+    )
+
+
+def too_deep(node: Any) -> Doubt:
+    """Say that the search was given up."""
+    return Doubt(node, f"the mask is computed in too many steps to follow{_at(node)}", _NOTHING)
+
+
+def _call(node: Node) -> str:
+    return target_name(node.target) if node.op == "call_function" else node.name
+
+
+def _at(node: Node) -> str:
+    line = source_line(node)
+    return f" ({line})" if line else ""

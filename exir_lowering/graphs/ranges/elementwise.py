@@ -1,0 +1,335 @@
+"""Transfer functions of operators that compute each element from the elements at the same place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from exir_lowering.graphs.ranges import relations
+from exir_lowering.graphs.ranges.calls import Call, Transfer, dtype_of, keeps, rounds
+from exir_lowering.graphs.ranges.values import (
+    BOOL,
+    INF,
+    TOP,
+    Range,
+    add,
+    divide,
+    invert,
+    meet,
+    multiply,
+    negate,
+    settle,
+    symmetric,
+    union,
+    whole,
+)
+
+_LOOSE = 1e4
+"""The magnitude from which on a relation between the operands is looked for, which may give a smaller one."""
+
+
+def _scaled(call: Call, position: int) -> Range:
+    """Return the range of the operand that `alpha` multiplies."""
+    alpha = call.get(position + 1, "alpha", 1)
+    found = call.operand(position, "other")
+    return found if alpha == 1 else settle(multiply(found, call.range(alpha)), call.dtype)
+
+
+@rounds("aten.add.Tensor", "aten.add.Scalar")
+def _add(call: Call) -> Range:
+    return add(call.operand(0), _scaled(call, 1))
+
+
+@rounds("aten.sub.Tensor", "aten.sub.Scalar")
+def _sub(call: Call) -> Range:
+    return add(call.operand(0), negate(_scaled(call, 1)))
+
+
+@rounds("aten.rsub.Tensor", "aten.rsub.Scalar")
+def _rsub(call: Call) -> Range:
+    alpha = call.get(2, "alpha", 1)
+    return add(call.operand(1), negate(settle(multiply(call.operand(0), call.range(alpha)), call.dtype)))
+
+
+@rounds("aten.mul.Tensor", "aten.mul.Scalar")
+def _mul(call: Call) -> Range:
+    one, other = call.get(0), call.get(1, "other")
+    found = multiply(call.operand(0), call.operand(1, "other"))
+    if one is other:  # the same number twice: a square, and inf * inf is no NaN
+        square = call.operand(0)
+        found = Range(max(0.0, found.low) if not square.has_zero else 0.0, found.high, square.nan)
+    elif found.magnitude > _LOOSE:
+        found = _meet(found, relations.normalised(call, one, other, inverted=True))
+        found = _meet(found, relations.normalised(call, other, one, inverted=True))
+    return found
+
+
+@rounds("aten.div.Tensor", "aten.div.Scalar")
+def _div(call: Call) -> Range:
+    found = divide(call.operand(0), call.operand(1, "other"))
+    if found.magnitude > _LOOSE:
+        found = _meet(found, relations.normalised(call, call.get(0), call.get(1, "other"), inverted=False))
+    return found
+
+
+def _meet(found: Range, related: Range | None) -> Range:
+    return found if related is None else meet(found, related)
+
+
+@rounds("aten.div.Tensor_mode", "aten.div.Scalar_mode", "aten.floor_divide")
+def _div_mode(call: Call) -> Range:
+    quotient = divide(call.operand(0), call.operand(1, "other"))
+    return Range(quotient.low - 1, quotient.high + 1, quotient.nan)
+
+
+@rounds("aten.neg")
+def _neg(call: Call) -> Range:
+    return negate(call.operand(0))
+
+
+@rounds("aten.abs")
+def _abs(call: Call) -> Range:
+    a = call.operand(0)
+    return Range(0.0 if a.has_zero else min(abs(a.low), abs(a.high)), a.magnitude, a.nan)
+
+
+@keeps("aten.relu")
+def _relu(call: Call) -> Range:
+    a = call.operand(0)
+    return Range(max(0.0, a.low), max(0.0, a.high), a.nan)
+
+
+@rounds("aten.leaky_relu", "aten.elu", "aten.celu", "aten.prelu", "aten._prelu_kernel")
+def _leaky(call: Call) -> Range:
+    slope = call.get(1, "negative_slope", 1.0)
+    a, factor = call.operand(0), call.range(slope)
+    if not factor.finite or len(call.node.args) > 2 or call.node.kwargs:
+        return TOP
+    scaled = multiply(a, Range(min(0.0, factor.low), max(1.0, factor.high), factor.nan))
+    return Range(min(scaled.low, -factor.magnitude), max(0.0, scaled.high), a.nan or factor.nan or not a.finite)
+
+
+def _gate(lowest: float) -> Transfer:
+    """Make the function of x times something in [0, 1] that is never less than a number; -inf times 0 is NaN."""
+
+    def transfer(call: Call) -> Range:
+        a = call.operand(0)
+        return Range(lowest if a.low < 0 else 0.0, max(0.0, a.high), a.nan or not a.finite)
+
+    return transfer
+
+
+rounds("aten.gelu")(_gate(-0.2))  # the least values are -0.170 and, by tanh, -0.1701
+rounds("aten.silu")(_gate(-0.3))  # -0.2785
+rounds("aten.hardswish")(_gate(-0.4))  # -0.375
+rounds("aten.mish")(_gate(-0.35))  # -0.3088
+
+
+def _within(low: float, high: float, infinite: bool) -> Transfer:
+    """Make the function of an operator with a fixed range; `infinite`: whether it makes NaN of an infinity."""
+
+    def transfer(call: Call) -> Range:
+        a = call.operand(0)
+        return Range(low, high, a.nan or (infinite and not a.finite))
+
+    return transfer
+
+
+rounds("aten.sigmoid", "aten.hardsigmoid")(_within(0.0, 1.0, False))
+rounds("aten.tanh", "aten.erf")(_within(-1.0, 1.0, False))
+rounds("aten.sin", "aten.cos")(_within(-1.0, 1.0, True))
+rounds("aten.atan")(_within(-1.6, 1.6, False))
+
+
+def _monotone(function: Callable[[float], float], least: float, best: float = INF) -> Transfer:
+    """Make the function of an increasing operator that is defined from a number on, with NaN below it."""
+
+    def transfer(call: Call) -> Range:
+        a = call.operand(0)
+        low, high = function(max(a.low, least)), function(max(a.high, least))
+        return Range(low, min(high, best), a.nan or a.low < least)
+
+    return transfer
+
+
+def _exp(number: float) -> float:
+    return INF if number > 709 else math.exp(number)
+
+
+def _log(number: float) -> float:
+    return INF if number == INF else math.log(number) if number > 0 else -INF
+
+
+rounds("aten.exp")(_monotone(_exp, -INF))
+rounds("aten.expm1")(_monotone(lambda number: _exp(number) - 1, -INF))
+rounds("aten.log")(_monotone(_log, 0.0))
+rounds("aten.log1p")(_monotone(lambda number: _log(number + 1), -1.0))
+rounds("aten.log2")(_monotone(lambda number: _log(number) * 1.4427, 0.0))
+rounds("aten.sqrt")(_monotone(lambda number: math.sqrt(number), 0.0))
+
+
+@rounds("aten.rsqrt")
+def _rsqrt(call: Call) -> Range:
+    return _root(call.operand(0))
+
+
+def _root(a: Range) -> Range:
+    if a.low <= 0:
+        return TOP  # of 0.0 it is inf, of -0.0 -inf
+    return Range(1 / math.sqrt(a.high), 1 / math.sqrt(a.low), a.nan)
+
+
+@rounds("aten.reciprocal")
+def _reciprocal(call: Call) -> Range:
+    return invert(call.operand(0))
+
+
+@rounds("aten.pow.Tensor_Scalar")
+def _pow(call: Call) -> Range:
+    a, exponent = call.operand(0), call.get(1, "exponent")
+    if exponent == 0.5:
+        return Range(0.0, math.sqrt(max(0.0, a.high)), a.nan or a.low < 0)
+    if exponent == -0.5:
+        return _root(a)
+    if exponent == -1:
+        return invert(a)
+    if not isinstance(exponent, (int, float)) or exponent <= 0 or exponent != int(exponent) or exponent > 64:
+        return TOP
+    powers = [_power(number, int(exponent)) for number in (a.low, a.high)]
+    even = exponent % 2 == 0
+    return Range(0.0 if even and a.has_zero else min(powers), max(powers), a.nan)
+
+
+def _power(number: float, exponent: int) -> float:
+    try:
+        return float(number**exponent)
+    except OverflowError:
+        return INF if number > 0 or exponent % 2 == 0 else -INF
+
+
+@keeps("aten.hardtanh")
+def _hardtanh(call: Call) -> Range:
+    return _clamped(call, call.get(1, "min_val", -1), call.get(2, "max_val", 1))
+
+
+@keeps("aten.clamp", "aten.clamp.Tensor")
+def _clamp(call: Call) -> Range:
+    return _clamped(call, call.get(1, "min"), call.get(2, "max"))
+
+
+def _clamped(call: Call, least: object, most: object) -> Range:
+    a = call.operand(0)
+    low, high, nan = a.low, a.high, a.nan
+    if least is not None:
+        bound = call.converted(least, call.dtype)
+        low, high, nan = max(low, bound.low), max(high, bound.high), nan or bound.nan
+    if most is not None:
+        bound = call.converted(most, call.dtype)
+        low, high, nan = min(low, bound.low), min(high, bound.high), nan or bound.nan
+    return Range(low, high, nan)
+
+
+@keeps("aten.clamp_min", "aten.maximum", "aten.clamp_min.Tensor")
+def _maximum(call: Call) -> Range:
+    a, b = call.operand(0), call.operand(1)
+    return Range(max(a.low, b.low), max(a.high, b.high), a.nan or b.nan)
+
+
+@keeps("aten.clamp_max", "aten.minimum", "aten.clamp_max.Tensor")
+def _minimum(call: Call) -> Range:
+    a, b = call.operand(0), call.operand(1)
+    return Range(min(a.low, b.low), min(a.high, b.high), a.nan or b.nan)
+
+
+@rounds("aten.floor", "aten.ceil", "aten.round", "aten.trunc")
+def _round(call: Call) -> Range:
+    a = call.operand(0)
+    return Range(a.low - 1, a.high + 1, a.nan)
+
+
+@rounds("aten.fmod.Scalar", "aten.fmod.Tensor", "aten.remainder.Scalar", "aten.remainder.Tensor")
+def _remainder(call: Call) -> Range:
+    a, b = call.operand(0), call.operand(1, "other")
+    if not b.finite:
+        return TOP
+    # The remainder is less than the divisor; of an infinity, and by zero, it is NaN, or an error of integers.
+    return symmetric(b.magnitude, a.nan or b.nan or a.has_infinity or b.has_zero)
+
+
+@keeps("aten.where.self", "aten.where.ScalarOther", "aten.where.ScalarSelf", "aten.where.Scalar")
+def _where(call: Call) -> Range:
+    condition = call.range(call.get(0))
+    if condition.low >= 1:
+        return call.operand(1)
+    if condition.high <= 0 and not condition.nan:
+        return call.operand(2)
+    return union((call.operand(1), call.operand(2)))
+
+
+@keeps("aten.masked_fill.Scalar", "aten.masked_fill.Tensor")
+def _masked_fill(call: Call) -> Range:
+    return union((call.operand(0), call.operand(2)))
+
+
+@keeps(
+    "aten.eq.Scalar", "aten.eq.Tensor", "aten.ne.Scalar", "aten.ne.Tensor", "aten.lt.Scalar", "aten.lt.Tensor",
+    "aten.le.Scalar", "aten.le.Tensor", "aten.gt.Scalar", "aten.gt.Tensor", "aten.ge.Scalar", "aten.ge.Tensor",
+    "aten.logical_xor", "aten.isnan", "aten.isinf", "aten.any", "aten.any.dim", "aten.any.dims", "aten.all",
+    "aten.all.dim", "aten.all.dims",
+)  # fmt: skip
+def _truth(call: Call) -> Range:
+    return BOOL
+
+
+@keeps("aten.logical_not")
+def _logical_not(call: Call) -> Range:
+    a = _as_bool(call, 0)
+    return Range(1 - a.high, 1 - a.low, False)
+
+
+@keeps("aten.logical_and")
+def _logical_and(call: Call) -> Range:
+    a, b = _as_bool(call, 0), _as_bool(call, 1)
+    return Range(min(a.low, b.low), min(a.high, b.high), False)
+
+
+@keeps("aten.logical_or")
+def _logical_or(call: Call) -> Range:
+    a, b = _as_bool(call, 0), _as_bool(call, 1)
+    return Range(max(a.low, b.low), max(a.high, b.high), False)
+
+
+def _as_bool(call: Call, position: int) -> Range:
+    argument = call.get(position)
+    found = call.range(argument)
+    return BOOL if found.has_zero or found.nan or dtype_of(argument) is None else Range(1.0, 1.0, False)
+
+
+@keeps("aten.bitwise_and.Tensor")
+def _bitwise_and(call: Call) -> Range:
+    return _logical_and(call) if call.dtype is torch.bool else whole(call.dtype)
+
+
+@keeps("aten.bitwise_or.Tensor")
+def _bitwise_or(call: Call) -> Range:
+    return _logical_or(call) if call.dtype is torch.bool else whole(call.dtype)
+
+
+@keeps("aten.bitwise_xor.Tensor", "aten.bitwise_not")
+def _bitwise(call: Call) -> Range:
+    return whole(call.dtype)
+
+
+@keeps(
+    "aten._to_copy", "dim_order_ops._to_dim_order_copy", "aten.to.dtype", "aten.clone", "aten.type_as",
+    "dim_order_ops._clone_dim_order",
+)  # fmt: skip
+def _cast(call: Call) -> Range:
+    return call.operand(0)
+
+
+@keeps("aten.copy")
+def _copy(call: Call) -> Range:
+    return call.operand(1, "src")

@@ -1,0 +1,305 @@
+"""Whether rows of scores can be masked entirely.
+
+The question is asked in two forms. Of numbers: what is the largest number that every row reaches with one element, or
+holds a NaN (`_floor`)? Of truth values: does every row hold a given one (`_holds`)? A row along a dimension of a value
+that was broadcast, reshaped or permuted is a row along some dimension of its source, so the questions go from a value
+to its sources. Dimensions are counted from the last one (-1), as broadcasting does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx import Node
+
+from exir_lowering._upstream.ambient import neutral
+from exir_lowering.graphs.operators.names import target_name
+from exir_lowering.graphs.ranges import doubts, places
+from exir_lowering.graphs.ranges.calls import dtype_of, shape_of
+from exir_lowering.graphs.ranges.values import INF, Doubt, limits
+
+if TYPE_CHECKING:
+    from exir_lowering.graphs.ranges.analysis import ValueRanges
+
+_DEEPEST = 60
+
+_COMPARISONS = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
+
+
+class Rows:
+    """Answers about the rows of the values of a graph.
+
+    Args:
+        ranges: The analysis of the graph.
+    """
+
+    def __init__(self, ranges: ValueRanges) -> None:
+        self._ranges = ranges
+        self._floors: dict[tuple[Node, int], float | Doubt] = {}
+        self._truths: dict[tuple[Node, int, bool], Doubt | None] = {}
+
+    def doubt(self, node: Node, dim: int) -> Doubt | None:
+        """Return None if every row has an element that is not -inf, or none at all, and otherwise why that is unclear.
+
+        Args:
+            node: A value of floating point.
+            dim: The dimension along which the rows are.
+        """
+        shape = shape_of(node)
+        if shape is None:
+            return doubts.masked(self._ranges, node, "-inf")
+        if not shape:
+            dim = -1
+        elif dim >= 0:
+            dim -= len(shape)
+        found = self._floor(node, dim, 0)
+        return found if isinstance(found, Doubt) else None
+
+    def _floor(self, node: Any, dim: int, depth: int) -> float | Doubt:
+        """Return a number greater than -inf that every row reaches with an element (or NaN), or why there is none."""
+        if not isinstance(node, Node):
+            return float(node)
+        low = self._ranges.of(node).low
+        if low > -INF:
+            return low
+        if depth > _DEEPEST:
+            return doubts.too_deep(node)
+        key = (node, dim)
+        if key not in self._floors:
+            self._floors[key] = self._find_floor(node, dim, depth + 1)
+        return self._floors[key]
+
+    def _find_floor(self, node: Node, dim: int, depth: int) -> float | Doubt:
+        dtype, shape = dtype_of(node), shape_of(node)
+        unclear = doubts.masked(self._ranges, node, "-inf")
+        if dtype is None or shape is None or not dtype.is_floating_point or len(shape) < -dim:
+            return unclear
+        if self._ranges.assumed(node) == "finite_rows" and dim == -1:
+            return -limits(dtype)[0]
+        content = self._ranges.constant(node)
+        if content is not None:
+            return _floor_of(node, content, dim)
+        name = target_name(node.target) if node.op == "call_function" else ""
+        if name in ("aten.add.Tensor", "aten.add.Scalar") and node.kwargs.get("alpha", 1) == 1 and len(node.args) == 2:
+            return self._floor_of_sum(node, dim, depth)
+        if name == "aten.where.self":
+            return self._floor_of_choice(node, dim, depth)
+        if name in ("aten.mul.Tensor", "aten.mul.Scalar", "aten.div.Tensor", "aten.div.Scalar"):
+            return self._floor_of_product(node, dim, depth, "div" in name)
+        sources = places.sources(self._ranges, node, dim)
+        if sources is None:
+            return unclear
+        found = self._combine(sources, depth)
+        if isinstance(found, Doubt) or _settled(found, dtype) > -INF:
+            return found
+        return unclear
+
+    def _combine(self, sources: places.Sources, depth: int) -> float | Doubt:
+        """Return the floor of a row that has the rows of some sources, or is one of their rows."""
+        floors = [self._floor(source, dim, depth) for source, dim in sources.rows]
+        numbers = [floor for floor in floors if not isinstance(floor, Doubt)]
+        if (sources.every and len(numbers) < len(floors)) or not numbers:
+            return next(floor for floor in floors if isinstance(floor, Doubt))
+        return min(numbers) if sources.every else max(numbers)
+
+    def _floor_of_sum(self, node: Node, dim: int, depth: int) -> float | Doubt:
+        """One addend is bounded below everywhere, and each row of the other one reaches some number."""
+        doubt: Doubt | None = None
+        for one, other in (node.args, node.args[::-1]):
+            low = self._low(other)
+            if low == -INF:
+                continue
+            floor = self._operand_floor(one, dim, depth)
+            if isinstance(floor, Doubt):
+                doubt = doubt or floor
+                continue
+            found = _rounded_sum(floor, low, dtype_of(node))
+            if found > -INF:
+                return found
+        if doubt is not None:
+            return doubt
+        culprits = [each for each in node.args if isinstance(each, Node) and self._low(each) == -INF]
+        return doubts.unbounded(self._ranges, culprits[0] if culprits else node)
+
+    def _floor_of_choice(self, node: Node, dim: int, depth: int) -> float | Doubt:
+        """Each row chooses, at least once, an element of a value that is bounded below."""
+        condition, one, other = node.args
+        doubt: Doubt | None = None
+        for value, truth in ((one, True), (other, False)):
+            low = self._low(value)
+            if low > -INF:
+                found = self._operand_truth(condition, dim, truth, depth)
+                if found is None:
+                    return low
+                doubt = doubt or found
+        return doubt or doubts.masked(self._ranges, node, "-inf")
+
+    def _floor_of_product(self, node: Node, dim: int, depth: int, divided: bool) -> float | Doubt:
+        """Factors greater than zero and finite keep what is greater than -inf, unless it overflows."""
+        one, other = node.args[:2]
+        for value, factor in ((one, other),) if divided else ((one, other), (other, one)):
+            low, high = self._low(factor), self._high(factor)
+            if not isinstance(value, Node) or not 0 < low <= high < INF:
+                continue
+            floor = self._operand_floor(value, dim, depth)
+            if isinstance(floor, Doubt):
+                return floor
+            found = min(floor / low, floor / high) if divided else min(floor * low, floor * high)
+            found = _settled(1.02 * found if found < 0 else 0.0, dtype_of(node))
+            if found > -INF:
+                return found
+        return doubts.masked(self._ranges, node, "-inf")
+
+    def _operand_floor(self, operand: Any, dim: int, depth: int) -> float | Doubt:
+        """Return the floor of an operand that is broadcast: an element that is repeated is a row of its own."""
+        if not isinstance(operand, Node) or len(shape_of(operand) or ()) >= -dim or self._low(operand) > -INF:
+            return self._floor(operand, dim, depth)
+        return doubts.masked(self._ranges, operand, "-inf")
+
+    def _operand_truth(self, operand: Any, dim: int, truth: bool, depth: int) -> Doubt | None:
+        """Return why no row of an operand that is broadcast may hold a truth value, None if each does."""
+        if isinstance(operand, Node) and len(shape_of(operand) or ()) < -dim and not self._always(operand, truth):
+            return doubts.masked(self._ranges, operand, str(not truth))
+        return self._truth(operand, dim, truth, depth)
+
+    def _low(self, argument: Any) -> float:
+        return self._ranges.of(argument).low if isinstance(argument, Node) else float(argument)
+
+    def _high(self, argument: Any) -> float:
+        return self._ranges.of(argument).high if isinstance(argument, Node) else float(argument)
+
+    def _always(self, node: Any, truth: bool) -> bool:
+        """Return whether all elements of a value are known to be true, or all to be false."""
+        if not isinstance(node, Node):
+            return bool(node) is truth
+        known = self._ranges.of(node)
+        if (not known.has_zero and not known.nan) if truth else (known.low == known.high == 0 and not known.nan):
+            return True
+        content = self._ranges.constant(node) if dtype_of(node) is torch.bool else None
+        return content is not None and bool((content if truth else ~content).all())
+
+    def _truth(self, node: Any, dim: int, truth: bool, depth: int) -> Doubt | None:
+        """Return None if every row that has elements holds a truth value, and otherwise why that is unclear."""
+        if self._always(node, truth):
+            return None
+        if depth > _DEEPEST or not isinstance(node, Node):
+            return doubts.too_deep(node)
+        key = (node, dim, truth)
+        if key not in self._truths:
+            self._truths[key] = self._find_truth(node, dim, truth, depth + 1)
+        return self._truths[key]
+
+    def _find_truth(self, node: Node, dim: int, truth: bool, depth: int) -> Doubt | None:
+        dtype, shape = dtype_of(node), shape_of(node)
+        unclear = doubts.masked(self._ranges, node, "False" if truth else "True")
+        if dtype is None or shape is None or len(shape) < -dim:
+            return unclear
+        if self._ranges.assumed(node) == "finite_rows" and dim == -1 and truth and not dtype.is_floating_point:
+            return None
+        content = self._ranges.constant(node)
+        if content is not None:
+            return None if _all_rows_hold(content, dim, truth) else doubts.constant_row(node, str(not truth))
+        name = target_name(node.target) if node.op == "call_function" else ""
+        base = name.split(".")[1] if name.startswith("aten.") else ""
+        if base in ("logical_not", "bitwise_not") or name in ("aten.eq.Scalar", "aten.ne.Scalar"):
+            if base in ("eq", "ne") and node.args[1] != 0:
+                return unclear
+            return self._truth(node.args[0], dim, truth if base == "ne" else not truth, depth)
+        if base in ("logical_and", "logical_or", "bitwise_and", "bitwise_or") and dtype is torch.bool:
+            return self._truth_of_both(node, dim, truth, base.endswith("and"), depth)
+        if base in ("lt", "le", "gt", "ge"):
+            return None if self._compares(node, dim, truth, base) else self._blame(node) or unclear
+        sources = places.sources(self._ranges, node, dim)
+        if sources is None or not _keeps_truth(node):
+            return self._blame(node) or unclear
+        found = [self._truth(source, place, truth, depth) for source, place in sources.rows]
+        open_ = [each for each in found if each is not None]
+        return (open_[0] if open_ else None) if sources.every or len(open_) == len(found) else None
+
+    def _blame(self, node: Node) -> Doubt | None:
+        """Blame an input of the model for an operator that hides it, if there is just one that leads here."""
+        inputs = [each for each in node.all_input_nodes if self._ranges.is_input(each)]
+        return doubts.hidden(node, inputs[0]) if inputs else None
+
+    def _truth_of_both(self, node: Node, dim: int, truth: bool, both: bool, depth: int) -> Doubt | None:
+        """True for a conjunction: one side is true everywhere, the other one in each row; False: either is in each."""
+        one, other = node.args[:2]
+        doubt: Doubt | None = None
+        for here, there in ((one, other), (other, one)):
+            if both is not truth or self._always(there, truth):
+                found = self._operand_truth(here, dim, truth, depth)
+                if found is None:
+                    return None
+                doubt = doubt or found
+        return doubt or doubts.masked(self._ranges, node, str(not truth))
+
+    def _compares(self, node: Node, dim: int, truth: bool, name: str) -> bool:
+        """Return whether a comparison with known numbers has a result in each row: `kv <= q` where kv starts at 0."""
+        one, other = node.args[:2]
+        dtypes = {dtype_of(each) for each in (one, other) if isinstance(each, Node)}
+        if len(dtypes) != 1 or any(dtype is None or dtype.is_floating_point for dtype in dtypes):
+            return False
+        name = name if truth else {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt"}[name]
+        if name in ("gt", "ge"):
+            one, other, name = other, one, _COMPARISONS[name]
+        least, most = self._extreme(one, dim, largest=False), self._extreme(other, dim, largest=True)
+        strict = name == "lt"
+        return any(a < b or (not strict and a == b) for a, b in ((least, self._low(other)), (self._high(one), most)))
+
+    def _extreme(self, argument: Any, dim: int, *, largest: bool) -> float:
+        """Return a number that each row of integers reaches: none has only greater, or only smaller, elements."""
+        if not isinstance(argument, Node):
+            return float(argument)
+        content = self._ranges.constant(argument)
+        if content is None or content.numel() == 0:
+            return self._low(argument) if largest else self._high(argument)
+        with neutral():
+            if largest:
+                return float((content.amax(dim) if content.dim() >= -dim else content).min())
+            return float((content.amin(dim) if content.dim() >= -dim else content).max())
+
+
+def _floor_of(node: Node, content: torch.Tensor, dim: int) -> float | Doubt:
+    """Return the smallest of the largest elements of each row of a tensor; NaN counts as large."""
+    if content.numel() == 0:
+        return 0.0
+    with neutral():
+        rows = content if content.dim() == 0 else content.nan_to_num(INF, INF, -INF).amax(dim)
+        found = float(rows.min())
+    return found if found > -INF else doubts.constant_row(node, "-inf")
+
+
+def _all_rows_hold(content: torch.Tensor, dim: int, truth: bool) -> bool:
+    if content.numel() == 0:
+        return True
+    with neutral():
+        return bool(((content != 0) if truth else (content == 0)).any(dim).all())
+
+
+def _keeps_truth(node: Node) -> bool:
+    """Return whether what is not zero in the first argument is not zero in the result, and the other way around."""
+    source, target = dtype_of(node.all_input_nodes[0]), dtype_of(node)
+    if source is None or target is None or source is target:
+        return source is not None and source is target
+    return torch.bool in (source, target) or (not source.is_floating_point and target.is_floating_point)
+
+
+def _rounded_sum(floor: float, low: float, dtype: torch.dtype | None) -> float:
+    """Return what a sum of numbers from two bounds on is at least, -inf if it can overflow to that.
+
+    The lowest number of a type plus a small one rounds to the lowest number: masks are often made of it.
+    """
+    if dtype is None or not dtype.is_floating_point:
+        return -INF
+    largest, _, precision = limits(dtype)
+    found = floor + low
+    if found <= -largest:
+        unit = largest * precision / (2 - precision)  # between the largest number and the one before
+        return -largest if found > -largest - unit / 4 and low > -unit / 4 else -INF
+    return _settled(found - 8 * precision * (abs(floor) + abs(low)), dtype)
+
+
+def _settled(number: float, dtype: torch.dtype | None) -> float:
+    """Return a bound of a type's numbers, -inf if it is beyond them."""
+    return number if dtype is not None and dtype.is_floating_point and number >= -limits(dtype)[0] else -INF

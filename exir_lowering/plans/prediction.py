@@ -1,0 +1,262 @@
+"""How long a method will take: its operators where they run, the calls of delegates, and the data in between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+
+from exir_lowering import graphs
+from exir_lowering._upstream.fakes import size_hint
+from exir_lowering.graphs import measures
+from exir_lowering.graphs.walking import OPERAND_LAYOUTS, NestedGraph
+from exir_lowering.plans.values import Advice, HostCost, HostNode, Prediction
+from exir_lowering.plugins.costs import HOST, CostModel, ask_cost, check_cost
+from exir_lowering.plugins.default_costs import DefaultCosts
+
+LARGEST = 3
+"""How many host costs a prediction lists."""
+
+_TOGETHER = 3
+"""How many operators advice may be about to be repeated at the cost of one of them."""
+
+_DEFAULT = DefaultCosts()
+
+_ATTENTION = "aten.scaled_dot_product_attention"
+
+
+def cost_of(nodes: Iterable[Node], place: str, model: CostModel | None = None) -> float:
+    """Return the seconds that operators take at a place, without calls of delegates and without moving data.
+
+    Args:
+        nodes: The operators; getitems cost nothing.
+        place: "host", or a backend.
+        model: What operators cost; None for the default model, which also counts where a model has no cost.
+
+    Raises:
+        InputError: The model raised, or a cost is not a finite number of at least 0.
+    """
+    costs = _Costs(model)
+    return sum((costs.node(node, place, calls=False) for node in nodes if graphs.is_operator(node)), 0.0)
+
+
+def predict(
+    program: ExportedProgram,
+    partition_of: Mapping[Node, str],
+    backend_of: Mapping[str, str],
+    model: CostModel | None = None,
+) -> Predicted:
+    """Predict the latency of a method, nested graphs included.
+
+    Of the branches of a cond the one that takes longer counts. The graph of a map or scan counts once for each element
+    of what it goes over, that of a loop once, as nobody knows how often it runs.
+
+    Args:
+        program: The method in Edge dialect, before partitions are taken out.
+        partition_of: The partition of each node that is in one, getitems and nodes of nested graphs included.
+        backend_of: The backend of each partition.
+        model: What operators cost; None for the default model.
+
+    Raises:
+        InputError: The model raised, or a cost is not a finite number of at least 0.
+    """
+    walk = _Walk(partition_of, backend_of, _Costs(model))
+    sums = walk.graph(program.graph_module, frozenset(graphs.lifted_inputs(program)), None)
+    return Predicted(sums, walk.costs.guessed)
+
+
+# -- a model's answers -------------------------------------------------------------------------------------------------
+
+
+class _Costs:
+    """A model's answers, checked; where it has none, those of the default model."""
+
+    def __init__(self, model: CostModel | None) -> None:
+        self.model: CostModel = _DEFAULT if model is None else model
+        self.trusted = self.model is _DEFAULT
+        self.guessed = 0
+        self.per_byte = check_cost(self.model, "byte_cost", ask_cost(self.model, "byte_cost"))
+        self._calls: dict[str, float] = {}
+
+    def node(self, node: Node, place: str, *, calls: bool) -> float:
+        """Return what an operator costs at a place, without the graphs that it calls."""
+        if self.trusted:
+            return _DEFAULT.node_cost(node, place)
+        said = ask_cost(self.model, "node_cost", node, place)
+        if said is not None:
+            return check_cost(self.model, f"node_cost({graphs.operator_name(node)}, {place!r})", said)
+        if calls or not any(True for _ in measures.tensors(node.meta.get("val"))):
+            return 0.0
+        self.guessed += 1
+        return _DEFAULT.node_cost(node, place)
+
+    def call(self, place: str) -> float:
+        """Return what a call of a partition costs."""
+        if place not in self._calls:
+            said = ask_cost(self.model, "call_cost", place)
+            self._calls[place] = check_cost(self.model, f"call_cost({place!r})", said)
+        return self._calls[place]
+
+
+# -- the walk ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Seconds of a graph; `by_operator` has the nodes of each host operator and their seconds."""
+
+    host: float = 0.0
+    delegates: float = 0.0
+    crossing: float = 0.0
+    by_operator: dict[str, dict[Node, float]] = field(default_factory=dict)
+
+    @property
+    def total(self) -> float:
+        return self.host + self.delegates + self.crossing
+
+    def add_host(self, node: Node, seconds: float) -> None:
+        """Count an operator on the host."""
+        self.host += seconds
+        nodes = self.by_operator.setdefault(graphs.operator_name(node), {})
+        nodes[node] = nodes.get(node, 0.0) + seconds
+
+    def add(self, other: _Sums, times: int) -> None:
+        """Count a graph that is called."""
+        self.host += other.host * times
+        self.delegates += other.delegates * times
+        self.crossing += other.crossing * times
+        for operator, nodes in other.by_operator.items():
+            own = self.by_operator.setdefault(operator, {})
+            for node, seconds in nodes.items():
+                own[node] = own.get(node, 0.0) + seconds * times
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """What a walk over a method found.
+
+    Attributes:
+        sums: The seconds.
+        guessed: How many operators the model has no cost for.
+    """
+
+    sums: _Sums
+    guessed: int
+
+    def describe(self, names: Mapping[Node, str], host: Sequence[HostNode], advice: Sequence[Advice]) -> Prediction:
+        """Return it as a value, with what would remove the largest costs on the host.
+
+        Args:
+            names: The names of nodes in the plan.
+            host: The operators on the host, with reasons.
+            advice: What would reduce the number of partitions.
+        """
+        sums = self.sums
+        ranked = sorted(((sum(n.values()), operator) for operator, n in sums.by_operator.items()), key=_most)
+        refused = {node.node: node for node in host}
+        largest = []
+        for seconds, operator in ranked[:LARGEST]:
+            nodes = sums.by_operator[operator]
+            dearest = max(nodes, key=nodes.__getitem__)
+            remedy = _remedy(dearest, operator, refused.get(names.get(dearest, "")), advice)
+            largest.append(HostCost(operator, len(nodes), seconds, remedy))
+        return Prediction(sums.total, sums.host, sums.delegates, sums.crossing, tuple(largest), self.guessed)
+
+
+def _most(ranked: tuple[float, str]) -> tuple[float, str]:
+    return -ranked[0], ranked[1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Walk:
+    """A walk over the graphs of a method; each graph is visited once."""
+
+    partition_of: Mapping[Node, str]
+    backend_of: Mapping[str, str]
+    costs: _Costs
+    known: dict[GraphModule, _Sums] = field(default_factory=dict)
+
+    def graph(self, module: GraphModule, constants: frozenset[Node], within: str | None) -> _Sums:
+        """Return the seconds of a graph; `within` is the partition that it is in as a whole."""
+        if module in self.known:
+            return self.known[module]
+        sums = _Sums()
+        called = {within}
+        for node in module.graph.nodes:
+            if node.op in ("output", "get_attr") or node in constants:
+                continue
+            partition = self.partition_of.get(node, within)
+            if partition not in called:
+                called.add(partition)
+                sums.delegates += self.costs.call(self.backend_of[partition])  # type: ignore[index]
+            sums.crossing += self._crossing(node, partition, within)
+            if graphs.is_operator(node):
+                self._operator(module, node, partition, constants, sums)
+        self.known[module] = sums
+        return sums
+
+    def _operator(
+        self, module: GraphModule, node: Node, partition: str | None, constants: frozenset[Node], sums: _Sums
+    ) -> None:
+        nested = list(graphs.nested_graphs(module, node))
+        seconds = self.costs.node(node, self._place(partition), calls=bool(nested))
+        if partition is None:
+            sums.add_host(node, seconds)
+        else:
+            sums.delegates += seconds
+        if not nested:
+            return
+        inner = [self.graph(each.module, _bound_constants(each, constants), partition) for each in nested]
+        if graphs.operator_name(node) == "cond":
+            inner = [max(inner, key=lambda each: each.total)]
+        for each in inner:
+            sums.add(each, _trips(node))
+
+    def _place(self, partition: str | None) -> str:
+        return HOST if partition is None else self.backend_of[partition]
+
+    def _crossing(self, node: Node, partition: str | None, within: str | None) -> float:
+        """Return what it costs to bring a node's result to each other place where it is read."""
+        own = self._place(partition)
+        places = set()
+        for user in node.users:
+            if not (graphs.is_getitem(user) and self.partition_of.get(user, within) == partition):
+                places.add(self._place(within if user.op == "output" else self.partition_of.get(user, within)))
+        places.discard(own)
+        return self.costs.per_byte * measures.value_bytes(node) * len(places) if places else 0.0
+
+
+def _bound_constants(nested: NestedGraph, constants: frozenset[Node]) -> frozenset[Node]:
+    inner = [node for node in nested.module.graph.nodes if node.op == "placeholder"]
+    return frozenset(node for node, outer in zip(inner, nested.bound, strict=True) if outer in constants)
+
+
+def _trips(node: Node) -> int:
+    """Return how often an operator runs its graphs: once for each element of what a map or scan goes over."""
+    if graphs.operator_name(node) not in ("map_impl", "scan") or node.target not in OPERAND_LAYOUTS:
+        return 1
+    mapped: Any = node.args[OPERAND_LAYOUTS[node.target].before[-1]]
+    first = mapped[0] if isinstance(mapped, (list, tuple)) and mapped else mapped
+    shape: Any = getattr(first.meta.get("val"), "shape", ()) if isinstance(first, Node) else ()
+    return size_hint(shape[0]) if len(shape) else 1
+
+
+# -- what would help ---------------------------------------------------------------------------------------------------
+
+
+def _remedy(node: Node, operator: str, refused: HostNode | None, advice: Sequence[Advice]) -> str:
+    """Return why an operator is on the host and what would remove it."""
+    known = [refused.reason] if refused is not None and refused.reason else []
+    if any(origin.startswith(_ATTENTION) for origin in graphs.origins(node)):
+        known.append(
+            'it comes from scaled_dot_product_attention; export the model with attn_implementation="eager", or '
+            "with attention written out"
+        )
+    known += [str(each) for each in advice if operator in each.operators and len(each.operators) <= _TOGETHER][:1]
+    return "; ".join(known)
+
+
+__all__ = ["LARGEST", "Predicted", "cost_of", "predict"]

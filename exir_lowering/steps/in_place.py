@@ -1,0 +1,53 @@
+"""State that is written in place: a cache of keys and values is not copied as a whole to change one row.
+
+ExecuTorch emits a functional `index_put` into new memory, and then copies all of it into the buffer. Its own
+`reinplace_pass` replaces that, but does not see views of the buffer that are read later, which share its memory.
+"""
+
+from __future__ import annotations
+
+from torch.export import ExportedProgram
+from torch.export.graph_signature import OutputKind
+from torch.fx import Node
+
+from exir_lowering import graphs
+from exir_lowering._upstream.edge_operators import INDEX_PUT, INDEX_PUT_IN_PLACE, VIEWS
+
+
+def write_in_place(program: ExportedProgram) -> None:
+    """Let operators that replace elements of a buffer write into it, where nothing reads the old state later.
+
+    Args:
+        program: A private copy of a lowered program, which is changed.
+    """
+    signature = program.graph_signature
+    (output,) = (node for node in program.graph.nodes if node.op == "output")
+    results = list(output.args[0])
+    place = {node: number for number, node in enumerate(program.graph.nodes)}
+    for result, spec in zip(list(results), signature.output_specs, strict=True):
+        if spec.kind is not OutputKind.BUFFER_MUTATION or not isinstance(result, Node) or result.target != INDEX_PUT:
+            continue
+        state = result.args[0]
+        if not isinstance(state, Node) or signature.inputs_to_buffers.get(state.name) != spec.target:
+            continue
+        if results.count(result) != 1 or not _is_last_use(state, result, place):
+            continue
+        with program.graph.inserting_before(result):
+            written = program.graph.call_function(INDEX_PUT_IN_PLACE, result.args, result.kwargs)
+        written.meta = dict(result.meta)
+        result.replace_all_uses_with(written)
+        program.graph.erase_node(result)
+        place[written] = place[result]
+        spec.arg.name = written.name
+
+
+def _is_last_use(state: Node, write: Node, place: dict[Node, int]) -> bool:
+    """Return whether the memory of a buffer's old state is read only before it is written to."""
+    others = [user for user in state.users if user is not write]
+    return all(place[user] < place[write] and _copies(user) for user in others)
+
+
+def _copies(node: Node) -> bool:
+    """Return whether the results of a node have memory of their own: delegates and nested graphs may alias inputs."""
+    name = graphs.operator_name(node)
+    return name.startswith("aten.") and node.op == "call_function" and node.target not in VIEWS

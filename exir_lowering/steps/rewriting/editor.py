@@ -1,0 +1,218 @@
+"""Edits of one graph: new nodes with their values, new constants, and removal of what nothing needs any more."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
+from torch.fx import Node
+
+from exir_lowering import graphs
+from exir_lowering._upstream.conversion import enable_python_dispatcher
+from exir_lowering._upstream.edge_operators import edge_operator
+from exir_lowering._upstream.fakes import FakeTensorMode
+from exir_lowering.graphs.operators.purity import only_computes
+from exir_lowering.graphs.ranges import ValueRanges
+from exir_lowering.steps.casewise.memory import MEMORY
+from exir_lowering.steps.casewise.values import Description, Uncovered, outlast, renew
+
+_OWN = frozenset({"val", "tensor_meta", graphs.DELEGATION_TAG})
+"""Keys of node.meta that describe one node only."""
+
+_INPUTS = (InputKind.USER_INPUT, InputKind.CUSTOM_OBJ)
+
+_SHARED_BYTES = 1 << 16
+"""Up to this size, constants are compared by content."""
+
+
+class Editor:
+    """A private copy of a program that is being rewritten; at the current node it is the `Scope` of a rewrite.
+
+    Attributes:
+        program: The program.
+        ranges: What is known about its values.
+        gone: The nodes that were removed.
+        made: The nodes that were added for the current node.
+    """
+
+    def __init__(self, program: ExportedProgram, mode: FakeTensorMode, assume: Mapping[str, str]) -> None:
+        self.program, self.graph, self.mode = program, program.graph, mode
+        self.ranges = ValueRanges(program, assume)
+        self.gone: set[Node] = set()
+        self.made: list[Node] = []
+        self._memories: dict[str, dict[Any, Any]] = {}
+        self._constants: dict[Any, Node] = {}
+        self._lifted: dict[Node, InputSpec] = {}
+        self._anchor, self._rewrite = next(iter(self.graph.nodes)), ""
+        self._given = graphs.lifted_inputs(program)
+        self._used = [node for node in self._given if node.users]
+        (self._output,) = (node for node in self.graph.nodes if node.op == "output")
+        self._returned = Counter(self._output.all_input_nodes)
+        self._first_input = self._find_first_input()
+
+    def _find_first_input(self) -> Node:
+        """Return the node before which lifted constants are placed."""
+        specs = iter(self.program.graph_signature.input_specs)
+        return next(node for node in self.graph.nodes if node.op != "placeholder" or next(specs).kind in _INPUTS)
+
+    # -- what a rewrite sees -------------------------------------------------------------------------------------------
+
+    def at(self, node: Node, rewrite: str) -> Editor:
+        """Begin with a node and a rewrite; what the last one made and did not use was discarded or kept."""
+        self._anchor, self._rewrite, self.made = node, rewrite, []
+        return self
+
+    @property
+    def memory(self) -> dict[Any, Any]:
+        """The dictionary of the current rewrite."""
+        return self._memories.setdefault(self._rewrite, {})
+
+    def call(self, operator: str, *args: Any, like: Node | None = None, **kwargs: Any) -> Node:
+        """Add a call before the current node, see `Scope.call`."""
+        with self.graph.inserting_before(self._anchor):
+            node = self.graph.call_function(edge_operator(operator), args, kwargs)
+        node.meta = {key: value for key, value in self._anchor.meta.items() if key not in _OWN}
+        node.meta["val"] = renew(like.meta["val"], self.mode) if like is not None else self._compute(node)
+        self.made.append(node)
+        return node
+
+    def constant(self, tensor: torch.Tensor) -> Node:
+        """Add a lifted constant, see `Scope.constant`."""
+        key = _content(tensor)
+        if key not in self._constants:
+            table = self.program.constants
+            number = len(self._constants)
+            while (name := f"_rewritten_constant{number}") in table or name in self.program.state_dict:
+                number += 1
+            with self.graph.inserting_before(self._first_input):
+                node = self.graph.placeholder(name)
+            node.meta = {"val": self.mode.from_tensor(tensor, static_shapes=True)}
+            table[name] = tensor
+            self._constants[key] = node
+            self._lifted[node] = InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(node.name), name)
+            self.ranges.note_constant(node, tensor)
+        return self._constants[key]
+
+    def exists(self, node: Node) -> bool:
+        """Return whether a node is still in the graph."""
+        return node not in self.gone
+
+    def is_returned(self, node: Node) -> bool:
+        """Return whether the output node has a node among its arguments."""
+        return self._returned[node] > 0
+
+    def _compute(self, node: Node) -> Any:
+        """Return the value of a new node, from an equal call that the process knows, if there is one."""
+        description = Description()
+        try:
+            known = description.arguments([node.args, dict(node.kwargs)], lambda operand: 0)
+            operands = tuple(description.value(operand.meta["val"]) for operand in node.all_input_nodes)
+            order = tuple(node.all_input_nodes.index(each) for each in _operands((node.args, node.kwargs)))
+            key = None if description.symbolic else ("rewrite", node.target, known, operands, order)
+        except Uncovered:
+            key = None
+        template = MEMORY.get(key) if key is not None else None
+        if template is not None:
+            return renew(template, self.mode)
+        args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), lambda operand: operand.meta["val"])
+        with self.mode, enable_python_dispatcher(), torch.no_grad():
+            value = edge_operator(graphs.operator_name(node))(*args, **kwargs)
+        if key is not None:
+            MEMORY.put(key, outlast(value))
+        return value
+
+    @property
+    def lifted(self) -> dict[Node, InputSpec]:
+        """The parameters, buffers and constants, those that were added included."""
+        return {**self._given, **self._lifted}
+
+    # -- what the walk does --------------------------------------------------------------------------------------------
+
+    def discard(self, made: Sequence[Node] | None = None) -> None:
+        """Remove what was made, for the current node if nothing else is said."""
+        for node in reversed(self.made if made is None else made):
+            if not node.users and node not in self.gone:
+                self.graph.erase_node(node)
+                self.gone.add(node)
+        self.made = []
+
+    def may_replace(self, node: Node, new: Node) -> bool:
+        """Return whether a node's value can be taken from another one.
+
+        What a method returns has to stay a value of its own: neither an input or a weight, nor what it returns already.
+        And consumers rely on the order in which the elements lie in memory.
+        """
+        if self.is_returned(node) and (new.op in ("placeholder", "get_attr") or self.is_returned(new)):
+            return False
+        return bool(_layout(node) == _layout(new))
+
+    def replace(self, node: Node, new: Node) -> list[Node]:
+        """Let another node have a node's value; return the nodes that are not needed any more, which are removed."""
+        node.replace_all_uses_with(new)
+        self._returned[new] += self._returned.pop(node, 0)
+        removed, pending = [], [node]
+        while pending:
+            dead = pending.pop()
+            if dead in self.gone or dead.users or not only_computes(dead):
+                continue
+            operands = dead.all_input_nodes
+            self.graph.erase_node(dead)
+            self.gone.add(dead)
+            removed.append(dead)
+            pending += [operand for operand in operands if not operand.users and operand not in self.made]
+        self.made = [made for made in self.made if made not in self.gone]
+        return removed
+
+    def finish(self) -> None:
+        """Bring the signature up to date, without constants and weights that nothing uses any more."""
+        signature = self.program.graph_signature
+        unused = {node.name for node in (*self._lifted, *self._used) if not node.users}
+        for node in (*self._lifted, *self._used):
+            if not node.users:
+                self.graph.erase_node(node)
+        for spec in self._lifted.values():
+            if spec.arg.name in unused:
+                del self.program.constants[str(spec.target)]
+        added = [spec for spec in self._lifted.values() if spec.arg.name not in unused]
+        kept = [spec for spec in signature.input_specs if getattr(spec.arg, "name", None) not in unused]
+        first = next((i for i, spec in enumerate(kept) if spec.kind in _INPUTS), len(kept))
+        signature.input_specs = [*kept[:first], *added, *kept[first:]]
+        for value, spec in zip(self._output.args[0], signature.output_specs, strict=True):
+            if isinstance(value, Node):
+                spec.arg.name = value.name
+
+
+def _operands(arguments: Any) -> list[Node]:
+    """Return the nodes in arguments in order, with repetitions."""
+    found: list[Node] = []
+
+    def note(node: Node) -> Node:
+        found.append(node)
+        return node
+
+    torch.fx.node.map_arg(arguments, note)
+    return found
+
+
+def _content(tensor: torch.Tensor) -> Any:
+    """Return what identifies a constant: its content if it is small."""
+    if tensor.nbytes > _SHARED_BYTES:
+        return id(tensor)
+    return tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.contiguous().view(-1).numpy().tobytes()
+
+
+def _layout(node: Node) -> Any:
+    """Return shape, dtype and memory order of a node's value; sizes of 1 have no order."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return type(value), str(value)
+    strides = [stride for size, stride in zip(value.shape, value.stride(), strict=True) if not _is_one(size)]
+    return tuple(value.shape), value.dtype, strides
+
+
+def _is_one(size: Any) -> bool:
+    return isinstance(size, int) and size == 1

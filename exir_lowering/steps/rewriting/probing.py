@@ -1,0 +1,214 @@
+"""Ask a method's partitioners which of two forms of some operators they take, with a small program that has both.
+
+The probe has each distinct form once, however often it occurs in the method, and nothing else: so it is small, and a
+partitioner sees the operands that it will see in the method, parameters as parameters and values as inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from executorch.exir.backend.partitioner import Partitioner
+from torch.export import ExportedProgram, ExportGraphSignature
+from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec, TensorArgument
+from torch.fx import Graph, Node
+
+from exir_lowering import graphs
+from exir_lowering._upstream.programs import (
+    assemble_program,
+    flat_call_signature,
+    guards_code_of,
+    lazy_graph_module,
+)
+from exir_lowering.errors import LoweringError
+from exir_lowering.graphs import DELEGATION_TAG, LIFTED_ORDER
+from exir_lowering.plans.prediction import cost_of
+from exir_lowering.plugins.costs import HOST, CostModel
+from exir_lowering.plugins.rewrite import Rewrite
+from exir_lowering.steps.tag import make_fake_state, tag
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One form of some operators that could replace another one.
+
+    Attributes:
+        rewrite: The rewrite that proposes it.
+        node: The node whose value it computes.
+        new: The node that would have the value.
+        made: The nodes that were added for it, in the graph's order.
+        old: The nodes that nothing would need any more, in the graph's order.
+    """
+
+    rewrite: Rewrite
+    node: Node
+    new: Node
+    made: tuple[Node, ...]
+    old: tuple[Node, ...]
+
+
+def choose(
+    method: str,
+    program: ExportedProgram,
+    lifted: Mapping[Node, InputSpec],
+    candidates: Sequence[Candidate],
+    partitioners: Sequence[Partitioner],
+    costs: CostModel | None,
+) -> list[Candidate]:
+    """Return the candidates whose new form goes to one backend as a whole, and costs less there than the old one.
+
+    Args:
+        method: The method's name.
+        program: The method's program, with what the candidates added.
+        lifted: Its lifted inputs, those that were added included.
+        candidates: The candidates. Those with operands that are not tensors, such as symbolic sizes, are not chosen.
+        partitioners: The method's partitioners, in priority order.
+        costs: What operators cost; None for the default model.
+    """
+    candidates = [one for one in candidates if all(map(_is_tensor, _operands(one)))]
+    keys = [_key(candidate, lifted) for candidate in candidates]
+    examples = dict(zip(reversed(keys), reversed(candidates), strict=True))
+    probe = _Probe(program, lifted, list(examples.values()))
+    try:
+        places = probe.ask(method, partitioners)
+    except LoweringError:  # the partitioner only takes programs that are whole: it says so of the method, if at all
+        return []
+    chosen = {key for key, example in examples.items() if _is_better(probe, places, example, costs)}
+    return [candidate for key, candidate in zip(keys, candidates, strict=True) if key in chosen]
+
+
+def _is_better(probe: _Probe, places: Mapping[str, str], candidate: Candidate, costs: CostModel | None) -> bool:
+    old, new = (
+        [(probe.copies[candidate, node], places.get(probe.copies[candidate, node].name)) for node in nodes]
+        for nodes in (_operators(candidate.old), _operators(candidate.made))
+    )
+    backends = {place for _, place in new}
+    if len(backends) != 1 or None in backends:
+        return False
+    before, after = (sum(cost_of([node], place or HOST, costs) for node, place in form) for form in (old, new))
+    return after < before
+
+
+def _operators(nodes: Sequence[Node]) -> list[Node]:
+    return [node for node in nodes if graphs.is_operator(node)]
+
+
+class _Probe:
+    """The program that has both forms of each candidate.
+
+    Attributes:
+        copies: Its node for each node of a candidate.
+    """
+
+    def __init__(
+        self, program: ExportedProgram, lifted: Mapping[Node, InputSpec], candidates: Sequence[Candidate]
+    ) -> None:
+        self.copies: dict[tuple[Candidate, Node], Node] = {}
+        self._program, self._graph = program, Graph()
+        self._inputs = self._place_inputs(lifted, candidates)
+        outputs = []
+        for candidate in candidates:
+            env = dict(self._inputs)
+            for node in (*candidate.old, *candidate.made):
+                env[node] = self.copies[candidate, node] = self._graph.node_copy(node, env.__getitem__)
+            outputs += [env[candidate.node], env[candidate.new]]
+        outputs = list(dict.fromkeys(outputs))
+        self._graph.output(tuple(outputs))
+        self._outputs = [OutputSpec(OutputKind.USER_OUTPUT, TensorArgument(n.name), None) for n in outputs]
+
+    def _place_inputs(self, lifted: Mapping[Node, InputSpec], candidates: Sequence[Candidate]) -> dict[Node, Node]:
+        """Add a placeholder for each operand from outside: weights first, as in every program."""
+        outside = dict.fromkeys(node for candidate in candidates for node in _operands(candidate))
+        ranked = sorted(outside, key=lambda n: LIFTED_ORDER.index(lifted[n].kind) if n in lifted else len(LIFTED_ORDER))
+        placed, self._specs = {}, []
+        for number, node in enumerate(ranked):
+            placed[node] = placeholder = self._graph.placeholder(f"operand{number}")
+            placeholder.meta = {"val": node.meta.get("val")}
+            given, spec = TensorArgument(placeholder.name), lifted.get(node)
+            kind, target = (InputKind.USER_INPUT, None) if spec is None else (spec.kind, spec.target)
+            self._specs.append(InputSpec(kind, given, target, persistent=True if kind is InputKind.BUFFER else None))
+        return placed
+
+    def ask(self, method: str, partitioners: Sequence[Partitioner]) -> dict[str, str]:
+        """Return the backend of each node that a partitioner takes, by name.
+
+        Raises:
+            LoweringError: A partitioner fails on the probe.
+        """
+        signature = ExportGraphSignature(self._specs, self._outputs)
+        targets = {str(spec.target) for spec in self._specs}
+        program = assemble_program(
+            graph_module=lazy_graph_module({}, self._graph),
+            signature=signature,
+            state_dict={name: value for name, value in self._program.state_dict.items() if name in targets},
+            constants={name: value for name, value in self._program.constants.items() if name in targets},
+            range_constraints=dict(self._program.range_constraints),
+            module_call_graph=[flat_call_signature(signature)],
+            example_inputs=None,
+            verifiers=self._program.verifiers,
+            guards_code=guards_code_of(self._program),
+        )
+        state = make_fake_state(program)
+        places: dict[str, str] = {}
+        for partitioner in partitioners:
+            tagged = tag(method, program, partitioner, state)
+            for node in tagged.program.graph.nodes:
+                name = node.meta.get(DELEGATION_TAG)
+                if name is not None:
+                    places.setdefault(node.name, tagged.destinations[name].backend_id)
+        return places
+
+
+def _operands(candidate: Candidate) -> list[Node]:
+    """Return the nodes that a candidate's operators read from outside."""
+    inside = {*candidate.old, *candidate.made}
+    return [node for one in (*candidate.old, *candidate.made) for node in one.all_input_nodes if node not in inside]
+
+
+def _key(candidate: Candidate, lifted: Mapping[Node, InputSpec]) -> Hashable:
+    """Return what candidates have in common for which partitioners give the same answer."""
+    numbers: dict[Node, int] = {}
+    operands = tuple(
+        (str(lifted[node].kind) if node in lifted else "", _describe(node.meta.get("val")))
+        for node in dict.fromkeys(_operands(candidate))
+        if numbers.setdefault(node, len(numbers)) is not None
+    )
+    calls = []
+    for node in (*candidate.old, *candidate.made):
+        arguments = torch.fx.node.map_arg((node.args, dict(node.kwargs)), lambda operand: f"%{numbers[operand]}")
+        calls.append((node.target, repr(arguments)))
+        numbers[node] = len(numbers)
+    return candidate.rewrite.name, operands, len(candidate.old), tuple(calls)
+
+
+def _is_tensor(node: Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{value.dtype} {tuple(value.shape)} {value.stride()}"
+    return str(value)
+
+
+def would_remove(node: Node, made: Iterable[Node], removable: Callable[[Node], bool]) -> tuple[Node, ...]:
+    """Return the nodes that nothing would need if a node were not used any more, in the graph's order.
+
+    Args:
+        node: The node.
+        made: Nodes that were added to replace it, whose operands stay.
+        removable: Whether a node can be removed if nothing uses it.
+    """
+    if not removable(node):
+        return ()
+    removed, pending, added = {node}, [node], set(made)
+    while pending:
+        for operand in pending.pop().all_input_nodes:
+            free = operand not in removed and operand not in added and removable(operand)
+            if free and all(user in removed for user in operand.users):
+                removed.add(operand)
+                pending.append(operand)
+    return tuple(sorted(removed))

@@ -1,0 +1,172 @@
+"""One walk over a graph, from the inputs to the outputs, with all rewrites."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch.fx import Node
+
+from exir_lowering import graphs
+from exir_lowering.errors import LoweringError, RewriteContractError
+from exir_lowering.errors.interrupts import let_through
+from exir_lowering.graphs import measures
+from exir_lowering.graphs.operators.purity import only_computes
+from exir_lowering.model import RefusedRewrite, Rewriting
+from exir_lowering.plugins.rewrite import Doubt, Rewrite
+from exir_lowering.steps.rewriting.editor import Editor
+from exir_lowering.steps.rewriting.probing import Candidate, would_remove
+
+_DEPTH = 8
+"""How often what a rewrite made is rewritten again: rewrites that undo each other come to an end."""
+
+
+class Walk:
+    """The rewriting of one method.
+
+    Attributes:
+        done: What was changed.
+        refused: What was left alone, and why.
+    """
+
+    def __init__(self, method: str, editor: Editor, rewrites: Sequence[Rewrite]) -> None:
+        self.method, self.editor = method, editor
+        self.done: list[Rewriting] = []
+        self.refused: dict[tuple[str, Node], RefusedRewrite] = {}
+        self._by_operator = _by_operator(rewrites)
+        self._depth: dict[Node, int] = {}
+
+    def run(self, nodes: Iterable[Node]) -> None:
+        """Rewrite nodes, and what is made of them.
+
+        Args:
+            nodes: Nodes of the graph in its order.
+
+        Raises:
+            RewriteContractError: A rewrite raised, or did something other than name an equal value.
+        """
+        for node in nodes:
+            pending = deque([node])
+            while pending:
+                current = pending.popleft()
+                if current.op == "call_function" and current not in self.editor.gone:
+                    pending.extendleft(reversed(self._visit(current)))
+
+    def _visit(self, node: Node) -> list[Node]:
+        """Rewrite one node; return the nodes that were made."""
+        depth = self._depth.get(node, 0)
+        for rewrite in self.interested(node):
+            new = self.propose(rewrite, node)
+            if new is None:
+                continue
+            made = self.commit(rewrite, node, new, self.editor.made)
+            self._depth.update(dict.fromkeys(made, depth + 1))
+            return made if depth < _DEPTH else []
+        return []
+
+    def propose_forms(self) -> list[Candidate]:
+        """Return what the rewrites would make of the graph's nodes, as nodes beside those that would be replaced."""
+        candidates = []
+        for node in list(self.editor.graph.nodes):
+            for rewrite in self.interested(node) if node.op == "call_function" else ():
+                new = self.propose(rewrite, node)
+                if new is not None:
+                    made = tuple(self.editor.made)
+                    old = would_remove(node, made, only_computes)
+                    candidates.append(Candidate(rewrite, node, new, made, old))
+                    break
+        return candidates
+
+    def accept(self, candidates: Sequence[Candidate], chosen: Sequence[Candidate]) -> list[Node]:
+        """Replace nodes by the chosen candidates and remove the others; return the nodes that were added."""
+        added: list[Node] = []
+        for candidate in candidates:
+            if candidate in chosen and self.editor.exists(candidate.node) and self.editor.exists(candidate.new):
+                added += self.commit(candidate.rewrite, candidate.node, candidate.new, candidate.made)
+            else:
+                self.editor.discard(candidate.made)
+        return added
+
+    def interested(self, node: Node) -> Sequence[Rewrite]:
+        """Return the rewrites that look at a node."""
+        found = self._by_operator.get(graphs.operator_name(node), ())
+        return found or self._by_operator.get("*", ())
+
+    def propose(self, rewrite: Rewrite, node: Node) -> Node | None:
+        """Ask a rewrite about a node.
+
+        Returns:
+            The node that may replace it, which may be among `editor.made`; None if there is none.
+
+        Raises:
+            RewriteContractError: It raised, or answered with something invalid.
+        """
+        who = f"Rewrite {rewrite.name!r} ({type(rewrite).__qualname__}) on method {self.method!r}, node {node.name}"
+        try:
+            answer = rewrite.rewrite(node, self.editor.at(node, rewrite.name))
+        except LoweringError:
+            raise
+        except Exception as error:
+            let_through(error)
+            raise RewriteContractError(f"{who} raised {type(error).__name__}: {error}") from error
+        if isinstance(answer, Doubt):
+            self._refuse(rewrite, node, answer)
+        elif answer is not None:
+            _check(who, node, answer, self.editor)
+            if answer is not node and self.editor.may_replace(node, answer):
+                return answer
+        self.editor.discard()
+        return None
+
+    def commit(self, rewrite: Rewrite, node: Node, new: Node, made: Sequence[Node]) -> list[Node]:
+        """Let a node replace another one; return what was made for it and is needed."""
+        source = graphs.source_line(node)
+        self.editor.made = list(made)
+        removed = self.editor.replace(node, new)
+        needed, self.editor.made = self.editor.made, []
+        saved = sum(map(_written, removed)) - sum(map(_written, needed))
+        names, operators = tuple(one.name for one in removed), tuple(map(graphs.operator_name, removed))
+        new_names = tuple(one.name for one in needed)
+        self.done.append(Rewriting(self.method, rewrite.name, names, operators, new_names, new.name, saved, source))
+        return needed
+
+    def _refuse(self, rewrite: Rewrite, node: Node, doubt: Doubt) -> None:
+        self.refused[rewrite.name, node] = RefusedRewrite(
+            self.method,
+            rewrite.name,
+            node.name,
+            graphs.operator_name(node),
+            doubt.reason,
+            doubt.advice,
+            graphs.source_line(node),
+        )
+
+
+def _by_operator(rewrites: Sequence[Rewrite]) -> Mapping[str, tuple[Rewrite, ...]]:
+    """Return the rewrites by the operators that they look at, in their order; those for all are under each."""
+    names = dict.fromkeys(name for rewrite in rewrites for name in rewrite.operators)
+    return {
+        name: tuple(rewrite for rewrite in rewrites if name in rewrite.operators or "*" in rewrite.operators)
+        for name in (*names, "*")
+    }
+
+
+def _check(who: str, node: Node, new: object, editor: Editor) -> None:
+    """Check that a node can have the value of another one."""
+    if not isinstance(new, Node) or new.graph is not node.graph or new in editor.gone:
+        raise RewriteContractError(f"{who} returned {new!r}, expected a node of the graph, a Doubt or None.")
+    if new is not node and not new < node:
+        raise RewriteContractError(f"{who} returned {new.name}, which is computed after it. Use scope.call.")
+    old_value, new_value = node.meta.get("val"), new.meta.get("val")
+    if not isinstance(old_value, torch.Tensor) or not isinstance(new_value, torch.Tensor):
+        if type(old_value) is not type(new_value):
+            raise RewriteContractError(f"{who} replaced a {type(old_value)} by a {type(new_value)}.")
+        return
+    old, got = (f"{value.dtype} {list(value.shape)}" for value in (old_value, new_value))
+    if old != got:
+        raise RewriteContractError(f"{who} replaced a tensor {old} by {new.name}, a tensor {got}.")
+
+
+def _written(node: Node) -> int:
+    return 0 if graphs.is_getitem(node) else measures.value_bytes(node)

@@ -1,0 +1,94 @@
+"""Operators that return what they are given: copies that change nothing, and views that cancel each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from exir_lowering import graphs
+from exir_lowering.plugins import Doubt, Rewrite, Scope
+
+_VIEWS = ("aten.view_copy.default", "aten.expand_copy.default", "aten.squeeze_copy.dims", "aten.unsqueeze_copy.default")
+"""Operators whose result has the same elements in the same order if it has as many of them."""
+
+_COPIES = (
+    "aten.alias_copy.default",
+    "aten.clone.default",
+    "aten.detach_copy.default",
+    "dim_order_ops._clone_dim_order.default",
+    "dim_order_ops._to_dim_order_copy.default",
+)
+"""Operators that copy; the last one also to another dtype."""
+
+
+class Identity(Rewrite):
+    """Removes copies and views whose result is their operand: same elements, shape, dtype and order in memory.
+
+    What the method returns stays a value of its own.
+    """
+
+    name = "identity"
+    operators = (*_VIEWS, *_COPIES, "aten.permute_copy.default", "aten.slice_copy.Tensor")
+    exactness = "bits"
+
+    def rewrite(self, node: Node, scope: Scope) -> Node | Doubt | None:
+        """Return the operand of an identity, or of a chain of permutations that cancel each other."""
+        operand = node.args[0]
+        if not isinstance(operand, Node):
+            return None
+        operator = graphs.operator_name(node)
+        if operator == "aten.permute_copy.default":
+            return _permuted(node, operand, scope)
+        if operator == "aten.view_copy.default" and graphs.operator_name(operand) == operator:
+            return _view_of_view(node, operand, scope)
+        if not _same(node, operand):
+            return None
+        if operator == "aten.slice_copy.Tensor" and (len(node.args) > 4 and node.args[4] != 1):
+            return None
+        return operand
+
+
+def _same(one: Node, other: Node) -> bool:
+    """Return whether two values have the same shape, strides and dtype."""
+    first, second = one.meta.get("val"), other.meta.get("val")
+    if not isinstance(first, torch.Tensor) or not isinstance(second, torch.Tensor):
+        return False
+    return first.dtype == second.dtype and _form(first) == _form(second)
+
+
+def _form(value: torch.Tensor) -> Any:
+    return tuple(value.shape), tuple(value.stride())
+
+
+def _order(node: Node) -> list[int]:
+    """Return the dimensions of a permutation, counted from the first."""
+    dims: Any = node.args[1]
+    return [dim % len(dims) for dim in dims]
+
+
+def _permuted(node: Node, operand: Node, scope: Scope) -> Node | None:
+    """Return what a permutation, or two of them, make of their operand."""
+    order = _order(node)
+    if order == sorted(order):
+        return operand
+    if graphs.operator_name(operand) != "aten.permute_copy.default" or not isinstance(operand.args[0], Node):
+        return None
+    first = _order(operand)
+    combined = [first[dim] for dim in order]
+    if combined == sorted(combined):
+        return operand.args[0]
+    if len(operand.users) > 1:
+        return None
+    return scope.call("aten.permute_copy.default", operand.args[0], combined, like=node)
+
+
+def _view_of_view(node: Node, operand: Node, scope: Scope) -> Node | None:
+    """Return one view in place of two."""
+    base = operand.args[0]
+    if not isinstance(base, Node):
+        return None
+    if _same(node, base):
+        return base
+    return scope.call("aten.view_copy.default", base, node.args[1], like=node) if len(operand.users) == 1 else None

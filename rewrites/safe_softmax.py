@@ -1,0 +1,119 @@
+"""Attention's safe softmax, as a plain softmax that backends take, where that is proven to be equal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Node
+
+from exir_lowering import graphs
+from exir_lowering.plugins import Doubt, Rewrite, Scope
+
+_FAR = -2e38
+"""What is added to masked scores. With scores of at most 1e37 the sum is finite, and so far below any score that is not
+masked that its exponential is exactly 0, as that of -inf."""
+
+_ADD, _WHERE, _SOFTMAX = "aten.add.Tensor", "aten.where.self", "aten._softmax.default"
+
+
+class SafeSoftmax(Rewrite):
+    """Replaces the safe softmax to which ATen decomposes `scaled_dot_product_attention`.
+
+    It is `where(all(x == -inf), 0, softmax(x))`, row by row: a softmax of a row that is entirely -inf would be NaN.
+
+    * If no row can be entirely -inf, it is `softmax(x)`.
+    * If `x` is `scores + where(mask, 0, -inf)`, with scores that are bounded or NaN and a mask that is not known ahead
+      of time, it is `softmax(scores + where(mask, 0, -2e38)) * any(mask)`: in a row that is not fully masked the
+      exponentials of masked scores are 0 in either case; a row that is, and has no NaN, is multiplied by 0. NaN stays.
+    * Otherwise it is left alone, and the report says what would have to hold.
+    """
+
+    name = "safe-softmax"
+    operators = (_WHERE,)
+    exactness = "bits"
+
+    def rewrite(self, node: Node, scope: Scope) -> Node | Doubt | None:
+        """Return the plain softmax for the last node of a safe one."""
+        softmax = _find_softmax(node, scope)
+        if softmax is None:
+            return None
+        scores, dim = softmax.args[0], softmax.args[1]
+        if not isinstance(scores, Node) or not isinstance(dim, int):
+            return None
+        doubt = scope.ranges.rows_doubt(scores, dim)
+        if doubt is None:
+            return softmax
+        masked = _find_mask(scores, scope)
+        if masked is None or scope.ranges.bounded(masked.scores) is not None:
+            return doubt
+        return _multiply_by_rows(masked, softmax, dim, scope)
+
+
+@dataclass(frozen=True, slots=True)
+class _Masked:
+    """Scores with an additive mask: `scores + where(mask, 0, -inf)`."""
+
+    total: Node
+    scores: Node
+    addition: Node
+    mask: Node
+
+
+def _is(node: object, operator: str) -> bool:
+    return isinstance(node, Node) and node.op == "call_function" and graphs.operator_name(node) == operator
+
+
+def _find_softmax(node: Node, scope: Scope) -> Node | None:
+    """Return the softmax in `where(not any(not (x == -inf), dim), 0, softmax(x, dim))`."""
+    empty, zero, softmax = node.args
+    if not isinstance(zero, Node) or not isinstance(softmax, Node) or not _is(softmax, _SOFTMAX):
+        return None
+    if scope.ranges.uniform(zero) != 0.0:
+        return None
+    for operator in ("aten.logical_not.default", "aten.any.dim", "aten.logical_not.default", "aten.eq.Scalar"):
+        if not isinstance(empty, Node) or not _is(empty, operator):
+            return None
+        if operator == "aten.any.dim" and not _same_rows(empty, softmax):
+            return None
+        if operator == "aten.eq.Scalar" and (empty.args[0] is not softmax.args[0] or empty.args[1] != float("-inf")):
+            return None
+        empty = empty.args[0]
+    return softmax
+
+
+def _same_rows(reduction: Node, softmax: Node) -> bool:
+    """Return whether `any` keeps the dimension that it reduces, which is that of the softmax."""
+    rank, dim, keep = len(softmax.meta["val"].shape), softmax.args[1], graphs.argument(reduction, "keepdim")
+    return bool(rank) and keep is True and reduction.args[1] % rank == dim % rank  # type: ignore[operator]
+
+
+def _find_mask(total: Node, scope: Scope) -> _Masked | None:
+    """Return the parts of `scores + where(mask, 0, -inf)`, whichever is added to the other."""
+    if not _is(total, _ADD) or graphs.argument(total, "alpha") not in (None, 1):
+        return None
+    for scores, addition in (total.args[:2], total.args[1::-1]):
+        if not isinstance(scores, Node) or not isinstance(addition, Node) or not _is(addition, _WHERE):
+            continue
+        mask, shown, hidden = addition.args
+        if not isinstance(mask, Node) or not isinstance(shown, Node) or not isinstance(hidden, Node):
+            continue
+        if scope.ranges.uniform(shown) == 0.0 and scope.ranges.uniform(hidden) == float("-inf"):
+            return _Masked(total, scores, addition, mask)
+    return None
+
+
+def _multiply_by_rows(masked: _Masked, softmax: Node, dim: int, scope: Scope) -> Node | None:
+    """Return the softmax with a finite mask, times 0 for each row that is fully masked."""
+    value, rows = masked.scores.meta["val"], masked.mask.meta["val"]
+    width = dim % len(softmax.meta["val"].shape) - len(softmax.meta["val"].shape)
+    if value.dtype is not torch.float32 or len(rows.shape) < -width or rows.shape[width] != value.shape[width]:
+        return None  # the mask is broadcast along the rows
+    far, zero = (scope.constant(torch.tensor(number)) for number in (_FAR, 0.0))
+    finite = scope.call(_WHERE, masked.mask, zero, far, like=masked.addition)
+    some = scope.call("aten.any.dim", masked.mask, width, True)
+    order = list(range(len(rows.shape)))
+    factor = scope.call("dim_order_ops._to_dim_order_copy.default", some, dtype=torch.float32, dim_order=order)
+    total = scope.call(_ADD, masked.scores, finite, like=masked.total)
+    plain = scope.call(_SOFTMAX, total, *softmax.args[1:], like=softmax)
+    return scope.call("aten.mul.Tensor", plain, factor, like=softmax)
