@@ -6,7 +6,7 @@ import gc
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,6 @@ from exir_lowering import LoweringError, LoweringOptions
 from exir_lowering.plugins import let_through
 from exir_lowering.plugins.payload import find_checks
 from exir_lowering.pte.format import read_program
-
-REWRITES = "rewrites" in {field.name for field in fields(LoweringOptions)}
 
 Run = Callable[[], list[Any]]
 
@@ -78,16 +76,13 @@ def _lower_ours(program: ExportedProgram, **options: Any) -> bytes:
 
 FILES: dict[str, Callable[[ExportedProgram], bytes]] = {
     "executorch": lambda program: run(executorch, program).buffer,
-    **(
-        {"none": partial(_lower_ours, rewrites="none"), "safe": partial(_lower_ours, rewrites="safe")}
-        if REWRITES
-        else {"ours": _lower_ours}
-    ),
+    "none": partial(_lower_ours, rewrites="none"),
+    "safe": partial(_lower_ours, rewrites="safe"),
     "openvino": _lower_openvino,
 }
 """What makes a file of a program."""
 
-OURS = [engine for engine in FILES if engine not in ("executorch", "openvino")]
+OURS = ("none", "safe")
 MODULES = ("eager", "compile")
 ENGINES = (*FILES, *MODULES)
 
