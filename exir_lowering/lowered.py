@@ -26,11 +26,13 @@ class LoweredMethods(Mapping[str, ExportedProgram]):
     Attributes:
         programs: The programs. Each also runs in eager PyTorch (`.module()`), its delegates by their original graphs.
         report: What was delegated, what was not, and why.
-        edge_programs: The programs before lowering, in Edge dialect.
+        edge_programs: The programs before lowering, in Edge dialect, rewritten.
         constant_methods: Values for methods that return a constant: those of the EdgeProgramManager that was lowered.
         accelerate: The option of the lowering, which `emit` follows.
         in_place: Whether `emit` lets elements of buffers be written in place, where nothing reads the old state later:
             where programs are rewritten.
+        unchanged: The programs before they were rewritten, in Edge dialect, of the methods in which anything was; debug
+            handles of what is gone are looked up there.
     """
 
     programs: Mapping[str, ExportedProgram]
@@ -39,6 +41,7 @@ class LoweredMethods(Mapping[str, ExportedProgram]):
     constant_methods: Mapping[str, Any] = field(default_factory=dict)
     accelerate: bool = True
     in_place: bool = False
+    unchanged: Mapping[str, ExportedProgram] = field(default_factory=dict)
 
     def __getitem__(self, method: str) -> ExportedProgram:
         return self.programs[method]
@@ -96,6 +99,7 @@ class LoweredMethods(Mapping[str, ExportedProgram]):
             recorded=recorded,
             accelerate=self.accelerate,
             in_place=self.in_place,
+            unchanged=self.unchanged,
         )
 
     def module(
@@ -142,6 +146,7 @@ class LoweredMethods(Mapping[str, ExportedProgram]):
             keep_originals=keep_originals,
             accelerate=self.accelerate,
             in_place=self.in_place,
+            unchanged=self.unchanged,
         )
         for name, value in self.constant_methods.items():
             setattr(module, name, value)

@@ -131,6 +131,7 @@ class EdgeMethod:
         converted_from: The `torch.export` program that it was converted from; None if it was given in Edge dialect.
         left_to_executorch: The steps of the conversion that our own code does not cover, each with the reason.
         rewrites: The names of the rewrites that were tried.
+        unchanged: The program before them; None if they changed nothing.
         rewritings: What they changed.
         refused_rewrites: What they could have changed, and why they did not.
     """
@@ -141,6 +142,7 @@ class EdgeMethod:
     converted_from: ExportedProgram | None = None
     left_to_executorch: tuple[str, ...] = ()
     rewrites: tuple[str, ...] = ()
+    unchanged: ExportedProgram | None = None
     rewritings: tuple[Rewriting, ...] = ()
     refused_rewrites: tuple[RefusedRewrite, ...] = ()
 

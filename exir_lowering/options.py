@@ -119,14 +119,17 @@ def _check_assumptions(assume: Any) -> None:
 
 
 def _check_costs(costs: Any) -> None:
+    missing, name = [], ""
     try:
-        missing = [name for name in ("node_cost", "call_cost", "byte_cost", "unit") if not hasattr(costs, name)]
+        for name in ("node_cost", "call_cost", "byte_cost", "unit"):
+            if not hasattr(costs, name):
+                missing.append(name)
         unit = None if missing else costs.unit
     except Exception as error:
         let_through(error)
         raise InputError(
-            f"LoweringOptions(costs=...): this {type(costs).__name__} raised {type(error).__name__} when it was looked "
-            f"at: {error}. Expected a CostTable, a RooflineModel or an object with the methods of CostModel."
+            f"LoweringOptions(costs=...): {name} of this {type(costs).__name__} raised {type(error).__name__}: "
+            f"{error}. Expected a CostTable, a RooflineModel or an object with the methods of CostModel."
         ) from error
     if isinstance(costs, type) or missing:
         lacks = "is a class" if isinstance(costs, type) else f"has no {', no '.join(missing)}"

@@ -87,9 +87,10 @@ def lower(
     """
     session = Session(arguments.check_options(options))
     request = arguments.read_request(programs, partitioners, transform_passes)
+    rewrites = arguments.choose_rewrites(session.options, default="safe")
     registry.check_backends(backends)
     with session:
-        methods = rewrite(to_edge(request.methods, session), session, default="safe")
+        methods = rewrite(to_edge(request.methods, session), rewrites, session)
         lowered = _lower(methods, request.constant_methods, backends, session)
     availability.warn_unavailable(lowered.report.backend_ids, stacklevel=2)
     return lowered
@@ -122,9 +123,10 @@ def plan(
     """
     session = Session(arguments.check_options(options))
     request = arguments.read_request(programs, partitioners, transform_passes)
+    rewrites = arguments.choose_rewrites(session.options, default="safe")
     with session, collector.heap_frozen():
         given = to_edge(request.methods, session)
-        methods = rewrite(given, session, default="safe")
+        methods = rewrite(given, rewrites, session)
         with _converting(methods):
             _, planned = _partition_all(methods, session)
             if any(method.rewritings for method in methods):
@@ -149,10 +151,11 @@ def to_backend(
     """
     session = Session(arguments.check_options(options))
     request = arguments.read_request(method_to_program, method_to_partitioner)
+    rewrites = arguments.choose_rewrites(session.options, default="none")
     given = as_edge(request.methods)
     registry.check_backends(backends)
     with session:
-        methods = rewrite(given, session, default="none")
+        methods = rewrite(given, rewrites, session)
         lowered = _lower(methods, request.constant_methods, backends, session)
     availability.warn_unavailable(lowered.report.backend_ids, stacklevel=2)
     return lowered
@@ -213,8 +216,15 @@ def _lower(
     left = {method.name: method.left_to_executorch for method in methods if method.left_to_executorch}
     report = Report(planned.methods, payloads, dict(session.times.seconds), left, tuple(session.cache.uses))
     edge_programs = {method.name: method.program for method in methods}
-    in_place = any(method.rewrites for method in methods)
-    return LoweredMethods(programs, report, edge_programs, constant_methods, session.options.accelerate, in_place)
+    return LoweredMethods(
+        programs,
+        report,
+        edge_programs,
+        constant_methods,
+        session.options.accelerate,
+        in_place=any(method.rewrites for method in methods),
+        unchanged={method.name: method.unchanged for method in methods if method.unchanged is not None},
+    )
 
 
 def _partition_all(

@@ -85,6 +85,7 @@ def execute(arguments: argparse.Namespace) -> int:
         options = LoweringOptions(
             progress=True,
             edge_compile_config=programs.make_edge_config(arguments),
+            costs=programs.read_costs(arguments),
             cache=False if arguments.no_cache else arguments.cache or True,
         )
         lowered = lower(methods, arguments.partitioner, options=options)

@@ -15,6 +15,7 @@ examples:
   exir-lower plan model.pt2 --partitioner xnnpack --html plan.html
   exir-lower plan prefill=prefill.pt2 decode=decode.pt2 --partitioner xnnpack --json > plan.json
   exir-lower plan model.pt2 --partitioner xnnpack --require-coverage 0.95
+  exir-lower plan model.pt2 --partitioner xnnpack --costs device.json
 
 A file that would run code when it is loaded is refused; give --trust if it comes from somebody you trust.
 
@@ -65,6 +66,7 @@ def execute(arguments: argparse.Namespace) -> int:
             require_full=arguments.require_full,
             progress=True,
             edge_compile_config=programs.make_edge_config(arguments),
+            costs=programs.read_costs(arguments),
         )
         try:
             planned = plan(programs.read_programs(files, arguments.trust), arguments.partitioner, options=options)

@@ -31,9 +31,7 @@ def execute(arguments: argparse.Namespace) -> int:
         The exit code.
     """
     with kept_from_stdout(True):
-        from exir_lowering.plugins import registry
-
-        found = list(registry.list_installed())
+        found = list(listing.list_installed())
     if arguments.json:
         print(json.dumps([asdict(plugin) for plugin in found], indent=2))
         return OK

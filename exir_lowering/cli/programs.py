@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from executorch.exir import EdgeCompileConfig
     from torch.export import ExportedProgram
 
+    from exir_lowering.partitioners import CostTable
+
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments that `lower` and `plan` share.
@@ -59,6 +61,28 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         action="store_true",
         help="skip ExecuTorch's check of operators and dtypes in Edge programs",
     )
+    command.add_argument(
+        "--costs",
+        metavar="COSTS.json",
+        help="predict the latency from this table of costs, which CostTable.save wrote, such as one that measure_costs "
+        "made on the device; without it, from figures for a server's processor",
+    )
+
+
+def read_costs(arguments: argparse.Namespace) -> CostTable | None:
+    """Read the table of costs, None if none is given.
+
+    Args:
+        arguments: What `add_arguments` added, parsed.
+
+    Raises:
+        InputError: The file cannot be read, or its content is invalid.
+    """
+    if arguments.costs is None:
+        return None
+    from exir_lowering.partitioners import CostTable
+
+    return CostTable.load(find_file(arguments.costs))
 
 
 def find_programs(given: Sequence[str]) -> dict[str, Path]:

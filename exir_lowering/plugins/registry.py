@@ -7,8 +7,7 @@ when one of these is requested.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from importlib.metadata import Distribution, EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -36,23 +35,6 @@ GROUPS = (BACKENDS, DELEGATES, PARTITIONERS, PAYLOADS, REWRITES)
 _Class = TypeVar("_Class", bound=type)
 _Factory = TypeVar("_Factory", bound=Callable[[], Any])
 _registered: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
-
-
-@dataclass(frozen=True, slots=True)
-class PluginInfo:
-    """One installed plug-in.
-
-    Attributes:
-        group: The entry-point group.
-        id: The entry's name.
-        provider: The distribution and object that provide it.
-        error: Why it cannot be used, "" if it can.
-    """
-
-    group: str
-    id: str
-    provider: str
-    error: str
 
 
 def register_backend(backend: _Class) -> _Class:
@@ -151,19 +133,6 @@ def _place(plugin: Any) -> str:
     return f"{plugin.__module__}:{name}" if isinstance(name, str) else repr(plugin)
 
 
-def list_installed() -> Iterator[PluginInfo]:
-    """Load and describe every plug-in; broken ones have an error."""
-    for group in GROUPS:
-        for plugin_id in sorted(_known(group)):
-            error = ""
-            try:
-                load(group, plugin_id)
-            except PluginLoadError as failure:
-                error = str(failure)
-            for provider in _providers(group, plugin_id):
-                yield PluginInfo(group, plugin_id, provider, error)
-
-
 def find_partitioner(plugin_id: str) -> Partitioner:
     """Make the partitioner that an entry point provides: a `Partitioner` class, or a function that returns one.
 
@@ -202,12 +171,12 @@ def find_backend(backend_id: str, given: Mapping[str, Any] | None = None) -> Bac
     """
     if given is not None and backend_id in given:
         return as_backend(backend_id, given[backend_id])
-    if backend_id in _known(BACKENDS):
+    if backend_id in known_ids(BACKENDS):
         return as_backend(backend_id, load(BACKENDS, backend_id))
     details = _details_class(backend_id)
     if details is not None:
         return as_backend(backend_id, details)
-    known = sorted({*(given or ()), *_known(BACKENDS), *_details_names()})
+    known = sorted({*(given or ()), *known_ids(BACKENDS), *_details_names()})
     raise UnknownPluginError(
         f"Backend {backend_id!r} was not found: not in backends=, not registered, in no entry point of group "
         f"{BACKENDS!r}, and no imported ExecuTorch BackendDetails class has that name. {_suggest(backend_id, known)} "
@@ -272,9 +241,9 @@ def find_delegate(delegate_id: str, given: Mapping[str, Any] | None = None) -> D
     """
     if given is not None and delegate_id in given:
         return as_delegate(delegate_id, given[delegate_id])
-    if delegate_id in _known(DELEGATES):
+    if delegate_id in known_ids(DELEGATES):
         return as_delegate(delegate_id, load(DELEGATES, delegate_id))
-    known = sorted({*(given or ()), *_known(DELEGATES)})
+    known = sorted({*(given or ()), *known_ids(DELEGATES)})
     raise UnknownPluginError(
         f"A Python delegate {delegate_id!r} was not found: not in delegates=, not registered, and in no entry point of "
         f"group {DELEGATES!r}. {_suggest(delegate_id, known)} Install the package that provides it, or pass "
@@ -307,7 +276,7 @@ def find_payload_checks(backend_id: str) -> PayloadChecks | None:
     Raises:
         PluginLoadError: It is provided twice, cannot be imported, or is not a `PayloadChecks` class.
     """
-    if backend_id not in _known(PAYLOADS):
+    if backend_id not in known_ids(PAYLOADS):
         return None
     kind = load(PAYLOADS, backend_id)
     if not isinstance(kind, type) or not issubclass(kind, PayloadChecks):
@@ -360,7 +329,8 @@ def _entries(group: str) -> tuple[EntryPoint, ...]:
     return tuple(entry_points(group=group))
 
 
-def _known(group: str) -> set[str]:
+def known_ids(group: str) -> set[str]:
+    """Return the ids of a group: registered ones, and those of entry points."""
     return {*_registered[group], *(entry.name for entry in _entries(group))}
 
 
@@ -371,11 +341,11 @@ def load(group: str, plugin_id: str) -> Any:
         UnknownPluginError: No distribution provides the id.
         PluginLoadError: It is provided twice, or cannot be imported.
     """
-    providers = _providers(group, plugin_id)
+    providers = providers_of(group, plugin_id)
     if not providers:
         raise UnknownPluginError(
             f"No installed distribution provides {plugin_id!r} in group {group!r}. "
-            f"{_suggest(plugin_id, sorted(_known(group)))} `exir-lower plugins` lists what is installed.",
+            f"{_suggest(plugin_id, sorted(known_ids(group)))} `exir-lower plugins` lists what is installed.",
             plugin_id=plugin_id,
         )
     if len(providers) > 1:
@@ -396,7 +366,7 @@ def load(group: str, plugin_id: str) -> Any:
         ) from error
 
 
-def _providers(group: str, plugin_id: str) -> list[str]:
+def providers_of(group: str, plugin_id: str) -> list[str]:
     """Return who provides an id, sorted: distributions with their objects, and other registrations."""
     entries = [entry for entry in _entries(group) if entry.name == plugin_id]
     providers = {_provider(entry) for entry in entries}

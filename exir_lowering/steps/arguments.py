@@ -21,6 +21,8 @@ from exir_lowering._upstream.edge import manager_contents
 from exir_lowering.errors import InputError
 from exir_lowering.options import LoweringOptions
 from exir_lowering.plugins import registry
+from exir_lowering.plugins.rewrite import Rewrite
+from exir_lowering.plugins.rewrites import find_rewrites
 
 EDGE_DIALECT = "EDGE"
 
@@ -99,6 +101,20 @@ def read_request(programs: Any, partitioners: Any, transform_passes: Any = None)
     passes = _transform_passes(transform_passes, methods)
     requested = (RequestedMethod(name, methods[name], tuple(chosen[name]), passes.get(name)) for name in methods)
     return Request(tuple(requested), constant_methods)
+
+
+def choose_rewrites(options: LoweringOptions, default: str) -> tuple[Rewrite, ...]:
+    """Return the rewrites that a call applies.
+
+    Args:
+        options: The options.
+        default: What is applied if they do not say it: "safe" or "none".
+
+    Raises:
+        InputError: The options name something that is no rewrite.
+        UnknownPluginError, PluginLoadError: A rewrite cannot be found or loaded.
+    """
+    return find_rewrites(default if options.rewrites is None else options.rewrites)
 
 
 def _methods(value: Any) -> tuple[dict[str, ExportedProgram], dict[str, Any]]:

@@ -30,13 +30,22 @@ def check_extracted(method: ExtractedMethod) -> None:
     Raises:
         InvariantError: A signature does not match its graph, or a tag or an unresolved attribute is left.
     """
-    _program(f"method {method.name}", method.program)
+    check_program(f"method {method.name}", method.program)
     for partition in method.partitions:
-        _program(f"partition {partition.id}", partition.program)
+        check_program(f"partition {partition.id}", partition.program)
         _delegate_contract(partition)
 
 
-def _program(what: str, program: ExportedProgram) -> None:
+def check_program(what: str, program: ExportedProgram) -> None:
+    """Check that a program's signature and tables fit its graph.
+
+    Args:
+        what: What it is, for the error.
+        program: The program.
+
+    Raises:
+        InvariantError: They do not, or a tag or an unresolved attribute is left.
+    """
     nodes = list(program.graph.nodes)
     placeholders = [node.name for node in nodes if node.op == "placeholder"]
     signature = program.graph_signature

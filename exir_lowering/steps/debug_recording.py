@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch.export import ExportedProgram
@@ -29,6 +30,27 @@ def record(
     return {name: _method(program.graph_module, emitted.get(name, ())) for name, program in programs.items()}
 
 
+def with_rewritten(
+    methods: Mapping[str, MethodDebug], unchanged: Mapping[str, ExportedProgram]
+) -> dict[str, MethodDebug]:
+    """Add what rewrites removed: its debug handles lead to the lines that they led to.
+
+    Args:
+        methods: The descriptions of the methods.
+        unchanged: The programs before they were rewritten, of some of the methods.
+    """
+    return {name: _with_missing(method, unchanged.get(name)) for name, method in methods.items()}
+
+
+def _with_missing(method: MethodDebug, unchanged: ExportedProgram | None) -> MethodDebug:
+    if unchanged is None:
+        return method
+    nodes: dict[int, list[DebugNode]] = {}
+    _describe(debug_handles.copy_with_handles(unchanged).graph_module, nodes, known=method.nodes)
+    found = {**method.nodes, **{handle: tuple(described) for handle, described in nodes.items()}}
+    return replace(method, nodes={handle: found[handle] for handle in sorted(found)})
+
+
 def _method(owner: GraphModule, calls: Sequence[EmittedCall]) -> MethodDebug:
     nodes: dict[int, list[DebugNode]] = {}
     _describe(owner, nodes)
@@ -48,12 +70,12 @@ def _method(owner: GraphModule, calls: Sequence[EmittedCall]) -> MethodDebug:
     return MethodDebug(found, tuple(delegates[index] for index in sorted(delegates)), kernels)
 
 
-def _describe(graph_module: GraphModule, nodes: dict[int, list[DebugNode]]) -> None:
-    """Add the operators of a graph, and of the graphs nested in it."""
+def _describe(graph_module: GraphModule, nodes: dict[int, list[DebugNode]], *, known: Container[int] = ()) -> None:
+    """Add the operators of a graph, and of the graphs nested in it, whose handles are not known."""
     for path, module in graphs.walk(graph_module):
         for node in module.graph.nodes:
             handle = debug_handles.handle(node)
-            if handle is not None and graphs.is_operator(node):
+            if handle is not None and handle not in known and graphs.is_operator(node):
                 frames = graphs.stack(node)
                 modules = tuple(f"{name}: {kind}" for name, kind in graphs.modules(node))
                 described = DebugNode(

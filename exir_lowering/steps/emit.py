@@ -32,7 +32,7 @@ from exir_lowering.pte.debug_info import SUFFIX, VERSION, DebugInfo, MethodDebug
 from exir_lowering.steps import edge_errors, originals, placement, sealing, shared_state
 from exir_lowering.steps.branch_results import copy_before_views
 from exir_lowering.steps.conversions import converting
-from exir_lowering.steps.debug_recording import record
+from exir_lowering.steps.debug_recording import record, with_rewritten
 from exir_lowering.steps.in_place import write_in_place
 from exir_lowering.steps.placement import StoredData
 
@@ -135,6 +135,7 @@ def emit(
     recorded: Mapping[str, ExportedProgram] | None = None,
     accelerate: bool = True,
     in_place: bool = False,
+    unchanged: Mapping[str, ExportedProgram] | None = None,
 ) -> Artifact:
     """Emit lowered programs; see `LoweredMethods.emit`. The Edge programs in `recorded` go into an ETRecord."""
     # Without gradients: ExecuTorch executes the writes into buffers, which autograd refuses for values that need one.
@@ -143,6 +144,7 @@ def emit(
         artifact = _emit(
             programs, config, constant_methods, external_weights, keep_originals, report, recorded, in_place
         )
+        artifact = replace(artifact, methods=with_rewritten(artifact.methods, unchanged or {}))
     sealing.seal(artifact.manager)  # it reads all that was emitted, while other threads convert
     return artifact
 

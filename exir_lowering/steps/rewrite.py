@@ -2,52 +2,54 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from exir_lowering import graphs
+from exir_lowering._upstream import locks
 from exir_lowering._upstream.programs import fake_mode_of
 from exir_lowering.errors import InputError
-from exir_lowering.graphs import debug_handles
+from exir_lowering.graphs import collector, debug_handles
 from exir_lowering.graphs.isolation import isolate
 from exir_lowering.model import EdgeMethod
-from exir_lowering.options import LoweringOptions
 from exir_lowering.plugins.costs import CostModel
 from exir_lowering.plugins.rewrite import Rewrite
-from exir_lowering.plugins.rewrites import find_rewrites
+from exir_lowering.steps import checks
+from exir_lowering.steps.conversions import converting
 from exir_lowering.steps.rewriting.editor import Editor
 from exir_lowering.steps.rewriting.probing import choose
 from exir_lowering.steps.rewriting.walk import Walk
 from exir_lowering.steps.session import Session
 
 
-def rewrite(methods: Sequence[EdgeMethod], session: Session, default: str) -> tuple[EdgeMethod, ...]:
+def rewrite(methods: Sequence[EdgeMethod], rewrites: Sequence[Rewrite], session: Session) -> tuple[EdgeMethod, ...]:
     """Rewrite each method.
 
     Args:
         methods: The methods. Their programs are not changed.
-        session: Its options `rewrites` and `assume` are used.
-        default: The rewrites if the options name none.
+        rewrites: The rewrites, in the order in which they are tried at a node.
+        session: Its options `assume` and `costs` are used.
 
     Returns:
         The methods with what was rewritten; the programs in which nothing was are the same objects.
 
     Raises:
-        InputError: An option names something that does not exist.
-        UnknownPluginError, PluginLoadError: A rewrite cannot be found or loaded.
-        RewriteContractError: A rewrite is broken.
+        InputError: No method has an input of which something is assumed, or the costs are wrong.
+        RewriteContractError: A rewrite raised, or did not give an equal value.
     """
-    options = session.options
-    with session.timed("rewrite"):
-        rewrites = find_rewrites(options.rewrites if options.rewrites is not None else default)
-        assumed = _assumptions(methods, options.assume)
-        if not rewrites:
-            return tuple(methods)
+    assumed = _assumptions(methods, session.options.assume)
+    if not rewrites:
+        return tuple(methods)
+    writers = Counter(buffer for method in methods for buffer in _written(method))
+    settings = _Settings(rewrites, session.options.costs, writers)
+    programs = [method.program for method in methods]
+    with session.timed("rewrite"), locks.conversion(), converting(programs, gradients=True), collector.paused():
         each = session.progress.each("rewrite", methods)
-        return tuple(_rewrite(method, rewrites, assumed[method.name], options) for method in each)
+        return tuple(_rewrite(method, assumed[method.name], settings) for method in each)
 
 
 def _assumptions(methods: Sequence[EdgeMethod], assume: Mapping[str, str]) -> dict[str, dict[str, str]]:
@@ -65,36 +67,56 @@ def _input_names(program: ExportedProgram) -> list[str]:
     return [spec.arg.name for spec in specs if spec.kind is InputKind.USER_INPUT]
 
 
-def _rewrite(
-    method: EdgeMethod, rewrites: Sequence[Rewrite], assume: Mapping[str, str], options: LoweringOptions
-) -> EdgeMethod:
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """What is the same for all methods.
+
+    Attributes:
+        rewrites: The rewrites, in their order.
+        costs: What operators cost; None for the default model.
+        writers: By buffer, how many methods write to it.
+    """
+
+    rewrites: Sequence[Rewrite]
+    costs: CostModel | None
+    writers: Mapping[str, int]
+
+    def only(self, when: str) -> list[Rewrite]:
+        """Return the rewrites that are applied under a condition."""
+        return [rewrite for rewrite in self.rewrites if rewrite.when == when]
+
+
+def _written(method: EdgeMethod) -> set[str]:
+    return set(method.program.graph_signature.buffers_to_mutate.values())
+
+
+def _rewrite(method: EdgeMethod, assume: Mapping[str, str], settings: _Settings) -> EdgeMethod:
     mode = fake_mode_of(method.program.graph_module)
     if mode is None or any(map(graphs.is_mutating, method.program.graph.nodes)):
         return method  # values are not known, or depend on the order of writes
     program = isolate(debug_handles.copy_with_handles(method.program))
-    mode = fake_mode_of(program.graph_module) or mode
-    editor = Editor(program, mode, assume)
-    walk = Walk(method.name, editor, [one for one in rewrites if one.when == "always"])
+    volatile = {buffer for buffer in _written(method) if settings.writers[buffer] > 1}
+    editor = Editor(program, fake_mode_of(program.graph_module) or mode, assume, volatile)
+    walk = Walk(method.name, editor, settings.only("always"))
     walk.run(list(editor.graph.nodes))
-    _take_better_forms(method, walk, editor, [one for one in rewrites if one.when == "taken"], options.costs)
+    _take_better_forms(method, walk, editor, settings)
     refused = tuple(walk.refused.values())
-    tried = replace(method, rewrites=tuple(one.name for one in rewrites), refused_rewrites=refused)
+    tried = replace(method, rewrites=tuple(one.name for one in settings.rewrites), refused_rewrites=refused)
     if not walk.done:
         return tried
     editor.finish()
-    return replace(tried, program=program, rewritings=tuple(walk.done))
+    checks.check_program(f"method {method.name}, rewritten", program)
+    return replace(tried, program=program, unchanged=method.program, rewritings=tuple(walk.done))
 
 
-def _take_better_forms(
-    method: EdgeMethod, walk: Walk, editor: Editor, rewrites: Sequence[Rewrite], costs: CostModel | None
-) -> None:
+def _take_better_forms(method: EdgeMethod, walk: Walk, editor: Editor, settings: _Settings) -> None:
     """Replace operators by forms that the method's partitioners take and that cost less."""
-    if not rewrites or not method.partitioners:
+    if not settings.only("taken") or not method.partitioners:
         return
-    forms = Walk(method.name, editor, rewrites)
+    forms = Walk(method.name, editor, settings.only("taken"))
     candidates = forms.propose_forms()
     if candidates:
-        chosen = choose(method.name, editor.program, editor.lifted, candidates, method.partitioners, costs)
+        chosen = choose(method.name, editor.program, editor.lifted, candidates, method.partitioners, settings.costs)
         walk.run(forms.accept(candidates, chosen))
     walk.done += forms.done
     walk.refused |= forms.refused

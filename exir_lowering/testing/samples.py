@@ -12,6 +12,7 @@ from torch import nn
 from torch.export import Dim, ExportedProgram, export
 
 from exir_lowering._upstream import locks
+from exir_lowering.options import LoweringOptions
 from exir_lowering.pipeline import lower
 
 CALLS = 3
@@ -181,7 +182,7 @@ def _make_sample(case: Case) -> Sample:
                     module, _make_example(method, given[0]), dynamic_shapes=_make_dynamic_shapes(method)
                 )
     turns = tuple(call for turn in zip(*calls.values(), strict=True) for call in turn)
-    return Sample(aten, dict(lower(aten)), turns)
+    return Sample(aten, dict(lower(aten, options=LoweringOptions(rewrites="none"))), turns)
 
 
 def _make_inputs(method: CaseMethod, generator: torch.Generator, position: int) -> tuple[Any, ...]:

@@ -19,6 +19,7 @@ from exir_lowering import (
     DelegationSpec,
     InputError,
     LoadedProgram,
+    LoweringOptions,
     Partitioner,
     PartitionResult,
     PreprocessResult,
@@ -32,6 +33,9 @@ from exir_lowering.partitioners.cost.cost_graph import units_together
 from exir_lowering.partitioners.cost.tables import CostTable, signature
 from exir_lowering.partitioners.supports.support import scopes
 from exir_lowering.plugins import HOST, conversion_lock
+
+_AS_IT_IS = LoweringOptions(rewrites="none")
+"""What is measured is the operator that a table names."""
 
 _BLOCK = 1 << 14
 """Elements of a tensor of 64 KB, for which allocators do not map new memory each time."""
@@ -203,7 +207,7 @@ class _KeyedPartitioner(Partitioner):  # type: ignore[misc]
 def _excerpt_partitions(program: ExportedProgram, partitioner: Partitioner) -> dict[str, _Excerpt]:
     """Return each partition that a partitioner makes as a program."""
     as_is, keep = _KeyedPartitioner(partitioner), _KeepingBackend()
-    lower(program, as_is, backends={_KeepingBackend.backend_id: keep})
+    lower(program, as_is, backends={_KeepingBackend.backend_id: keep}, options=_AS_IT_IS)
     return {key: _Excerpt(kept, as_is.operators[key]) for key, kept in keep.kept.items() if key in as_is.operators}
 
 
@@ -212,7 +216,7 @@ def _excerpt_operators(program: ExportedProgram, partitioner: Partitioner) -> di
     found: dict[str, _Excerpt] = {}
     for together in (False, True):
         apart, keep = _OneByOnePartitioner(partitioner, together=together), _KeepingBackend()
-        lower(program, apart, backends={_KeepingBackend.backend_id: keep})
+        lower(program, apart, backends={_KeepingBackend.backend_id: keep}, options=_AS_IT_IS)
         if apart.dynamic:
             raise InputError(
                 f"measure_costs: {signature(apart.dynamic[0])} has a size that is not known ahead of time. Export the "
@@ -314,7 +318,7 @@ def _load(programs: Mapping[str, ExportedProgram], partitioner: Partitioner | No
         return {}
     names = {f"m{i}": key for i, key in enumerate(programs)}
     try:
-        lowered = lower({name: programs[key] for name, key in names.items()}, partitioner)
+        lowered = lower({name: programs[key] for name, key in names.items()}, partitioner, options=_AS_IT_IS)
         file = load(lowered.emit().buffer)
     except InputError:
         if len(programs) == 1:

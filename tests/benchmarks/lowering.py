@@ -106,7 +106,7 @@ def _measure_cache(program: ExportedProgram, fakes: FakeResults, repeat: int, se
     """Measure lowerings that find the model in a cache on disk, and those that fill it ("filling")."""
     for _ in range(repeat):
         with tempfile.TemporaryDirectory() as folder:
-            cached = partial(ours, options=LoweringOptions(cache=folder))
+            cached = partial(ours, options=LoweringOptions(cache=folder, rewrites="none"))
             for engine, lowerer in ((BASE, ENGINES[BASE]), ("filling", cached), ("ours", cached)):
                 forget()
                 fakes.restore()

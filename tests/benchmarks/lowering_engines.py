@@ -63,7 +63,7 @@ def executorch(program: ExportedProgram) -> Lowered:
 def ours(program: ExportedProgram, options: LoweringOptions | None = None) -> Lowered:
     """Lower with this package. Its report has wall times; they become shares of the CPU time of `lower`."""
     start = time.process_time()
-    methods = exir_lowering.lower(program, "xnnpack", options=options)
+    methods = exir_lowering.lower(program, "xnnpack", options=options or LoweringOptions(rewrites="none"))
     lower = time.process_time() - start
     parts = _parts(methods["forward"])
     wall = methods.report.seconds
@@ -76,7 +76,7 @@ def ours(program: ExportedProgram, options: LoweringOptions | None = None) -> Lo
 
 def ours_without(program: ExportedProgram) -> Lowered:
     """Lower with this package, without what makes it fast."""
-    return ours(program, LoweringOptions(edge="executorch", accelerate=False))
+    return ours(program, LoweringOptions(edge="executorch", accelerate=False, rewrites="none"))
 
 
 ENGINES: dict[str, Engine] = {"executorch": executorch, "ours": ours, "plain": ours_without}

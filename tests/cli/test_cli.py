@@ -26,8 +26,8 @@ import exir_lowering
 from exir_lowering import InvariantError, cli, lower
 from exir_lowering.cli import noise
 from exir_lowering.errors import BackendFailure
-from exir_lowering.partitioners import SupportPartitioner, everything
-from exir_lowering.plugins.registry import PluginInfo
+from exir_lowering.partitioners import CostTable, SupportPartitioner, everything
+from exir_lowering.plugins.listing import PluginInfo
 
 Main = Callable[..., tuple[int, str, str]]
 RUN = "import sys\nfrom exir_lowering.cli import main\nsys.exit(main())"
@@ -409,6 +409,25 @@ def test_plans_that_are_wrong(main: Main, models: Path, tmp_path: Path) -> None:
     refused(main("plan", models / "net.pt2", "--dot", tmp_path / "no" / "x.dot"), "there is no directory")
 
 
+def test_plan_and_lower_predict_from_a_table_of_costs(main: Main, models: Path, tmp_path: Path) -> None:
+    table = CostTable({"host": {}, "XnnpackBackend": {}}, 0.0, default={"host": 0.5, "XnnpackBackend": 0.25})
+    costs = table.save(tmp_path / "device.json")
+    planned = json.loads(main("plan", models / "mixed.pt2", "-p", "xnnpack", "--costs", costs, "--json")[1])
+    (method,) = planned["methods"]
+    host = len(method["host"])
+    assert method["prediction"]["host_seconds"] == 0.5 * host
+    assert method["prediction"]["delegate_seconds"] == 0.25 * (len(method["nodes"]) - host)
+    assert "Predicted latency" in main("plan", models / "mixed.pt2", "--costs", costs)[1]
+    target = tmp_path / "m.pte"
+    argv = ("lower", models / "mixed.pt2", "-p", "xnnpack", "--costs", costs, "-o", target, "--json")
+    assert json.loads(main(*argv)[1])["methods"] == planned["methods"]
+    refused(main("plan", models / "net.pt2", "--costs", tmp_path / "no.json"), "There is no file")
+    (tmp_path / "bad.json").write_text("{}")
+    refused(main("plan", models / "net.pt2", "--costs", tmp_path / "bad.json"), "CostTable.save writes it")
+    CostTable({"host": {}}, 0.0, unit="cycles").save(tmp_path / "cycles.json")
+    refused(main("plan", models / "net.pt2", "--costs", tmp_path / "cycles.json"), "expected 'seconds'")
+
+
 # ---- run
 
 
@@ -585,7 +604,7 @@ def test_plugins_shows_a_broken_one_with_its_error(main: Main, monkeypatch: pyte
         print("a plug-in that prints")
         return [broken]
 
-    monkeypatch.setattr("exir_lowering.plugins.registry.list_installed", installed)
+    monkeypatch.setattr("exir_lowering.plugins.listing.list_installed", installed)
     code, out, _ = main("plugins")
     assert code == 0 and "broken" in out and "Broken: 'bad': ImportError: no module [x]" in out
     assert json.loads(main("plugins", "--json")[1])[0]["error"] == broken.error
@@ -722,5 +741,5 @@ def test_too_little_memory_is_told(main: Main, monkeypatch: pytest.MonkeyPatch) 
     def listed() -> list[PluginInfo]:
         raise MemoryError
 
-    monkeypatch.setattr("exir_lowering.plugins.registry.list_installed", listed)
+    monkeypatch.setattr("exir_lowering.plugins.listing.list_installed", listed)
     refused(main("plugins"), "exir-lower plugins: there is not enough memory.", code=1)

@@ -18,16 +18,20 @@ else:
 CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
+PLUGIN_FOLDERS = ("backends", "partitioners", "rewrites")
+
+
 def _packages_on_disk() -> set[str]:
     found = set()
     for folder, name in (
         (ROOT / "exir_lowering", "exir_lowering"),
         (ROOT / "backends", "exir_lowering.backends"),
         (ROOT / "partitioners", "exir_lowering.partitioners"),
+        (ROOT / "rewrites", "exir_lowering.rewrites"),
     ):
         for init in folder.rglob("__init__.py"):
             parts = init.parent.relative_to(folder).parts
-            if folder.name == "exir_lowering" and parts and parts[0] in ("backends", "partitioners"):
+            if folder.name == "exir_lowering" and parts and parts[0] in PLUGIN_FOLDERS:
                 continue
             found.add(".".join((name, *parts)))
     return found
@@ -38,7 +42,7 @@ def test_the_packages_list_equals_the_folders() -> None:
 
 
 def test_plugin_folders_are_symlinked_into_the_package() -> None:
-    for name in ("backends", "partitioners"):
+    for name in PLUGIN_FOLDERS:
         link = ROOT / "exir_lowering" / name
         assert os.readlink(link) == f"../{name}"
 
@@ -69,9 +73,9 @@ def test_the_wheel_holds_every_module_once(wheel: Path) -> None:
     names = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".py")]
     expected = {
         str(Path(*(part for part in path.relative_to(ROOT).parts)))
-        for folder in ("exir_lowering", "backends", "partitioners")
+        for folder in ("exir_lowering", "backends", "partitioners", "rewrites")
         for path in (ROOT / folder).rglob("*.py")
-        if not (folder == "exir_lowering" and path.relative_to(ROOT).parts[1] in ("backends", "partitioners"))
+        if not (folder == "exir_lowering" and path.relative_to(ROOT).parts[1] in PLUGIN_FOLDERS)
     }
     expected = {name if name.startswith("exir_lowering") else f"exir_lowering/{name}" for name in expected}
     assert sorted(names) == sorted(expected)
@@ -86,7 +90,7 @@ def _files(folder: Path) -> set[str]:
 
 def test_the_sdist_holds_what_is_needed_to_build_and_test_it(source: Path, sdist: Path) -> None:
     packaging = {"CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "README.md", "SECURITY.md"}
-    folders = ("exir_lowering/", "backends/", "partitioners/", "tests/", "docs/")
+    folders = ("exir_lowering/", "backends/", "partitioners/", "rewrites/", "tests/", "docs/")
     expected = {name for name in _files(source) if name in packaging | {"pyproject.toml"} or name.startswith(folders)}
     assert any(name.endswith(".pyi") for name in expected)
     assert {"exir_lowering/runtime/native/shim.cpp", "exir_lowering/py.typed", "tests/conftest.py"} <= expected

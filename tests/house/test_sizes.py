@@ -6,9 +6,8 @@ import ast
 
 from folders import ROOT
 
-FILES = sorted(
-    path for folder in ("exir_lowering", "partitioners", "backends") for path in (ROOT / folder).rglob("*.py")
-)
+FOLDERS = ("exir_lowering", "partitioners", "backends", "rewrites")
+FILES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 # The plug-ins are seen through links in the package too, where they are installed in place.
 SOURCES = list({path.resolve(): path for path in FILES}.values())
 

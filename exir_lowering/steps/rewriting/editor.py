@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -39,9 +40,19 @@ class Editor:
         made: The nodes that were added for the current node.
     """
 
-    def __init__(self, program: ExportedProgram, mode: FakeTensorMode, assume: Mapping[str, str]) -> None:
+    def __init__(
+        self, program: ExportedProgram, mode: FakeTensorMode, assume: Mapping[str, str], volatile: Collection[str]
+    ) -> None:
+        """Begin to edit.
+
+        Args:
+            program: The private copy.
+            mode: The mode of its fake tensors.
+            assume: What is assumed of its inputs.
+            volatile: The names of buffers that other methods write too.
+        """
         self.program, self.graph, self.mode = program, program.graph, mode
-        self.ranges = ValueRanges(program, assume)
+        self.ranges = ValueRanges(program, assume, volatile)
         self.gone: set[Node] = set()
         self.made: list[Node] = []
         self._memories: dict[str, dict[Any, Any]] = {}
@@ -52,12 +63,13 @@ class Editor:
         self._used = [node for node in self._given if node.users]
         (self._output,) = (node for node in self.graph.nodes if node.op == "output")
         self._returned = Counter(self._output.all_input_nodes)
-        self._first_input = self._find_first_input()
+        self._lifted_count, self._first_input = self._find_first_input()
 
-    def _find_first_input(self) -> Node:
-        """Return the node before which lifted constants are placed."""
-        specs = iter(self.program.graph_signature.input_specs)
-        return next(node for node in self.graph.nodes if node.op != "placeholder" or next(specs).kind in _INPUTS)
+    def _find_first_input(self) -> tuple[int, Node]:
+        """Return how many inputs are lifted, and the node before which further constants are placed."""
+        specs = self.program.graph_signature.input_specs
+        count = next((number for number, spec in enumerate(specs) if spec.kind in _INPUTS), len(specs))
+        return count, next(islice(self.graph.nodes, count, None))
 
     # -- what a rewrite sees -------------------------------------------------------------------------------------------
 
@@ -74,7 +86,7 @@ class Editor:
     def call(self, operator: str, *args: Any, like: Node | None = None, **kwargs: Any) -> Node:
         """Add a call before the current node, see `Scope.call`."""
         with self.graph.inserting_before(self._anchor):
-            node = self.graph.call_function(edge_operator(operator), args, kwargs)
+            node: Node = self.graph.call_function(edge_operator(operator), args, kwargs)
         node.meta = {key: value for key, value in self._anchor.meta.items() if key not in _OWN}
         node.meta["val"] = renew(like.meta["val"], self.mode) if like is not None else self._compute(node)
         self.made.append(node)
@@ -89,12 +101,13 @@ class Editor:
             while (name := f"_rewritten_constant{number}") in table or name in self.program.state_dict:
                 number += 1
             with self.graph.inserting_before(self._first_input):
-                node = self.graph.placeholder(name)
+                node: Node = self.graph.placeholder(name)
             node.meta = {"val": self.mode.from_tensor(tensor, static_shapes=True)}
             table[name] = tensor
             self._constants[key] = node
             self._lifted[node] = InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(node.name), name)
-            self.ranges.note_constant(node, tensor)
+            self.program.graph_signature.input_specs.insert(self._lifted_count, self._lifted[node])
+            self._lifted_count += 1
         return self._constants[key]
 
     def exists(self, node: Node) -> bool:
@@ -177,10 +190,7 @@ class Editor:
         for spec in self._lifted.values():
             if spec.arg.name in unused:
                 del self.program.constants[str(spec.target)]
-        added = [spec for spec in self._lifted.values() if spec.arg.name not in unused]
-        kept = [spec for spec in signature.input_specs if getattr(spec.arg, "name", None) not in unused]
-        first = next((i for i, spec in enumerate(kept) if spec.kind in _INPUTS), len(kept))
-        signature.input_specs = [*kept[:first], *added, *kept[first:]]
+        signature.input_specs = [one for one in signature.input_specs if getattr(one.arg, "name", None) not in unused]
         for value, spec in zip(self._output.args[0], signature.output_specs, strict=True):
             if isinstance(value, Node):
                 spec.arg.name = value.name

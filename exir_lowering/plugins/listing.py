@@ -1,0 +1,39 @@
+"""What is installed: every plug-in, with the reason if it cannot be used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from exir_lowering.errors import PluginLoadError
+from exir_lowering.plugins import registry
+
+
+@dataclass(frozen=True, slots=True)
+class PluginInfo:
+    """One installed plug-in.
+
+    Attributes:
+        group: The entry-point group.
+        id: The entry's name.
+        provider: The distribution and object that provide it.
+        error: Why it cannot be used, "" if it can.
+    """
+
+    group: str
+    id: str
+    provider: str
+    error: str
+
+
+def list_installed() -> Iterator[PluginInfo]:
+    """Load and describe every plug-in; broken ones have an error."""
+    for group in registry.GROUPS:
+        for plugin_id in sorted(registry.known_ids(group)):
+            error = ""
+            try:
+                registry.load(group, plugin_id)
+            except PluginLoadError as failure:
+                error = str(failure)
+            for provider in registry.providers_of(group, plugin_id):
+                yield PluginInfo(group, plugin_id, provider, error)
