@@ -31,6 +31,8 @@ def execute(arguments: argparse.Namespace) -> int:
         The exit code.
     """
     with kept_from_stdout(True):
+        from exir_lowering.plugins import listing
+
         found = list(listing.list_installed())
     if arguments.json:
         print(json.dumps([asdict(plugin) for plugin in found], indent=2))

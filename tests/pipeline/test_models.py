@@ -24,6 +24,9 @@ from exir_lowering.steps import arguments
 from exir_lowering.steps.edge import to_edge
 from exir_lowering.steps.session import Session
 
+AS_IT_IS = LoweringOptions(rewrites="none")
+"""What ExecuTorch makes is made of the programs as they are."""
+
 
 @dataclass(frozen=True)
 class Case:
@@ -43,7 +46,7 @@ def case(request: pytest.FixtureRequest) -> Case:
         request = arguments.read_request(program, XnnpackPartitioner())
         (method,) = to_edge(request.methods, Session(LoweringOptions()))
         edge = method.program
-        ours = exir_lowering.lower(edge, XnnpackPartitioner())
+        ours = exir_lowering.lower(edge, XnnpackPartitioner(), options=AS_IT_IS)
         upstream = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()]).exported_program()
     return Case(module, inputs, edge, ours, upstream)
 
@@ -92,7 +95,7 @@ def test_every_host_operator_has_a_reason(case: Case) -> None:
 
 def test_plan_is_what_lower_does(case: Case) -> None:
     """The same partitions with the same nodes, found again in the lowered program."""
-    (planned,) = exir_lowering.plan(case.edge, XnnpackPartitioner()).methods
+    (planned,) = exir_lowering.plan(case.edge, XnnpackPartitioner(), options=AS_IT_IS).methods
     (reported,) = case.ours.report.methods
     assert planned == reported
     lowered = delegates(case.ours["forward"])
@@ -118,7 +121,7 @@ def test_never_more_partitions_than_torch_fx(case: Case) -> None:
 
 def test_xnnpack_gains_from_the_proposals(case: Case) -> None:
     with convex_proposals():
-        plan = exir_lowering.plan(case.edge, XnnpackPartitioner())
+        plan = exir_lowering.plan(case.edge, XnnpackPartitioner(), options=AS_IT_IS)
     (method,), (before,) = plan.methods, case.ours.report.methods
     assert len(method.partitions) <= len(before.partitions)
     assert {n.name for n in method.nodes if n.partition} == {n.name for n in before.nodes if n.partition}

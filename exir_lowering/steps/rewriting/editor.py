@@ -182,6 +182,10 @@ class Editor:
 
     def finish(self) -> None:
         """Bring the signature up to date, without constants and weights that nothing uses any more."""
+        for node in self.graph.nodes:  # users in the graph's order, as in a copy
+            for operand in node.all_input_nodes:
+                del operand.users[node]
+                operand.users[node] = None
         signature = self.program.graph_signature
         unused = {node.name for node in (*self._lifted, *self._used) if not node.users}
         for node in (*self._lifted, *self._used):

@@ -1,0 +1,49 @@
+"""What rewrites ask of nodes: which operator they call, and what is known of their shape."""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Node
+from typing_extensions import TypeIs
+
+from exir_lowering import graphs
+
+
+def calls(node: object, *operators: str) -> TypeIs[Node]:
+    """Return whether something is a node that calls one of the given operators."""
+    return isinstance(node, Node) and node.op == "call_function" and graphs.operator_name(node) in operators
+
+
+def tensor_of(node: object) -> torch.Tensor | None:
+    """Return what is known of a node's tensor: shape, strides and dtype; None if it is no node or has no tensor."""
+    value = node.meta.get("val") if isinstance(node, Node) else None
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def static_shape(node: object) -> tuple[int, ...] | None:
+    """Return the shape of a node's tensor; None if it has none, or a size is known only when the program runs."""
+    value = tensor_of(node)
+    if value is None or not all(isinstance(size, int) for size in value.shape):
+        return None
+    return tuple(value.shape)
+
+
+def same_layout(one: Node, other: Node) -> bool:
+    """Return whether the tensors of two nodes have the same static shape, the same strides and the same dtype."""
+    first, second = tensor_of(one), tensor_of(other)
+    if first is None or second is None or static_shape(one) is None or static_shape(one) != static_shape(other):
+        return False
+    return first.dtype is second.dtype and first.stride() == second.stride()
+
+
+def is_contiguous(node: object) -> bool:
+    """Return whether the elements of a node's tensor lie in memory in their order, whatever its sizes are."""
+    value = tensor_of(node)
+    if value is None:
+        return False
+    expected: int | torch.SymInt = 1
+    for size, stride in zip(reversed(value.shape), reversed(value.stride()), strict=True):
+        if str(stride) != str(expected) and not (isinstance(size, int) and size == 1):
+            return False
+        expected = expected * size
+    return True

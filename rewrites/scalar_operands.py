@@ -1,0 +1,55 @@
+"""Arithmetic with a number, as arithmetic with a constant tensor: many backends know only the latter."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from exir_lowering import graphs
+from exir_lowering.plugins import Doubt, Rewrite, Scope
+from exir_lowering.rewrites.forms import is_contiguous, tensor_of
+
+_EXACT = 1 << 53
+"""Up to this size, an integer is the same as a double."""
+
+
+class ScalarOperands(Rewrite):
+    """Replaces addition, subtraction and multiplication of a tensor and a number by those of two tensors.
+
+    Of float32 only: there kernels round the number to float32 before they compute, which is what the constant holds. A
+    kernel for half precision computes in float32, with the number as a float32, which a constant in half precision
+    cannot hold; float64 no backend takes. The number may be infinite, NaN or -0.0; not one that is too large for
+    float32, and not an integer above 2**53, as it would be rounded twice. A factor (`alpha`) other than 1 would be
+    rounded after it was multiplied.
+
+    The constant has no dimensions, so it changes neither shape nor dtype; the shape need not be known, and may be
+    empty. The tensor has to be contiguous: kernels want operands of one memory order, and that of the constant is the
+    contiguous one. A division is left alone: some kernels multiply by the inverse of a constant.
+    """
+
+    name = "scalar-operands"
+    operators = ("aten.add.Scalar", "aten.sub.Scalar", "aten.mul.Scalar")
+    exactness = "bits"
+    when = "taken"
+
+    def rewrite(self, node: Node, scope: Scope) -> Node | Doubt | None:
+        """Return the operation with a constant."""
+        operand, result = tensor_of(node.args[0]), tensor_of(node)
+        if operand is None or result is None or not operand.dtype is result.dtype is torch.float32:
+            return None
+        constant = _constant(node.args[1] if len(node.args) > 1 else None)
+        if constant is None or graphs.argument(node, "alpha") not in (None, 1) or not is_contiguous(node.args[0]):
+            return None
+        operator = graphs.operator_name(node).removesuffix("Scalar") + "Tensor"
+        return scope.call(operator, node.args[0], scope.constant(constant), like=node)
+
+
+def _constant(number: Any) -> torch.Tensor | None:
+    """Return a number as a tensor of float32; None if it is none, or kernels would round it to another value."""
+    if type(number) not in (int, float) or (type(number) is int and abs(number) > _EXACT):
+        return None
+    constant = torch.tensor(float(number), dtype=torch.float32)
+    return None if math.isfinite(number) and not constant.isfinite() else constant
