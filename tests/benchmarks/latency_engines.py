@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from executorch.extension.pybindings import _C
 from latency_models import MODELS
-from lowering_engines import executorch, forget, ours, run
+from lowering_engines import FakeResults, executorch, forget, ours, run
 from lowering_models import Built, export_model
 from torch.export import ExportedProgram
 
@@ -25,6 +25,9 @@ from exir_lowering.plugins.payload import find_checks
 from exir_lowering.pte.format import read_program
 
 Run = Callable[[], list[Any]]
+
+_CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+_FAKES = FakeResults()
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ def build(name: str) -> Subject:
     """Build and export a model, without what earlier ones left in memory."""
     torch.compiler.reset()
     forget()
+    _FAKES.restore()
     gc.collect()
     program, built = export_model(name, MODELS)
     return Subject(name, built, program)
@@ -60,8 +64,8 @@ def build(name: str) -> Subject:
 def use_cores(cores: int) -> None:
     """Let this process use that many cores. No file may be open: those of XNNPACK hold the old threads."""
     gc.collect()
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, range(cores))
+    if _CORES:
+        os.sched_setaffinity(0, _CORES[:cores])
     torch.set_num_threads(cores)
     _C._unsafe_reset_threadpool(cores)
 
@@ -173,7 +177,7 @@ def _open_module(subject: Subject, engine: str) -> Run:
 
 
 def _flat(result: Any) -> list[Any]:
-    return torch.utils._pytree.tree_leaves(result)
+    return [result] if isinstance(result, torch.Tensor) else [*result]
 
 
 def _first_line(error: Exception) -> str:
