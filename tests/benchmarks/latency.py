@@ -104,11 +104,12 @@ def _errors(outputs: Sequence[Any], expected: Sequence[torch.Tensor]) -> dict[st
 
 
 def _time(runs: Mapping[str, Run], rounds: int) -> dict[str, dict[str, float]]:
-    """Run all engines in turns, after one run that does not count; each round starts with another engine."""
-    order = list(runs)
-    taken: dict[str, list[tuple[float, float]]] = {engine: [] for engine in order}
+    """Run all engines in turns, after one run that does not count; no engine always follows the same one."""
+    taken: dict[str, list[tuple[float, float]]] = {engine: [] for engine in runs}
     for turn in range(rounds + 1):
-        for engine in order[turn % len(order) :] + order[: turn % len(order)]:
+        start = turn // 2 % len(runs)
+        order = [*runs][start:] + [*runs][:start]
+        for engine in order if turn % 2 == 0 else reversed(order):
             cpu, wall = time.process_time(), time.perf_counter()
             runs[engine]()
             taken[engine].append((time.process_time() - cpu, time.perf_counter() - wall))
