@@ -23,6 +23,10 @@ _COPIES = (
 """Operators that copy; the last one also to another dtype."""
 
 
+_SCALINGS = ("aten.mul.Scalar", "aten.div.Scalar")
+"""Operators that change nothing if the number is 1, as in attention whose model has scaled the queries already."""
+
+
 class Identity(Rewrite):
     """Removes copies and views whose result is their operand: same elements, shape, dtype and order in memory.
 
@@ -30,7 +34,7 @@ class Identity(Rewrite):
     """
 
     name = "identity"
-    operators = (*_VIEWS, *_COPIES, "aten.permute_copy.default", "aten.slice_copy.Tensor")
+    operators = (*_VIEWS, *_COPIES, *_SCALINGS, "aten.permute_copy.default", "aten.slice_copy.Tensor")
     exactness = "bits"
 
     def rewrite(self, node: Node, scope: Scope) -> Node | Doubt | None:
@@ -45,7 +49,7 @@ class Identity(Rewrite):
             return _view_of_view(node, operand, scope)
         if not _same(node, operand):
             return None
-        if operator == "aten.slice_copy.Tensor" and (len(node.args) > 4 and node.args[4] != 1):
+        if operator in _SCALINGS and node.args[1] != 1:
             return None
         return operand
 

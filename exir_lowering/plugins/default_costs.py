@@ -18,6 +18,7 @@ from torch.fx import Node
 
 from exir_lowering import graphs
 from exir_lowering._upstream.fakes import size_hint
+from exir_lowering._upstream.operators import operator_packet
 from exir_lowering.graphs import measures
 from exir_lowering.plugins.costs import HOST
 
@@ -171,8 +172,7 @@ def _work(name: str, node: Node) -> float:
 
 def _name(node: Node) -> str:
     """Return the name of an operator without namespace and overload."""
-    parts = graphs.operator_name(node).split(".")
-    return parts[1] if len(parts) > 1 else parts[0]
+    return getattr(operator_packet(node.target), "__name__", "")
 
 
 def _shape(argument: Any) -> list[int]:
@@ -216,8 +216,8 @@ def _host_cost(name: str, node: Node) -> float:
         each = _HOST_SPREAD[name]
     inside = 0.0
     if name in _POOLING:
-        height, width = (_shape(_argument(node, 0)) or [1, 1])[-2:]
-        inside = measures.value_elements(node) * min(_window(node), height * width) * _WINDOW_ELEMENT
+        plane = math.prod(_shape(_argument(node, 0))[-2:])
+        inside = measures.value_elements(node) * min(_window(node), plane) * _WINDOW_ELEMENT
     return _HOST_CALL + each * _work(name, node) + inside
 
 

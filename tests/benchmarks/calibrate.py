@@ -1,10 +1,10 @@
 """Measure the figures of the default cost model, or compare predictions with latencies: `calibrate.py [--models]`.
 
 Without arguments it prints, for each operator, the nanoseconds per unit of work of ExecuTorch's host kernel and, where
-XNNPACK takes it, of a delegate that has nothing else (see `exir_lowering/plugins/default_costs.py`, where the figures go).
-A delegate of several operators fuses some and has warmer caches, so its figures are then lowered until predictions meet
-the latency of models: with `--models` it prints predicted and measured latency of those of `lowering_models.py`, and the
-same for their host operators and delegates.
+XNNPACK takes it, of a delegate that has nothing else; `exir_lowering/plugins/default_costs.py` has the figures. A
+delegate of several operators fuses some, and its caches are in another state, so the figures of delegates are then
+changed until predictions meet the latency of models. With `--models` it prints predicted and measured latency of the
+models of `lowering_models.py`, and the same for their host operators and delegates.
 """
 
 from __future__ import annotations
