@@ -88,7 +88,7 @@ def measure(subject: Subject, engines: tuple[str, ...], cores: Sequence[int], ro
             about[engine].setdefault("ready_ms", seconds * 1e3)
         row["ms"][str(count)] = _time(runs, rounds)
         runs.clear()
-        if row["profile"] is None and OURS[-1] in files:
+        if row["profile"] is None and OURS[-1] in row["ms"][str(count)]:
             row["profile"] = _profile(files[OURS[-1]], subject)
     return row
 
