@@ -9,7 +9,6 @@ from exir_lowering.graphs.operators.purity import only_computes
 from exir_lowering.plugins import Doubt, Rewrite, Scope
 from exir_lowering.rewrites.forms import call_key
 
-
 _QUANTIZED = ("quantized_decomposed.", "torchao.")
 """Quantised patterns are one operator with its own dequantised operands: torch duplicates those for backends."""
 
