@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from torch.fx import Node
 
+from exir_lowering import graphs
 from exir_lowering.graphs.operators.purity import only_computes
 from exir_lowering.plugins import Doubt, Rewrite, Scope
 from exir_lowering.rewrites.forms import call_key
+
+_QUANTIZED = ("quantized_decomposed.", "torchao.")
+"""Quantised patterns are one operator with its own dequantised operands: torch duplicates those for backends."""
 
 
 class CommonSubexpressions(Rewrite):
@@ -22,7 +26,7 @@ class CommonSubexpressions(Rewrite):
 
     def rewrite(self, node: Node, scope: Scope) -> Node | Doubt | None:
         """Return an earlier node that is equal to a node."""
-        if not only_computes(node):
+        if not only_computes(node) or graphs.operator_name(node).startswith(_QUANTIZED):
             return None
         key = call_key(node)
         if key is None:

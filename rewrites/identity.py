@@ -8,6 +8,7 @@ import torch
 from torch.fx import Node
 
 from exir_lowering import graphs
+from exir_lowering.graphs.source_partitions import is_part_of_linear
 from exir_lowering.plugins import Doubt, Rewrite, Scope
 
 _VIEWS = ("aten.view_copy.default", "aten.expand_copy.default", "aten.squeeze_copy.dims", "aten.unsqueeze_copy.default")
@@ -23,6 +24,10 @@ _COPIES = (
 """Operators that copy; the last one also to another dtype."""
 
 
+_SCALINGS = ("aten.mul.Scalar", "aten.div.Scalar")
+"""Operators that change nothing if the number is 1, as in attention whose model has scaled the queries already."""
+
+
 class Identity(Rewrite):
     """Removes copies and views whose result is their operand: same elements, shape, dtype and order in memory.
 
@@ -30,7 +35,7 @@ class Identity(Rewrite):
     """
 
     name = "identity"
-    operators = (*_VIEWS, *_COPIES, "aten.permute_copy.default", "aten.slice_copy.Tensor")
+    operators = (*_VIEWS, *_COPIES, *_SCALINGS, "aten.permute_copy.default", "aten.slice_copy.Tensor")
     exactness = "bits"
 
     def rewrite(self, node: Node, scope: Scope) -> Node | Doubt | None:
@@ -45,7 +50,7 @@ class Identity(Rewrite):
             return _view_of_view(node, operand, scope)
         if not _same(node, operand):
             return None
-        if operator == "aten.slice_copy.Tensor" and (len(node.args) > 4 and node.args[4] != 1):
+        if operator in _SCALINGS and node.args[1] != 1:
             return None
         return operand
 
@@ -79,7 +84,7 @@ def _permuted(node: Node, operand: Node, scope: Scope) -> Node | None:
     combined = [first[dim] for dim in order]
     if combined == sorted(combined):
         return operand.args[0]
-    if len(operand.users) > 1:
+    if len(operand.users) > 1 or is_part_of_linear(operand):
         return None
     return scope.call("aten.permute_copy.default", operand.args[0], combined, like=node)
 
@@ -91,4 +96,6 @@ def _view_of_view(node: Node, operand: Node, scope: Scope) -> Node | None:
         return None
     if _same(node, base):
         return base
-    return scope.call("aten.view_copy.default", base, node.args[1], like=node) if len(operand.users) == 1 else None
+    if len(operand.users) > 1 or is_part_of_linear(operand):
+        return None
+    return scope.call("aten.view_copy.default", base, node.args[1], like=node)

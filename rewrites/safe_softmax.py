@@ -23,9 +23,10 @@ class SafeSoftmax(Rewrite):
     It is `where(all(x == -inf), 0, softmax(x))`, row by row: a softmax of a row that is entirely -inf would be NaN.
 
     * If no row can be entirely -inf, it is `softmax(x)`.
-    * If `x` is `scores + where(mask, 0, -inf)`, with scores that are bounded or NaN and a mask that is not known ahead
-      of time, it is `softmax(scores + where(mask, 0, -2e38)) * any(mask)`: in a row that is not fully masked the
-      exponentials of masked scores are 0 in either case; a row that is, and has no NaN, is multiplied by 0. NaN stays.
+    * If `x` is `scores + where(mask, bias, -inf)`, with scores and a bias (often 0) that are bounded or NaN, and a mask
+      that is not known ahead of time, it is `softmax(scores + where(mask, bias, -2e38)) * any(mask)`: in a row that is
+      not fully masked the exponentials of masked scores are 0 in either case; a row that is, and has no NaN, is
+      multiplied by 0. NaN stays.
     * Otherwise it is left alone, and the report says what would have to hold.
     """
 
@@ -45,19 +46,20 @@ class SafeSoftmax(Rewrite):
         if doubt is None:
             return softmax
         masked = _find_mask(scores, scope)
-        if masked is None or scope.ranges.bounded(masked.scores) is not None:
+        if masked is None or scope.ranges.bounded(masked.scores) or scope.ranges.bounded(masked.bias):
             return doubt
         return _multiply_by_rows(masked, softmax, dim, scope)
 
 
 @dataclass(frozen=True, slots=True)
 class _Masked:
-    """Scores with an additive mask: `scores + where(mask, 0, -inf)`."""
+    """Scores with an additive mask: `scores + where(mask, bias, -inf)`."""
 
     total: Node
     scores: Node
     addition: Node
     mask: Node
+    bias: Node
 
 
 def _is(node: object, operator: str) -> bool:
@@ -89,17 +91,17 @@ def _same_rows(reduction: Node, softmax: Node) -> bool:
 
 
 def _find_mask(total: Node, scope: Scope) -> _Masked | None:
-    """Return the parts of `scores + where(mask, 0, -inf)`, whichever is added to the other."""
+    """Return the parts of `scores + where(mask, bias, -inf)`, whichever is added to the other."""
     if not _is(total, _ADD) or graphs.argument(total, "alpha") not in (None, 1):
         return None
     for scores, addition in (total.args[:2], total.args[1::-1]):
         if not isinstance(scores, Node) or not isinstance(addition, Node) or not _is(addition, _WHERE):
             continue
-        mask, shown, hidden = addition.args
-        if not isinstance(mask, Node) or not isinstance(shown, Node) or not isinstance(hidden, Node):
+        mask, bias, hidden = addition.args
+        if not isinstance(mask, Node) or not isinstance(bias, Node) or not isinstance(hidden, Node):
             continue
-        if scope.ranges.uniform(shown) == 0.0 and scope.ranges.uniform(hidden) == float("-inf"):
-            return _Masked(total, scores, addition, mask)
+        if scope.ranges.uniform(hidden) == float("-inf"):
+            return _Masked(total, scores, addition, mask, bias)
     return None
 
 
@@ -109,8 +111,8 @@ def _multiply_by_rows(masked: _Masked, softmax: Node, dim: int, scope: Scope) ->
     width = dim % len(softmax.meta["val"].shape) - len(softmax.meta["val"].shape)
     if value.dtype is not torch.float32 or len(rows.shape) < -width or rows.shape[width] != value.shape[width]:
         return None  # the mask is broadcast along the rows
-    far, zero = (scope.constant(torch.tensor(number)) for number in (_FAR, 0.0))
-    finite = scope.call(_WHERE, masked.mask, zero, far, like=masked.addition)
+    far = scope.constant(torch.tensor(_FAR))
+    finite = scope.call(_WHERE, masked.mask, masked.bias, far, like=masked.addition)
     some = scope.call("aten.any.dim", masked.mask, width, True)
     order = list(range(len(rows.shape)))
     factor = scope.call("dim_order_ops._to_dim_order_copy.default", some, dtype=torch.float32, dim_order=order)

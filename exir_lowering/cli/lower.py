@@ -86,6 +86,8 @@ def execute(arguments: argparse.Namespace) -> int:
             progress=True,
             edge_compile_config=programs.make_edge_config(arguments),
             costs=programs.read_costs(arguments),
+            rewrites=programs.read_rewrites(arguments),
+            assume=programs.read_assumptions(arguments),
             cache=False if arguments.no_cache else arguments.cache or True,
         )
         lowered = lower(methods, arguments.partitioner, options=options)

@@ -67,6 +67,8 @@ def execute(arguments: argparse.Namespace) -> int:
             progress=True,
             edge_compile_config=programs.make_edge_config(arguments),
             costs=programs.read_costs(arguments),
+            rewrites=programs.read_rewrites(arguments),
+            assume=programs.read_assumptions(arguments),
         )
         try:
             planned = plan(programs.read_programs(files, arguments.trust), arguments.partitioner, options=options)

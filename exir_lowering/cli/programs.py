@@ -67,6 +67,48 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         help="predict the latency from this table of costs, which CostTable.save wrote, such as one that measure_costs "
         "made on the device; without it, from figures for a server's processor",
     )
+    command.add_argument(
+        "--rewrites",
+        metavar="NAME[,NAME]",
+        default="safe",
+        help="the rewrites that make the programs faster before they are partitioned: safe (default), none, or names",
+    )
+    command.add_argument(
+        "--assume",
+        metavar="INPUT=PROPERTY",
+        action="append",
+        default=[],
+        help="what holds for every value of an input: finite, or finite_rows (no row of a mask is entirely masked)",
+    )
+
+
+def read_rewrites(arguments: argparse.Namespace) -> list[str]:
+    """Return the names of the rewrites.
+
+    Args:
+        arguments: What `add_arguments` added, parsed.
+    """
+    return [name.strip() for name in arguments.rewrites.split(",") if name.strip()]
+
+
+def read_assumptions(arguments: argparse.Namespace) -> dict[str, str]:
+    """Return what is assumed of inputs.
+
+    Args:
+        arguments: What `add_arguments` added, parsed.
+
+    Raises:
+        InputError: An argument has another form, or names an input again.
+    """
+    assumed: dict[str, str] = {}
+    for given in arguments.assume:
+        name, equals, promise = given.partition("=")
+        if not name or not equals or name in assumed:
+            raise InputError(
+                f"--assume {given!r}: expected INPUT=PROPERTY, once for each input, such as mask=finite_rows."
+            )
+        assumed[name] = promise
+    return assumed
 
 
 def read_costs(arguments: argparse.Namespace) -> CostTable | None:

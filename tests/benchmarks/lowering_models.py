@@ -6,7 +6,7 @@ Their layers are narrow, as the time to lower a program depends on the size of i
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -210,7 +210,7 @@ def whisper_decoder() -> Built:
     return Built(call, (_tokens(16), torch.randn(1, 150, 128)))
 
 
-def _quantize(model: nn.Module, inputs: tuple[Any, ...]) -> ExportedProgram:
+def quantize(model: nn.Module, inputs: tuple[Any, ...]) -> ExportedProgram:
     """Quantise to int8 with ExecuTorch's XNNPACK recipe."""
     from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
         XNNPACKQuantizer,
@@ -228,7 +228,7 @@ def resnet_int8() -> Built:
     """Build a ResNet with 8 basic blocks, quantised to int8 with PT2E."""
     sizes = {"embedding_size": 16, "hidden_sizes": [16, 32, 64, 128], "depths": [2, 2, 2, 2]}
     built = _classifier("ResNet", layer_type="basic", **sizes)
-    return Built(built.model, built.inputs, quantize=_quantize)
+    return Built(built.model, built.inputs, quantize=quantize)
 
 
 class Recurrent(nn.Module):
@@ -338,11 +338,12 @@ GROWTH: Sequence[tuple[str, str]] = (("llama4_prefill", "llama16_prefill"), ("ll
 """Pairs of models of which the second has four times the layers."""
 
 
-def export_model(name: str) -> tuple[ExportedProgram, Built]:
+def export_model(name: str, models: Mapping[str, Callable[[], Built]] = MODELS) -> tuple[ExportedProgram, Built]:
     """Export a model, with the same weights and inputs in every process.
 
     Args:
-        name: One of `MODELS`.
+        name: One of the models.
+        models: What builds them.
 
     Returns:
         The program, and what it was made of.
@@ -350,7 +351,7 @@ def export_model(name: str) -> tuple[ExportedProgram, Built]:
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        built = MODELS[name]()
+        built = models[name]()
         if built.quantize is not None:
             return built.quantize(built.model, built.inputs), built
         return export(built.model, built.inputs, dynamic_shapes=built.dynamic_shapes), built

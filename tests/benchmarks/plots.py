@@ -1,4 +1,6 @@
-"""Plots of `lowering.py`'s figures for the documents: `python tests/benchmarks/plots.py FIGURES.json docs/images`.
+"""Plots of figures for the documents: `python tests/benchmarks/plots.py FIGURES.json docs/images`.
+
+The figures are those of `lowering.py` or `latency.py`.
 
 It needs matplotlib (the extra `bench`).
 """
@@ -17,6 +19,8 @@ from matplotlib.axes import Axes
 STEPS = ("edge", "backend", "emit")
 COLOURS = {"edge": "#4c72b0", "backend": "#dd8452", "emit": "#55a868"}
 GROWTH = ("llama4_prefill", "llama16_prefill")
+ENGINES = {"safe": "exir-lowering, with rewrites", "eager": "PyTorch"}
+ENGINE_COLOURS = {"safe": "#4c72b0", "eager": "#bbbbbb"}
 
 
 def plot_steps(rows: dict[str, dict[str, Any]], title: str) -> Any:
@@ -57,16 +61,40 @@ def plot_growth(rows: dict[str, dict[str, Any]]) -> Any:
     return figure
 
 
+def plot_latency(rows: dict[str, dict[str, Any]]) -> Any:
+    """Return a figure of how many times faster than ExecuTorch's file ours and PyTorch are, on one core."""
+    figure, axes = pyplot.subplots(figsize=(8, 0.45 * len(rows) + 1.4), layout="constrained")
+    for place, engine in enumerate(ENGINES):
+        for index, row in enumerate(rows.values()):
+            times = row["ms"]["1"]
+            if engine in times and "executorch" in times:
+                ratio = times["executorch"]["cpu_min"] / times[engine]["cpu_min"]
+                axes.barh(index + 0.2 * (2 * place - 1), ratio, height=0.36, color=ENGINE_COLOURS[engine])
+    handles = [pyplot.Rectangle((0, 0), 1, 1, color=ENGINE_COLOURS[engine]) for engine in ENGINES]
+    axes.legend(handles, ENGINES.values(), loc="lower right")
+    axes.axvline(1, color="black", linewidth=0.8)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:g}x")
+    axes.set_yticks(range(len(rows)), rows)
+    axes.invert_yaxis()
+    axes.set_xlabel("times faster than ExecuTorch's file")
+    axes.set_title("Latency on one core")
+    return figure
+
+
 def main() -> int:
     """Write the plots of a file of figures into a folder."""
     source, folder = map(Path, sys.argv[1:3])
-    modes = json.loads(source.read_text())["modes"]
+    figures = json.loads(source.read_text())
+    modes = figures.get("modes", {})
     matplotlib.rcParams.update({"svg.hashsalt": "exir-lowering", "svg.fonttype": "none", "font.family": "sans-serif"})
     plots = {}
     if "cold" in modes:
         plots["lowering.svg"] = plot_steps(modes["cold"], "First lowering of a model, in a warm process")
         if all(name in modes["cold"] for name in GROWTH):
             plots["lowering-growth.svg"] = plot_growth(modes["cold"])
+    if "models" in figures:
+        plots["latency.svg"] = plot_latency(figures["models"])
     for name, figure in plots.items():
         figure.savefig(folder / name, metadata={"Date": None})
         print(folder / name)

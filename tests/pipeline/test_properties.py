@@ -22,7 +22,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind, SymIntArgument
 from torch.fx import Node
 
-from exir_lowering import Backend, DelegationSpec, LoweredMethods, Partitioner, PartitionResult, lower
+from exir_lowering import Backend, DelegationSpec, LoweredMethods, LoweringOptions, Partitioner, PartitionResult, lower
 from exir_lowering.backends.echo import EchoBackend
 from exir_lowering.graphs import DELEGATION_TAG, is_delegate_call, is_getitem, nested_graphs, walk
 
@@ -32,6 +32,7 @@ MORE = int(os.environ.get("EXIR_LOWERING_EXAMPLES", "0"))
 PROGRAMS = int(os.environ.get("EXIR_LOWERING_PROGRAMS", "36"))
 SEED = int(os.environ.get("EXIR_LOWERING_SEED", "0"))
 BACKENDS = ("echo", "noop", "second_noop")
+AS_IT_IS = LoweringOptions(rewrites="none")
 LIFTED = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 
 
@@ -166,7 +167,7 @@ class Lowering:
     def run(self) -> LoweredMethods:
         self.partitioners = {name: [RandomPartitioner(tags) for tags in found] for name, found in self.tags.items()}
         backends: dict[str, Backend] = {"echo": self.echo, **self.noops}
-        return lower(self.program.methods, self.partitioners, backends=backends)
+        return lower(self.program.methods, self.partitioners, backends=backends, options=AS_IT_IS)
 
 
 @pytest.fixture(scope="module", autouse=True)

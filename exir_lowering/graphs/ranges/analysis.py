@@ -15,7 +15,7 @@ from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs.ranges import assumptions, doubts, elementwise, masks, movements, reductions
 from exir_lowering.graphs.ranges.calls import Call, Result, dtype_of, transfer_of
 from exir_lowering.graphs.ranges.constants import Constants, filling, is_small, rounded
-from exir_lowering.graphs.ranges.values import BOUND, TOP, Doubt, Range, convert, meet, settle, symmetric, whole
+from exir_lowering.graphs.ranges.values import BOUND, TOP, Doubt, Range, limits, meet, settle, symmetric, whole
 
 _TABLES = (elementwise, movements, reductions)  # importing them registers their transfer functions
 
@@ -180,23 +180,19 @@ class ValueRanges:
         if node.op != "call_function":
             return TOP
         if node.target is operator.getitem:
-            several = self._ranges.get(node.args[0])  # type: ignore[arg-type]
-            index = node.args[1]
-            fits = isinstance(several, tuple) and isinstance(index, int) and index < len(several)
-            return (
-                several[index]
-                if fits and isinstance(several, tuple) and isinstance(index, int)
-                else whole(dtype_of(node))
-            )
-        known = transfer_of(node.target)
-        if known is None:
+            several, index = self._ranges.get(node.args[0]), node.args[1]  # type: ignore[arg-type]
+            if isinstance(several, tuple) and isinstance(index, int) and 0 <= index < len(several):
+                return several[index]
+            return whole(dtype_of(node))
+        transfer = transfer_of(node.target)
+        if transfer is None:
             return whole(dtype_of(node))
         try:
             call = Call(node, lambda each: _as_one(self._ranges[each]))
-            found = known[0](call)
+            found = transfer[0](call)
             if not isinstance(found, Range):
                 return found
-            if known[1]:
+            if transfer[1]:
                 found = settle(found, call.dtype)
         except Exception as error:
             let_through(error)
@@ -222,15 +218,15 @@ class ValueRanges:
         if stored is not None:
             return self._constants.extremes(stored)
         if self.assumed(node) == "finite" and dtype is not None and dtype.is_floating_point:
-            return convert(symmetric(assumptions.FINITE_BOUND, False), torch.float64, dtype)
+            return symmetric(min(assumptions.FINITE_BOUND, limits(dtype)[0]), False)
         return whole(dtype)
 
     def _prove_state(self) -> frozenset[str]:
-        """Find the buffers of which an invariant holds: bounded at first, and after each run that finds them bounded."""
+        """Find the buffers that are bounded at first, and after each run that finds them so."""
         signature, output = self._program.graph_signature, self._program.graph.output_node()
         written = {
             str(spec.target): value
-            for spec, value in zip(signature.output_specs, output.args[0], strict=False)  # type: ignore[arg-type]
+            for spec, value in zip(signature.output_specs, output.args[0], strict=False)
             if spec.kind is OutputKind.BUFFER_MUTATION and isinstance(value, Node)
         }
         kept = frozenset(

@@ -32,7 +32,8 @@ def check(program: ExportedProgram, assume: Mapping[str, str]) -> dict[str, str]
     for name, promised in assume.items():
         if name not in inputs:
             raise InputError(
-                f"assume names {name!r}, which is no input of the program. Its inputs are: {', '.join(inputs) or 'none'}."
+                f"assume names {name!r}, which is no input of the program. "
+                f"Its inputs are: {', '.join(inputs) or 'none'}."
             )
         if promised not in PROPERTIES:
             possible = "; ".join(f"{key!r}: {text}" for key, text in PROPERTIES.items())

@@ -130,7 +130,8 @@ class Constants:
             if elements > _LARGEST or elements > self._left:
                 return None
             self._left -= int(elements)
-        args, kwargs = (map_arg(each, self._values.__getitem__) for each in (node.args, node.kwargs))
+        args: Any = map_arg(node.args, self._values.__getitem__)
+        kwargs: Any = map_arg(node.kwargs, self._values.__getitem__)
         try:
             with neutral():
                 return node.target(*args, **kwargs)  # type: ignore[operator]

@@ -73,12 +73,14 @@ def constant_row(node: Node, what: str) -> Doubt:
     )
 
 
-def hidden(node: Node, culprit: Node) -> Doubt:
-    """Say that an operator makes a mask of an input, which does not say enough about its rows."""
+def hidden(ranges: ValueRanges, node: Node, culprit: Node) -> Doubt:
+    """Say that an operator makes a mask of an input or a buffer, which does not say enough about the mask's rows."""
+    state = ranges.state_name(culprit)
+    what = f"{culprit.name} is an input of the model" if state is None else f"the model writes its buffer {state}"
     return Doubt(
         culprit,
-        f"{culprit.name} is an input of the model, and {_call(node)} makes a mask of it{_at(node)}",
-        "pass the mask itself to the model, or make it so that each row has an element that is known not to be masked",
+        f"{what}, and {_call(node)} makes a mask of it{_at(node)}",
+        "pass the mask itself to the model, or make it so that in each row an element is known not to be masked",
     )
 
 

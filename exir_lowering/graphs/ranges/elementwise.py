@@ -291,12 +291,20 @@ def _logical_not(call: Call) -> Range:
 
 @keeps("aten.logical_and")
 def _logical_and(call: Call) -> Range:
+    return _both(call)
+
+
+def _both(call: Call) -> Range:
     a, b = _as_bool(call, 0), _as_bool(call, 1)
     return Range(min(a.low, b.low), min(a.high, b.high), False)
 
 
 @keeps("aten.logical_or")
 def _logical_or(call: Call) -> Range:
+    return _either(call)
+
+
+def _either(call: Call) -> Range:
     a, b = _as_bool(call, 0), _as_bool(call, 1)
     return Range(max(a.low, b.low), max(a.high, b.high), False)
 
@@ -309,12 +317,12 @@ def _as_bool(call: Call, position: int) -> Range:
 
 @keeps("aten.bitwise_and.Tensor")
 def _bitwise_and(call: Call) -> Range:
-    return _logical_and(call) if call.dtype is torch.bool else whole(call.dtype)
+    return _both(call) if call.dtype is torch.bool else whole(call.dtype)
 
 
 @keeps("aten.bitwise_or.Tensor")
 def _bitwise_or(call: Call) -> Range:
-    return _logical_or(call) if call.dtype is torch.bool else whole(call.dtype)
+    return _either(call) if call.dtype is torch.bool else whole(call.dtype)
 
 
 @keeps("aten.bitwise_xor.Tensor", "aten.bitwise_not")

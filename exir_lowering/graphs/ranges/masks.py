@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from exir_lowering.graphs.ranges.analysis import ValueRanges
 
 _DEEPEST = 60
+_FARTHEST = 200
 
 _COMPARISONS = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 
@@ -218,9 +219,17 @@ class Rows:
         return (open_[0] if open_ else None) if sources.every or len(open_) == len(found) else None
 
     def _blame(self, node: Node) -> Doubt | None:
-        """Blame an input of the model for an operator that hides it, if there is just one that leads here."""
-        inputs = [each for each in node.all_input_nodes if self._ranges.is_input(each)]
-        return doubts.hidden(node, inputs[0]) if inputs else None
+        """Blame the first input, or mutated buffer, that an operator makes a mask of."""
+        if node.op != "call_function":
+            return None
+        found, seen = [node], {node}
+        for each in found:  # grows
+            if self._ranges.is_input(each) or self._ranges.state_name(each) is not None:
+                return doubts.hidden(self._ranges, node, each)
+            new = [n for n in each.all_input_nodes if n not in seen and len(found) < _FARTHEST]
+            found += new
+            seen.update(new)
+        return None
 
     def _truth_of_both(self, node: Node, dim: int, truth: bool, both: bool, depth: int) -> Doubt | None:
         """True for a conjunction: one side is true everywhere, the other one in each row; False: either is in each."""

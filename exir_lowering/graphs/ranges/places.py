@@ -97,7 +97,7 @@ def _pieces(node: Node, dim: int) -> Sources | None:
     if not isinstance(tensors, (list, tuple)) or shape is None or not all(isinstance(each, Node) for each in tensors):
         return None
     along = _argument(node, 1, 0) % len(shape) - len(shape) == dim
-    rows = []
+    rows: list[tuple[Any, int]] = []
     for each in tensors:
         size = (shape_of(each) or (0,) * len(shape))[dim] if len(shape_of(each) or ()) == len(shape) else 0
         if not along or (type(size) is int and size > 0):
@@ -140,7 +140,7 @@ def _indexed(ranges: ValueRanges, node: Node, origin: Sequence[Any], dim: int) -
     if len(tensors) != len(indices) or origin[-1] == 0:
         return None
     with neutral():
-        *others, last = torch.broadcast_tensors(*tensors)
+        *others, last = torch.broadcast_tensors(*tensors)  # type: ignore[no-untyped-call]
         if last.dim() < -dim or last.size(dim) != origin[-1] or last.numel() == 0:
             return None
         columns = last.movedim(dim, -1)

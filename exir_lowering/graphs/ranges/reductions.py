@@ -148,10 +148,10 @@ def _affine(call: Call, found: Range, weight: Any, bias: Any) -> Range:
 def _standardised(call: Call, terms: float) -> Range:
     """Return the range of (x - mean) / sqrt(variance + eps) over that many terms.
 
-    (x_i - mean) ** 2 is at most the sum of all of them, so the quotient is at most sqrt(n). If x holds NaN or infinities,
-    or the variance overflows, the row is NaN, or 0 where a finite number is divided by inf. Where rounding has cancelled
-    all digits, because the elements of a row are almost equal, the result is within the noise of the mean; see
-    `ValueRanges` about that.
+    (x_i - mean) ** 2 is at most the sum of all of them, so the quotient is at most sqrt(n). If x holds NaN or
+    infinities, or the variance overflows, the row is NaN, or 0 where a finite number is divided by inf. Where rounding
+    has cancelled all digits, because the elements of a row are almost equal, the result is within the noise of the
+    mean; see `ValueRanges` about that.
     """
     a = call.range(call.get(0))
     return symmetric(2.0 * math.sqrt(terms), not (a.finite and not a.nan and a.magnitude < 1e15))

@@ -123,8 +123,8 @@ def meet(one: Range, other: Range) -> Range:
 def settle(range_: Range, dtype: torch.dtype | None) -> Range:
     """Return the range of values after they were rounded to a type.
 
-    Rounding may move a number by a few units in the last place, flush a small one to zero and make a large one infinite;
-    integers wrap around.
+    Rounding may move a number by a few units in the last place, flush a small one to zero and make a large one
+    infinite; integers wrap around.
     """
     low, high = range_.low, range_.high
     if dtype is None or dtype.is_complex or low != low or high != high:

@@ -13,6 +13,7 @@ from exir_lowering.errors import LoweringError, RewriteContractError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs import measures
 from exir_lowering.graphs.operators.purity import only_computes
+from exir_lowering.graphs.source_partitions import is_part_of_linear
 from exir_lowering.model import RefusedRewrite, Rewriting
 from exir_lowering.plugins.rewrite import Doubt, Rewrite
 from exir_lowering.steps.rewriting.editor import Editor
@@ -89,7 +90,9 @@ class Walk:
         return added
 
     def interested(self, node: Node) -> Sequence[Rewrite]:
-        """Return the rewrites that look at a node."""
+        """Return the rewrites that look at a node; none at parts of a linear layer, by which backends find it."""
+        if is_part_of_linear(node):
+            return ()
         found = self._by_operator.get(graphs.operator_name(node), ())
         return found or self._by_operator.get("*", ())
 
