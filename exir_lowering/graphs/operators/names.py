@@ -35,6 +35,7 @@ def origins(node: Node) -> list[str]:
     return list(found)
 
 
+@lru_cache(maxsize=8192)
 def target_name(operator: Any) -> str:
     """Return an operator's name as people write it, such as `aten.add.Tensor`."""
     return operators.operator_name(operator)

@@ -164,15 +164,27 @@ class ValueRanges:
         return self._constants.mutated(node)
 
     def _analyse(self, node: Node) -> None:
+        """Find the range of a node, and of those operands only that it depends on: not of what is normalised."""
         ranges, stack = self._ranges, [node]
         while stack:
             last = stack[-1]
-            pending = [] if last in ranges else [each for each in last.all_input_nodes if each not in ranges]
-            stack += pending
-            if not pending:
-                stack.pop()
-                if last not in ranges:
+            if last not in ranges:
+                try:
                     ranges[last] = self._compute(last)
+                except _MissingError as missing:
+                    stack.append(missing.node)
+                    continue
+            stack.pop()
+
+    def _known(self, node: Node) -> Result:
+        """Return the range of an operand.
+
+        Raises:
+            _MissingError: It has not been found yet.
+        """
+        if node not in self._ranges:
+            raise _MissingError(node)
+        return self._ranges[node]
 
     def _compute(self, node: Node) -> Result:
         if node.op == "placeholder":
@@ -180,7 +192,8 @@ class ValueRanges:
         if node.op != "call_function":
             return TOP
         if node.target is operator.getitem:
-            several, index = self._ranges.get(node.args[0]), node.args[1]  # type: ignore[arg-type]
+            source, index = node.args[0], node.args[1]
+            several = self._known(source) if isinstance(source, Node) else None
             if isinstance(several, tuple) and isinstance(index, int) and 0 <= index < len(several):
                 return several[index]
             return whole(dtype_of(node))
@@ -188,12 +201,14 @@ class ValueRanges:
         if transfer is None:
             return whole(dtype_of(node))
         try:
-            call = Call(node, lambda each: _as_one(self._ranges[each]))
+            call = Call(node, lambda each: _as_one(self._known(each)))
             found = transfer[0](call)
             if not isinstance(found, Range):
                 return found
             if transfer[1]:
                 found = settle(found, call.dtype)
+        except _MissingError:
+            raise
         except Exception as error:
             let_through(error)
             return whole(dtype_of(node))  # arguments that the operator does not take, or sizes that are not known
@@ -203,7 +218,7 @@ class ValueRanges:
     def _look(self, node: Node) -> Range | None:
         """Return the range of what the node computes, if that is known and not found already."""
         inputs = node.all_input_nodes
-        if not inputs or not is_small(node) or any(self._ranges[each] == TOP for each in inputs):
+        if not inputs or not is_small(node) or any(self._ranges.get(each) == TOP for each in inputs):
             return None
         value = self._constants.value(node)
         return self._constants.extremes(value) if value is not None else None
@@ -250,6 +265,14 @@ class ValueRanges:
             before.setdefault(node, found)  # what was found before does not depend on buffers
         self._ranges = before
         return kept
+
+
+class _MissingError(Exception):
+    """The range of an operand is needed first."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(node)
+        self.node = node
 
 
 def _as_one(found: Result) -> Range:

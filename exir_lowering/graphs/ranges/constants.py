@@ -168,18 +168,31 @@ def _extremes(tensor: torch.Tensor) -> Range:
         return TOP
     try:
         with neutral():
-            low, high = (float(each) for each in torch.aminmax(tensor.detach()))
+            low, high = _least_and_most(tensor.detach())
             if low == low:
                 exact = tensor.is_floating_point() or max(-low, high) < 2.0**52
                 return Range(low, high, False) if exact else whole(tensor.dtype)
             numbers = tensor.detach()[~torch.isnan(tensor.detach())]
             if numbers.numel() == 0:
                 return TOP
-            low, high = (float(each) for each in torch.aminmax(numbers))
+            low, high = _least_and_most(numbers)
             return Range(low, high, True)
     except Exception as error:
         let_through(error)
         return whole(tensor.dtype)
+
+
+def _least_and_most(tensor: torch.Tensor) -> tuple[float, float]:
+    """Return the least and the largest element, NaN if there is any, in one thread: torch's would wait for each other.
+
+    numpy does not have all of torch's types.
+    """
+    try:
+        array = tensor.numpy()
+    except (RuntimeError, TypeError):
+        low, high = torch.aminmax(tensor)
+        return float(low), float(high)
+    return float(array.min()), float(array.max())
 
 
 _FILLED = {"aten.full.default": 1, "aten.full_like.default": 1, "aten.scalar_tensor.default": 0}

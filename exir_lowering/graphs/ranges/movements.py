@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from exir_lowering.graphs.operators.names import target_name
 from exir_lowering.graphs.ranges.calls import Call, Result, keeps, product
-from exir_lowering.graphs.ranges.constants import filling
+from exir_lowering.graphs.ranges.constants import filling, rounded
 from exir_lowering.graphs.ranges.values import TOP, Range, convert, point, settle, union, whole
 
 
@@ -91,7 +91,8 @@ def _put(call: Call) -> Range:
 )  # fmt: skip
 def _filled(call: Call) -> Range:
     number = filling(call.node)
-    return settle(point(number), call.dtype) if number is not None else whole(call.dtype)
+    exact = rounded(number, call.dtype) if number is not None else None
+    return point(exact) if exact is not None else whole(call.dtype)
 
 
 @keeps("aten.arange.start_step", "aten.arange.start", "aten.arange")

@@ -145,7 +145,7 @@ def _affine(call: Call, found: Range, weight: Any, bias: Any) -> Range:
     return _biased(call, found, bias)
 
 
-def _standardised(call: Call, terms: float) -> Range:
+def _standardised(terms: float) -> Range:
     """Return the range of (x - mean) / sqrt(variance + eps) over that many terms.
 
     (x_i - mean) ** 2 is at most the sum of all of them, so the quotient is at most sqrt(n). If x holds NaN or
@@ -153,15 +153,12 @@ def _standardised(call: Call, terms: float) -> Range:
     has cancelled all digits, because the elements of a row are almost equal, the result is within the noise of the
     mean; see `ValueRanges` about that.
     """
-    a = call.range(call.get(0))
-    return symmetric(2.0 * math.sqrt(terms), not (a.finite and not a.nan and a.magnitude < 1e15))
+    return symmetric(2.0 * math.sqrt(terms), True)  # whatever x is: it is not looked at
 
 
-def _statistics(call: Call, eps: Any) -> tuple[Range, Range]:
-    a = call.range(call.get(0))
-    mean = symmetric(2 * a.magnitude, a.nan) if a.magnitude < 1e30 else TOP
+def _statistics(eps: Any) -> tuple[Range, Range]:
     inverse = 1.1 / math.sqrt(eps) if isinstance(eps, (int, float)) and eps > 0 else INF
-    return mean, Range(0.0, inverse, True) if inverse < INF else TOP
+    return TOP, Range(0.0, inverse, True) if inverse < INF else TOP
 
 
 @keeps("aten.native_layer_norm", "aten.layer_norm")
@@ -172,9 +169,9 @@ def _layer_norm(call: Call) -> Result:
     shape = call.get(1, "normalized_shape")
     if call.dtype is None or not isinstance(shape, (list, tuple)):
         return TOP
-    standard = _standardised(call, product(each.meta.get("val") if hasattr(each, "meta") else each for each in shape))
+    standard = _standardised(product(each.meta.get("val") if hasattr(each, "meta") else each for each in shape))
     found = settle(_affine(call, standard, call.get(2, "weight"), call.get(3, "bias")), call.dtype)
-    return (found, *_statistics(call, call.get(4, "eps"))) if several else found
+    return (found, *_statistics(call.get(4, "eps"))) if several else found
 
 
 @keeps("aten.native_group_norm")
@@ -184,9 +181,9 @@ def _group_norm(call: Call) -> Result:
     channels, size, groups = (call.get(position) for position in (4, 5, 6))
     if call.dtype is None or not all(type(each) is int for each in (channels, size, groups)) or groups < 1:
         return TOP
-    standard = _standardised(call, size * channels / groups)
+    standard = _standardised(size * channels / groups)
     found = settle(_affine(call, standard, call.get(1, "weight"), call.get(2, "bias")), call.dtype)
-    return (found, *_statistics(call, call.get(7, "eps")))
+    return (found, *_statistics(call.get(7, "eps")))
 
 
 @keeps("aten._native_batch_norm_legit_no_training")
