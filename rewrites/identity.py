@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch.fx import Node
 
 from exir_lowering import graphs
@@ -56,15 +55,8 @@ class Identity(Rewrite):
 
 
 def _same(one: Node, other: Node) -> bool:
-    """Return whether two values have the same shape, strides and dtype."""
-    first, second = one.meta.get("val"), other.meta.get("val")
-    if not isinstance(first, torch.Tensor) or not isinstance(second, torch.Tensor):
-        return False
-    return first.dtype == second.dtype and _form(first) == _form(second)
-
-
-def _form(value: torch.Tensor) -> Any:
-    return tuple(value.shape), tuple(value.stride())
+    """Return whether two values have the same shape, strides and dtype in every run."""
+    return graphs.describe_layout(one) == graphs.describe_layout(other)
 
 
 def _order(node: Node) -> list[int]:

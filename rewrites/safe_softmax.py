@@ -109,7 +109,9 @@ def _multiply_by_rows(masked: _Masked, softmax: Node, dim: int, scope: Scope) ->
     """Return the softmax with a finite mask, times 0 for each row that is fully masked."""
     value, rows = masked.scores.meta["val"], masked.mask.meta["val"]
     width = dim % len(softmax.meta["val"].shape) - len(softmax.meta["val"].shape)
-    if value.dtype is not torch.float32 or len(rows.shape) < -width or rows.shape[width] != value.shape[width]:
+    if value.dtype is not torch.float32 or len(rows.shape) < -width:
+        return None
+    if graphs.describe_sizes(rows.shape)[width] != graphs.describe_sizes(value.shape)[width]:
         return None  # the mask is broadcast along the rows
     far = scope.constant(torch.tensor(_FAR))
     finite = scope.call(_WHERE, masked.mask, masked.bias, far, like=masked.addition)

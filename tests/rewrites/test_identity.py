@@ -109,3 +109,21 @@ def test_channels_last_is_not_an_identity() -> None:
     found = versions(Model(), (x,), [Identity])
     assert any("dim_order" in name for name in found.after)
     found.check(x, exact=True)
+
+
+def test_a_size_that_was_equal_at_export_is_not_equal() -> None:
+    """The first dimension is 3 in the example, and what is cut out of it has 3 rows in any run."""
+
+    class Cut(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return torch.relu(torch.relu(x)[0:3]) + torch.relu(y)
+
+    length = torch.export.Dim("length", min=3, max=9)
+    found = versions(
+        Cut(),
+        (torch.randn(3, 4), torch.randn(3, 4)),
+        ["safe"],
+        dynamic_shapes={"x": {0: length}, "y": None},
+    )
+    for size in (3, 4, 9):
+        found.check(torch.randn(size, 4), torch.randn(3, 4), exact=True)

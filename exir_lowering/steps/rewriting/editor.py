@@ -224,9 +224,5 @@ def _layout(node: Node) -> Any:
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         return type(value), str(value)
-    strides = [stride for size, stride in zip(value.shape, value.stride(), strict=True) if not _is_one(size)]
-    return tuple(value.shape), value.dtype, strides
-
-
-def _is_one(size: Any) -> bool:
-    return isinstance(size, int) and size == 1
+    sizes, strides = graphs.describe_sizes(value.shape), graphs.describe_sizes(value.stride())
+    return sizes, value.dtype, [stride for size, stride in zip(sizes, strides, strict=True) if size != 1]
