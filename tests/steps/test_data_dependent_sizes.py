@@ -14,7 +14,7 @@ from executorch.exir._serialize._program import deserialize_pte_binary
 from lowering_support import NoopBackend, TagPartitioner
 from torch.export import Dim, ExportedProgram
 
-from exir_lowering import InputError, LoweringError, load, lower, plan, to_backend
+from exir_lowering import InputError, LoweringError, LoweringOptions, load, lower, plan, to_backend
 
 
 class _Nonzero(torch.nn.Module):
