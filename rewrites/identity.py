@@ -8,6 +8,7 @@ import torch
 from torch.fx import Node
 
 from exir_lowering import graphs
+from exir_lowering.graphs import measures
 from exir_lowering.graphs.source_partitions import is_part_of_linear
 from exir_lowering.plugins import Doubt, Rewrite, Scope
 
@@ -60,11 +61,8 @@ def _same(one: Node, other: Node) -> bool:
     first, second = one.meta.get("val"), other.meta.get("val")
     if not isinstance(first, torch.Tensor) or not isinstance(second, torch.Tensor):
         return False
-    return first.dtype == second.dtype and _form(first) == _form(second)
-
-
-def _form(value: torch.Tensor) -> Any:
-    return tuple(value.shape), tuple(value.stride())
+    same = measures.same_sizes(first.shape, second.shape) and measures.same_sizes(first.stride(), second.stride())
+    return same and first.dtype == second.dtype
 
 
 def _order(node: Node) -> list[int]:

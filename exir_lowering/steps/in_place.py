@@ -30,7 +30,8 @@ def write_in_place(program: ExportedProgram) -> None:
         state = result.args[0]
         if not isinstance(state, Node) or signature.inputs_to_buffers.get(state.name) != spec.target:
             continue
-        if results.count(result) != 1 or not _is_last_use(state, result, place):
+        reads_itself = state in result.args[1:] or any(state is index for index in result.args[1])
+        if reads_itself or results.count(result) != 1 or not _is_last_use(state, result, place):
             continue
         with program.graph.inserting_before(result):
             written = program.graph.call_function(INDEX_PUT_IN_PLACE, result.args, result.kwargs)

@@ -95,7 +95,8 @@ def _rewrite(method: EdgeMethod, assume: Mapping[str, str], settings: _Settings)
     if mode is None or any(map(graphs.is_mutating, method.program.graph.nodes)):
         return method  # values are not known, or depend on the order of writes
     program = isolate(debug_handles.copy_with_handles(method.program))
-    volatile = {buffer for buffer in _written(method) if settings.writers[buffer] > 1}
+    own = _written(method)
+    volatile = {buffer for buffer, count in settings.writers.items() if count > (buffer in own)}
     editor = Editor(program, fake_mode_of(program.graph_module) or mode, assume, volatile)
     walk = Walk(method.name, editor, settings.only("always"))
     walk.run(list(editor.graph.nodes))

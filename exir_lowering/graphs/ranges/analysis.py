@@ -50,8 +50,8 @@ class ValueRanges:
         assume: Properties of inputs that the caller promises, by the inputs' names: "finite" (no element is NaN, and
             each is at most 1e6 in magnitude) or "finite_rows" (no row along the last dimension is entirely -inf,
             entirely False or, of integers, entirely 0).
-        volatile: Names of buffers of which nothing is known although the program keeps them bounded, such as those
-            that another program writes too.
+        volatile: Names of buffers of which nothing is known, although the program keeps them bounded or never writes to
+            them: another program writes to them.
 
     Raises:
         InputError: The program has no such input, or there is no such property.
@@ -65,7 +65,7 @@ class ValueRanges:
     ) -> None:
         self._program = program
         self._assumed = assumptions.check(program, assume)
-        self._constants = Constants(program)
+        self._constants = Constants(program, volatile)
         self._ranges: dict[Node, Result] = {}
         self._inputs = {name for name in program.graph_signature.user_inputs if isinstance(name, str)}
         self._volatile = frozenset(volatile)

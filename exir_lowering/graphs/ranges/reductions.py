@@ -151,8 +151,10 @@ def _standardised(terms: float) -> Range:
     (x_i - mean) ** 2 is at most the sum of all of them, so the quotient is at most sqrt(n). If x holds NaN or
     infinities, or the variance overflows, the row is NaN, or 0 where a finite number is divided by inf. Where rounding
     has cancelled all digits, because the elements of a row are almost equal, the result is within the noise of the
-    mean; see `ValueRanges` about that.
+    mean; see `ValueRanges` about that. Without `eps`, a row whose variance is rounded to zero becomes infinite or NaN.
     """
+    if not isinstance(eps, (int, float)) or eps < _LEAST_EPS:
+        return TOP
     return symmetric(2.0 * math.sqrt(terms), True)  # whatever x is: it is not looked at
 
 
