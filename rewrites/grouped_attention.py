@@ -96,10 +96,10 @@ def _find_chain(node: object) -> list[Node] | None:
 
 
 def _is_of_one_tensor(node: Node) -> bool:
-    """Return whether operands behind the first have one element, and not more dimensions than the result."""
+    """Return whether operands behind the first have one element, and not more dimensions than it."""
+    rank = len(static_shape(node.args[0]) or ())
     if sum(argument is node.args[0] for argument in node.args) > 1:
         return False
-    rank = len(static_shape(node) or ())
     shapes = [static_shape(other) for other in node.all_input_nodes if other is not node.args[0]]
     return all(shape is not None and math.prod(shape) == 1 and len(shape) <= rank for shape in shapes)
 

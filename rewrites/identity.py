@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch.fx import Node
 
 from exir_lowering import graphs
+from exir_lowering.graphs import measures
 from exir_lowering.graphs.source_partitions import is_part_of_linear
 from exir_lowering.plugins import Doubt, Rewrite, Scope
 
@@ -55,8 +57,12 @@ class Identity(Rewrite):
 
 
 def _same(one: Node, other: Node) -> bool:
-    """Return whether two values have the same shape, strides and dtype in every run."""
-    return graphs.describe_layout(one) == graphs.describe_layout(other)
+    """Return whether two values have the same shape, strides and dtype."""
+    first, second = one.meta.get("val"), other.meta.get("val")
+    if not isinstance(first, torch.Tensor) or not isinstance(second, torch.Tensor):
+        return False
+    same = measures.same_sizes(first.shape, second.shape) and measures.same_sizes(first.stride(), second.stride())
+    return same and first.dtype == second.dtype
 
 
 def _order(node: Node) -> list[int]:

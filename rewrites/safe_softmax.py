@@ -8,6 +8,7 @@ import torch
 from torch.fx import Node
 
 from exir_lowering import graphs
+from exir_lowering.graphs import measures
 from exir_lowering.plugins import Doubt, Rewrite, Scope
 
 _FAR = -2e38
@@ -71,7 +72,7 @@ def _find_softmax(node: Node, scope: Scope) -> Node | None:
     empty, zero, softmax = node.args
     if not isinstance(zero, Node) or not isinstance(softmax, Node) or not _is(softmax, _SOFTMAX):
         return None
-    if scope.ranges.uniform(zero) != 0.0:
+    if str(scope.ranges.uniform(zero)) != "0.0" or not _alike(node, softmax):  # not -0.0, which masked rows would keep
         return None
     for operator in ("aten.logical_not.default", "aten.any.dim", "aten.logical_not.default", "aten.eq.Scalar"):
         if not isinstance(empty, Node) or not _is(empty, operator):
@@ -82,6 +83,12 @@ def _find_softmax(node: Node, scope: Scope) -> Node | None:
             return None
         empty = empty.args[0]
     return softmax
+
+
+def _alike(one: Node, other: Node) -> bool:
+    """Return whether two values have the same shape and dtype."""
+    first, second = one.meta["val"], other.meta["val"]
+    return first.dtype is second.dtype and measures.same_sizes(first.shape, second.shape)
 
 
 def _same_rows(reduction: Node, softmax: Node) -> bool:
@@ -111,10 +118,12 @@ def _multiply_by_rows(masked: _Masked, softmax: Node, dim: int, scope: Scope) ->
     width = dim % len(softmax.meta["val"].shape) - len(softmax.meta["val"].shape)
     if value.dtype is not torch.float32 or len(rows.shape) < -width:
         return None
-    if graphs.describe_sizes(rows.shape)[width] != graphs.describe_sizes(value.shape)[width]:
+    if not measures.same_sizes([rows.shape[width]], [value.shape[width]]):
         return None  # the mask is broadcast along the rows
     far = scope.constant(torch.tensor(_FAR))
-    finite = scope.call(_WHERE, masked.mask, masked.bias, far, like=masked.addition)
+    finite = scope.call(_WHERE, masked.mask, masked.bias, far)
+    if not _alike(finite, masked.addition):
+        return None  # the number is one of another dtype, or -inf gave the addition its shape
     some = scope.call("aten.any.dim", masked.mask, width, True)
     order = list(range(len(rows.shape)))
     factor = scope.call("dim_order_ops._to_dim_order_copy.default", some, dtype=torch.float32, dim_order=order)

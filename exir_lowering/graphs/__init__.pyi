@@ -19,7 +19,6 @@ from .copies import (
     lifted_inputs as lifted_inputs,
     own_state as own_state,
 )
-from .layouts import describe_layout as describe_layout, describe_sizes as describe_sizes
 from .operators.names import (
     OUT_OF_SIGHT as OUT_OF_SIGHT,
     argument as argument,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -34,6 +34,18 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, (list, tuple)):
         for item in value:
             yield from tensors(item)
+
+
+def same_sizes(one: Iterable[Any], other: Iterable[Any]) -> bool:
+    """Return whether sizes, or strides, are equal whatever they are when the program runs.
+
+    Torch compares sizes that it does not know with `==` by their values at export, and makes that a condition.
+    """
+    return list(map(_expression, one)) == list(map(_expression, other))
+
+
+def _expression(size: Any) -> Any:
+    return size.node.expr if isinstance(size, torch.SymInt) else size
 
 
 def tensor_bytes(tensor: torch.Tensor) -> int:

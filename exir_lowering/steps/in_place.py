@@ -49,7 +49,7 @@ def _has_kernel(state: Node, write: Node) -> bool:
         return False
     dims = [dim for dim, index in enumerate(indices) if index is not None]
     index = indices[dims[0]] if len(dims) == 1 else None
-    if not isinstance(index, Node):
+    if not isinstance(index, Node) or state in (index, values):
         return False
     old, new, rows = (node.meta.get("val") for node in (state, values, index))
     if not (isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor) and isinstance(rows, torch.Tensor)):

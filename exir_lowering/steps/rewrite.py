@@ -96,7 +96,7 @@ def _rewrite(method: EdgeMethod, assume: Mapping[str, str], settings: _Settings)
         return method  # values are not known, or depend on the order of writes
     program = isolate(debug_handles.copy_with_handles(method.program))
     own = _written(method)
-    volatile = {buffer for buffer, writers in settings.writers.items() if writers > (buffer in own)}
+    volatile = {buffer for buffer, count in settings.writers.items() if count > (buffer in own)}
     editor = Editor(program, fake_mode_of(program.graph_module) or mode, assume, volatile)
     walk = Walk(method.name, editor, settings.only("always"))
     walk.run(list(editor.graph.nodes))

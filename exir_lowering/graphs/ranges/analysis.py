@@ -50,8 +50,8 @@ class ValueRanges:
         assume: Properties of inputs that the caller promises, by the inputs' names: "finite" (no element is NaN, and
             each is at most 1e6 in magnitude) or "finite_rows" (no row along the last dimension is entirely -inf,
             entirely False or, of integers, entirely 0).
-        volatile: Names of buffers of which nothing is known, whatever the program does with them, since another
-            program may write to them.
+        volatile: Names of buffers of which nothing is known, although the program keeps them bounded or never writes to
+            them: another program writes to them.
 
     Raises:
         InputError: The program has no such input, or there is no such property.

@@ -34,12 +34,11 @@ class Constants:
 
     Args:
         program: The program; it may be edited while this is used.
-        volatile: Names of buffers that something else writes to.
+        volatile: The names of buffers that someone else writes to.
     """
 
     def __init__(self, program: ExportedProgram, volatile: Collection[str] = ()) -> None:
-        self._program = program
-        self._volatile = frozenset(volatile)
+        self._program, self._volatile = program, frozenset(volatile)
         self._specs = -1
         self._targets: dict[str, str] = {}
         self._mutated: dict[str, str] = {}
@@ -59,7 +58,7 @@ class Constants:
         return found if _is_real(found) else None
 
     def mutated(self, node: Node) -> str | None:
-        """Return the name of the buffer that a placeholder stands for, if anything writes to it."""
+        """Return the name of the buffer that a placeholder stands for, if the program, or someone else, mutates it."""
         self._read_signature()
         return self._mutated.get(node.name) if node.op == "placeholder" else None
 
@@ -94,7 +93,7 @@ class Constants:
         if len(specs) == self._specs:
             return
         self._specs = len(specs)
-        mutated = {*self._program.graph_signature.buffers_to_mutate.values(), *self._volatile}
+        mutated = self._volatile.union(self._program.graph_signature.buffers_to_mutate.values())
         for spec in specs:
             name, target = getattr(spec.arg, "name", None), spec.target
             if spec.kind in _STORED and isinstance(name, str) and target is not None:

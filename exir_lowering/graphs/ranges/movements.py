@@ -5,7 +5,7 @@ from __future__ import annotations
 from exir_lowering.graphs.operators.names import target_name
 from exir_lowering.graphs.ranges.calls import Call, Result, keeps, product
 from exir_lowering.graphs.ranges.constants import filling, rounded
-from exir_lowering.graphs.ranges.values import TOP, Range, convert, point, settle, union, whole
+from exir_lowering.graphs.ranges.values import INF, TOP, Range, convert, point, settle, union, whole
 
 
 @keeps(
@@ -18,8 +18,8 @@ from exir_lowering.graphs.ranges.values import TOP, Range, convert, point, settl
     "aten.diagonal_copy", "aten.narrow_copy", "aten.pixel_shuffle", "aten.pixel_unshuffle", "aten.gather",
     "aten.index.Tensor", "aten._unsafe_index.Tensor", "aten.index_select", "aten.embedding",
     "aten.upsample_nearest2d.vec", "aten.upsample_nearest2d", "aten.amax", "aten.amin", "aten.max", "aten.min",
-    "aten.max_pool2d", "aten.max_pool1d", "aten.max_pool3d", "aten.replication_pad2d",
-    "aten.reflection_pad2d", "aten.replication_pad1d", "aten.reflection_pad1d", "aten.channel_shuffle",
+    "aten.replication_pad2d", "aten.reflection_pad2d", "aten.replication_pad1d", "aten.reflection_pad1d",
+    "aten.channel_shuffle",
 )  # fmt: skip
 def _pick(call: Call) -> Range:
     """Every element is one of the first argument; an index out of range is an error, not a value."""
@@ -33,12 +33,25 @@ def _pieces(call: Call) -> Result:
 
 
 @keeps(
-    "aten.max.dim", "aten.min.dim", "aten.topk", "aten.sort", "aten.sort.stable", "aten.max_pool2d_with_indices",
-    "aten.max_pool3d_with_indices", "aten.adaptive_max_pool2d", "aten.median.dim",
+    "aten.max.dim", "aten.min.dim", "aten.topk", "aten.sort", "aten.sort.stable", "aten.adaptive_max_pool2d",
+    "aten.median.dim",
 )  # fmt: skip
 def _pick_with_indices(call: Call) -> Result:
-    """Padding of a pool takes part in no maximum: each window has an element of the input."""
     return call.range(call.get(0)), _INDICES
+
+
+@keeps("aten.max_pool2d", "aten.max_pool1d", "aten.max_pool3d")
+def _max_pool(call: Call) -> Range:
+    """Padding takes part in no maximum; a window with gaps may see nothing else, and then gives -inf."""
+    found, dilation = call.range(call.get(0)), call.get(4, "dilation", 1)
+    apart = dilation if isinstance(dilation, (list, tuple)) else [dilation]
+    return found if all(type(each) is int and each == 1 for each in apart) else Range(-INF, found.high, found.nan)
+
+
+@keeps("aten.max_pool2d_with_indices", "aten.max_pool3d_with_indices")
+def _max_pool_with_indices(call: Call) -> Result:
+    found = _max_pool(call)
+    return found, _INDICES if found.low > -INF else TOP
 
 
 _INDICES = Range(-1.0, float(2**48), False)

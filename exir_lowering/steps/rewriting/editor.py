@@ -16,6 +16,7 @@ from exir_lowering import graphs
 from exir_lowering._upstream.conversion import enable_python_dispatcher
 from exir_lowering._upstream.edge_operators import edge_operator
 from exir_lowering._upstream.fakes import FakeTensorMode
+from exir_lowering.graphs import measures
 from exir_lowering.graphs.operators.purity import only_computes
 from exir_lowering.graphs.ranges import ValueRanges
 from exir_lowering.steps.casewise.memory import MEMORY
@@ -161,7 +162,7 @@ class Editor:
         """
         if self.is_returned(node) and (new.op in ("placeholder", "get_attr") or self.is_returned(new)):
             return False
-        return bool(_layout(node) == _layout(new))
+        return _same_layout(node, new)
 
     def replace(self, node: Node, new: Node) -> list[Node]:
         """Let another node have a node's value; return the nodes that are not needed any more, which are removed."""
@@ -187,8 +188,10 @@ class Editor:
                 del operand.users[node]
                 operand.users[node] = None
         signature = self.program.graph_signature
-        unused = {node.name for node in (*self._lifted, *self._used) if not node.users}
-        for node in (*self._lifted, *self._used):
+        written = set(signature.buffers_to_mutate.values())  # state that is not read any more stays state
+        given = [node for node in self._used if self._given[node].target not in written]
+        unused = {node.name for node in (*self._lifted, *given) if not node.users}
+        for node in (*self._lifted, *given):
             if not node.users:
                 self.graph.erase_node(node)
         for spec in self._lifted.values():
@@ -219,10 +222,19 @@ def _content(tensor: torch.Tensor) -> Any:
     return tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.contiguous().view(-1).numpy().tobytes()
 
 
-def _layout(node: Node) -> Any:
-    """Return shape, dtype and memory order of a node's value; sizes of 1 have no order."""
-    value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor):
-        return type(value), str(value)
-    sizes, strides = graphs.describe_sizes(value.shape), graphs.describe_sizes(value.stride())
-    return sizes, value.dtype, [stride for size, stride in zip(sizes, strides, strict=True) if size != 1]
+def _same_layout(one: Node, other: Node) -> bool:
+    """Return whether two values have the same shape, dtype and memory order; sizes of 1 have no order."""
+    first, second = one.meta.get("val"), other.meta.get("val")
+    if not isinstance(first, torch.Tensor) or not isinstance(second, torch.Tensor):
+        return type(first) is type(second) and str(first) == str(second)
+    if first.dtype is not second.dtype or not measures.same_sizes(first.shape, second.shape):
+        return False
+    return measures.same_sizes(_strides(first), _strides(second))
+
+
+def _strides(value: torch.Tensor) -> list[Any]:
+    return [stride for size, stride in zip(value.shape, value.stride(), strict=True) if not _is_one(size)]
+
+
+def _is_one(size: Any) -> bool:
+    return isinstance(size, int) and size == 1
