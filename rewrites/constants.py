@@ -71,6 +71,8 @@ class Constants(Rewrite):
         content, value = scope.ranges.constant(node), tensor_of(node)
         if content is None or value is None or content.dtype is not value.dtype or content.stride() != value.stride():
             return None
+        if content.device.type != "cpu":
+            return None
         grown = content.nbytes - _freed(node, scope)
         if grown > _left(node, scope):
             return None

@@ -29,6 +29,8 @@ from exir_lowering.graphs import operator_name
 X = torch.tensor([[0.5, -1.0, 2.0, 0.25]])
 EDGE = exir_ops.edge.aten
 
+AS_IT_IS = exir_lowering.LoweringOptions(rewrites="none")
+
 
 class Model(torch.nn.Module):
     """A layer for XNNPACK, an operator that is replaced, one that does nothing, and two views."""
@@ -288,7 +290,7 @@ def manager(programs: dict[str, ExportedProgram]) -> EdgeProgramManager:
 
 def test_a_manager_is_lowered_with_its_constant_methods(manager: EdgeProgramManager) -> None:
     before = {name: snapshot(manager.exported_program(name)) for name in manager.methods}
-    lowered = quietly(lambda: exir_lowering.lower(manager, "xnnpack"))
+    lowered = quietly(lambda: exir_lowering.lower(manager, "xnnpack", options=AS_IT_IS))
     assert list(lowered) == ["forward", "other"]
     program = exir_lowering.load(lowered.emit(constant_methods={"get_scale": 0.25, "get_eos": 2}).buffer)
     assert set(program.method_names) == {"forward", "other", "get_vocab_size", "get_scale", "get_eos"}
@@ -303,7 +305,7 @@ def test_a_manager_is_lowered_with_its_constant_methods(manager: EdgeProgramMana
 
 
 def test_every_entry_takes_a_manager(manager: EdgeProgramManager) -> None:
-    planned = exir_lowering.plan(manager, "xnnpack")
+    planned = exir_lowering.plan(manager, "xnnpack", options=AS_IT_IS)
     lowered = quietly(lambda: exir_lowering.to_backend(manager, "xnnpack"))
     assert planned.methods == lowered.report.methods
     assert lowered.constant_methods == {"get_vocab_size": 512, "get_scale": 0.5}
@@ -346,4 +348,4 @@ def test_the_report_shows_equal_reasons_once_wherever_it_is_shown(programs: dict
     assert str(lowered.report) == repr(lowered.report)
     assert str(lowered.report).startswith(str(planned))
     assert "30 x aten.sin.default" in repr(lowered.report)
-    assert repr(lowered.report).count("aten.sin.default") == 1
+    assert repr(lowered.report).count("aten.sin.default") == 2  # on the host, and among the largest costs

@@ -42,6 +42,10 @@ def _pick_with_indices(call: Call) -> Result:
 
 @keeps("aten.max_pool2d", "aten.max_pool1d", "aten.max_pool3d")
 def _max_pool(call: Call) -> Range:
+    return _pooled(call)
+
+
+def _pooled(call: Call) -> Range:
     """Padding takes part in no maximum; a window with gaps may see nothing else, and then gives -inf."""
     found, dilation = call.range(call.get(0)), call.get(4, "dilation", 1)
     apart = dilation if isinstance(dilation, (list, tuple)) else [dilation]
@@ -50,7 +54,7 @@ def _max_pool(call: Call) -> Range:
 
 @keeps("aten.max_pool2d_with_indices", "aten.max_pool3d_with_indices")
 def _max_pool_with_indices(call: Call) -> Result:
-    found = _max_pool(call)
+    found = _pooled(call)
     return found, _INDICES if found.low > -INF else TOP
 
 

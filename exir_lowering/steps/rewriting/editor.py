@@ -217,9 +217,14 @@ def _operands(arguments: Any) -> list[Node]:
 
 def _content(tensor: torch.Tensor) -> Any:
     """Return what identifies a constant: its content if it is small."""
-    if tensor.nbytes > _SHARED_BYTES:
+    if tensor.nbytes > _SHARED_BYTES or tensor.device.type != "cpu" or tensor.layout is not torch.strided:
         return id(tensor)
-    return tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.contiguous().view(-1).numpy().tobytes()
+    return (
+        tensor.dtype,
+        tuple(tensor.shape),
+        tensor.stride(),
+        tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes(),
+    )
 
 
 def _same_layout(one: Node, other: Node) -> bool:
