@@ -145,7 +145,11 @@ def _affine(call: Call, found: Range, weight: Any, bias: Any) -> Range:
     return _biased(call, found, bias)
 
 
-def _standardised(terms: float) -> Range:
+_LEAST_EPS = 1e-36
+"""From this `eps` on, elements whose squares are rounded to zero stay small after normalisation."""
+
+
+def _standardised(terms: float, eps: Any) -> Range:
     """Return the range of (x - mean) / sqrt(variance + eps) over that many terms.
 
     (x_i - mean) ** 2 is at most the sum of all of them, so the quotient is at most sqrt(n). If x holds NaN or
@@ -171,7 +175,8 @@ def _layer_norm(call: Call) -> Result:
     shape = call.get(1, "normalized_shape")
     if call.dtype is None or not isinstance(shape, (list, tuple)):
         return TOP
-    standard = _standardised(product(each.meta.get("val") if hasattr(each, "meta") else each for each in shape))
+    terms = product(each.meta.get("val") if hasattr(each, "meta") else each for each in shape)
+    standard = _standardised(terms, call.get(4, "eps", 1e-5))
     found = settle(_affine(call, standard, call.get(2, "weight"), call.get(3, "bias")), call.dtype)
     return (found, *_statistics(call.get(4, "eps"))) if several else found
 
@@ -183,7 +188,7 @@ def _group_norm(call: Call) -> Result:
     channels, size, groups = (call.get(position) for position in (4, 5, 6))
     if call.dtype is None or not all(type(each) is int for each in (channels, size, groups)) or groups < 1:
         return TOP
-    standard = _standardised(size * channels / groups)
+    standard = _standardised(size * channels / groups, call.get(7, "eps"))
     found = settle(_affine(call, standard, call.get(1, "weight"), call.get(2, "bias")), call.dtype)
     return (found, *_statistics(call.get(7, "eps")))
 
