@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import torch
 from torch.fx import Node
 
@@ -13,7 +15,7 @@ from exir_lowering.rewrites.forms import call_key, calls, static_shape, tensor_o
 _GROWTH = 1 << 18
 """Bytes by which every method may grow."""
 
-_SHARE = 64
+_SHARE = 50
 """The part of its weights by which a method may grow besides: one of so many."""
 
 _CONE = 256
@@ -44,7 +46,7 @@ class Constants(Rewrite):
     It is computed by PyTorch's kernels, as in eager mode; those of the file may round otherwise. What is known depends
     on neither inputs nor state that the program changes, and has fixed sizes; operators with effects are not computed.
 
-    So that files do not grow, a method gets at most 256 KB and a 64th of its weights larger, less the weights that
+    So that files do not grow, a method gets at most 256 KB and 2 % of its weights larger, less the weights that
     nothing needs any more, as those of a layer with weight normalisation. Only the last known values of a computation
     become constants.
 
@@ -59,15 +61,11 @@ class Constants(Rewrite):
 
     def rewrite(self, node: Node, scope: Scope) -> Node | Doubt | None:
         """Return the constant for a value that is known, unless all that use it become constants themselves."""
-        if all(_is_foldable(user, scope) for user in node.users):
+        number = _number(node, scope)
+        if number is None or all(_is_foldable(user, scope) for user in node.users):
             return None
-        key = call_key(node)
-        if (
-            key is not None
-            and key in scope.memory
-            and not (scope.is_returned(node) or any(map(_quantises, node.users)))
-        ):
-            return scope.memory[key]  # type: ignore[no-any-return]
+        if number in scope.memory and not (scope.is_returned(node) or any(map(_quantises, node.users))):
+            return scope.memory[number]  # type: ignore[no-any-return]
         if not _is_foldable(node, scope):
             return None
         content, value = scope.ranges.constant(node), tensor_of(node)
@@ -76,11 +74,26 @@ class Constants(Rewrite):
         grown = content.nbytes - _freed(node, scope)
         if grown > _left(node, scope):
             return None
-        scope.memory[_GROWTH] = _left(node, scope) - max(grown, 0)
+        scope.memory["left"] = _left(node, scope) - max(grown, 0)
         constant = scope.constant(content.detach().clone(memory_format=torch.preserve_format))
-        if key is not None:
-            scope.memory[key] = constant  # also for equal calls for which there is no room any more
+        scope.memory[number] = constant  # also for equal values for which there is no room any more
         return constant
+
+
+def _number(node: Node, scope: Scope) -> int | None:
+    """Return a number that equal computations from the same constants have in common; None for other nodes.
+
+    Not the nodes are compared, as those that computed an earlier constant are gone.
+    """
+    if not only_computes(node) or not all(_is_known(operand, scope) for operand in node.all_input_nodes):
+        return None
+    key = call_key(node, lambda operand: scope.memory.get(("number", operand), operand))
+    if key is None:
+        return None
+    numbers: dict[Hashable, int] = scope.memory.setdefault("numbers", {})
+    number = numbers.setdefault(key, len(numbers))
+    scope.memory["number", node] = number
+    return number
 
 
 def _is_foldable(node: Node, scope: Scope) -> bool:
@@ -109,10 +122,10 @@ def _is_known(node: Node, scope: Scope) -> bool:
 
 def _left(node: Node, scope: Scope) -> int:
     """Return the bytes by which a method may still grow."""
-    if _GROWTH not in scope.memory:
+    if "left" not in scope.memory:
         inputs = [each for each in node.graph.nodes if each.op == "placeholder" and _is_known(each, scope)]
-        scope.memory[_GROWTH] = _GROWTH + sum(map(_bytes, inputs)) // _SHARE
-    return int(scope.memory[_GROWTH])
+        scope.memory["left"] = _GROWTH + sum(map(_bytes, inputs)) // _SHARE
+    return int(scope.memory["left"])
 
 
 def _bytes(node: Node) -> int:

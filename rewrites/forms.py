@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -54,26 +54,31 @@ def is_contiguous(node: object) -> bool:
     return True
 
 
-def call_key(node: Node) -> Hashable | None:
-    """Return what equal calls have in common; None if an argument cannot be compared, such as a symbolic number."""
+def call_key(node: Node, name: Callable[[Node], Hashable] = lambda operand: operand) -> Hashable | None:
+    """Return what equal calls have in common; None if an argument cannot be compared, such as a symbolic number.
+
+    Args:
+        node: The call.
+        name: What stands for an operand.
+    """
     try:
-        return node.target, _key(node.args), _key(node.kwargs)
+        return node.target, _key(node.args, name), _key(node.kwargs, name)
     except TypeError:
         return None
 
 
-def _key(argument: Any) -> Hashable:
+def _key(argument: Any, name: Callable[[Node], Hashable]) -> Hashable:
     """Return what equal arguments have in common.
 
     Raises:
-        TypeError: An argument is not one that can be compared, such as a symbolic number.
+        TypeError: An argument is not one that can be compared.
     """
     if isinstance(argument, Node):
-        return argument
+        return name(argument)
     if isinstance(argument, (list, tuple)):
-        return tuple(map(_key, argument))
+        return tuple(_key(each, name) for each in argument)
     if isinstance(argument, dict):
-        return tuple((name, _key(argument[name])) for name in sorted(argument))
+        return tuple((word, _key(argument[word], name)) for word in sorted(argument))
     if isinstance(argument, _PLAIN):
         return type(argument), repr(argument)  # since 0.0 == -0.0, 1 == True, and nan is not nan
     raise TypeError(f"arguments of type {type(argument).__name__} are not compared")

@@ -67,6 +67,10 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         help="predict the latency from this table of costs, which CostTable.save wrote, such as one that measure_costs "
         "made on the device; without it, from figures for a server's processor",
     )
+    _add_rewrites(command)
+
+
+def _add_rewrites(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--rewrites",
         metavar="NAME[,NAME]",

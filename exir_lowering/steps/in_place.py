@@ -6,6 +6,7 @@ ExecuTorch emits a functional `index_put` into new memory, and then copies all o
 
 from __future__ import annotations
 
+import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 from torch.fx import Node
@@ -30,8 +31,7 @@ def write_in_place(program: ExportedProgram) -> None:
         state = result.args[0]
         if not isinstance(state, Node) or signature.inputs_to_buffers.get(state.name) != spec.target:
             continue
-        reads_itself = state in result.args[1:] or any(state is index for index in result.args[1])
-        if reads_itself or results.count(result) != 1 or not _is_last_use(state, result, place):
+        if results.count(result) != 1 or not _is_last_use(state, result, place) or not _has_kernel(state, result):
             continue
         with program.graph.inserting_before(result):
             written = program.graph.call_function(INDEX_PUT_IN_PLACE, result.args, result.kwargs)
@@ -40,6 +40,24 @@ def write_in_place(program: ExportedProgram) -> None:
         program.graph.erase_node(result)
         place[written] = place[result]
         spec.arg.name = written.name
+
+
+def _has_kernel(state: Node, write: Node) -> bool:
+    """Return whether ExecuTorch's kernel writes in place: rows along one dimension, without adding to what is there."""
+    indices, values = write.args[1], write.args[2]
+    if graphs.argument(write, "accumulate") or not isinstance(indices, (list, tuple)) or not isinstance(values, Node):
+        return False
+    dims = [dim for dim, index in enumerate(indices) if index is not None]
+    index = indices[dims[0]] if len(dims) == 1 else None
+    if not isinstance(index, Node) or state in (index, values):
+        return False
+    old, new, rows = (node.meta.get("val") for node in (state, values, index))
+    if not (isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor) and isinstance(rows, torch.Tensor)):
+        return False
+    fits = rows.dtype is torch.int64 and rows.dim() == 1 and old.dtype is new.dtype and old.dim() == new.dim()
+    sizes = [*old.shape]
+    sizes[dims[0]] = rows.shape[0]
+    return fits and all(isinstance(size, int) for size in (*sizes, *new.shape)) and sizes == [*new.shape]
 
 
 def _is_last_use(state: Node, write: Node, place: dict[Node, int]) -> bool:

@@ -50,7 +50,7 @@ class Editor:
             program: The private copy.
             mode: The mode of its fake tensors.
             assume: What is assumed of its inputs.
-            volatile: The names of buffers that other methods write too.
+            volatile: The names of buffers that other methods write, and may share.
         """
         self.program, self.graph, self.mode = program, program.graph, mode
         self.ranges = ValueRanges(program, assume, volatile)

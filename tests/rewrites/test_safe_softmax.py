@@ -1,0 +1,151 @@
+"""Attention without the safe softmax where rows are proven, with a factor where not; fully masked rows are 0."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from rewriting_support import bits, versions
+from torch import nn
+from torch.export import export
+from torch.nn.functional import scaled_dot_product_attention as attention
+
+import exir_lowering
+from exir_lowering import InputError, LoweringOptions
+from exir_lowering.rewrites import SafeSoftmax
+
+INF, NAN = float("inf"), float("nan")
+
+
+class Attention(nn.Module):
+    """Attention behind a layer norm, which bounds its scores."""
+
+    def __init__(self, mask: Callable[..., dict[str, Any]] = lambda *inputs: {}, normal: bool = True) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm = nn.LayerNorm(8) if normal else nn.Identity()
+        self.queries, self.keys, self.values = (nn.Linear(8, 8) for _ in range(3))
+        self.mask = mask
+
+    def forward(self, x: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
+        y = self.norm(x)
+        heads = [one(y).view(1, -1, 2, 4).transpose(1, 2) for one in (self.queries, self.keys, self.values)]
+        return attention(*heads, **self.mask(*inputs))
+
+
+X = torch.randn(1, 5, 8)
+HOSTILE = [
+    torch.full((1, 5, 8), NAN),
+    torch.full((1, 5, 8), INF),
+    torch.tensor([[[NAN] * 8, [1.0] * 8, [-INF] * 8, [3e38] * 8, [1e-40] * 8]]),
+]
+MASKED = torch.tensor([[True] * 5, [False] * 5, [True, False] * 2 + [False], [False] * 4 + [True], [True] * 5])
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        lambda: {},
+        lambda: {"is_causal": True},
+        lambda: {"attn_mask": torch.tril(torch.ones(5, 5, dtype=torch.bool))},
+        lambda: {"attn_mask": torch.where(torch.tril(torch.ones(5, 5)) == 1, 0.0, -INF)},
+        lambda: {"attn_mask": torch.full((5, 5), torch.finfo(torch.float32).min)},
+    ],
+)
+def test_rows_that_are_proven_have_a_plain_softmax(mask: Callable[..., dict[str, Any]]) -> None:
+    found = versions(Attention(mask), (X,), [SafeSoftmax])
+    assert "aten.any.dim" in found.before
+    assert not {"aten.any.dim", "aten.full_like.default"} & {*found.after}
+    for x in (X, torch.randn(1, 5, 8) * 100, *HOSTILE):
+        found.check(x, exact=True)
+
+
+def test_a_mask_of_unknown_content_is_a_factor_for_rows() -> None:
+    """Also in rows that are fully masked, whose result is 0."""
+    found = versions(Attention(lambda mask: {"attn_mask": mask}), (X, MASKED), [SafeSoftmax])
+    assert "aten.eq.Scalar" in found.before and "aten.eq.Scalar" not in found.after
+    for mask in (MASKED, torch.zeros(5, 5, dtype=torch.bool), torch.ones(5, 5, dtype=torch.bool)):
+        for x in (X, *HOSTILE):
+            found.check(x, mask, exact=True)
+    assert not found.rewritten.run("forward", X, MASKED)[0][0, :, 1].any()
+
+
+def test_a_float_mask_is_refused_unless_its_rows_are_promised() -> None:
+    model = Attention(lambda mask: {"attn_mask": mask})
+    mask = torch.where(MASKED, 0.0, -INF)
+    found = versions(model, (X, mask), [SafeSoftmax])
+    assert found.before == found.after
+    found.check(X, mask, exact=True)
+    assert not found.rewritten.run("forward", X, mask)[0][0, :, 1].any()
+    program = export(model.eval(), (X, mask))
+    (method,) = exir_lowering.plan(program).methods
+    (refused,) = (one for one in method.refused_rewrites if one.rewrite == "safe-softmax")
+    (name,) = (spec.arg.name for spec in program.graph_signature.input_specs[-1:])
+    assert f'assume={{"{name}": "finite_rows"}}' in refused.advice and "input of the model" in refused.reason
+    assert "test_safe_softmax.py" in refused.source
+    promised = LoweringOptions(assume={name: "finite_rows"})
+    lowered = exir_lowering.lower(program, options=promised)
+    assert not any("eq.Scalar" in str(node.target) for node in lowered["forward"].graph.nodes)
+    mask[1] = 0.0
+    got = exir_lowering.load(lowered.emit().buffer).run("forward", X, mask)[0]
+    torch.testing.assert_close(got, model(X, mask))
+
+
+def test_a_constant_mask_with_a_row_that_is_fully_masked_is_refused() -> None:
+    mask = torch.where(MASKED, 0.0, -INF)
+    found = versions(Attention(lambda: {"attn_mask": mask}), (X,), [SafeSoftmax])
+    assert "aten.eq.Scalar" in found.after
+    found.check(X, exact=True)
+    assert not found.rewritten.run("forward", X)[0][0, :, 1].any()
+
+
+@pytest.mark.parametrize("x", [X, *HOSTILE, torch.full((1, 5, 8), -INF)])
+def test_scores_that_may_be_infinite_keep_it(x: torch.Tensor) -> None:
+    found = versions(Attention(normal=False), (X,), [SafeSoftmax])
+    assert found.before == found.after
+    found.check(x, exact=True)
+
+
+def test_assumptions_are_checked() -> None:
+    program = export(Attention().eval(), (X,))
+    with pytest.raises(InputError, match=r"no method has an input 'mask'; they have forward: x"):
+        exir_lowering.lower(program, options=LoweringOptions(assume={"mask": "finite_rows"}))
+    with pytest.raises(InputError, match="finite_rows"):
+        LoweringOptions(assume={"x": "positive"})
+    bounded = exir_lowering.lower(
+        export(Attention(normal=False).eval(), (X,)), options=LoweringOptions(assume={"x": "finite"})
+    )
+    assert not any("eq.Scalar" in str(node.target) for node in bounded["forward"].graph.nodes)
+
+
+def look_alikes() -> list[Any]:
+    """Return what is almost a safe softmax."""
+    inf = -INF
+
+    def safe(x: torch.Tensor, hidden: float = inf, dim: int = -1, other: float = 0.0, swap: bool = False) -> Any:
+        plain = torch.softmax(x, -1)
+        empty = ~(~(x == hidden)).any(dim, keepdim=True)
+        return torch.where(empty, plain, other) if swap else torch.where(empty, other, plain)
+
+    return [
+        lambda x: safe(x, hidden=INF),
+        lambda x: safe(x, dim=0),
+        lambda x: safe(x, other=1.0),
+        lambda x: safe(x, swap=True),
+        lambda x: torch.where(~(~(x[0] == inf)).any(-1, keepdim=True), 0.0, torch.softmax(x, -1)),
+    ]
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_what_only_looks_like_one_is_left_alone(number: int) -> None:
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return look_alikes()[number](torch.tanh(x))
+
+    x = torch.randn(4, 4)
+    found = versions(Model(), (x,), [SafeSoftmax])
+    assert found.before == found.after
+    plain, rewritten = (one.run("forward", x)[0] for one in (found.plain, found.rewritten))
+    assert bits(plain) == bits(rewritten)

@@ -1,0 +1,82 @@
+"""State that is written in place, and where that would be seen."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.export import export
+
+import exir_lowering
+from exir_lowering import LoweringOptions
+
+
+class Cache(nn.Module):
+    """Writes a row of its state, and returns something that depends on it."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.register_buffer("state", torch.zeros(4, 3))
+
+    def forward(self, x: torch.Tensor, row: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        old = self.state.clone().view(2, 6) if self.kind == "old view" else self.state + 0
+        self.state.index_copy_(0, row, x)
+        if self.kind == "new":
+            return self.state.sum(0)
+        if self.kind == "before":
+            return old.sum(0) + self.state.sum(0)
+        if self.kind == "old view":
+            return old.sum(0)
+        return self.state.clone(), self.state.sum(0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "in_place"), [("new", True), ("before", True), ("returned", True), ("old view", False)]
+)
+def test_results_and_state_over_many_calls(kind: str, in_place: bool) -> None:
+    inputs = (torch.ones(1, 3), torch.tensor([0]))
+    model = Cache(kind).eval()
+    program = export(Cache(kind).eval(), inputs)
+    files = {}
+    for chosen in ("none", "safe"):
+        lowered = exir_lowering.lower(program, options=LoweringOptions(rewrites=chosen))
+        artifact = lowered.emit()
+        files[chosen] = exir_lowering.load(artifact.buffer)
+        names = {op.name for plan in artifact.manager.executorch_program.execution_plan for op in plan.operators}
+        assert ("aten::index_put_" in names) == (chosen == "safe" and in_place)
+    for turn in range(6):
+        x, row = torch.randn(1, 3), torch.tensor([turn % 4])
+        expected = model(x, row)
+        expected = expected if isinstance(expected, tuple) else (expected,)
+        for program_ in files.values():
+            for got, wanted in zip(program_.run("forward", x, row), expected, strict=True):
+                torch.testing.assert_close(got, wanted)
+
+
+class Broadcast(nn.Module):
+    """Writes one number, one row, or sums into the state: ExecuTorch's kernel does not do this in place."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.register_buffer("state", torch.zeros(4, 3))
+
+    def forward(self, x: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+        if self.kind == "sum":
+            self.state.index_put_((row,), x, accumulate=True)
+        elif self.kind == "two":
+            self.state.index_put_((row, row), x[:, 0])
+        else:
+            self.state[row] = x[0] if self.kind == "row" else x[0, 0]
+        return self.state + 0
+
+
+@pytest.mark.parametrize("kind", ["sum", "two", "row", "number"])
+def test_what_the_kernel_does_not_do_in_place(kind: str) -> None:
+    inputs = (torch.ones(1, 3), torch.tensor([0]))
+    model = Broadcast(kind).eval()
+    file = exir_lowering.load(exir_lowering.lower(export(Broadcast(kind).eval(), inputs)).emit().buffer)
+    for turn in range(4):
+        x, row = torch.randn(1, 3), torch.tensor([turn % 3])
+        torch.testing.assert_close(file.run("forward", x, row)[0], model(x, row))
