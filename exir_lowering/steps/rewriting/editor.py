@@ -94,12 +94,15 @@ class Editor:
         return node
 
     def constant(self, tensor: torch.Tensor) -> Node:
-        """Add a lifted constant, see `Scope.constant`."""
+        """Add a lifted constant, see `Scope.constant`. By such a name, ExecuTorch keeps it out of data files.
+
+        There methods have tensors of one name in common.
+        """
         key = _content(tensor)
         if key not in self._constants:
             table = self.program.constants
             number = len(self._constants)
-            while (name := f"_rewritten_constant{number}") in table or name in self.program.state_dict:
+            while (name := f"_lifted_tensor_rewritten{number}") in table or name in self.program.state_dict:
                 number += 1
             with self.graph.inserting_before(self._first_input):
                 node: Node = self.graph.placeholder(name)
