@@ -137,7 +137,9 @@ PASSES: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("kind", PASSES)
 def test_the_result_is_that_of_executorch(programs: dict[str, ExportedProgram], kind: str) -> None:
     before = {name: snapshot(program) for name, program in programs.items()}
-    lowered = quietly(lambda: exir_lowering.lower(programs, "xnnpack", transform_passes=PASSES[kind]()))
+    lowered = quietly(
+        lambda: exir_lowering.lower(programs, "xnnpack", options=AS_IT_IS, transform_passes=PASSES[kind]())
+    )
     assert {name: snapshot(program) for name, program in programs.items()} == before
     theirs = quietly(
         lambda: to_edge_transform_and_lower(
