@@ -70,7 +70,7 @@ def plan_method(
         delegated_weight_bytes=sum(
             measured.weights[key] for key in set().union(*(r for p, r in measured.readers.items() if p is not None))
         ),
-        prediction=predicted.describe(placed.name_of, host, advice),
+        prediction=predicted.describe(edge, placed.name_of, host, advice),
         rewritings=edge.rewritings,
         refused_rewrites=edge.refused_rewrites,
     )

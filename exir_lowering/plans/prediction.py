@@ -13,6 +13,7 @@ from exir_lowering import graphs
 from exir_lowering._upstream.fakes import size_hint
 from exir_lowering.graphs import measures
 from exir_lowering.graphs.walking import OPERAND_LAYOUTS, NestedGraph
+from exir_lowering.model import EdgeMethod
 from exir_lowering.plans.values import Advice, HostCost, HostNode, Prediction
 from exir_lowering.plugins.costs import HOST, CostModel, ask_cost, check_cost
 from exir_lowering.plugins.default_costs import DefaultCosts
@@ -146,10 +147,13 @@ class Predicted:
     sums: _Sums
     guessed: int
 
-    def describe(self, names: Mapping[Node, str], host: Sequence[HostNode], advice: Sequence[Advice]) -> Prediction:
+    def describe(
+        self, edge: EdgeMethod, names: Mapping[Node, str], host: Sequence[HostNode], advice: Sequence[Advice]
+    ) -> Prediction:
         """Return it as a value, with what would remove the largest costs on the host.
 
         Args:
+            edge: The method, with the rewrites that were refused.
             names: The names of nodes in the plan.
             host: The operators on the host, with reasons.
             advice: What would reduce the number of partitions.
@@ -161,7 +165,7 @@ class Predicted:
         for seconds, operator in ranked[:LARGEST]:
             nodes = sums.by_operator[operator]
             dearest = max(nodes, key=nodes.__getitem__)
-            remedy = _remedy(dearest, operator, refused.get(names.get(dearest, "")), advice)
+            remedy = _remedy(dearest, edge, refused.get(names.get(dearest, "")), advice)
             largest.append(HostCost(operator, len(nodes), seconds, remedy))
         return Prediction(sums.total, sums.host, sums.delegates, sums.crossing, tuple(largest), self.guessed)
 
@@ -247,16 +251,22 @@ def _trips(node: Node) -> int:
 # -- what would help ---------------------------------------------------------------------------------------------------
 
 
-def _remedy(node: Node, operator: str, refused: HostNode | None, advice: Sequence[Advice]) -> str:
+def _remedy(node: Node, edge: EdgeMethod, refused: HostNode | None, advice: Sequence[Advice]) -> str:
     """Return why an operator is on the host and what would remove it."""
+    operator = graphs.operator_name(node)
     known = [refused.reason] if refused is not None and refused.reason else []
     if any(origin.startswith(_ATTENTION) for origin in graphs.origins(node)):
-        known.append(
-            'it comes from scaled_dot_product_attention; export the model with attn_implementation="eager", or '
-            "with attention written out"
-        )
+        known += _attention_remedy(edge)
     known += [str(each) for each in advice if operator in each.operators and len(each.operators) <= _TOGETHER][:1]
     return "; ".join(known)
+
+
+def _attention_remedy(edge: EdgeMethod) -> list[str]:
+    """Return what would remove operators that attention was decomposed into."""
+    said = [f"{one.rewrite} left it: {one.reason}; {one.advice}" for one in edge.refused_rewrites]
+    if said or edge.rewrites:
+        return said[:1]
+    return ['it comes from scaled_dot_product_attention, which LoweringOptions(rewrites="safe") rewrites']
 
 
 __all__ = ["LARGEST", "Predicted", "cost_of", "predict"]

@@ -122,7 +122,10 @@ def test_attention_that_was_decomposed_is_named() -> None:
     inputs = (torch.randn(1, 2, 32, 16), torch.ones(32, 32, dtype=torch.bool))
     first = predict(Attention(), inputs, "xnnpack").largest[0]
     assert first.operator == "aten.where.self"
-    assert "scaled_dot_product_attention" in first.would_remove and "attn_implementation" in first.would_remove
+    assert "safe-softmax left it: q is an input of the model" in first.would_remove and "assume=" in first.would_remove
+    program = torch.export.export(Attention(), inputs)
+    as_it_is = exir_lowering.plan(program, "xnnpack", options=LoweringOptions(rewrites="none")).methods[0]
+    assert 'LoweringOptions(rewrites="safe")' in as_it_is.prediction.largest[0].would_remove
 
 
 def test_delegating_and_nothing_at_all_cost_what_they_should() -> None:
