@@ -177,6 +177,10 @@ def _is_large(value: Any) -> bool:
     return bool((value.isfinite() & (value.abs() > _LARGE)).any())
 
 
+def _is_finite(value: Any) -> bool:
+    return not isinstance(value, torch.Tensor) or bool(value.isfinite().all())
+
+
 def run_files(program: ExportedProgram, calls: Calls, partitioners: Any) -> list[str]:
     """Return how two files, without rewrites and with the safe ones, differ when they are run; and what debugging lost.
 
@@ -192,15 +196,15 @@ def run_files(program: ExportedProgram, calls: Calls, partitioners: Any) -> list
             emitted = lowered.emit()
             found.append((lowered, emitted, exir_lowering.load(emitted.buffer)))
     (_, _, plain), (lowered, emitted, rewritten) = found
-    bits = {one.name for one in SAFE if one.exactness == "bits"}
-    exact = partitioners is None and bits.issuperset(
-        one.rewrite for method in lowered.report.methods for one in method.rewritings
-    )
+    done = {one.rewrite for method in lowered.report.methods for one in method.rewritings}
+    exact = partitioners is None and {one.name for one in SAFE if one.exactness == "bits"}.issuperset(done)
     differences = _lost_lines(lowered, emitted)
     for number, call in enumerate(calls):
         results = [_run_file(file, call) for file in (plain, rewritten)]
         if not exact and any(map(_is_large, [*call, *results[0]])):
             continue
+        if "wide-depthwise" in done and not all(map(_is_finite, call)):
+            continue  # XNNPACK multiplies elements beyond a kernel by zero, which spreads NaN
         for place, (one, other) in enumerate(zip(*results, strict=True)):
             text = difference(one, other, exact)
             if text is not None:

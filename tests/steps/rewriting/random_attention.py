@@ -78,9 +78,20 @@ def make(seed: int, state: bool = False) -> tuple[str, ExportedProgram, Calls]:
     if not state and r.random() < 0.2:
         shapes, others = _dynamic(r, module)
     program = export(module, call, dynamic_shapes=shapes, strict=False)
-    calls = [*variants(call, r, 4), *others]
+    calls = [*variants(call, r, 4), *(other for other in others if _fits(program, other))]
     name = f"{module.pieces} pieces {module.dtype}{' dynamic' if shapes else ''}"
     return name, program, calls
+
+
+def _fits(program: ExportedProgram, call: tuple[torch.Tensor, ...]) -> bool:
+    """Return whether inputs have the sizes that torch did not make dynamic after all."""
+    values = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
+    given = [values[str(name)].shape for name in program.graph_signature.user_inputs]
+    return all(
+        type(size) is not int or size == other
+        for shape, value in zip(given, call, strict=True)
+        for size, other in zip(shape, value.shape, strict=True)
+    )
 
 
 def _dynamic(r: random.Random, module: Attention) -> tuple[Any, list[Any]]:
