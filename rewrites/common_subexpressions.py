@@ -32,7 +32,7 @@ class CommonSubexpressions(Rewrite):
         if key is None:
             return None
         first: Node | None = scope.memory.get(key)
-        if first is not None and scope.exists(first):
+        if first is not None and scope.exists(first) and first < node:  # forms that backends take are added later
             return first
         scope.memory[key] = node
         return None

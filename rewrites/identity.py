@@ -11,6 +11,7 @@ from exir_lowering import graphs
 from exir_lowering.graphs import measures
 from exir_lowering.graphs.source_partitions import is_part_of_linear
 from exir_lowering.plugins import Doubt, Rewrite, Scope
+from exir_lowering.rewrites.forms import is_contiguous
 
 _VIEWS = ("aten.view_copy.default", "aten.expand_copy.default", "aten.squeeze_copy.dims", "aten.unsqueeze_copy.default")
 """Operators whose result has the same elements in the same order if it has as many of them."""
@@ -78,22 +79,24 @@ def _permuted(node: Node, operand: Node, scope: Scope) -> Node | None:
         return operand
     if graphs.operator_name(operand) != "aten.permute_copy.default" or not isinstance(operand.args[0], Node):
         return None
+    if is_part_of_linear(operand):
+        return None
     first = _order(operand)
     combined = [first[dim] for dim in order]
     if combined == sorted(combined):
         return operand.args[0]
-    if len(operand.users) > 1 or is_part_of_linear(operand):
+    if len(operand.users) > 1:
         return None
     return scope.call("aten.permute_copy.default", operand.args[0], combined, like=node)
 
 
 def _view_of_view(node: Node, operand: Node, scope: Scope) -> Node | None:
-    """Return one view in place of two."""
+    """Return one view in place of two; what another memory order has cannot be viewed as any shape."""
     base = operand.args[0]
-    if not isinstance(base, Node):
+    if not isinstance(base, Node) or is_part_of_linear(operand):
         return None
     if _same(node, base):
         return base
-    if len(operand.users) > 1 or is_part_of_linear(operand):
+    if len(operand.users) > 1 or not is_contiguous(base):
         return None
     return scope.call("aten.view_copy.default", base, node.args[1], like=node)

@@ -7,10 +7,13 @@ from typing import Any
 
 from executorch.exir.dialects._ops import ops  # the only name of the Edge dialect's operators
 
+ADD_NUMBER = ops.edge.aten.add.Scalar
 CLONE = ops.edge.aten.clone.default
 INDEX_PUT = ops.edge.aten.index_put.default
 INDEX_PUT_IN_PLACE = ops.edge.aten.index_put_.default
+LESS = ops.edge.aten.lt.Scalar
 VIEWS = (ops.edge.aten.view_copy.default, ops.edge.aten.view.default)
+WHERE = ops.edge.aten.where.self
 
 
 @lru_cache(maxsize=1024)

@@ -78,7 +78,8 @@ def _check(rewrite: Rewrite) -> Rewrite:
     name, operators = getattr(rewrite, "name", None), getattr(rewrite, "operators", None)
     if not isinstance(name, str) or not name:
         raise PluginLoadError(f"Rewrite {type(rewrite).__qualname__}: the name is {name!r}, expected a text.")
-    if isinstance(operators, str) or not isinstance(operators, Sequence):
+    known = list(operators) if isinstance(operators, Sequence) and not isinstance(operators, str) else [None]
+    if not all(isinstance(one, str) for one in known):
         raise PluginLoadError(f"Rewrite {name!r}: operators is {operators!r}, expected a tuple of operator names.")
     for attribute, possible in (("exactness", ("bits", "tolerance")), ("when", ("always", "taken"))):
         value = getattr(rewrite, attribute, None)

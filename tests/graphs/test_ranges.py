@@ -662,3 +662,14 @@ def test_a_graph_may_grow_while_it_is_analysed() -> None:
             node.meta["val"] = tanh.meta["val"]
     assert ranges.of(node).magnitude <= 1.01
     assert Range(-1.0, 1.0, False).finite
+
+
+def test_integers_have_bits_not_truth() -> None:
+    class Model(nn.Module):
+        def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            hidden = (~mask.clamp(min=1)).bool()  # ~1 is -2: true
+            return torch.where(hidden, float("-inf"), torch.tanh(x))
+
+    program = edge(Model(), (torch.randn(3, 4), torch.ones(3, 4, dtype=torch.int32)))
+    (result,) = program.graph.output_node().args[0]
+    assert ValueRanges(program).rows_doubt(result, -1) is not None

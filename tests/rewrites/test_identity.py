@@ -6,9 +6,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
+from executorch.exir import to_edge
 from rewriting_support import versions
 from torch import nn
+from torch.export import export
 
+import exir_lowering
+from exir_lowering import LoweringOptions
 from exir_lowering.rewrites import Identity
 
 
@@ -127,3 +132,36 @@ def test_a_size_that_was_equal_at_export_is_not_equal() -> None:
     )
     for size in (3, 4, 9):
         found.check(torch.randn(size, 4), torch.randn(3, 4), exact=True)
+
+
+def test_a_linear_layer_whose_result_is_flattened_stays_one() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 6)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(self.layer(x).view(-1, 6))
+
+    model, x = Model().eval(), torch.randn(2, 3, 4)
+    edge = to_edge(export(model, (x,))).exported_program()  # the layer is decomposed, with views around it
+    lowered = exir_lowering.to_backend(
+        {"forward": edge}, {"forward": XnnpackPartitioner()}, options=LoweringOptions(rewrites="safe")
+    )
+    (found,) = exir_lowering.load(lowered.emit().buffer).run("forward", x)
+    torch.testing.assert_close(found, model(x))
+
+
+def test_views_of_channels_last_are_not_joined() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Conv2d(3, 8, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x).reshape(1, 8, -1).reshape(1, -1) * 2.0
+
+    x = torch.randn(1, 3, 8, 8).to(memory_format=torch.channels_last)
+    model = Model().to(memory_format=torch.channels_last)
+    found = versions(model, (x,), [Identity])
+    assert found.after.count("aten.view_copy.default") == found.before.count("aten.view_copy.default") == 2

@@ -80,3 +80,30 @@ def test_what_the_kernel_does_not_do_in_place(kind: str) -> None:
     for turn in range(4):
         x, row = torch.randn(1, 3), torch.tensor([turn % 3])
         torch.testing.assert_close(file.run("forward", x, row)[0], model(x, row))
+
+
+def test_rows_may_be_counted_from_the_end() -> None:
+    class Rows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("keys", torch.zeros(4, 3))
+            self.register_buffer("values", torch.zeros(4, 3))
+
+        def forward(self, x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+            self.keys[rows], self.values[rows] = x, x * 2
+            return self.keys @ self.values.T
+
+    inputs = (torch.ones(2, 3), torch.tensor([0, 1]))
+    model, program = Rows(), export(Rows(), inputs)
+    artifact = exir_lowering.lower(program, options=LoweringOptions(rewrites="safe")).emit()
+    plan = artifact.manager.executorch_program.execution_plan[0]
+    names = [
+        plan.operators[one.instr_args.op_index].name
+        for one in plan.chains[0].instructions
+        if hasattr(one.instr_args, "op_index")
+    ]
+    assert names.count("aten::index_put_") == 2 and names.count("aten::lt") == 1
+    file = exir_lowering.load(artifact.buffer)
+    for rows in ([0, 1], [-1, 2], [3, 3], [0, -4]):
+        x = torch.randn(2, 3)
+        torch.testing.assert_close(file.run("forward", x, torch.tensor(rows))[0], model(x, torch.tensor(rows)))

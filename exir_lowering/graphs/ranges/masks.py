@@ -204,8 +204,8 @@ class Rows:
         name = target_name(node.target) if node.op == "call_function" else ""
         base = name.split(".")[1] if name.startswith("aten.") else ""
         if base in ("logical_not", "bitwise_not") or name in ("aten.eq.Scalar", "aten.ne.Scalar"):
-            if base in ("eq", "ne") and node.args[1] != 0:
-                return unclear
+            if node.args[1:] != (0,) if base in ("eq", "ne") else base == "bitwise_not" and dtype is not torch.bool:
+                return unclear  # ~1 is -2, which is true
             return self._truth(node.args[0], dim, truth if base == "ne" else not truth, depth)
         if base in ("logical_and", "logical_or", "bitwise_and", "bitwise_or") and dtype is torch.bool:
             return self._truth_of_both(node, dim, truth, base.endswith("and"), depth)

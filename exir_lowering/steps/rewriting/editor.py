@@ -61,7 +61,8 @@ class Editor:
         self._lifted: dict[Node, InputSpec] = {}
         self._anchor, self._rewrite = next(iter(self.graph.nodes)), ""
         self._given = graphs.lifted_inputs(program)
-        self._used = [node for node in self._given if node.users]
+        written = set(program.graph_signature.buffers_to_mutate.values())
+        self._used = [node for node, spec in self._given.items() if node.users and spec.target not in written]
         (self._output,) = (node for node in self.graph.nodes if node.op == "output")
         self._returned = Counter(self._output.all_input_nodes)
         self._lifted_count, self._first_input = self._find_first_input()
@@ -85,7 +86,15 @@ class Editor:
         return self._memories.setdefault(self._rewrite, {})
 
     def call(self, operator: str, *args: Any, like: Node | None = None, **kwargs: Any) -> Node:
-        """Add a call before the current node, see `Scope.call`."""
+        """Add a call before the current node, see `Scope.call`.
+
+        Raises:
+            ValueError: An operand is not known at the current node.
+        """
+        for operand in _operands((args, kwargs)):
+            known = operand.graph is self.graph and operand not in self.gone
+            if not known or not (operand is self._anchor or operand < self._anchor):
+                raise ValueError(f"{operator} reads {operand.name}, which is not computed before {self._anchor.name}")
         with self.graph.inserting_before(self._anchor):
             node: Node = self.graph.call_function(edge_operator(operator), args, kwargs)
         node.meta = {key: value for key, value in self._anchor.meta.items() if key not in _OWN}
@@ -153,8 +162,7 @@ class Editor:
         """Remove what was made, for the current node if nothing else is said."""
         for node in reversed(self.made if made is None else made):
             if not node.users and node not in self.gone:
-                self.graph.erase_node(node)
-                self.gone.add(node)
+                self._erase(node)
         self.made = []
 
     def may_replace(self, node: Node, new: Node) -> bool:
@@ -174,15 +182,20 @@ class Editor:
         removed, pending = [], [node]
         while pending:
             dead = pending.pop()
-            if dead in self.gone or dead.users or not only_computes(dead):
-                continue
+            if dead in self.gone or dead.users or not (dead is node or only_computes(dead)):
+                continue  # of the node itself the rewrite knows what it computes
             operands = dead.all_input_nodes
-            self.graph.erase_node(dead)
-            self.gone.add(dead)
+            self._erase(dead)
             removed.append(dead)
             pending += [operand for operand in operands if not operand.users and operand not in self.made]
         self.made = [made for made in self.made if made not in self.gone]
         return removed
+
+    def _erase(self, node: Node) -> None:
+        if node is self._first_input:  # of a program without inputs
+            self._first_input = node.next
+        self.graph.erase_node(node)
+        self.gone.add(node)
 
     def finish(self) -> None:
         """Bring the signature up to date, without constants and weights that nothing uses any more."""

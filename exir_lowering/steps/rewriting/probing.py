@@ -69,6 +69,8 @@ def choose(
         costs: What operators cost; None for the default model.
     """
     candidates = [one for one in candidates if all(map(_is_tensor, _operands(one)))]
+    if not candidates:
+        return []
     keys = [_key(candidate, lifted) for candidate in candidates]
     examples = dict(zip(reversed(keys), reversed(candidates), strict=True))
     probe = _Probe(program, lifted, list(examples.values()))
@@ -200,10 +202,8 @@ def would_remove(node: Node, made: Iterable[Node], removable: Callable[[Node], b
     Args:
         node: The node.
         made: Nodes that were added to replace it, whose operands stay.
-        removable: Whether a node can be removed if nothing uses it.
+        removable: Whether an operand can be removed if nothing uses it.
     """
-    if not removable(node):
-        return ()
     removed, pending, added = {node}, [node], set(made)
     while pending:
         for operand in pending.pop().all_input_nodes:

@@ -9,7 +9,7 @@ import torch
 from torch.fx import Node
 
 from exir_lowering import graphs
-from exir_lowering.errors import LoweringError, RewriteContractError
+from exir_lowering.errors import RewriteContractError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs import measures
 from exir_lowering.graphs.operators.purity import only_computes
@@ -75,15 +75,18 @@ class Walk:
                 if new is not None:
                     made = tuple(self.editor.made)
                     old = would_remove(node, made, only_computes)
-                    candidates.append(Candidate(rewrite, node, new, made, old))
-                    break
+                    if new in made:
+                        candidates.append(Candidate(rewrite, node, new, made, old))
+                        break
+                    self.editor.discard()
         return candidates
 
     def accept(self, candidates: Sequence[Candidate], chosen: Sequence[Candidate]) -> list[Node]:
         """Replace nodes by the chosen candidates and remove the others; return the nodes that were added."""
         added: list[Node] = []
+        wanted = set(chosen)
         for candidate in candidates:
-            if candidate in chosen and self.editor.exists(candidate.node) and self.editor.exists(candidate.new):
+            if candidate in wanted and self.editor.exists(candidate.node) and self.editor.exists(candidate.new):
                 added += self.commit(candidate.rewrite, candidate.node, candidate.new, candidate.made)
             else:
                 self.editor.discard(candidate.made)
@@ -108,8 +111,6 @@ class Walk:
         who = f"Rewrite {rewrite.name!r} ({type(rewrite).__qualname__}) on method {self.method!r}, node {node.name}"
         try:
             answer = rewrite.rewrite(node, self.editor.at(node, rewrite.name))
-        except LoweringError:
-            raise
         except Exception as error:
             let_through(error)
             raise RewriteContractError(f"{who} raised {type(error).__name__}: {error}") from error
@@ -127,7 +128,8 @@ class Walk:
         source = graphs.source_line(node)
         self.editor.made = list(made)
         removed = self.editor.replace(node, new)
-        needed, self.editor.made = self.editor.made, []
+        self.editor.discard(made)
+        needed = [one for one in made if self.editor.exists(one)]
         saved = sum(map(_written, removed)) - sum(map(_written, needed))
         names, operators = tuple(one.name for one in removed), tuple(map(graphs.operator_name, removed))
         new_names = tuple(one.name for one in needed)
@@ -161,6 +163,8 @@ def _check(who: str, node: Node, new: object, editor: Editor) -> None:
         raise RewriteContractError(f"{who} returned {new!r}, expected a node of the graph, a Doubt or None.")
     if new is not node and not new < node:
         raise RewriteContractError(f"{who} returned {new.name}, which is computed after it. Use scope.call.")
+    if any(node in one.all_input_nodes for one in editor.made):
+        raise RewriteContractError(f"{who} replaced it by {new.name}, which is made of it. Use its operands instead.")
     old_value, new_value = node.meta.get("val"), new.meta.get("val")
     if not isinstance(old_value, torch.Tensor) or not isinstance(new_value, torch.Tensor):
         if type(old_value) is not type(new_value):
