@@ -16,8 +16,14 @@ from exir_lowering.errors.interrupts import let_through
 if TYPE_CHECKING:
     from exir_lowering.plugins.costs import CostModel
 
-ASSUMPTIONS = ("finite", "finite_rows")
-"""What can be assumed of an input of the model."""
+FINITE_BOUND = 1e6
+"""The magnitude up to which the elements of an input that is "finite" are."""
+
+ASSUMPTIONS: Mapping[str, str] = {
+    "finite": f"no element is NaN, and each is at most {FINITE_BOUND:g} in magnitude",
+    "finite_rows": "no row along the last dimension is entirely -inf, entirely False or, of integers, entirely 0",
+}
+"""What can be assumed of an input of the model, and what exactly that promises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +66,8 @@ class LoweringOptions:
     require_full: bool = False
     progress: bool = False
     edge: Literal["fast", "executorch", "check"] = "fast"
-    rewrites: Literal["safe", "none"] | Sequence[Any] | None = None
-    assume: Mapping[str, str] = field(default_factory=dict)
+    rewrites: Literal["safe", "none"] | Sequence[Any] | None = field(default=None, hash=False)
+    assume: Mapping[str, str] = field(default_factory=dict, hash=False)
     accelerate: bool = True
     cache: str | os.PathLike[str] | bool = False
     executor: Executor | None = None
@@ -114,7 +120,7 @@ def _check_assumptions(assume: Any) -> None:
         if not isinstance(name, str) or assumption not in ASSUMPTIONS:
             raise InputError(
                 f"LoweringOptions(assume={{{name!r}: {assumption!r}}}): expected the name of an input and one of "
-                f"{', '.join(map(repr, ASSUMPTIONS))}."
+                f"{'; '.join(f'{key!r} ({text})' for key, text in ASSUMPTIONS.items())}."
             )
 
 

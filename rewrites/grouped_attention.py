@@ -11,7 +11,7 @@ from torch.fx import Node
 
 from exir_lowering import graphs
 from exir_lowering.plugins import Doubt, Rewrite, Scope
-from exir_lowering.rewrites.forms import calls, same_layout, static_shape, tensor_of
+from exir_lowering.rewrites.forms import calls, is_contiguous, same_layout, static_shape, tensor_of
 
 _BMM, _EXPAND = "aten.bmm.default", "aten.expand_copy.default"
 _VIEW, _PERMUTE = "aten.view_copy.default", "aten.permute_copy.default"
@@ -57,6 +57,8 @@ class GroupedAttention(Rewrite):
         if axis is None or axis.position != 0 or axis.inner != 1 or value is None or not value.is_contiguous():
             return None
         matrices = _repeat_nothing(chain, scope)
+        if matrices is None:
+            return None
         groups, (_, length, depth) = axis.outer, shape
         rows = scope.call(_VIEW, queries, [groups, axis.repeats * length, depth])
         product = scope.call(_BMM, rows, matrices)
@@ -143,12 +145,14 @@ def _viewed(axis: _Axis, before: Sequence[int], after: Sequence[int]) -> _Axis |
     return None
 
 
-def _repeat_nothing(chain: Sequence[Node], scope: Scope) -> Node:
-    """Return the result of a chain behind its expansion, without the repeats."""
+def _repeat_nothing(chain: Sequence[Node], scope: Scope) -> Node | None:
+    """Return the result of a chain behind its expansion, without the repeats; None if a view of it is not possible."""
     current = chain[0].all_input_nodes[0]
     for index, node in enumerate(chain[1:], start=1):
         rest: Any = node.args[1:]
         if calls(node, _VIEW):
+            if not is_contiguous(current):
+                return None
             axis = _follow(chain[: index + 1])
             shape = list(static_shape(node) or ())
             if axis is not None:

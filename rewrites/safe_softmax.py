@@ -10,6 +10,7 @@ from torch.fx import Node
 from exir_lowering import graphs
 from exir_lowering.graphs import measures
 from exir_lowering.plugins import Doubt, Rewrite, Scope
+from exir_lowering.rewrites.forms import calls
 
 _FAR = -2e38
 """What is added to masked scores. With scores of at most 1e37 the sum is finite, and so far below any score that is not
@@ -63,19 +64,15 @@ class _Masked:
     bias: Node
 
 
-def _is(node: object, operator: str) -> bool:
-    return isinstance(node, Node) and node.op == "call_function" and graphs.operator_name(node) == operator
-
-
 def _find_softmax(node: Node, scope: Scope) -> Node | None:
     """Return the softmax in `where(not any(not (x == -inf), dim), 0, softmax(x, dim))`."""
     empty, zero, softmax = node.args
-    if not isinstance(zero, Node) or not isinstance(softmax, Node) or not _is(softmax, _SOFTMAX):
+    if not isinstance(zero, Node) or not isinstance(softmax, Node) or not calls(softmax, _SOFTMAX):
         return None
     if str(scope.ranges.uniform(zero)) != "0.0" or not _alike(node, softmax):  # not -0.0, which masked rows would keep
         return None
     for operator in ("aten.logical_not.default", "aten.any.dim", "aten.logical_not.default", "aten.eq.Scalar"):
-        if not isinstance(empty, Node) or not _is(empty, operator):
+        if not isinstance(empty, Node) or not calls(empty, operator):
             return None
         if operator == "aten.any.dim" and not _same_rows(empty, softmax):
             return None
@@ -99,10 +96,10 @@ def _same_rows(reduction: Node, softmax: Node) -> bool:
 
 def _find_mask(total: Node, scope: Scope) -> _Masked | None:
     """Return the parts of `scores + where(mask, bias, -inf)`, whichever is added to the other."""
-    if not _is(total, _ADD) or graphs.argument(total, "alpha") not in (None, 1):
+    if not calls(total, _ADD) or graphs.argument(total, "alpha") not in (None, 1):
         return None
     for scores, addition in (total.args[:2], total.args[1::-1]):
-        if not isinstance(scores, Node) or not isinstance(addition, Node) or not _is(addition, _WHERE):
+        if not isinstance(scores, Node) or not isinstance(addition, Node) or not calls(addition, _WHERE):
             continue
         mask, bias, hidden = addition.args
         if not isinstance(mask, Node) or not isinstance(bias, Node) or not isinstance(hidden, Node):

@@ -29,6 +29,11 @@ def find_highest(graph_module: GraphModule) -> int:
     return max((handle(node) or 0 for node in _nodes(graph_module)), default=0)
 
 
+def are_complete(graph_module: GraphModule) -> bool:
+    """Return whether each computing node of a method has a handle."""
+    return all(node.op != "call_function" or handle(node) is not None for node in _nodes(graph_module))
+
+
 def fill(graph_module: GraphModule) -> None:
     """Give a debug handle to each computing node that has none, in place, in nested graphs too.
 

@@ -36,12 +36,19 @@ def find_rewrites(chosen: str | Sequence[Any]) -> tuple[Rewrite, ...]:
             Rewrite objects and classes.
 
     Raises:
-        InputError: Something in the sequence is none of these.
+        InputError: Something in the sequence is none of these, or two rewrites have the same name.
         UnknownPluginError: No distribution provides a name.
         PluginLoadError: One is provided twice, cannot be imported, or is not a rewrite.
     """
-    named = [chosen] if isinstance(chosen, str) else chosen
-    found = {rewrite.name: rewrite for one in named if one != "none" for rewrite in _make("rewrites", one)}
+    found: dict[str, Rewrite] = {}
+    for one in [chosen] if isinstance(chosen, str) else chosen:
+        for rewrite in _make("rewrites", one) if one != "none" else ():
+            earlier = found.setdefault(rewrite.name, rewrite)
+            if type(earlier) is not type(rewrite):
+                raise InputError(
+                    f"rewrites: {type(earlier).__qualname__} and {type(rewrite).__qualname__} are both named "
+                    f"{rewrite.name!r}. Give one of them another name."
+                )
     return tuple(found.values())
 
 

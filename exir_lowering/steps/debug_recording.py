@@ -46,7 +46,10 @@ def _with_missing(method: MethodDebug, unchanged: ExportedProgram | None) -> Met
     if unchanged is None:
         return method
     nodes: dict[int, list[DebugNode]] = {}
-    _describe(debug_handles.copy_with_handles(unchanged).graph_module, nodes, known=method.nodes)
+    named = (
+        unchanged if debug_handles.are_complete(unchanged.graph_module) else debug_handles.copy_with_handles(unchanged)
+    )
+    _describe(named.graph_module, nodes, known=method.nodes)
     found = {**method.nodes, **{handle: tuple(described) for handle, described in nodes.items()}}
     return replace(method, nodes={handle: found[handle] for handle in sorted(found)})
 

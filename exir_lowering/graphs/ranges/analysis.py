@@ -16,6 +16,7 @@ from exir_lowering.graphs.ranges import assumptions, doubts, elementwise, masks,
 from exir_lowering.graphs.ranges.calls import Call, Result, dtype_of, transfer_of
 from exir_lowering.graphs.ranges.constants import Constants, filling, is_small, rounded
 from exir_lowering.graphs.ranges.values import BOUND, TOP, Doubt, Range, limits, meet, settle, symmetric, whole
+from exir_lowering.options import FINITE_BOUND
 
 _TABLES = (elementwise, movements, reductions)  # importing them registers their transfer functions
 
@@ -113,10 +114,13 @@ class ValueRanges:
             if isinstance(source, Node):
                 node = source
                 continue
-            tensor = self._constants.value(node) if is_small(node, 1) else None
-            if tensor is None or tensor.numel() != 1 or tensor.is_complex():
+            tensor = self._constants.value(node) if is_small(node) else None
+            if tensor is None or tensor.numel() == 0 or tensor.is_complex():
                 return None
-            number = float(tensor.item())
+            first = tensor.detach().reshape(-1)[0]
+            if not bool(((tensor == first) & (torch.signbit(tensor) == torch.signbit(first))).all()):
+                return None  # NaN is not equal to itself, and -0.0 is not 0.0
+            number = float(first)
             break
         for dtype in reversed(casts):
             number = rounded(number, dtype) if number is not None else None
@@ -233,7 +237,7 @@ class ValueRanges:
         if stored is not None:
             return self._constants.extremes(stored)
         if self.assumed(node) == "finite" and dtype is not None and dtype.is_floating_point:
-            return symmetric(min(assumptions.FINITE_BOUND, limits(dtype)[0]), False)
+            return symmetric(min(FINITE_BOUND, limits(dtype)[0]), False)
         return whole(dtype)
 
     def _prove_state(self) -> frozenset[str]:

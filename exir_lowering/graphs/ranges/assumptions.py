@@ -7,15 +7,7 @@ from collections.abc import Mapping
 from torch.export import ExportedProgram
 
 from exir_lowering.errors import InputError
-
-FINITE_BOUND = 1e6
-"""The magnitude up to which the elements of a "finite" input are."""
-
-PROPERTIES: Mapping[str, str] = {
-    "finite": f"no element is NaN, and each is at most {FINITE_BOUND:g} in magnitude",
-    "finite_rows": "no row along the last dimension is entirely -inf, entirely False or, of integers, entirely 0",
-}
-"""What can be assumed of an input, and what exactly that promises."""
+from exir_lowering.options import ASSUMPTIONS
 
 
 def check(program: ExportedProgram, assume: Mapping[str, str]) -> dict[str, str]:
@@ -23,7 +15,7 @@ def check(program: ExportedProgram, assume: Mapping[str, str]) -> dict[str, str]
 
     Args:
         program: The program.
-        assume: A property of `PROPERTIES` for names of inputs.
+        assume: A property of `ASSUMPTIONS` for names of inputs.
 
     Raises:
         InputError: The program has no such input, or there is no such property.
@@ -35,7 +27,7 @@ def check(program: ExportedProgram, assume: Mapping[str, str]) -> dict[str, str]
                 f"assume names {name!r}, which is no input of the program. "
                 f"Its inputs are: {', '.join(inputs) or 'none'}."
             )
-        if promised not in PROPERTIES:
-            possible = "; ".join(f"{key!r}: {text}" for key, text in PROPERTIES.items())
+        if promised not in ASSUMPTIONS:
+            possible = "; ".join(f"{key!r}: {text}" for key, text in ASSUMPTIONS.items())
             raise InputError(f"assume says {promised!r} of the input {name!r}. What can be assumed is {possible}.")
     return dict(assume)

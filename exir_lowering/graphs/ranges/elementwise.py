@@ -166,7 +166,7 @@ rounds("aten.exp")(_monotone(_exp, -INF))
 rounds("aten.expm1")(_monotone(lambda number: _exp(number) - 1, -INF))
 rounds("aten.log")(_monotone(_log, 0.0))
 rounds("aten.log1p")(_monotone(lambda number: _log(number + 1), -1.0))
-rounds("aten.log2")(_monotone(lambda number: _log(number) * 1.4427, 0.0))
+rounds("aten.log2")(_monotone(lambda number: _log(number) / math.log(2), 0.0))
 rounds("aten.sqrt")(_monotone(lambda number: math.sqrt(number), 0.0))
 
 

@@ -19,8 +19,8 @@ from exir_lowering.plugins.rewrite import Doubt, Rewrite
 from exir_lowering.steps.rewriting.editor import Editor
 from exir_lowering.steps.rewriting.probing import Candidate, would_remove
 
-_DEPTH = 8
-"""How often what a rewrite made is rewritten again: rewrites that undo each other come to an end."""
+_DEPTH = 16
+"""How often what a rewrite made may be rewritten again before that is an error."""
 
 
 class Walk:
@@ -61,9 +61,15 @@ class Walk:
             new = self.propose(rewrite, node)
             if new is None:
                 continue
+            if depth == _DEPTH:
+                raise RewriteContractError(
+                    f"Rewrite {rewrite.name!r} ({type(rewrite).__qualname__}) on method {self.method!r}, node "
+                    f"{node.name}, changes what rewrites made of a node {_DEPTH} times in a row: they undo each other, "
+                    "or one never ends. Return None for nodes that are right already."
+                )
             made = self.commit(rewrite, node, new, self.editor.made)
             self._depth.update(dict.fromkeys(made, depth + 1))
-            return made if depth < _DEPTH else []
+            return made
         return []
 
     def propose_forms(self) -> list[Candidate]:

@@ -15,9 +15,10 @@ from torch.fx import Node
 
 import exir_lowering
 from exir_lowering import LoweringOptions, Rewrite
-from exir_lowering.errors import PluginLoadError, RewriteContractError
+from exir_lowering.errors import InputError, PluginLoadError, RewriteContractError
 from exir_lowering.graphs import operator_name
 from exir_lowering.plugins import Scope
+from exir_lowering.plugins.rewrites import find_rewrites
 
 X = torch.randn(3, 8)
 RELU = "aten.relu.default"
@@ -51,7 +52,7 @@ KEPT: list[Node] = []
 
 def of_another_method(node: Node, scope: Scope) -> Node:
     KEPT.append(node.all_input_nodes[0])
-    return scope.call(RELU, KEPT[0])
+    return scope.call("aten.neg.default", KEPT[0])
 
 
 @pytest.mark.parametrize(
@@ -145,3 +146,18 @@ def test_a_buffer_that_is_only_written_stays() -> None:
     found = versions(Last(), (X,), [other])
     assert "aten.full_like.default" in found.before and "aten.full_like.default" not in found.after
     found.check(X)
+
+
+def test_rewrites_of_this_package_have_their_names() -> None:
+    (safe,) = ([*find_rewrites("safe")],)
+    assert [type(one) for one in safe] == [type(one) for one in find_rewrites([each.name for each in safe])]
+    assert find_rewrites("none") == find_rewrites([]) == ()
+
+
+def test_two_rewrites_with_one_name_and_rewrites_without_an_end() -> None:
+    first, second = rewrite(lambda node, scope: None), rewrite(lambda node, scope: None)
+    with pytest.raises(InputError, match="are both named 'other'"):
+        exir_lowering.lower(export(Apply(torch.relu), (X,)), options=LoweringOptions(rewrites=[first, second]))
+    endless = rewrite(lambda node, scope: scope.call(RELU, node.args[0], like=node))
+    with pytest.raises(RewriteContractError, match=r"'other'.*they undo each other, or one never ends"):
+        lower(endless)
