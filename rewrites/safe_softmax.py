@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.fx import Node
@@ -19,6 +21,19 @@ masked that its exponential is exactly 0, as that of -inf."""
 _ADD, _WHERE, _SOFTMAX = "aten.add.Tensor", "aten.where.self", "aten._softmax.default"
 
 
+_MOVEMENTS = (
+    "aten.alias_copy.default",
+    "aten.clone.default",
+    "aten.expand_copy.default",
+    "aten.permute_copy.default",
+    "aten.squeeze_copy.dims",
+    "aten.unsqueeze_copy.default",
+    "aten.view_copy.default",
+    "dim_order_ops._clone_dim_order.default",
+)
+"""Operators whose result has the elements of their operand, some perhaps several times."""
+
+
 class SafeSoftmax(Rewrite):
     """Replaces the safe softmax to which ATen decomposes `scaled_dot_product_attention`.
 
@@ -28,7 +43,8 @@ class SafeSoftmax(Rewrite):
     * If `x` is `scores + where(mask, bias, -inf)`, with scores and a bias (often 0) that are bounded or NaN, and a mask
       that is not known ahead of time, it is `softmax(scores + where(mask, bias, -2e38)) * any(mask)`: in a row that is
       not fully masked the exponentials of masked scores are 0 in either case; a row that is, and has no NaN, is
-      multiplied by 0. NaN stays.
+      multiplied by 0. NaN stays. The mask may be the other way round, `where(mask, -inf, bias)`, and be viewed,
+      expanded or permuted before it is added.
     * Otherwise it is left alone, and the report says what would have to hold.
     """
 
@@ -48,20 +64,33 @@ class SafeSoftmax(Rewrite):
         if doubt is None:
             return softmax
         masked = _find_mask(scores, scope)
-        if masked is None or scope.ranges.bounded(masked.scores) or scope.ranges.bounded(masked.bias):
+        if masked is None:
             return doubt
-        return _multiply_by_rows(masked, softmax, dim, scope)
+        unbounded = scope.ranges.bounded(masked.scores) or scope.ranges.bounded(masked.bias)
+        return unbounded or _multiply_by_rows(masked, softmax, dim, scope)
 
 
 @dataclass(frozen=True, slots=True)
 class _Masked:
-    """Scores with an additive mask: `scores + where(mask, bias, -inf)`."""
+    """Scores with an additive mask: `scores + where(mask, bias, -inf)`, or with -inf where the mask is true.
+
+    Attributes:
+        total: The sum.
+        scores: The scores.
+        choice: The `where`.
+        steps: What moves its elements before it is added, in order.
+        mask: Its condition.
+        bias: What is added where the score counts.
+        shown: The value of the condition there.
+    """
 
     total: Node
     scores: Node
-    addition: Node
+    choice: Node
+    steps: tuple[Node, ...]
     mask: Node
     bias: Node
+    shown: bool
 
 
 def _find_softmax(node: Node, scope: Scope) -> Node | None:
@@ -99,31 +128,49 @@ def _find_mask(total: Node, scope: Scope) -> _Masked | None:
     if not calls(total, _ADD) or graphs.argument(total, "alpha") not in (None, 1):
         return None
     for scores, addition in (total.args[:2], total.args[1::-1]):
-        if not isinstance(scores, Node) or not isinstance(addition, Node) or not calls(addition, _WHERE):
+        choice: Any = addition
+        steps: list[Node] = []
+        while calls(choice, *_MOVEMENTS):
+            steps.insert(0, choice)
+            choice = choice.args[0]
+        if not isinstance(scores, Node) or not calls(choice, _WHERE):
             continue
-        mask, bias, hidden = addition.args
-        if not isinstance(mask, Node) or not isinstance(bias, Node) or not isinstance(hidden, Node):
-            continue
-        if scope.ranges.uniform(hidden) == float("-inf"):
-            return _Masked(total, scores, addition, mask, bias)
+        mask, one, other = choice.args
+        for bias, hidden, shown in ((one, other, True), (other, one, False)):
+            if not (isinstance(mask, Node) and isinstance(bias, Node) and isinstance(hidden, Node)):
+                continue
+            if scope.ranges.uniform(hidden) == float("-inf"):
+                return _Masked(total, scores, choice, tuple(steps), mask, bias, shown)
     return None
 
 
 def _multiply_by_rows(masked: _Masked, softmax: Node, dim: int, scope: Scope) -> Node | None:
     """Return the softmax with a finite mask, times 0 for each row that is fully masked."""
-    value, rows = masked.scores.meta["val"], masked.mask.meta["val"]
-    width = dim % len(softmax.meta["val"].shape) - len(softmax.meta["val"].shape)
-    if value.dtype is not torch.float32 or len(rows.shape) < -width:
+    value = masked.scores.meta["val"]
+    if value.dtype is not torch.float32:
         return None
-    if not measures.same_sizes([rows.shape[width]], [value.shape[width]]):
+    visible = masked.mask if masked.shown else scope.call("aten.logical_not.default", masked.mask)
+    finite = scope.call(_WHERE, visible, masked.bias, scope.constant(torch.tensor(_FAR)))
+    if not _alike(finite, masked.choice):
+        return None  # the number is one of another dtype, or -inf gave the choice its shape
+    if masked.steps and not measures.same_sizes(visible.meta["val"].shape, finite.meta["val"].shape):
+        return None
+    visible, finite = (_move(moved, masked.steps, scope) for moved in (visible, finite))
+    rows = visible.meta["val"]
+    width = dim % len(softmax.meta["val"].shape) - len(softmax.meta["val"].shape)
+    if len(rows.shape) < -width or not measures.same_sizes([rows.shape[width]], [value.shape[width]]):
         return None  # the mask is broadcast along the rows
-    far = scope.constant(torch.tensor(_FAR))
-    finite = scope.call(_WHERE, masked.mask, masked.bias, far)
-    if not _alike(finite, masked.addition):
-        return None  # the number is one of another dtype, or -inf gave the addition its shape
-    some = scope.call("aten.any.dim", masked.mask, width, True)
+    some = scope.call("aten.any.dim", visible, width, True)
     order = list(range(len(rows.shape)))
     factor = scope.call("dim_order_ops._to_dim_order_copy.default", some, dtype=torch.float32, dim_order=order)
     total = scope.call(_ADD, masked.scores, finite, like=masked.total)
     plain = scope.call(_SOFTMAX, total, *softmax.args[1:], like=softmax)
     return scope.call("aten.mul.Tensor", plain, factor, like=softmax)
+
+
+def _move(value: Node, steps: Sequence[Node], scope: Scope) -> Node:
+    """Return a value after the steps that another one of its shape goes through."""
+    for step in steps:
+        options: dict[str, Any] = dict(step.kwargs)
+        value = scope.call(graphs.operator_name(step), value, *step.args[1:], **options)
+    return value

@@ -72,6 +72,32 @@ def test_a_mask_of_unknown_content_is_a_factor_for_rows() -> None:
     assert not found.rewritten.run("forward", X, MASKED)[0][0, :, 1].any()
 
 
+@pytest.mark.parametrize(
+    ("mask", "shape"),
+    [
+        (lambda hidden: torch.zeros(5).masked_fill(hidden, -INF).view(1, 1, 1, 5).expand(1, 2, 5, 5), (5,)),
+        (lambda hidden: torch.zeros(5, 5).masked_fill(hidden, -INF).t(), (5, 5)),
+        (lambda hidden: torch.ones(5, 5).masked_fill(hidden, -INF)[None].clone(), (5, 5)),
+    ],
+)
+def test_masks_the_other_way_round_that_are_moved(mask: Callable[..., Any], shape: tuple[int, ...]) -> None:
+    """As those of padding that `torch.nn.TransformerEncoder` makes."""
+    hidden = torch.zeros(shape, dtype=torch.bool)
+    found = versions(Attention(lambda hidden: {"attn_mask": mask(hidden)}), (X, hidden), [SafeSoftmax])
+    assert "aten.eq.Scalar" in found.before and "aten.eq.Scalar" not in found.after
+    some = hidden.clone()
+    some[-2:] = True
+    for given in (hidden, some, ~hidden):
+        for x in (X, *HOSTILE):
+            found.check(x, given, exact=True)
+
+
+def test_raw_scores_name_the_input_that_is_not_bounded() -> None:
+    (method,) = exir_lowering.plan(export(Attention(normal=False).eval(), (X,))).methods
+    (refused,) = (one for one in method.refused_rewrites if one.rewrite == "safe-softmax")
+    assert "x is an input of the model" in refused.reason and 'assume={"x": "finite"}' in refused.advice
+
+
 def test_a_float_mask_is_refused_unless_its_rows_are_promised() -> None:
     model = Attention(lambda mask: {"attn_mask": mask})
     mask = torch.where(MASKED, 0.0, -INF)

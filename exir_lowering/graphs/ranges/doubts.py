@@ -13,7 +13,8 @@ from exir_lowering.graphs.source_lines import source_line
 if TYPE_CHECKING:
     from exir_lowering.graphs.ranges.analysis import ValueRanges
 
-_NOTHING = "nothing: rewrites that need to know more do not apply here"
+NOTHING = "nothing: rewrites that need to know more do not apply here"
+"""The advice where none is known."""
 
 
 def unbounded(ranges: ValueRanges, node: Node) -> Doubt:
@@ -41,7 +42,7 @@ def _blame_magnitude(ranges: ValueRanges, node: Node) -> Doubt:
             f"the model writes values that are not known to be bounded into its buffer {state}",
             "bound what is written into the buffer, for example with a normalisation or a clamp",
         )
-    return Doubt(node, f"{_call(node)} can be infinite{_at(node)}", _NOTHING)
+    return Doubt(node, f"{_call(node)} can be infinite{_at(node)}", NOTHING)
 
 
 def masked(ranges: ValueRanges, node: Node, what: str) -> Doubt:
@@ -60,8 +61,8 @@ def masked(ranges: ValueRanges, node: Node, what: str) -> Doubt:
         )
     state = ranges.state_name(node)
     if state is not None:
-        return Doubt(node, f"the model writes its buffer {state}, and a row of it may be entirely {what}", _NOTHING)
-    return Doubt(node, f"a row of what {_call(node)} computes may be entirely {what}{_at(node)}", _NOTHING)
+        return Doubt(node, f"the model writes its buffer {state}, and a row of it may be entirely {what}", NOTHING)
+    return Doubt(node, f"a row of what {_call(node)} computes may be entirely {what}{_at(node)}", NOTHING)
 
 
 def constant_row(node: Node, what: str) -> Doubt:
@@ -86,7 +87,7 @@ def hidden(ranges: ValueRanges, node: Node, culprit: Node) -> Doubt:
 
 def too_deep(node: Any) -> Doubt:
     """Say that the search was given up."""
-    return Doubt(node, f"the mask is computed in too many steps to follow{_at(node)}", _NOTHING)
+    return Doubt(node, f"the mask is computed in too many steps to follow{_at(node)}", NOTHING)
 
 
 def _call(node: Node) -> str:

@@ -55,7 +55,11 @@ class Rows:
         elif dim >= 0:
             dim -= len(shape)
         found = self._floor(node, dim, 0)
-        return found if isinstance(found, Doubt) else None
+        if not isinstance(found, Doubt):
+            return None
+        # What is no mask is in doubt since it is not bounded: an input may be the cause, and can be promised to be.
+        cause = doubts.unbounded(self._ranges, found.node)
+        return cause if found.advice == doubts.NOTHING and self._ranges.is_input(cause.node) else found
 
     def _floor(self, node: Any, dim: int, depth: int) -> float | Doubt:
         """Return a number greater than -inf that every row reaches with an element (or NaN), or why there is none."""
