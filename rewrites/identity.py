@@ -16,6 +16,9 @@ from exir_lowering.rewrites.forms import is_contiguous
 _VIEWS = ("aten.view_copy.default", "aten.expand_copy.default", "aten.squeeze_copy.dims", "aten.unsqueeze_copy.default")
 """Operators whose result has the same elements in the same order if it has as many of them."""
 
+_RESHAPES = ("aten.view_copy.default", "aten.squeeze_copy.dims", "aten.unsqueeze_copy.default")
+"""Those that keep the elements and their order in any case."""
+
 _COPIES = (
     "aten.alias_copy.default",
     "aten.clone.default",
@@ -48,7 +51,7 @@ class Identity(Rewrite):
         operator = graphs.operator_name(node)
         if operator == "aten.permute_copy.default":
             return _permuted(node, operand, scope)
-        if operator == "aten.view_copy.default" and graphs.operator_name(operand) == operator:
+        if operator == "aten.view_copy.default" and graphs.operator_name(operand) in _RESHAPES:
             return _view_of_view(node, operand, scope)
         if not _same(node, operand):
             return None

@@ -35,6 +35,7 @@ X = torch.randn(2, 3, 4)
         lambda x: x.expand(2, 3, 4),
         lambda x: x.clone(),
         lambda x: x.view(6, 4).view(2, 3, 4),
+        lambda x: x.unsqueeze(1).view(2, 3, 4),
         lambda x: x.permute(1, 2, 0).permute(2, 0, 1),
         lambda x: x[:, 0:3],
         lambda x: x.to(torch.float32),
