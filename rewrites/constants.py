@@ -10,7 +10,7 @@ from torch.fx import Node
 from exir_lowering import graphs
 from exir_lowering.graphs.operators.purity import only_computes
 from exir_lowering.plugins import Doubt, Rewrite, Scope
-from exir_lowering.rewrites.forms import call_key, calls, static_shape, tensor_of
+from exir_lowering.rewrites.forms import MOVEMENTS, call_key, calls, static_shape, tensor_of
 
 _GROWTH = 1 << 18
 """Bytes by which every method may grow."""
@@ -26,18 +26,6 @@ _DTYPES = (
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
 )
 _TRANSPOSITION = "aten.permute_copy.default"
-_MOVEMENTS = (
-    _TRANSPOSITION,
-    "aten.alias_copy.default",
-    "aten.clone.default",
-    "aten.expand_copy.default",
-    "aten.select_copy.int",
-    "aten.slice_copy.Tensor",
-    "aten.squeeze_copy.dims",
-    "aten.unsqueeze_copy.default",
-    "aten.view_copy.default",
-    "dim_order_ops._clone_dim_order.default",
-)
 
 
 class Constants(Rewrite):
@@ -143,7 +131,7 @@ def _is_weight(node: Node) -> bool:
     if calls(node, _TRANSPOSITION):
         return True
     operand: object = node
-    while calls(operand, *_MOVEMENTS):
+    while calls(operand, *MOVEMENTS):
         operand = operand.args[0]
     return isinstance(operand, Node) and operand.op in ("placeholder", "get_attr")
 

@@ -13,6 +13,20 @@ from exir_lowering import graphs
 
 _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
+MOVEMENTS = (
+    "aten.alias_copy.default",
+    "aten.clone.default",
+    "aten.expand_copy.default",
+    "aten.permute_copy.default",
+    "aten.select_copy.int",
+    "aten.slice_copy.Tensor",
+    "aten.squeeze_copy.dims",
+    "aten.unsqueeze_copy.default",
+    "aten.view_copy.default",
+    "dim_order_ops._clone_dim_order.default",
+)
+"""Operators whose result has elements of their one operand, in places that do not depend on them."""
+
 
 def calls(node: object, *operators: str) -> TypeIs[Node]:
     """Return whether something is a node that calls one of the given operators."""

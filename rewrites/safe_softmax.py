@@ -12,26 +12,13 @@ from torch.fx import Node
 from exir_lowering import graphs
 from exir_lowering.graphs import measures
 from exir_lowering.plugins import Doubt, Rewrite, Scope
-from exir_lowering.rewrites.forms import calls
+from exir_lowering.rewrites.forms import MOVEMENTS, calls
 
 _FAR = -2e38
 """What is added to masked scores. With scores of at most 1e37 the sum is finite, and so far below any score that is not
 masked that its exponential is exactly 0, as that of -inf."""
 
 _ADD, _WHERE, _SOFTMAX = "aten.add.Tensor", "aten.where.self", "aten._softmax.default"
-
-
-_MOVEMENTS = (
-    "aten.alias_copy.default",
-    "aten.clone.default",
-    "aten.expand_copy.default",
-    "aten.permute_copy.default",
-    "aten.squeeze_copy.dims",
-    "aten.unsqueeze_copy.default",
-    "aten.view_copy.default",
-    "dim_order_ops._clone_dim_order.default",
-)
-"""Operators whose result has the elements of their operand, some perhaps several times."""
 
 
 class SafeSoftmax(Rewrite):
@@ -130,7 +117,7 @@ def _find_mask(total: Node, scope: Scope) -> _Masked | None:
     for scores, addition in (total.args[:2], total.args[1::-1]):
         choice: Any = addition
         steps: list[Node] = []
-        while calls(choice, *_MOVEMENTS):
+        while calls(choice, *MOVEMENTS):
             steps.insert(0, choice)
             choice = choice.args[0]
         if not isinstance(scores, Node) or not calls(choice, _WHERE):

@@ -78,6 +78,7 @@ def test_a_mask_of_unknown_content_is_a_factor_for_rows() -> None:
         (lambda hidden: torch.zeros(5).masked_fill(hidden, -INF).view(1, 1, 1, 5).expand(1, 2, 5, 5), (5,)),
         (lambda hidden: torch.zeros(5, 5).masked_fill(hidden, -INF).t(), (5, 5)),
         (lambda hidden: torch.ones(5, 5).masked_fill(hidden, -INF)[None].clone(), (5, 5)),
+        (lambda hidden: torch.zeros(7, 5).masked_fill(hidden, -INF)[2:], (7, 5)),
     ],
 )
 def test_masks_the_other_way_round_that_are_moved(mask: Callable[..., Any], shape: tuple[int, ...]) -> None:
