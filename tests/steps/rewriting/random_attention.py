@@ -88,8 +88,7 @@ def _fits(program: ExportedProgram, call: tuple[torch.Tensor, ...]) -> bool:
     values = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
     given = [values[str(name)].shape for name in program.graph_signature.user_inputs]
     return all(
-        not str(size).isdecimal()
-        or int(str(size)) == other  # symbolic ones may be a number
+        not str(size).isdecimal() or int(str(size)) == other  # symbolic ones may be a number
         for shape, value in zip(given, call, strict=True)
         for size, other in zip(shape, value.shape, strict=True)
     )
