@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 from executorch.exir import EdgeProgramManager
 from executorch.exir.backend.compile_spec_schema import CompileSpec
@@ -86,14 +86,39 @@ def lower(
         CoverageError: Less is delegated than the options require; no backend was called.
     """
     session = Session(arguments.check_options(options))
-    request = arguments.read_request(programs, partitioners, transform_passes)
-    rewrites = arguments.choose_rewrites(session.options, default="safe")
-    registry.check_backends(backends)
-    with session:
-        methods = rewrite(to_edge(request.methods, session), rewrites, session)
-        lowered = _lower(methods, request.constant_methods, backends, session)
+    lowered = lower_in(session, programs, partitioners, backends=backends, transform_passes=transform_passes)
     availability.warn_unavailable(lowered.report.backend_ids, stacklevel=2)
     return lowered
+
+
+def lower_in(
+    session: Session,
+    programs: ExportedProgram | Programs | EdgeProgramManager,
+    partitioners: PartitionerLike = None,
+    *,
+    backends: Backends | None = None,
+    transform_passes: TransformPasses = None,
+    rewrites: Literal["safe", "none"] = "safe",
+) -> LoweredMethods:
+    """Lower programs as `lower` does; who executes them here asks what is available itself, so nothing warns of it.
+
+    Args:
+        session: The call, with its options.
+        programs: As for `lower`.
+        partitioners: As for `lower`.
+        backends: As for `lower`.
+        transform_passes: As for `lower`.
+        rewrites: What is applied unless the options say it.
+
+    Raises:
+        LoweringError: As for `lower`.
+    """
+    request = arguments.read_request(programs, partitioners, transform_passes)
+    chosen = arguments.choose_rewrites(session.options, default=rewrites)
+    registry.check_backends(backends)
+    with session:
+        methods = rewrite(to_edge(request.methods, session), chosen, session)
+        return _lower(methods, request.constant_methods, backends, session)
 
 
 def plan(

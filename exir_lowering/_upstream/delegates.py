@@ -35,6 +35,7 @@ __all__ = [
     "join_named_data",
     "make_result",
     "named_data",
+    "named_data_contents",
     "named_data_entries",
     "place_named_data",
     "split_named_data",
@@ -85,6 +86,15 @@ def named_data_entries(module: LoweredBackendModule) -> Iterator[tuple[str, str,
     for file, entries in {"": output.pte_data, **output.external_data}.items():
         for key, entry in entries.items():
             yield key, file, len(output.buffers[entry.buffer_index])
+
+
+def named_data_contents(module: LoweredBackendModule) -> dict[str, bytes]:
+    """Return the named data that a delegate provides, by key, whatever files it is for."""
+    output = module.named_data_store_output
+    if output is None:
+        return {}
+    tables = (output.pte_data, *output.external_data.values())
+    return {key: bytes(output.buffers[entry.buffer_index]) for table in tables for key, entry in table.items()}
 
 
 def place_named_data(module: LoweredBackendModule, file_of: Callable[[str, int], str | None]) -> LoweredBackendModule:

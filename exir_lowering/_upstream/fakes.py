@@ -18,6 +18,7 @@ __all__ = [
     "FakeTensorMode",
     "constant_of",
     "describe_symbols",
+    "dim_order",
     "has_symbols",
     "make_fake",
     "memory_of",
@@ -69,6 +70,10 @@ class FakeCopies:
     def possible(value: Any) -> bool:
         """Return whether a value can be copied, or needs no copy."""
         return not isinstance(value, torch.Tensor) or (type(value) is FakeTensor and value.layout is torch.strided)
+
+    def copied_environment(self, shape_env: Any) -> Any:
+        """Return the copy of a shape environment, which copies of values in it share; None for none."""
+        return None if shape_env is None else self._of(shape_env, _copy_shape_env)
 
     def copy(self, value: Any) -> Any:
         """Return the copy of a value; the value itself if it is neither a tensor nor symbolic."""
@@ -140,6 +145,18 @@ def _copy_shape_env(shape_env: Any) -> Any:
     # torch's caches of an environment's facts keep the environment alive until they see another version.
     copied._version_counter = next(_VERSIONS)
     return copied
+
+
+def dim_order(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Return a fake tensor's dimensions from outer to inner in memory; as they come where sizes leave it open."""
+    strides = [size_hint(stride) for stride in tensor.stride()]
+    sizes = [size_hint(size) for size in tensor.shape]
+    moved = [dim for dim in range(len(sizes)) if sizes[dim] != 1]
+    if 0 in sizes or any(strides[dim] == 0 for dim in moved):
+        return tuple(range(len(sizes)))
+    if all(strides[a] >= strides[b] for a, b in itertools.pairwise(moved)):
+        return tuple(range(len(sizes)))
+    return tuple(sorted(range(len(sizes)), key=lambda dim: -strides[dim]))
 
 
 def storage_of(tensor: torch.Tensor) -> int:

@@ -15,6 +15,7 @@ __all__ = [
     "Argument",
     "OpOverload",
     "has_effects",
+    "higher_order_name",
     "is_built_in",
     "is_composite",
     "is_overload",
@@ -22,7 +23,9 @@ __all__ = [
     "list_arguments",
     "packet_name",
     "returned_types",
+    "returns_view",
     "returns_what_it_overwrites",
+    "view_for_copy",
     "writes",
 ]
 
@@ -50,6 +53,11 @@ class Argument(NamedTuple):
 def is_overload(target: Any) -> TypeGuard[OpOverload[..., Any]]:
     """Return whether the target of a call is an operator of torch, and not of Edge dialect."""
     return type(target) is OpOverload
+
+
+def higher_order_name(target: Any) -> str | None:
+    """Return the name of an operator that takes functions, such as "cond"; None for others."""
+    return target.name() if isinstance(target, torch._ops.HigherOrderOperator) else None
 
 
 def is_built_in(target: Any) -> bool:
@@ -103,3 +111,29 @@ def is_composite(target: Any) -> bool:
 def kernels_in_python(target: OpOverload[..., Any]) -> bool:
     """Return whether an operator has kernels in Python that change what a call of it is traced as."""
     return not _HARMLESS.issuperset(target.py_kernels)
+
+
+def returns_view(target: Any) -> bool:
+    """Return whether an operator returns views of its arguments, and writes nothing."""
+    if not is_overload(target) or target._schema.is_mutable:
+        return False
+    return any(value.alias_info is not None for value in target._schema.returns)
+
+
+def view_for_copy(target: Any) -> Any:
+    """Return the operator of ATen that returns a view where another, such as `aten.permute_copy.default`, copies it.
+
+    Returns:
+        The operator; `aten.reshape` for a view that the tensor's strides may not allow, and the given one if there is
+        none.
+    """
+    if not is_overload(target) or target.namespace != "aten":
+        return target
+    name, overload = packet_name(target), target._overloadname
+    if name in (None, "as_strided_copy") or not str(name).endswith("_copy"):
+        return target
+    if name == "view_copy":
+        return torch.ops.aten.reshape.default if overload == "default" else target
+    view = getattr(getattr(torch.ops.aten, str(name).removesuffix("_copy"), None), overload, None)
+    same = returns_view(view) and [a.name for a in view._schema.arguments] == [a.name for a in target._schema.arguments]
+    return view if same else target

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,7 +97,7 @@ def read_request(programs: Any, partitioners: Any, transform_passes: Any = None)
         UnknownPluginError, PluginLoadError: A partitioner's name cannot be resolved.
     """
     methods, constant_methods = _methods(programs)
-    chosen = _partitioners(partitioners, methods)
+    chosen = list_partitioners(partitioners, methods)
     passes = _transform_passes(transform_passes, methods)
     requested = (RequestedMethod(name, methods[name], tuple(chosen[name]), passes.get(name)) for name in methods)
     return Request(tuple(requested), constant_methods)
@@ -167,8 +167,17 @@ def _passes(who: str, value: Any) -> Passes:
     return list(value)
 
 
-def _partitioners(value: Any, methods: Mapping[str, ExportedProgram]) -> dict[str, list[Partitioner]]:
-    """Return the partitioners of each method in priority order; a method without any stays on the host."""
+def list_partitioners(value: Any, methods: Collection[str]) -> dict[str, list[Partitioner]]:
+    """Return the partitioners of each method in priority order; a method without any stays on the host.
+
+    Args:
+        value: As for `lower`.
+        methods: The names of the methods.
+
+    Raises:
+        InputError: A method name is unknown, or something is not a partitioner.
+        UnknownPluginError, PluginLoadError: A partitioner's name cannot be resolved.
+    """
     if not isinstance(value, Mapping):
         common = _list("partitioners", value)
         return dict.fromkeys(methods, common)
@@ -176,7 +185,7 @@ def _partitioners(value: Any, methods: Mapping[str, ExportedProgram]) -> dict[st
     return {name: _list(f"partitioners[{name!r}]", value.get(name)) for name in methods}
 
 
-def _check_methods(who: str, names: Iterable[Any], methods: Mapping[str, ExportedProgram]) -> None:
+def _check_methods(who: str, names: Iterable[Any], methods: Collection[str]) -> None:
     """Check that every name is a method's."""
     for name in names:
         if name not in methods:

@@ -62,12 +62,13 @@ def put_back(result: PreprocessResult, numbers: Mapping[int, int], payloads: Pay
     handles = {number: handle for handle, number in numbers.items()}
     table = result.debug_handle_map
     if table is not None:
-        table = {key: _replace(named, handles) for key, named in table.items()}
+        table = {key: renumber(named, handles) for key, named in table.items()}
     payload = payloads.replace_handles(result.processed_bytes, handles)
     return replace(result, processed_bytes=payload, debug_handle_map=table)
 
 
-def _replace(named: Any, handles: Mapping[int, int]) -> Any:
+def renumber(named: Any, handles: Mapping[int, int]) -> Any:
+    """Return the handle, or handles, that an entry of a debug handle map names, each replaced if it is known."""
     if isinstance(named, (tuple, list)):
         return type(named)(handles.get(handle, handle) for handle in named)
     return handles.get(named, named)

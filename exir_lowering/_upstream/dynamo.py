@@ -1,0 +1,105 @@
+"""torch.compile's contract for backends: its registry, AOTAutograd, and what is known while a graph is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+# The registry and AOTAutograd's wrapper are documented for backends, under names that are not public.
+from torch._decomp import core_aten_decompositions
+from torch._dispatch.python import no_python_dispatcher
+from functorch.compile import make_boxed_func
+from torch._dynamo import lookup_backend, register_backend
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.backends.registry import _BACKENDS as _registered
+from torch._dynamo.exc import InvalidBackend
+from torch._dynamo.symbolic_convert import InstructionTranslator
+from torch._functorch._aot_autograd.descriptors import PlainAOTInput
+from torch._functorch.partitioners import default_partition
+from torch._guards import TracingContext, compile_context, tracing
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.graph import _BoxedCodeGen
+from torch.utils._python_dispatch import _disable_current_modes
+
+__all__ = [
+    "FakeTensor",
+    "InvalidBackend",
+    "ShapeEnv",
+    "aot_autograd",
+    "boxed_code",
+    "core_aten_decompositions",
+    "default_partition",
+    "eager",
+    "input_number",
+    "is_static_input",
+    "lookup_backend",
+    "outside_tracing",
+    "register_backend",
+    "registered_backends",
+    "requires_full_graph",
+    "written_inputs",
+]
+
+
+@contextmanager
+def outside_tracing() -> Iterator[None]:
+    """Leave what a backend is called in (fake tensors, the Python dispatcher, the tracing context) for a while."""
+    with _disable_current_modes(), no_python_dispatcher(), tracing(None), compile_context(None):
+        yield
+
+
+def boxed_code() -> torch.fx.CodeGen:
+    """Return what makes a graph's code take its inputs in a list, which it empties, so that they end early."""
+    return _BoxedCodeGen()
+
+
+def registered_backends() -> Mapping[str, Any]:
+    """Return the names of torch.compile's backends that are registered in this process or by an entry point."""
+    try:
+        lookup_backend("")  # finds those of entry points
+    except InvalidBackend:
+        pass
+    return _registered
+
+
+def requires_full_graph() -> bool:
+    """Return whether the graph that is being compiled belongs to a call of torch.compile with fullgraph=True."""
+    try:
+        translator = InstructionTranslator.current_tx()
+    except AttributeError:
+        return False
+    return bool(translator.one_graph)
+
+
+def is_static_input(placeholder: torch.fx.Node) -> bool:
+    """Return whether an input of Dynamo's graph is a parameter or a buffer of a module, which keeps its identity."""
+    return bool((placeholder.meta.get("tensor_dict") or {}).get("_dynamo_static_input_type"))
+
+
+def input_number(placeholder: torch.fx.Node) -> int | None:
+    """Return which input of Dynamo's graph an input of AOTAutograd's is, unchanged; None if it is none."""
+    described = placeholder.meta.get("desc")
+    return described.idx if isinstance(described, PlainAOTInput) else None
+
+
+def written_inputs() -> frozenset[int]:
+    """Return which inputs of the function that AOTAutograd is compiling are written by it."""
+    context = TracingContext.try_get()
+    metadata = context.fw_metadata if context is not None else None
+    if metadata is None:
+        return frozenset()
+    return frozenset(
+        number
+        for number, info in enumerate(metadata.input_info)
+        if info.mutates_data or info.mutates_metadata or info.mutations_hidden_from_autograd
+    )
+
+
+def eager(module: torch.fx.GraphModule) -> Callable[[list[Any]], Any]:
+    """Return the boxed function that runs a graph of AOTAutograd's in PyTorch."""
+    boxed: Callable[[list[Any]], Any] = make_boxed_func(module.forward)
+    return boxed

@@ -1,0 +1,107 @@
+"""The torch.compile backend, top to bottom: options -> attempts, each through AOTAutograd -> the next backend."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from exir_lowering._upstream.dynamo import aot_autograd, lookup_backend, requires_full_graph
+from exir_lowering.dynamo.attempts import Attempt, list_attempts
+from exir_lowering.dynamo.decompositions import choose_decompositions, differentiable_attention
+from exir_lowering.dynamo.function import Function, describe
+from exir_lowering.dynamo.hazards import NotLowered
+from exir_lowering.dynamo.options import CompileOptions, read_options
+from exir_lowering.dynamo.reports import Log, forget
+from exir_lowering.errors import InputError, LoweringError
+
+NAME = "exir_lowering"
+
+
+class FallbackWarning(UserWarning):
+    """A graph that torch.compile passed on is run by something else than what was asked for."""
+
+
+def backend(
+    module: GraphModule, example_inputs: Sequence[Any], *, options: Any = None, mode: str | None = None
+) -> Callable[..., Any]:
+    """Compile a graph of Dynamo's: `torch.compile(model, backend="exir_lowering", options={...})`.
+
+    Args:
+        module: The graph.
+        example_inputs: Its inputs.
+        options: A dict with attributes of `CompileOptions`.
+        mode: Must be None: there are no modes.
+
+    Returns:
+        The function that runs the graph, with its contract.
+
+    Raises:
+        InputError, UnknownPluginError, PluginLoadError: An option is invalid.
+        LoweringError: The graph could not be compiled, and an error was asked for: with `fullgraph=True`, a required
+            coverage, or `fallback=None`.
+    """
+    if mode is not None:
+        raise InputError(f"torch.compile(mode={mode!r}): the backend {NAME!r} has no modes; use options.")
+    chosen = read_options(options)
+    attempts, fallback = list_attempts(chosen)
+    log = Log()
+    strict = fallback is None or requires_full_graph() or _requires_coverage(chosen)
+    for position, attempt in enumerate(attempts):
+        last = position == len(attempts) - 1
+        try:
+            compiled = _compile(module, example_inputs, attempt, chosen, strict=strict, log=log)
+            log.backend = NAME
+            return compiled
+        except (NotLowered, LoweringError) as error:
+            if last and strict:
+                raise _as_error(attempt, error) from error
+            note = describe(attempt.name, "function", error, str(fallback) if last else attempts[position + 1].name)
+            log.fallbacks.append(note)
+            warnings.warn(str(note), FallbackWarning, stacklevel=2)
+    log.backend = str(fallback)
+    return lookup_backend(fallback)(module, list(example_inputs))
+
+
+backend.reset = forget  # type: ignore[attr-defined]
+
+
+def _compile(
+    module: GraphModule,
+    example_inputs: Sequence[Any],
+    attempt: Attempt,
+    options: CompileOptions,
+    *,
+    strict: bool,
+    log: Log,
+) -> Callable[..., Any]:
+    function = Function(module, example_inputs, attempt, options, strict=strict, log=log)
+    training = torch.is_grad_enabled() and any(
+        isinstance(value, torch.Tensor) and value.requires_grad for value in example_inputs
+    )
+    through_autograd = aot_autograd(
+        fw_compiler=function.forward,
+        bw_compiler=function.backward,
+        inference_compiler=function.inference,
+        partition_fn=function.partition,
+        decompositions=choose_decompositions(options.decompositions, training=training),
+    )
+    with differentiable_attention(options.decompositions, training=training):
+        compiled: Callable[..., Any] = through_autograd(module, list(example_inputs))
+    return compiled
+
+
+def _requires_coverage(options: CompileOptions) -> bool:
+    return options.lowering.require_full or options.lowering.require_coverage > 0
+
+
+def _as_error(attempt: Attempt, error: Exception) -> LoweringError:
+    if isinstance(error, LoweringError):
+        return error
+    return InputError(
+        f"torch.compile: {attempt.name} cannot compile this graph: {error}. Without fullgraph=True, a required coverage "
+        "and fallback=None, another backend would run it."
+    )

@@ -1,0 +1,275 @@
+"""A graph of AOTAutograd as an exported program, which is what the compiler's line takes.
+
+The program computes the *roots*: the values that the graph returns and that are neither inputs, nor numbers, nor views.
+Views at the end of a graph stay PyTorch's, as AOTAutograd relies on which outputs share memory, and a delegate's
+results share none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram, ExportGraphSignature
+from torch.export.graph_signature import (
+    ConstantArgument,
+    InputKind,
+    InputSpec,
+    OutputKind,
+    OutputSpec,
+    SymBoolArgument,
+    SymFloatArgument,
+    SymIntArgument,
+    TensorArgument,
+)
+from torch.fx import Graph, GraphModule, Node
+
+from exir_lowering import graphs
+from exir_lowering._upstream.fakes import FakeCopies, shape_env_of
+from exir_lowering._upstream.programs import (
+    ATEN_VERIFIER,
+    assemble_program,
+    flat_call_signature,
+    lazy_graph_module,
+)
+from exir_lowering._upstream.trees import pytree
+from exir_lowering.dynamo import hazards
+from exir_lowering.dynamo.aliases import is_view
+
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Captured:
+    """A graph of AOTAutograd, and the program that is lowered for it.
+
+    Attributes:
+        name: The method: "forward", also without gradients, or "backward".
+        module: The graph.
+        program: What is lowered; None if nothing is computed.
+        inputs: The graph's placeholder for each of the program's user inputs.
+        lent: The graph's placeholders whose tensors the program has as weights, by their name in it.
+        roots: The nodes of the graph that the program returns, in its order.
+        environment: The shape environment of the graph's sizes; None if all are known.
+    """
+
+    name: str
+    module: GraphModule
+    program: ExportedProgram | None
+    inputs: tuple[Node, ...]
+    lent: Mapping[str, Node]
+    roots: tuple[Node, ...]
+    environment: Any
+
+
+def capture(name: str, module: GraphModule, weights: Mapping[Node, torch.Tensor]) -> Captured:
+    """Make the program of a graph. The graph is not changed.
+
+    Args:
+        name: The method.
+        module: The graph, functional and flat.
+        weights: Placeholders that become weights of the program, with their tensors, which are shared.
+
+    Raises:
+        NotLowered: The graph has something that cannot be lowered safely.
+    """
+    hazards.check(module)
+    roots = _find_roots(module.graph)
+    if not roots:
+        return Captured(name, module, None, (), {}, (), None)
+    builder = _Builder(module, weights)
+    builder.add(roots)
+    return Captured(
+        name, module, builder.program(roots), tuple(builder.users), builder.lent, tuple(roots), builder.environment
+    )
+
+
+def results_of(graph: Graph) -> tuple[Any, ...]:
+    """Return what a graph returns, flat: nodes, numbers and None."""
+    returned = graph.output_node().args[0]
+    return tuple(returned) if isinstance(returned, (tuple, list)) else (returned,)
+
+
+def is_host_value(node: Node) -> bool:
+    """Return whether a value is made after the program, or without it: an input, a view, or a number from sizes."""
+    if node.op == "placeholder":
+        return True
+    return node.op == "call_function" and (is_view(node) or _is_size(node))
+
+
+def _is_size(node: Node) -> bool:
+    """Return whether a value is a symbolic number that is computed from sizes and numbers alone."""
+    if not isinstance(node.meta.get("val"), (*_SYMBOLIC, int, float, bool)):
+        return False
+    if node.op == "placeholder":
+        return True
+    if graphs.operator_name(node).startswith(("aten.sym_size", "aten.sym_numel")):
+        return all(source.op == "placeholder" for source in node.all_input_nodes)
+    return node.op == "call_function" and all(_is_size(source) for source in node.all_input_nodes)
+
+
+def _find_roots(graph: Graph) -> list[Node]:
+    roots: dict[Node, None] = {}
+    pending = [value for value in results_of(graph) if isinstance(value, Node)]
+    seen = set(pending)
+    while pending:
+        node = pending.pop(0)
+        if not is_host_value(node):
+            roots[node] = None
+            continue
+        for source in node.all_input_nodes:
+            if source not in seen:
+                seen.add(source)
+                pending.append(source)
+    return list(roots)
+
+
+@dataclass
+class _Builder:
+    """Builds the program of a graph, with fake tensors and a shape environment of its own."""
+
+    module: GraphModule
+    weights: Mapping[Node, torch.Tensor]
+    graph: Graph = field(default_factory=Graph)
+    env: dict[Node, Node] = field(default_factory=dict)
+    root: dict[str, Any] = field(default_factory=dict)
+    users: list[Node] = field(default_factory=list)
+    lent: dict[str, Node] = field(default_factory=dict)
+    specs: list[InputSpec] = field(default_factory=list)
+    state: dict[str, Any] = field(default_factory=dict)
+    constants: dict[str, Any] = field(default_factory=dict)
+    copies: FakeCopies = field(default_factory=FakeCopies)
+    environment: Any = None
+
+    def add(self, roots: Sequence[Node]) -> None:
+        """Add what the roots are computed from: parameters, buffers, constants, user inputs, then the operators."""
+        needed = _needed(roots)
+        placeholders = [node for node in self.module.graph.nodes if node.op == "placeholder" and node in needed]
+        lent = [node for node in placeholders if node in self.weights]
+        for kind in (InputKind.PARAMETER, InputKind.BUFFER):
+            for node in lent:
+                if (kind is InputKind.PARAMETER) == isinstance(self.weights[node], torch.nn.Parameter):
+                    self._lend(node, kind)
+        for node in self.module.graph.nodes:
+            if node.op == "get_attr" and node in needed:
+                self._constant(node)
+        for node in placeholders:
+            if node not in self.weights:
+                self.users.append(node)
+                self.specs.append(InputSpec(InputKind.USER_INPUT, _argument(self._placeholder(node)), None))
+        for node in self.module.graph.nodes:
+            if node in needed and node not in self.env:
+                self.env[node] = self._copy(node)
+
+    def program(self, roots: Sequence[Node]) -> ExportedProgram:
+        """Return the program that returns the roots."""
+        made = [self.env[node] for node in roots]
+        self.graph.output(tuple(made)).meta = {"val": tuple(node.meta["val"] for node in made)}
+        outputs = [OutputSpec(OutputKind.USER_OUTPUT, _argument(node), None) for node in made]
+        signature = ExportGraphSignature(input_specs=self.specs, output_specs=outputs)
+        environment = self.copies.copied_environment(self.environment)
+        return assemble_program(
+            graph_module=lazy_graph_module(self.root, self.graph),
+            signature=signature,
+            state_dict=self.state,
+            constants=self.constants,
+            range_constraints=dict(environment.var_to_range) if environment is not None else {},
+            module_call_graph=[flat_call_signature(signature)],
+            example_inputs=None,
+            verifiers=[ATEN_VERIFIER],
+            guards_code=(),
+        )
+
+    def _lend(self, node: Node, kind: InputKind) -> None:
+        target = f"lent_{len(self.lent)}"
+        self.state[target] = self.weights[node]
+        self.lent[target] = node
+        persistent = True if kind is InputKind.BUFFER else None
+        self.specs.append(InputSpec(kind, TensorArgument(self._placeholder(node).name), target, persistent))
+
+    def _constant(self, node: Node) -> None:
+        value = graphs.attribute(self.module, str(node.target))
+        if isinstance(value, torch.Tensor):
+            target = str(node.target)
+            self.constants[target] = value
+            placeholder = self._placeholder(node)
+            if "val" not in placeholder.meta:
+                placeholder.meta["val"] = self._fake_constant(value)
+            self.specs.append(InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(placeholder.name), target))
+
+    def _fake_constant(self, value: torch.Tensor) -> Any:
+        for node in self.graph.nodes:
+            mode = getattr(node.meta.get("val"), "fake_mode", None)
+            if mode is not None:
+                return mode.from_tensor(value, static_shapes=True)
+        raise hazards.NotLowered("it computes from constants only")
+
+    def _placeholder(self, node: Node) -> Node:
+        placeholder = self.graph.placeholder(node.name)
+        placeholder.target = placeholder.name
+        placeholder.meta = self._meta(node)
+        self.env[node] = placeholder
+        return placeholder
+
+    def _copy(self, node: Node) -> Node:
+        if node.op == "get_attr":
+            target = str(node.target)
+            self.root[target] = self._nested(graphs.attribute(self.module, target))
+        copied = self.graph.node_copy(node, self.env.__getitem__)
+        copied.meta = self._meta(node)
+        return copied
+
+    def _nested(self, module: Any) -> Any:
+        """Copy the graph of a branch or a body, with values of its own."""
+        if not isinstance(module, GraphModule):
+            return module
+        copied = graphs.copy_graph_module(module)
+        for _, inner in graphs.walk(copied):
+            for node in inner.graph.nodes:
+                node.meta = self._meta(node)
+        return copied
+
+    def _meta(self, node: Node) -> dict[str, Any]:
+        meta = {key: value for key, value in node.meta.items() if key not in _LEFT_OUT}
+        if "val" in meta:
+            self._note_environment(meta["val"])
+            meta["val"] = pytree.tree_map(self.copies.copy, meta["val"])
+        return meta
+
+    def _note_environment(self, value: Any) -> None:
+        for leaf in pytree.tree_leaves(value):
+            environment = shape_env_of(leaf)
+            if environment is not None:
+                self.environment = environment
+
+
+_LEFT_OUT = frozenset({"tensor_meta", "tensor_dict", "grapharg", "desc", "example_value", "partitioner_tag"})
+"""What Dynamo and AOTAutograd keep in the metadata for themselves; some of it holds real tensors."""
+
+
+def _needed(roots: Sequence[Node]) -> set[Node]:
+    needed, pending = set(roots), list(roots)
+    while pending:
+        for source in pending.pop().all_input_nodes:
+            if source not in needed:
+                needed.add(source)
+                pending.append(source)
+    return needed
+
+
+def _argument(node: Node) -> Any:
+    value = node.meta.get("val")
+    kinds: list[tuple[Any, Callable[[str], Any]]] = [
+        (torch.SymInt, SymIntArgument),
+        (torch.SymFloat, SymFloatArgument),
+        (torch.SymBool, SymBoolArgument),
+        (torch.Tensor, TensorArgument),
+    ]
+    for kind, argument in kinds:
+        if isinstance(value, kind):
+            return argument(node.name)
+    if isinstance(value, (bool, int, float, str, type(None))):
+        return ConstantArgument(name=node.name, value=value)
+    raise hazards.NotLowered(f"{node.name} is a {type(value).__name__}", node)

@@ -1,0 +1,191 @@
+"""A lowered program as a Python function: its partitions by their delegates, the rest by PyTorch.
+
+The function has AOTAutograd's boxed convention: it takes its inputs in a list and empties it, so that an input that
+nobody else has ends at its last use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.fx import Graph, GraphModule, Node
+
+from exir_lowering import graphs
+from exir_lowering._upstream.delegates import LoweredBackendModule
+from exir_lowering._upstream.dynamo import boxed_code
+from exir_lowering._upstream.fakes import dim_order
+from exir_lowering._upstream.schemas import higher_order_name, returns_view
+from exir_lowering.dynamo.aliases import on_host
+from exir_lowering.dynamo.capture import Captured, is_host_value, results_of
+
+Boxed = Callable[[list[Any]], Any]
+Calls = Callable[[LoweredBackendModule], Callable[..., Any]]
+
+
+def assemble(captured: Captured, lowered: ExportedProgram | None, calls: Calls) -> Boxed:
+    """Return the function that computes what a captured graph does.
+
+    Args:
+        captured: The graph.
+        lowered: Its program after lowering; None if it has none.
+        calls: Returns what executes a partition, for the module that a delegate call calls.
+    """
+    return _Assembler(captured, calls).run(lowered)
+
+
+@dataclass
+class _Assembler:
+    """Builds the function's graph: the inputs of the captured graph, the lowered program, then views of its results."""
+
+    captured: Captured
+    calls: Calls
+    graph: Graph = field(default_factory=Graph)
+    root: dict[str, Any] = field(default_factory=dict)
+    env: dict[Node, Any] = field(default_factory=dict)
+
+    def run(self, lowered: ExportedProgram | None) -> Boxed:
+        source = self.captured.module.graph
+        self.graph.set_codegen(boxed_code())
+        for node in source.nodes:
+            if node.op == "placeholder":
+                self.env[node] = self.graph.placeholder(node.name)
+        if lowered is not None:
+            self._add_program(lowered)
+        self.graph.output(tuple(self._result(value) for value in results_of(source)))
+        module = GraphModule(self.root, self.graph)
+        return module.forward
+
+    def _add_program(self, lowered: ExportedProgram) -> None:
+        placeholders = [node for node in lowered.graph.nodes if node.op == "placeholder"]
+        users = iter(self.captured.inputs)
+        body: dict[Node, Any] = {}
+        for node, spec in zip(placeholders, lowered.graph_signature.input_specs, strict=True):
+            if spec.kind is InputKind.USER_INPUT:
+                body[node] = self.env[next(users)]
+            elif spec.target in self.captured.lent:
+                body[node] = self.env[self.captured.lent[str(spec.target)]]
+            else:
+                body[node] = self._constant(str(spec.target), _content(lowered, str(spec.target)))
+        _copy_body(lowered.graph_module, self.graph, self.root, body, self.calls)
+        returned = results_of(lowered.graph)
+        for root, value, owned in zip(self.captured.roots, returned, _owned(returned), strict=True):
+            self.env[root] = self._settle(root, body[value] if isinstance(value, Node) else value, owned)
+
+    def _constant(self, target: str, value: Any) -> Node:
+        name = target.replace(".", "_")
+        self.root[name] = value
+        return self.graph.get_attr(name)
+
+    def _settle(self, root: Node, value: Any, owned: bool) -> Any:
+        """Give a result the memory that AOTAutograd expects: its own, in the order of the captured graph's value."""
+        expected = root.meta.get("val")
+        if not isinstance(expected, torch.Tensor) or not isinstance(value, Node):
+            return value
+        order = dim_order(expected)
+        if not owned:
+            value = self.graph.call_function(torch.ops.aten.clone.default, (value,))
+        if order == tuple(range(len(order))):
+            return self.graph.call_method("contiguous", (value,))
+        return self.graph.call_function(_in_order, (value, order))
+
+    def _result(self, value: Any) -> Any:
+        if not isinstance(value, Node) or value in self.env:
+            return self.env.get(value, value) if isinstance(value, Node) else value
+        if is_host_value(value):
+            for source in value.all_input_nodes:
+                self._result(source)
+            self.env[value] = self.graph.node_copy(value, self.env.__getitem__)
+        return self.env[value]
+
+
+def _content(program: ExportedProgram, target: str) -> Any:
+    return program.state_dict[target] if target in program.state_dict else program.constants[target]
+
+
+def _copy_body(
+    module: GraphModule, graph: Graph, root: dict[str, Any], body: dict[Node, Any], calls: Calls
+) -> None:
+    """Copy the operators of a lowered graph, in PyTorch's terms.
+
+    Args:
+        module: The lowered graph.
+        graph: Where to.
+        root: What the new graph's module will hold, by name.
+        body: The values of the inputs; those of the operators are added.
+        calls: Returns what executes a partition.
+    """
+    for node in module.graph.nodes:
+        if node.op in ("placeholder", "output"):
+            continue
+        if node.op == "get_attr":
+            _copy_attribute(module, node, graph, root, body, calls)
+            continue
+        if graphs.is_delegate_call(node):
+            called = graphs.attribute(module, str(node.args[0].target))
+            arguments = torch.fx.map_arg(tuple(node.args[1:]), body.__getitem__)
+            body[node] = graph.call_function(calls(called), arguments)
+            continue
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), body.__getitem__)
+        body[node] = graph.call_function(on_host(node.target), args, kwargs)
+
+
+def _copy_attribute(
+    module: GraphModule, node: Node, graph: Graph, root: dict[str, Any], body: dict[Node, Any], calls: Calls
+) -> None:
+    value = graphs.attribute(module, str(node.target))
+    if isinstance(value, LoweredBackendModule):
+        return
+    if isinstance(value, GraphModule):
+        value = _nested(value, calls)
+    name = f"held_{len(root)}"
+    root[name] = value
+    body[node] = graph.get_attr(name)
+
+
+def _nested(module: GraphModule, calls: Calls) -> GraphModule:
+    graph, root = Graph(), {}
+    body: dict[Node, Any] = {}
+    for node in module.graph.nodes:
+        if node.op == "placeholder":
+            body[node] = graph.placeholder(node.name)
+    _copy_body(module, graph, root, body, calls)
+    graph.output(torch.fx.map_arg(module.graph.output_node().args[0], body.__getitem__))
+    return GraphModule(root, graph)
+
+
+def _owned(returned: Sequence[Any]) -> list[bool]:
+    """Return which results have memory of their own: not an input's, not a constant's, and no earlier result's."""
+    seen: set[Any] = set()
+    found = []
+    for value in returned:
+        base = value
+        while isinstance(base, Node) and _may_alias(base):
+            base = base.args[0]
+        found.append(isinstance(base, Node) and base not in seen and _makes_memory(base))
+        seen.add(base)
+    return found
+
+
+def _may_alias(node: Node) -> bool:
+    """Return whether what runs for a node of a lowered graph may return memory of its first argument."""
+    if graphs.is_getitem(node):
+        return not graphs.is_delegate_call(node.args[0]) and _may_alias(node.args[0])
+    return node.op == "call_function" and returns_view(on_host(node.target))
+
+
+def _makes_memory(node: Node) -> bool:
+    maker = node.args[0] if graphs.is_getitem(node) else node
+    if graphs.is_delegate_call(maker):
+        return True
+    return maker.op == "call_function" and higher_order_name(maker.target) is None
+
+
+def _in_order(value: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
+    """Return a tensor whose dimensions lie in memory in an order, from outer to inner."""
+    last = tuple(sorted(range(len(order)), key=order.__getitem__))
+    return value.permute(order).contiguous().permute(last)

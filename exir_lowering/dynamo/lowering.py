@@ -1,0 +1,114 @@
+"""Captured graphs through the compiler's line, and back as functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from executorch.exir import EdgeCompileConfig
+from torch.export import ExportedProgram
+
+from exir_lowering import graphs
+from exir_lowering._upstream.delegates import LoweredBackendModule
+from exir_lowering._upstream.dynamo import outside_tracing
+from exir_lowering._upstream.schemas import is_overload
+from exir_lowering.dynamo.capture import Captured
+from exir_lowering.dynamo.execution import Boxed, assemble
+from exir_lowering.dynamo.hazards import NotLowered
+from exir_lowering.dynamo.once import SharedBackends
+from exir_lowering.dynamo.partitions import Lowered, make_call
+from exir_lowering.dynamo.random_numbers import leaving_random, list_random
+from exir_lowering.lowered import LoweredMethods
+from exir_lowering.options import LoweringOptions
+from exir_lowering.pipeline import lower_in
+from exir_lowering.plans.report import Report
+from exir_lowering.plugins.backend import Partitioner
+from exir_lowering.steps.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """Graphs that were lowered together.
+
+    Attributes:
+        functions: By method, what computes it.
+        report: What was delegated, what was not, and why.
+        kept: What must live as long as the functions.
+    """
+
+    functions: Mapping[str, Boxed]
+    report: Report | None
+    kept: tuple[Any, ...]
+
+
+def compile_graphs(
+    captured: Sequence[Captured],
+    partitioners: Mapping[str, Sequence[Partitioner]],
+    backends: Mapping[str, Any],
+    delegates: Mapping[str, Any],
+    options: LoweringOptions,
+) -> Compiled:
+    """Lower graphs together: the partitions of all of them for one backend are one group.
+
+    Args:
+        captured: The graphs.
+        partitioners: The partitioners of each method, in priority order.
+        backends: Backends by id, before the installed ones.
+        delegates: Delegates by id, before the installed ones.
+        options: How to lower.
+
+    Raises:
+        LoweringError: As for `lower`; or a partition cannot be executed here.
+        NotLowered: The lowered program would not be what the graph is.
+    """
+    programs = {one.name: one.program for one in captured if one.program is not None}
+    if not programs:
+        return Compiled({one.name: assemble(one, None, _no_calls) for one in captured}, None, ())
+    chosen = {name: _choose(program, partitioners.get(name, ())) for name, program in programs.items()}
+    found = backends if options.cache else SharedBackends(backends)
+    with outside_tracing():
+        session = Session(_options(programs.values(), options))
+        lowered = lower_in(session, programs, chosen, backends=found, rewrites="none")
+        functions = {one.name: _function(one, lowered, delegates) for one in captured}
+    return Compiled(functions, lowered.report, (found,))
+
+
+def _choose(program: ExportedProgram, partitioners: Sequence[Partitioner]) -> list[Partitioner]:
+    random = bool(list_random(program.graph_module))
+    return [leaving_random(each) if random else each for each in partitioners]
+
+
+def _options(programs: Iterable[ExportedProgram], options: LoweringOptions) -> LoweringOptions:
+    """Return the options of a lowering; AOTAutograd has decomposed what is to be decomposed."""
+    if options.edge_compile_config is not None:
+        return options
+    operators = {
+        node.target
+        for program in programs
+        for _, module in graphs.walk(program.graph_module)
+        for node in module.graph.nodes
+        if is_overload(node.target)
+    }
+    config = EdgeCompileConfig(_check_ir_validity=False, preserve_ops=sorted(operators, key=str))
+    return replace(options, edge_compile_config=config)
+
+
+def _function(captured: Captured, lowered: LoweredMethods, delegates: Mapping[str, Any]) -> Boxed:
+    program = lowered.get(captured.name) if captured.program is not None else None
+    if program is not None:
+        before, after = list_random(captured.module), list_random(program.graph_module)
+        if before != after:
+            raise NotLowered("operators that draw random numbers would run in another order")
+    numbers: dict[int, int] = {}
+
+    def call(module: LoweredBackendModule) -> Any:
+        number = numbers.setdefault(id(module), len(numbers))
+        return make_call(Lowered(captured.name, number, module), delegates)
+
+    return assemble(captured, program, call)
+
+
+def _no_calls(module: LoweredBackendModule) -> Any:
+    raise AssertionError("nothing was lowered")

@@ -1,0 +1,243 @@
+"""What is done once per process: lowering a partition, and compiling its payload.
+
+Partitions are equal if they compute the same: names, and the lines of the model that operators come from, do not
+count, so a recompilation, a layer that is repeated, and a function that is compiled anew take what is there. Nothing is
+kept longer than the compiled graphs that use it.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from executorch.exir.backend.backend_details import PreprocessResult
+from executorch.exir.backend.compile_spec_schema import CompileSpec
+from torch.export import ExportedProgram
+
+from exir_lowering.errors import BackendContractError
+from exir_lowering.errors.interrupts import let_through
+from exir_lowering.plugins import registry
+from exir_lowering.plugins.backend import Backend, BackendContext, ExecutorchBackend, context_argument
+from exir_lowering.plugins.reads import PROVENANCE
+from exir_lowering.steps.cache.canonical import describe_program
+from exir_lowering.steps.cache.forms import Storages
+from exir_lowering.steps.cache.handles import number_handles, renumber, with_handles
+from exir_lowering.steps.cache.keys import NoKeyError, make_key
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Kept:
+    """Something that is kept while it is in use.
+
+    Attributes:
+        value: What is kept.
+        with_it: What must live as long, such as the object whose identity is in its key.
+    """
+
+    value: Any
+    with_it: tuple[Any, ...] = ()
+
+
+class Pool:
+    """Values by key, each made once while the one before is in use."""
+
+    def __init__(self) -> None:
+        self._kept: weakref.WeakValueDictionary[Hashable, Kept] = weakref.WeakValueDictionary()
+        self._lock = threading.RLock()
+
+    def find(self, key: Hashable) -> Kept | None:
+        """Return what is kept for a key, None if nothing is."""
+        return self._kept.get(key)
+
+    def keep(self, key: Hashable, kept: Kept) -> Kept:
+        """Keep a value for a key; return the one that is kept, which another thread may have made."""
+        with self._lock:
+            return self._kept.setdefault(key, kept)
+
+
+RESULTS = Pool()
+"""What backends returned for partitions."""
+
+HANDLES = Pool()
+"""What delegates compiled payloads to."""
+
+
+class SharedBackends(Mapping[str, Backend]):
+    """The backends of a lowering, by id, each asked only for partitions that no compiled graph has yet.
+
+    Args:
+        given: The caller's backends, which are looked up before the installed ones.
+    """
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        self._given = given
+        self._made: dict[str, Backend] = {}
+        self.used: list[Kept] = []
+
+    def __getitem__(self, backend_id: str) -> Backend:
+        if backend_id not in self._made:
+            backend = registry.find_backend(backend_id, self._given)
+            identity = self._given.get(backend_id, getattr(backend, "details", type(backend)))
+            kind = _OnceExecutorch if isinstance(backend, ExecutorchBackend) else _Once
+            self._made[backend_id] = kind(backend, identity, self.used)
+        return self._made[backend_id]
+
+    def __contains__(self, backend_id: object) -> bool:
+        return True  # whatever has no backend is an error of the look-up
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._given)
+
+    def __len__(self) -> int:
+        return len(self._given)
+
+
+class _Once(Backend):
+    """A backend that is asked only for partitions that no compiled graph has yet."""
+
+    def __init__(self, backend: Backend, given: Any, used: list[Kept]) -> None:
+        self.backend_id = backend.backend_id  # type: ignore[misc]
+        self.version = backend.version  # type: ignore[misc]
+        self.parallel = "thread" if backend.parallel != "none" else "none"  # type: ignore[misc]
+        self.independent = True  # type: ignore[misc]
+        self._backend, self._given, self._used = backend, given, used
+
+    @property
+    def details(self) -> Any:
+        """The class whose lines a failure names."""
+        return getattr(self._backend, "details", type(self._backend))
+
+    @property
+    def one_by_one(self) -> bool:
+        return self._backend.one_by_one
+
+    def lend(self, program: ExportedProgram, compile_specs: list[CompileSpec]) -> ExportedProgram | None:
+        return self._backend.lend(program, compile_specs)
+
+    def preprocess(
+        self, program: ExportedProgram, compile_specs: list[CompileSpec], context: BackendContext | None = None
+    ) -> PreprocessResult:
+        """Lower one partition."""
+
+        def lower(asked: list[_Asked]) -> list[PreprocessResult]:
+            also = context_argument(self._backend.preprocess, context)
+            return [self._backend.preprocess(one.numbered, one.specs, **also) for one in asked]
+
+        return self._lower_all([_ask(program, compile_specs, self._given)], lower)[0]
+
+    def preprocess_all(
+        self,
+        edge_programs: dict[str, list[ExportedProgram]],
+        compile_specs: dict[str, list[list[CompileSpec]]],
+        *,
+        context: BackendContext | None = None,
+    ) -> dict[str, list[PreprocessResult]]:
+        """Lower partitions, those that are new in one call."""
+        names = [method for method, programs in edge_programs.items() for _ in programs]
+        asked = [
+            _ask(program, specs, self._given)
+            for method, programs in edge_programs.items()
+            for program, specs in zip(programs, compile_specs[method], strict=True)
+        ]
+        of_method = {id(one.program): name for one, name in zip(asked, names, strict=True)}
+
+        def lower(new: list[_Asked]) -> list[PreprocessResult]:
+            methods = dict.fromkeys(of_method[id(one.program)] for one in new)
+            grouped = {name: [one for one in new if of_method[id(one.program)] == name] for name in methods}
+            results = self._backend.preprocess_all(
+                {name: [one.numbered for one in ones] for name, ones in grouped.items()},
+                {name: [one.specs for one in ones] for name, ones in grouped.items()},
+                **context_argument(self._backend.preprocess_all, context),
+            )
+            return _flatten(grouped, new, results)
+
+        results = iter(self._lower_all(asked, lower))
+        return {method: [next(results) for _ in programs] for method, programs in edge_programs.items()}
+
+    def _lower_all(
+        self, asked: Sequence[_Asked], lower: Callable[[list[_Asked]], list[PreprocessResult]]
+    ) -> list[PreprocessResult]:
+        kept: dict[Hashable, Kept] = {}
+        new: dict[Hashable, _Asked] = {}
+        for one in asked:
+            known = RESULTS.find(one.key)
+            if known is not None:
+                kept[one.key] = known
+            elif one.key not in kept:
+                new.setdefault(one.key, one)
+        if new:
+            for one, result in zip(new.values(), _lower_new(list(new.values()), lower), strict=True):
+                kept[one.key] = RESULTS.keep(one.key, Kept(result, (self._given,)))
+        self._used.extend(kept.values())
+        return [one.own(kept[one.key].value) for one in asked]
+
+
+class _OnceExecutorch(_Once, ExecutorchBackend):
+    """The same for a class of ExecuTorch."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Asked:
+    """A partition that is asked for.
+
+    Attributes:
+        key: What it computes.
+        program: Its program.
+        numbered: The program that the backend gets, with its debug handles numbered.
+        specs: Its compile specs.
+        handles: The number by handle; None if the handles were left as they are.
+    """
+
+    key: Hashable
+    program: ExportedProgram
+    numbered: ExportedProgram
+    specs: list[CompileSpec]
+    handles: Mapping[int, int] | None
+
+    def own(self, result: PreprocessResult) -> PreprocessResult:
+        """Return a result with the partition's own handles in its table."""
+        table = result.debug_handle_map if isinstance(result, PreprocessResult) else None
+        if self.handles is None or not isinstance(table, Mapping):
+            return result
+        back = {number: handle for handle, number in self.handles.items()}
+        return replace(result, debug_handle_map={key: renumber(named, back) for key, named in table.items()})
+
+
+def _ask(program: ExportedProgram, specs: list[CompileSpec], given: Any) -> _Asked:
+    handles = number_handles(program)
+    try:
+        parts = describe_program(program, Storages(), PROVENANCE, handles)
+        parts["specs"] = [f"{spec.key!r} {bytes(spec.value)!r}" for spec in specs]
+        key: Hashable = (id(given), make_key("torch.compile", parts).digest)
+    except (NoKeyError, TypeError):
+        key = object()  # equal to nothing
+    numbered = program if handles is None else with_handles(program, handles)
+    return _Asked(key, program, numbered, specs, handles)
+
+
+def _lower_new(
+    asked: list[_Asked], lower: Callable[[list[_Asked]], list[PreprocessResult]]
+) -> list[PreprocessResult]:
+    try:
+        return lower(asked)
+    except Exception as error:
+        let_through(error)
+        if all(one.handles is None for one in asked):
+            raise
+        # Once more with their own handles, so that the failure names the right lines of the model.
+        return lower([replace(one, numbered=one.program, handles=None) for one in asked])
+
+
+def _flatten(grouped: Mapping[str, list[_Asked]], asked: list[_Asked], results: Any) -> list[PreprocessResult]:
+    """Return results in the order of what was asked."""
+    given = {name: results.get(name) if isinstance(results, Mapping) else None for name in grouped}
+    for name, ones in grouped.items():
+        if not isinstance(given[name], (list, tuple)) or len(given[name]) != len(ones):
+            raise BackendContractError(
+                f"preprocess_all returned {given[name]!r} for method {name!r}, expected a list of {len(ones)} results."
+            )
+    by_id = {id(one): result for name, ones in grouped.items() for one, result in zip(ones, given[name], strict=True)}
+    return [by_id[id(one)] for one in asked]

@@ -1,0 +1,142 @@
+"""The options of the torch.compile backend, checked."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+
+from exir_lowering._upstream.dynamo import registered_backends
+from exir_lowering.errors import InputError
+from exir_lowering.options import LoweringOptions
+from exir_lowering.plugins import registry
+from exir_lowering.plugins.backend import PartitionerLike
+
+TRAINING = ("both", "forward", "backward", "none")
+METHODS = ("forward", "backward")
+
+
+@dataclass(frozen=True, slots=True)
+class CompileOptions:
+    """What `torch.compile(..., backend="exir_lowering", options={...})` takes.
+
+    Attributes:
+        partitioners: As for `lower`: a partitioner, the name of an installed one, a sequence in priority order, or a
+            mapping from "forward" and "backward" to these. None is `backends`, where it is a sequence of names.
+        backends: As for `lower`, a mapping from ids to backends; or a sequence in order of preference: ids of backends,
+            Backend classes or objects, names of partitioners, and last the name of another torch.compile backend. The
+            next one is taken when one is not available, takes nothing, or fails while a graph is compiled.
+        delegates: As for `load`: delegates by id, or a sequence, before the installed ones.
+        training: Which graphs of a function that is differentiated are partitioned.
+        decompositions: What AOTAutograd decomposes operators by; None is PyTorch's core ATen decompositions, without
+            those that draw other random numbers or cannot be differentiated.
+        fallback: The torch.compile backend that takes a graph that cannot be compiled, by its name; None to raise.
+        lowering: How to lower.
+    """
+
+    partitioners: PartitionerLike = None
+    backends: Mapping[str, Any] | Sequence[Any] = field(default_factory=dict)
+    delegates: Mapping[str, Any] = field(default_factory=dict)
+    training: Literal["both", "forward", "backward", "none"] = "both"
+    decompositions: Mapping[Any, Callable[..., Any]] | None = None
+    fallback: str | None = "eager"
+    lowering: LoweringOptions = field(default_factory=LoweringOptions)
+
+
+def read_options(given: Any) -> CompileOptions:
+    """Check what a caller passed as options.
+
+    Raises:
+        InputError: An option is unknown, or has a value that it cannot have; the message names it.
+    """
+    if isinstance(given, CompileOptions):
+        return given
+    if given is None:
+        given = {}
+    if not isinstance(given, Mapping):
+        raise InputError(f"options={given!r}: expected a dict with some of {_names()}.")
+    for name in given:
+        if name not in _known():
+            close = difflib.get_close_matches(str(name), _known(), n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise InputError(f"options: unknown option {name!r}, expected some of {_names()}.{hint}")
+    checked = {name: _CHECKS[name](value) for name, value in given.items()}
+    return CompileOptions(**checked)
+
+
+def _known() -> list[str]:
+    return [known.name for known in fields(CompileOptions)]
+
+
+def _names() -> str:
+    return ", ".join(map(repr, _known()))
+
+
+def _check_partitioners(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        unknown = [name for name in value if name not in METHODS]
+        if unknown:
+            raise InputError(
+                f"options['partitioners'] names the method {unknown[0]!r}, expected 'forward' (also without gradients) "
+                "or 'backward'."
+            )
+    return value
+
+
+def _check_backends(value: Any) -> Any:
+    if value is None:
+        return {}
+    if isinstance(value, Mapping):
+        registry.check_backends(value)
+        return value
+    if isinstance(value, str) or not isinstance(value, Sequence) or not value:
+        raise InputError(
+            f"options['backends']={value!r}: expected a mapping from ids to backends, or a sequence of names and "
+            'Backend objects in order of preference, such as ["openvino", "xnnpack", "inductor"].'
+        )
+    return tuple(value)
+
+
+def _check_training(value: Any) -> Any:
+    if value not in TRAINING:
+        raise InputError(f"options['training']={value!r}: expected one of {', '.join(map(repr, TRAINING))}.")
+    return value
+
+
+def _check_decompositions(value: Any) -> Any:
+    if value is not None and not isinstance(value, Mapping):
+        raise InputError(
+            f"options['decompositions']={value!r}: expected a mapping from operators to functions, such as "
+            "torch.export.default_decompositions() returns, or None."
+        )
+    return value
+
+
+def _check_fallback(value: Any) -> Any:
+    if value is None:
+        return None
+    known = registered_backends()
+    if not isinstance(value, str) or value not in known or value.startswith("exir_lowering"):
+        raise InputError(
+            f"options['fallback']={value!r}: expected the name of another torch.compile backend, such as 'eager' or "
+            "'inductor' (torch._dynamo.list_backends(None) lists them), or None to raise."
+        )
+    return value
+
+
+def _check_lowering(value: Any) -> Any:
+    if not isinstance(value, LoweringOptions):
+        raise InputError(f"options['lowering']={value!r}: expected a LoweringOptions.")
+    return value
+
+
+_CHECKS: Mapping[str, Callable[[Any], Any]] = {
+    "partitioners": _check_partitioners,
+    "backends": _check_backends,
+    "delegates": registry.check_delegates,
+    "training": _check_training,
+    "decompositions": _check_decompositions,
+    "fallback": _check_fallback,
+    "lowering": _check_lowering,
+}

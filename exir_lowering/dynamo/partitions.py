@@ -1,0 +1,216 @@
+"""The partitions of a compiled graph, executed in this process: by a delegate, or by ExecuTorch's runtime."""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from exir_lowering import graphs
+from exir_lowering._upstream import locks
+from exir_lowering._upstream.delegates import LoweredBackendModule, named_data_contents
+from exir_lowering._upstream.fakes import dim_order
+from exir_lowering.dynamo.hazards import NotLowered
+from exir_lowering.dynamo.once import HANDLES, Kept
+from exir_lowering.errors import BackendFailure, BackendUnavailableError, find_named_handle
+from exir_lowering.errors.interrupts import let_through
+from exir_lowering.graphs import debug_handles, sources
+from exir_lowering.plugins import availability
+from exir_lowering.plugins.delegate import Delegate
+from exir_lowering.pte.format import Delegation
+from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, TENSOR, Tensor, ValueSpec
+from exir_lowering.runtime import contract
+from exir_lowering.runtime.interpreter.code import Payload
+from exir_lowering.runtime.interpreter.hosted import NotHosted, host
+
+Call = Callable[..., list[Any]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lowered:
+    """A partition with its payload, as one graph calls it.
+
+    Attributes:
+        method: The method that it was taken from.
+        number: Which of the method's partitions it is, from 0.
+        module: ExecuTorch's module, with the payload and the original program.
+    """
+
+    method: str
+    number: int
+    module: LoweredBackendModule
+
+    @property
+    def program(self) -> ExportedProgram:
+        """The original program, in Edge dialect."""
+        return self.module.original_module
+
+    def lines(self, number: int, error: BaseException) -> str:
+        """Return the model's lines that a failure is about: those of the operator it names, or of all."""
+        named = find_named_handle(error)
+        nodes = [
+            node
+            for _, module in graphs.walk(self.program.graph_module)
+            for node in module.graph.nodes
+            if node.op == "call_function"
+        ]
+        chosen = [node for node in nodes if named is not None and debug_handles.handle(node) == named]
+        found = dict.fromkeys(filter(None, map(graphs.source_line, chosen or nodes)))
+        return sources.format_lines(list(found))
+
+
+def make_call(lowered: Lowered, delegates: Mapping[str, Any]) -> Call:
+    """Return the function that executes a partition: it takes its user inputs and returns its outputs.
+
+    Args:
+        lowered: The partition.
+        delegates: The call's delegates by id, before the installed ones.
+
+    Raises:
+        BackendUnavailableError: Nothing here executes the payload.
+        BackendFailure: The delegate, or the runtime, failed to set it up.
+        PluginLoadError: The delegate could not be made.
+    """
+    backend_id = lowered.module.backend_id
+    found = availability.executor(backend_id, delegates)
+    if isinstance(found, availability.Missing):
+        raise BackendUnavailableError(
+            f"The backend {backend_id!r} cannot execute here, as {found.reason}. {found.advice}"
+        )
+    call = _hosted(lowered) if found is None else _delegated(lowered, found, delegates.get(backend_id, type(found)))
+    call.__name__ = f"{backend_id}_{lowered.number}"
+    call.__module__ = "exir_lowering.partitions"
+    return call
+
+
+def _delegated(lowered: Lowered, delegate: Delegate, given: Any) -> Call:
+    """Return the call of a delegate. Its results are copied, as they may be its inputs, or memory that it reuses."""
+    module, program = lowered.module, lowered.program
+    prepare = [_preparation(node) for node in _user_inputs(program)]
+    outputs = tuple(_value_spec(node) for node in _results(program))
+    count = len(outputs)
+    size = len(module.processed_bytes)
+    plan = Delegation(lowered.number, module.backend_id, size, len(prepare) + count, outputs, (count,))
+    kept = _compile(lowered, delegate, given, plan)
+    compiled: contract.Handle = kept.value
+    handle = contract.Handle(compiled.who, compiled.delegate, compiled.content, plan, plan.counts, lowered.lines)
+
+    @locks.uses_engine
+    def call(*inputs: Any) -> list[Any]:
+        with locks.engine(), torch.no_grad():
+            given = [change(value) for change, value in zip(prepare, inputs, strict=True)]
+            returned = contract.execute(handle, given, count)
+            return [_own(value) for _, value in returned]
+
+    call.kept = kept  # type: ignore[attr-defined]
+    return call
+
+
+def _compile(lowered: Lowered, delegate: Delegate, given: Any, plan: Delegation) -> Kept:
+    """Let the delegate compile the payload, unless it has compiled an equal one that is in use."""
+    module = lowered.module
+    named = named_data_contents(module)
+    digest = hashlib.sha256()
+    for part in (module.processed_bytes, *(text for key in sorted(named) for text in (key.encode(), named[key]))):
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    specs = tuple((spec.key, bytes(spec.value)) for spec in module.compile_specs)
+    key = (module.backend_id, id(given), digest.hexdigest(), specs)
+    known = HANDLES.find(key)
+    if known is not None:
+        return known
+    where = f"torch.compile: the {lowered.method} graph"
+    content, specs_given = module.processed_bytes, module.compile_specs
+    job = contract.Compilation(where, lowered.method, plan, content, specs_given, named.get, lines=lowered.lines)
+    with locks.engine():
+        kept = Kept(contract.compile_payload(delegate, job), (given, delegate))
+    weakref.finalize(kept, contract.destroy, kept.value)
+    return HANDLES.keep(key, kept)
+
+
+def _hosted(lowered: Lowered) -> Call:
+    """Return the call of a payload that ExecuTorch's runtime executes, in a program of its own."""
+    module, program = lowered.module, lowered.program
+    values = [_value_spec(node) for node in (*_user_inputs(program), *_results(program))]
+    prepare = [_preparation(node) for node in _user_inputs(program)]
+    count = len(values) - len(prepare)
+    for value in values:
+        if isinstance(value.content, Tensor) and value.content.unbound:
+            raise NotLowered("the runtime's own backends take no sizes that have no bound")
+    plan = Delegation(
+        lowered.number, module.backend_id, len(module.processed_bytes), len(values), tuple(values[len(prepare) :]), (count,)
+    )
+    payload = Payload(module.backend_id, memoryview(module.processed_bytes), tuple(module.compile_specs))
+    named = {key: memoryview(content) for key, content in named_data_contents(module).items()}
+    who = f"torch.compile: the {lowered.method} graph: backend {module.backend_id!r}"
+    try:
+        with locks.engine():
+            hosted = host(lowered.method, payload, plan, values, named, None)
+    except NotHosted as error:
+        raise NotLowered(f"a partition for {module.backend_id!r} cannot be called from here: {error}") from error
+    except Exception as error:
+        let_through(error)
+        raise _failure(f"{who} failed to set up a payload", lowered, error) from error
+
+    @locks.uses_engine
+    def call(*inputs: Any) -> list[Any]:
+        with locks.engine(), torch.no_grad():
+            given = [change(value) for change, value in zip(prepare, inputs, strict=True)]
+            try:
+                return list(hosted.run(given, clone_outputs=True))
+            except Exception as error:
+                let_through(error)
+                raise _failure(f"{who} failed to execute", lowered, error) from error
+
+    return call
+
+
+def _failure(what: str, lowered: Lowered, error: Exception) -> BackendFailure:
+    return BackendFailure(f"{what}: {type(error).__name__}: {error}. {lowered.lines(lowered.number, error)}")
+
+
+def _user_inputs(program: ExportedProgram) -> list[Node]:
+    names = set(program.graph_signature.user_inputs)
+    return [node for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
+
+
+def _results(program: ExportedProgram) -> list[Node]:
+    return list(program.graph.output_node().args[0])
+
+
+def _value_spec(node: Node) -> ValueSpec:
+    """Describe a value of a partition, as its file would."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        kinds = ((bool, BOOL), (torch.SymBool, BOOL), (int, INT), (torch.SymInt, INT))
+        return ValueSpec(next((kind for type_, kind in kinds if isinstance(value, type_)), DOUBLE), 0)
+    unbound = not all(isinstance(size, int) for size in value.shape)
+    sizes = tuple(size if isinstance(size, int) else 0 for size in value.shape)
+    return ValueSpec(TENSOR, Tensor(value.dtype, sizes, dim_order(value), dynamic=False, unbound=unbound))
+
+
+def _preparation(node: Node) -> Callable[[Any], Any]:
+    """Return what makes a value of the graph one that a partition takes: plain, and in memory as its program says."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return lambda given: given
+    order = dim_order(value)
+    last = tuple(sorted(range(len(order)), key=order.__getitem__))
+    plain = order == tuple(range(len(order)))
+
+    def prepare(given: Any) -> Any:
+        if type(given) is not torch.Tensor:  # a parameter, whose writes would not be noticed
+            given = given.detach()
+        return given.contiguous() if plain else given.permute(order).contiguous().permute(last)
+
+    return prepare
+
+
+def _own(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value

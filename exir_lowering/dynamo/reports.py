@@ -1,0 +1,88 @@
+"""What was done for each graph that torch.compile passed on: values, without tensors."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Literal
+
+from exir_lowering.plans.report import Report
+
+Kind = Literal["inference", "forward", "backward"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fallback:
+    """Why a graph was not compiled as asked, and what runs it instead.
+
+    Attributes:
+        attempt: What was tried: partitioners, or a backend of the option `backends`.
+        graph: The graph of AOTAutograd: "inference", "forward", "backward"; "function" before there was one.
+        reason: Why, in words.
+        source: The model's source line, "" if not known.
+        instead: What was taken next: another attempt, or a torch.compile backend.
+    """
+
+    attempt: str
+    graph: str
+    reason: str
+    source: str
+    instead: str
+
+    def __str__(self) -> str:
+        where = f" ({self.source})" if self.source else ""
+        return f"{self.attempt} did not compile the {self.graph} graph; {self.instead} runs it: {self.reason}{where}"
+
+
+@dataclass(frozen=True, slots=True)
+class GraphReport:
+    """What became of one graph of Dynamo's.
+
+    Attributes:
+        number: Which graph it is, from 0, since the last torch._dynamo.reset().
+        backend: What runs it: "exir_lowering", or the torch.compile backend that it fell back to.
+        reports: By kind of AOTAutograd's graphs, what was delegated in them, what was not, and why. A backward graph
+            that was lowered with its forward graph is in that report.
+        fallbacks: What did not work before.
+    """
+
+    number: int
+    backend: str
+    reports: tuple[tuple[Kind, Report], ...]
+    fallbacks: tuple[Fallback, ...]
+
+    def __str__(self) -> str:
+        lines = [f"graph {self.number}: {self.backend}", *(f"  {fallback}" for fallback in self.fallbacks)]
+        return "\n".join([*lines, *(report.to_text() for _, report in self.reports)])
+
+
+class Log:
+    """What happens to one graph of Dynamo's, while it is compiled and later."""
+
+    def __init__(self) -> None:
+        self.backend = ""
+        self.reports: list[tuple[Kind, Report]] = []
+        self.fallbacks: list[Fallback] = []
+        with _lock:
+            self.number = len(_logs)
+            _logs.append(self)
+
+    def value(self) -> GraphReport:
+        """Return what has happened so far."""
+        return GraphReport(self.number, self.backend, tuple(self.reports), tuple(self.fallbacks))
+
+
+_logs: list[Log] = []
+_lock = threading.Lock()
+
+
+def reports() -> tuple[GraphReport, ...]:
+    """Return what was done for each graph since the last torch._dynamo.reset(), in the order of compilation."""
+    with _lock:
+        return tuple(log.value() for log in _logs)
+
+
+def forget() -> None:
+    """Forget the reports; torch._dynamo.reset() does it."""
+    with _lock:
+        _logs.clear()
