@@ -30,6 +30,7 @@ __all__ = [
     "InvalidBackend",
     "ShapeEnv",
     "aot_autograd",
+    "boxed",
     "boxed_code",
     "core_aten_decompositions",
     "default_partition",
@@ -95,8 +96,14 @@ def written_inputs() -> frozenset[int]:
     return frozenset(
         number
         for number, info in enumerate(metadata.input_info)
-        if info.mutates_data or info.mutates_metadata or info.mutations_hidden_from_autograd
+        if info.mutates_data or info.mutates_metadata
     )
+
+
+def boxed(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    """Mark a function that takes its inputs in a list and empties it, so that AOTAutograd passes it one."""
+    function._boxed_call = True  # type: ignore[attr-defined]
+    return function
 
 
 def eager(module: torch.fx.GraphModule) -> Callable[[list[Any]], Any]:

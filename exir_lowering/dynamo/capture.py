@@ -8,7 +8,7 @@ results share none.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -62,6 +62,44 @@ class Captured:
     lent: Mapping[str, Node]
     roots: tuple[Node, ...]
     environment: Any
+
+    def with_weights_as_inputs(self) -> Captured:
+        """Return the same graph, whose program takes what was lent as inputs, before the others."""
+        if self.program is None or not self.lent:
+            return self
+        program = graphs.copy_program(self.program)
+        specs = program.graph_signature.input_specs
+        placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
+        pairs = list(zip(placeholders, specs, strict=True))
+        lent = [(node, spec) for node, spec in pairs if spec.target in self.lent and spec.kind in _WEIGHTS]
+        others = [(node, spec) for node, spec in pairs if (node, spec) not in lent]
+        users = [node for node, spec in others if spec.kind is InputKind.USER_INPUT]
+        before = users[0] if users else next(node for node in program.graph.nodes if node.op != "placeholder")
+        for node, _ in lent:
+            before.prepend(node)
+        constants = [spec for _, spec in others if spec.kind is not InputKind.USER_INPUT]
+        inputs = [InputSpec(InputKind.USER_INPUT, TensorArgument(node.name), None) for node, _ in lent]
+        signature = ExportGraphSignature(
+            input_specs=[*constants, *inputs, *(spec for _, spec in others if spec.kind is InputKind.USER_INPUT)],
+            output_specs=program.graph_signature.output_specs,
+        )
+        names = {str(spec.target) for _, spec in lent}
+        changed = assemble_program(
+            graph_module=program.graph_module,
+            signature=signature,
+            state_dict={name: value for name, value in program.state_dict.items() if name not in names},
+            constants=program.constants,
+            range_constraints=program.range_constraints,
+            module_call_graph=[flat_call_signature(signature)],
+            example_inputs=None,
+            verifiers=program.verifiers,
+            guards_code=(),
+        )
+        weights = tuple(self.lent[str(spec.target)] for _, spec in lent)
+        return replace(self, program=changed, inputs=(*weights, *self.inputs), lent={})
+
+
+_WEIGHTS = (InputKind.PARAMETER, InputKind.BUFFER)
 
 
 def capture(name: str, module: GraphModule, weights: Mapping[Node, torch.Tensor]) -> Captured:

@@ -22,10 +22,29 @@ from exir_lowering.dynamo.partitions import Lowered, make_call
 from exir_lowering.dynamo.random_numbers import leaving_random, list_random
 from exir_lowering.lowered import LoweredMethods
 from exir_lowering.options import LoweringOptions
-from exir_lowering.pipeline import lower_in
+from exir_lowering.pipeline import lower_in, plan
 from exir_lowering.plans.report import Report
 from exir_lowering.plugins.backend import Partitioner
+from exir_lowering.steps.arguments import RequestedMethod
+from exir_lowering.steps.edge import to_edge
 from exir_lowering.steps.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What graphs are compiled for.
+
+    Attributes:
+        partitioners: The partitioners of each method, in priority order.
+        backends: Backends by id, before the installed ones.
+        delegates: Delegates by id, before the installed ones.
+        options: How to lower.
+    """
+
+    partitioners: Mapping[str, Sequence[Partitioner]]
+    backends: Mapping[str, Any]
+    delegates: Mapping[str, Any]
+    options: LoweringOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,45 +53,71 @@ class Compiled:
 
     Attributes:
         functions: By method, what computes it.
-        report: What was delegated, what was not, and why.
+        report: What was delegated, what was not, and why; None if nothing is computed.
+        lent: Whether the weights that were lent are constants in it.
         kept: What must live as long as the functions.
     """
 
     functions: Mapping[str, Boxed]
     report: Report | None
-    kept: tuple[Any, ...]
+    lent: bool
+    kept: Any
 
 
-def compile_graphs(
-    captured: Sequence[Captured],
-    partitioners: Mapping[str, Sequence[Partitioner]],
-    backends: Mapping[str, Any],
-    delegates: Mapping[str, Any],
-    options: LoweringOptions,
-) -> Compiled:
+def compile_graphs(captured: Sequence[Captured], target: Target) -> Compiled:
     """Lower graphs together: the partitions of all of them for one backend are one group.
+
+    Weights that are lent stay constants if the partitioners take more with them than with weights as inputs.
 
     Args:
         captured: The graphs.
-        partitioners: The partitioners of each method, in priority order.
-        backends: Backends by id, before the installed ones.
-        delegates: Delegates by id, before the installed ones.
-        options: How to lower.
+        target: What they are compiled for.
 
     Raises:
         LoweringError: As for `lower`; or a partition cannot be executed here.
         NotLowered: The lowered program would not be what the graph is.
     """
+    if all(one.program is None for one in captured):
+        return Compiled({one.name: assemble(one, None, _no_calls) for one in captured}, None, False, None)
     programs = {one.name: one.program for one in captured if one.program is not None}
-    if not programs:
-        return Compiled({one.name: assemble(one, None, _no_calls) for one in captured}, None, ())
-    chosen = {name: _choose(program, partitioners.get(name, ())) for name, program in programs.items()}
-    found = backends if options.cache else SharedBackends(backends)
+    chosen = {name: _choose(program, target.partitioners.get(name, ())) for name, program in programs.items()}
+    backends = target.backends if target.options.cache else SharedBackends(target.backends)
     with outside_tracing():
-        session = Session(_options(programs.values(), options))
-        lowered = lower_in(session, programs, chosen, backends=found, rewrites="none")
-        functions = {one.name: _function(one, lowered, delegates) for one in captured}
-    return Compiled(functions, lowered.report, (found,))
+        session = Session(_options(programs.values(), target.options))
+        requested = [RequestedMethod(name, programs[name], tuple(chosen[name]), None) for name in programs]
+        edge = {method.name: method.program for method in to_edge(requested, session)}
+        captured = _settle_weights(captured, edge, chosen, session.options)
+        given = {one.name: one.program for one in captured if one.program is not None}
+        lowered = lower_in(session, given, chosen, backends=backends, rewrites="none")
+        functions = {one.name: _function(one, lowered, target.delegates) for one in captured}
+    return Compiled(functions, lowered.report, any(one.lent for one in captured), backends)
+
+
+def _settle_weights(
+    captured: Sequence[Captured],
+    edge: Mapping[str, ExportedProgram],
+    partitioners: Mapping[str, Sequence[Partitioner]],
+    options: LoweringOptions,
+) -> list[Captured]:
+    """Decide whether lent weights are constants or inputs, and return the graphs with their programs in Edge dialect."""
+    converted = [replace(one, program=edge.get(one.name)) for one in captured]
+    if not any(one.lent for one in captured):
+        return converted
+    as_inputs = [one.with_weights_as_inputs() if one.program is not None else one for one in converted]
+    free = replace(options, require_coverage=0.0, require_full=False, progress=False)
+    delegated, total = _count_delegated(as_inputs, partitioners, free)
+    if delegated == total or _count_delegated(converted, partitioners, free)[0] <= delegated:
+        return as_inputs
+    return converted
+
+
+def _count_delegated(
+    captured: Sequence[Captured], partitioners: Mapping[str, Sequence[Partitioner]], options: LoweringOptions
+) -> tuple[int, int]:
+    """Return how many operators the partitioners take, and of how many."""
+    programs = {one.name: one.program for one in captured if one.program is not None}
+    methods = plan(programs, {name: partitioners[name] for name in programs}, options=options).methods
+    return sum(method.delegated for method in methods), sum(len(method.nodes) for method in methods)
 
 
 def _choose(program: ExportedProgram, partitioners: Sequence[Partitioner]) -> list[Partitioner]:

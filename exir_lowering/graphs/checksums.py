@@ -28,7 +28,7 @@ def digest_weights(tensors: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         storage = tensor.untyped_storage()
         key = storage.data_ptr()
         if key not in storages:
-            storages[key] = (key, storage.nbytes(), _checksum(storage))
+            storages[key] = (key, storage.nbytes(), checksum(storage))
         digests[name] = storages[key]
     return digests
 
@@ -45,8 +45,10 @@ def is_readable(tensor: Any) -> bool:
 _BLOCK = 512
 
 
-def _checksum(storage: torch.UntypedStorage) -> int:
-    """Sum up blocks of 64-bit words at memory speed, each word times a factor, then run a CRC over the sums.
+def checksum(storage: torch.UntypedStorage) -> int:
+    """Return a checksum of a storage's memory.
+
+    Blocks of 64-bit words are summed up at memory speed, each word times a factor, with a CRC over the sums.
 
     The factors are odd and differ, so that no change of a single word, and hardly any exchange of two, goes unnoticed.
     """
