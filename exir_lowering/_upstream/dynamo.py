@@ -94,9 +94,7 @@ def written_inputs() -> frozenset[int]:
     if metadata is None:
         return frozenset()
     return frozenset(
-        number
-        for number, info in enumerate(metadata.input_info)
-        if info.mutates_data or info.mutates_metadata
+        number for number, info in enumerate(metadata.input_info) if info.mutates_data or info.mutates_metadata
     )
 
 

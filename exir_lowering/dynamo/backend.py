@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,17 +11,13 @@ from torch.fx import GraphModule
 from exir_lowering._upstream.dynamo import aot_autograd, lookup_backend, requires_full_graph
 from exir_lowering.dynamo.attempts import Attempt, list_attempts
 from exir_lowering.dynamo.decompositions import choose_decompositions, differentiable_attention
-from exir_lowering.dynamo.function import Function, describe
+from exir_lowering.dynamo.function import Function
 from exir_lowering.dynamo.hazards import NotLowered
 from exir_lowering.dynamo.options import CompileOptions, read_options
 from exir_lowering.dynamo.reports import Log, forget
 from exir_lowering.errors import InputError, LoweringError
 
 NAME = "exir_lowering"
-
-
-class FallbackWarning(UserWarning):
-    """A graph that torch.compile passed on is run by something else than what was asked for."""
 
 
 def backend(
@@ -59,9 +54,7 @@ def backend(
         except (NotLowered, LoweringError) as error:
             if last and strict:
                 raise _as_error(attempt, error) from error
-            note = describe(attempt.name, "function", error, str(fallback) if last else attempts[position + 1].name)
-            log.fallbacks.append(note)
-            warnings.warn(str(note), FallbackWarning, stacklevel=2)
+            log.note(attempt.name, "function", error, str(fallback) if last else attempts[position + 1].name)
     log.backend = str(fallback)
     return lookup_backend(fallback)(module, list(example_inputs))
 

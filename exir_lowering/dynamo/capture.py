@@ -102,13 +102,13 @@ class Captured:
 _WEIGHTS = (InputKind.PARAMETER, InputKind.BUFFER)
 
 
-def capture(name: str, module: GraphModule, weights: Mapping[Node, torch.Tensor]) -> Captured:
+def capture(name: str, module: GraphModule, weights: Mapping[int, torch.Tensor]) -> Captured:
     """Make the program of a graph. The graph is not changed.
 
     Args:
         name: The method.
         module: The graph, functional and flat.
-        weights: Placeholders that become weights of the program, with their tensors, which are shared.
+        weights: The tensors, which are shared, of inputs that become weights of the program, by the input's number.
 
     Raises:
         NotLowered: The graph has something that cannot be lowered safely.
@@ -117,7 +117,8 @@ def capture(name: str, module: GraphModule, weights: Mapping[Node, torch.Tensor]
     roots = _find_roots(module.graph)
     if not roots:
         return Captured(name, module, None, (), {}, (), None)
-    builder = _Builder(module, weights)
+    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+    builder = _Builder(module, {placeholders[position]: tensor for position, tensor in weights.items()})
     builder.add(roots)
     return Captured(
         name, module, builder.program(roots), tuple(builder.users), builder.lent, tuple(roots), builder.environment

@@ -29,7 +29,9 @@ def choose_decompositions(given: Mapping[Any, Callable[..., Any]] | None, *, tra
     if given is not None:
         return dict(given)
     kept = _KEPT + (_KEPT_IN_TRAINING if training else ())
-    return {operator: made for operator, made in core_aten_decompositions().items() if not str(operator).startswith(kept)}
+    return {
+        operator: made for operator, made in core_aten_decompositions().items() if not str(operator).startswith(kept)
+    }
 
 
 def differentiable_attention(given: Mapping[Any, Any] | None, *, training: bool) -> AbstractContextManager[None]:

@@ -107,9 +107,7 @@ def _content(program: ExportedProgram, target: str) -> Any:
     return program.state_dict[target] if target in program.state_dict else program.constants[target]
 
 
-def _copy_body(
-    module: GraphModule, graph: Graph, root: dict[str, Any], body: dict[Node, Any], calls: Calls
-) -> None:
+def _copy_body(module: GraphModule, graph: Graph, root: dict[str, Any], body: dict[Node, Any], calls: Calls) -> None:
     """Copy the operators of a lowered graph, in PyTorch's terms.
 
     Args:

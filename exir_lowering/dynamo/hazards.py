@@ -34,6 +34,10 @@ class NotLowered(Exception):
         self.reason, self.node = reason, node
 
 
+class UnboundedSizes(NotLowered):
+    """A partition has symbolic sizes, and what executes it has to know them."""
+
+
 def check(module: GraphModule) -> None:
     """Check that a graph can be lowered.
 

@@ -218,9 +218,7 @@ def _ask(program: ExportedProgram, specs: list[CompileSpec], given: Any) -> _Ask
     return _Asked(key, program, numbered, specs, handles)
 
 
-def _lower_new(
-    asked: list[_Asked], lower: Callable[[list[_Asked]], list[PreprocessResult]]
-) -> list[PreprocessResult]:
+def _lower_new(asked: list[_Asked], lower: Callable[[list[_Asked]], list[PreprocessResult]]) -> list[PreprocessResult]:
     try:
         return lower(asked)
     except Exception as error:

@@ -16,7 +16,7 @@ from exir_lowering import graphs
 from exir_lowering._upstream import locks
 from exir_lowering._upstream.delegates import LoweredBackendModule, named_data_contents
 from exir_lowering._upstream.fakes import dim_order
-from exir_lowering.dynamo.hazards import NotLowered
+from exir_lowering.dynamo.hazards import NotLowered, UnboundedSizes
 from exir_lowering.dynamo.once import HANDLES, Kept
 from exir_lowering.errors import BackendFailure, BackendUnavailableError, find_named_handle
 from exir_lowering.errors.interrupts import let_through
@@ -142,9 +142,14 @@ def _hosted(lowered: Lowered) -> Call:
     count = len(values) - len(prepare)
     for value in values:
         if isinstance(value.content, Tensor) and value.content.unbound:
-            raise NotLowered("the runtime's own backends take no sizes that have no bound")
+            raise UnboundedSizes(f"the backend {module.backend_id!r} has to know all sizes")
     plan = Delegation(
-        lowered.number, module.backend_id, len(module.processed_bytes), len(values), tuple(values[len(prepare) :]), (count,)
+        lowered.number,
+        module.backend_id,
+        len(module.processed_bytes),
+        len(values),
+        tuple(values[len(prepare) :]),
+        (count,),
     )
     payload = Payload(module.backend_id, memoryview(module.processed_bytes), tuple(module.compile_specs))
     named = {key: memoryview(content) for key, content in named_data_contents(module).items()}
@@ -192,7 +197,13 @@ def _value_spec(node: Node) -> ValueSpec:
         return ValueSpec(next((kind for type_, kind in kinds if isinstance(value, type_)), DOUBLE), 0)
     unbound = not all(isinstance(size, int) for size in value.shape)
     sizes = tuple(size if isinstance(size, int) else 0 for size in value.shape)
-    return ValueSpec(TENSOR, Tensor(value.dtype, sizes, dim_order(value), dynamic=False, unbound=unbound))
+    return ValueSpec(TENSOR, Tensor(value.dtype, sizes, _order(value), dynamic=False, unbound=unbound))
+
+
+def _order(value: torch.Tensor) -> tuple[int, ...]:
+    """Return a value's dimensions from outer to inner: as they come, or channels last, the two that delegates take."""
+    order = dim_order(value)
+    return order if order in ((0, 2, 3, 1), (0, 2, 3, 4, 1)) else tuple(range(len(order)))
 
 
 def _preparation(node: Node) -> Callable[[Any], Any]:
@@ -200,7 +211,7 @@ def _preparation(node: Node) -> Callable[[Any], Any]:
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
         return lambda given: given
-    order = dim_order(value)
+    order = _order(value)
     last = tuple(sorted(range(len(order)), key=order.__getitem__))
     plain = order == tuple(range(len(order)))
 

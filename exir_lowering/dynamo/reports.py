@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from dataclasses import dataclass
 from typing import Literal
 
+from torch.fx import Node
+
+from exir_lowering import graphs
+from exir_lowering.dynamo.hazards import NotLowered
 from exir_lowering.plans.report import Report
+
+
+class FallbackWarning(UserWarning):
+    """A graph that torch.compile passed on is not run as it was asked for."""
+
 
 Kind = Literal["inference", "forward", "backward"]
 
@@ -66,6 +76,23 @@ class Log:
         with _lock:
             self.number = len(_logs)
             _logs.append(self)
+
+    def note(self, attempt: str, graph: str, error: Exception, instead: str) -> Fallback:
+        """Note that something could not be compiled.
+
+        Args:
+            attempt: What was tried.
+            graph: Which graph it is.
+            error: Why.
+            instead: What is taken instead.
+        """
+        node = getattr(error, "node", None)
+        source = graphs.source_line(node) if isinstance(node, Node) else ""
+        reason = error.reason if isinstance(error, NotLowered) else f"{type(error).__name__}: {error}"
+        fallback = Fallback(attempt, graph, reason, source, instead)
+        self.fallbacks.append(fallback)
+        warnings.warn(str(fallback), FallbackWarning, stacklevel=2)
+        return fallback
 
     def value(self) -> GraphReport:
         """Return what has happened so far."""

@@ -1,0 +1,133 @@
+"""Compiles graphs of AOTAutograd, and what has to be compiled again: for other weights, or for other sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from exir_lowering._upstream.dynamo import boxed, eager, outside_tracing
+from exir_lowering.dynamo.capture import Captured, capture
+from exir_lowering.dynamo.execution import Boxed
+from exir_lowering.dynamo.hazards import NotLowered, UnboundedSizes
+from exir_lowering.dynamo.lowering import Compiled, Target, compile_graphs
+from exir_lowering.dynamo.reports import Kind, Log
+from exir_lowering.dynamo.specialized import Specialized, has_symbolic_sizes
+from exir_lowering.dynamo.weights import Mark, Watched, mark
+from exir_lowering.errors import BackendFailure, LoweringError
+
+Weights = Mapping[int, torch.Tensor]
+"""The weights that may be lent to the first graph, by the number of the input that each is."""
+
+
+class GraphCompiler:
+    """Compiles graphs for one target.
+
+    Args:
+        target: What they are compiled for.
+        must_take: Whether it is no success if no operator is taken.
+        log: Where it is noted what was lowered.
+    """
+
+    def __init__(self, target: Target, *, must_take: bool, log: Log) -> None:
+        self._target, self._must_take, self._log = target, must_take, log
+
+    def compile(self, kind: Kind, modules: Mapping[str, GraphModule], weights: Weights) -> dict[str, Boxed]:
+        """Compile graphs together.
+
+        Args:
+            kind: What the first graph is, for the report.
+            modules: The graphs, by method.
+            weights: The weights of the first one that may be lent.
+
+        Returns:
+            What computes each, by method.
+
+        Raises:
+            NotLowered: They cannot be lowered.
+            LoweringError: As for `lower`, or a partition cannot be executed here.
+        """
+        with outside_tracing():
+            try:
+                return self._compile(kind, modules, weights)
+            except (UnboundedSizes, BackendFailure):
+                if len(modules) > 1 or not any(map(has_symbolic_sizes, modules.values())):
+                    raise
+            ((name, module),) = modules.items()
+            return {name: self._specialize(kind, name, module, weights)}
+
+    def _compile(self, kind: Kind, modules: Mapping[str, GraphModule], weights: Weights) -> dict[str, Boxed]:
+        first = next(iter(modules))
+        captured = [capture(name, module, weights if name == first else {}) for name, module in modules.items()]
+        marks = self._marks(captured[0], weights)
+        compiled = compile_graphs(captured, self._target)
+        self._note(kind, compiled)
+        functions = {name: _keeping(function, compiled.kept) for name, function in compiled.functions.items()}
+        if compiled.lent:
+            functions[first] = self._watch(kind, first, modules[first], marks, functions[first])
+        return functions
+
+    def _note(self, kind: Kind, compiled: Compiled) -> None:
+        if compiled.report is not None:
+            self._log.reports.append((kind, compiled.report))
+        if self._must_take and not (compiled.report and any(method.partitions for method in compiled.report.methods)):
+            raise NotLowered("it took no operator")
+
+    def _marks(self, captured: Captured, weights: Weights) -> list[Mark]:
+        contents = self._target.options.check_weights
+        placeholders = [node for node in captured.module.graph.nodes if node.op == "placeholder"]
+        positions = [placeholders.index(node) for node in captured.lent.values()]
+        return [mark(position, weights[position], contents=contents) for position in positions]
+
+    def _watch(self, kind: Kind, name: str, module: GraphModule, marks: Sequence[Mark], function: Boxed) -> Boxed:
+        """Return a function that is compiled again when a weight has changed."""
+        positions = [each.position for each in marks]
+
+        def again(args: Sequence[Any] | None) -> tuple[Sequence[Mark], Boxed]:
+            now = {} if args is None else {position: args[position] for position in positions}
+            return self._again(kind, name, module, now)
+
+        return boxed(Watched(marks, function, again))
+
+    def _again(self, kind: Kind, name: str, module: GraphModule, weights: Weights) -> tuple[Sequence[Mark], Boxed]:
+        """Compile a graph for other weights; PyTorch runs it if that fails."""
+        try:
+            with outside_tracing():
+                captured = capture(name, module, weights)
+                marks = self._marks(captured, weights)
+                compiled = compile_graphs([captured], self._target)
+            if compiled.report is not None:
+                self._log.reports.append((kind, compiled.report))
+            return (marks if compiled.lent else ()), _keeping(compiled.functions[name], compiled.kept)
+        except (NotLowered, LoweringError) as error:
+            self._log.note("weights that have changed", kind, error, "eager")
+            return (), eager(module)
+
+    def _specialize(self, kind: Kind, name: str, module: GraphModule, weights: Weights) -> Boxed:
+        """Return a function that is compiled for the sizes that it gets; PyTorch runs it where that fails later."""
+        made: list[Specialized] = []
+
+        def compile_static(static: GraphModule, args: Sequence[Any]) -> Boxed:
+            now = {position: args[position] for position in weights}
+            try:
+                return self.compile(kind, {name: static}, now)[name]
+            except (NotLowered, LoweringError) as error:
+                if not made:
+                    raise
+                self._log.note("other sizes", kind, error, "eager")
+                return eager(static)
+
+        made.append(Specialized(module, compile_static, weights))
+        return boxed(made[0])
+
+
+def _keeping(function: Boxed, kept: Any) -> Boxed:
+    """Return a boxed function that keeps what it needs."""
+
+    def run(args: list[Any]) -> Any:
+        return function(args)
+
+    run.kept = kept  # type: ignore[attr-defined]
+    return boxed(run)

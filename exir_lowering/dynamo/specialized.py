@@ -1,0 +1,107 @@
+"""Graphs with symbolic sizes for backends that need to know the sizes: compiled for each set of sizes when it occurs."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Interpreter
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.traceback import preserve_node_meta
+
+from exir_lowering._upstream.fakes import size_hint
+from exir_lowering.dynamo.execution import Boxed
+
+MOST = 16
+"""For how many sets of sizes a graph is kept; the one that was not used for the longest time goes."""
+
+
+class Specialized:
+    """A function that is compiled for the sizes of the inputs that it gets.
+
+    Args:
+        module: The graph, with symbolic sizes.
+        compile_static: Compiles a graph that has the same inputs, with known sizes; takes it and the inputs.
+        weights: The weights among the inputs, by number. With these, the graph is compiled for the sizes with which it
+            was traced at once, so that what cannot be compiled shows now.
+    """
+
+    def __init__(
+        self,
+        module: GraphModule,
+        compile_static: Callable[[GraphModule, Sequence[Any]], Boxed],
+        weights: Mapping[int, torch.Tensor],
+    ) -> None:
+        self._module, self._compile = module, compile_static
+        placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+        self._symbolic = [position for position, node in enumerate(placeholders) if _is_symbolic(node.meta.get("val"))]
+        self._known: OrderedDict[tuple[Any, ...], Boxed] = OrderedDict()
+        self._lock = threading.RLock()
+        traced = [weights.get(number, _example(node.meta.get("val"))) for number, node in enumerate(placeholders)]
+        self._add(self._key(traced), traced)
+
+    def __call__(self, args: list[Any]) -> Any:
+        """Execute the graph, compiled for the sizes of these inputs."""
+        key = self._key(args)
+        function = self._known.get(key)
+        if function is None:
+            function = self._add(key, args)
+        return function(args)
+
+    def _key(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(_sizes(args[position]) for position in self._symbolic)
+
+    def _add(self, key: tuple[Any, ...], args: Sequence[Any]) -> Boxed:
+        with self._lock:
+            if key not in self._known:
+                self._known[key] = self._compile(specialize(self._module, args), args)
+            self._known.move_to_end(key)
+            while len(self._known) > MOST:
+                self._known.popitem(last=False)
+            return self._known[key]
+
+
+def specialize(module: GraphModule, args: Sequence[Any]) -> GraphModule:
+    """Trace a graph again with the sizes of some inputs; nothing is computed.
+
+    Args:
+        module: The graph, with symbolic sizes.
+        args: The inputs; the result has a placeholder for each, also for numbers, which are constants in it.
+    """
+
+    def run(*inputs: Any) -> Any:
+        return Interpreter(module).run(*inputs)
+
+    with torch.no_grad(), preserve_node_meta():
+        traced: GraphModule = make_fx(run, tracing_mode="fake")(*(_detached(value) for value in args))
+    return traced
+
+
+def has_symbolic_sizes(module: GraphModule) -> bool:
+    """Return whether a graph takes values whose sizes are not known."""
+    return any(_is_symbolic(node.meta.get("val")) for node in module.graph.nodes if node.op == "placeholder")
+
+
+def _is_symbolic(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return not all(isinstance(size, int) for size in (*value.shape, *value.stride()))
+    return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
+
+
+def _example(value: Any) -> Any:
+    """Return a value of the sizes with which a graph was traced; what is in it does not matter."""
+    if isinstance(value, torch.Tensor):
+        sizes, strides = ([size_hint(number) for number in numbers] for numbers in (value.shape, value.stride()))
+        return torch.empty_strided(sizes, strides, dtype=value.dtype)
+    return size_hint(value) if isinstance(value, torch.SymInt) else value
+
+
+def _sizes(value: Any) -> Any:
+    return (tuple(value.shape), value.stride()) if isinstance(value, torch.Tensor) else value
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, torch.Tensor) else value
