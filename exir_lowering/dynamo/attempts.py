@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from exir_lowering._upstream.dynamo import registered_backends
 from exir_lowering.dynamo.options import METHODS, CompileOptions
 from exir_lowering.dynamo.sole import for_backend
-from exir_lowering.errors import InputError, UnknownPluginError
+from exir_lowering.errors import InputError
 from exir_lowering.plugins import registry
 from exir_lowering.plugins.backend import Partitioner
 from exir_lowering.steps.arguments import list_partitioners
@@ -32,28 +33,40 @@ class Attempt:
     must_take: bool = False
 
 
-def list_attempts(options: CompileOptions) -> tuple[list[Attempt], str | None]:
-    """Return the attempts, and the torch.compile backend that runs what none of them compiles; None for an error.
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An attempt that is made when it is its turn, as what it names may not be there.
+
+    Attributes:
+        name: What it is called in reports.
+        make: Makes the attempt; raises UnknownPluginError or PluginLoadError.
+    """
+
+    name: str
+    make: Callable[[], Attempt]
+
+
+def list_candidates(options: CompileOptions) -> tuple[list[Candidate], str | None]:
+    """Return what is tried, in order, and the torch.compile backend that runs what nothing compiles; None for an error.
 
     Raises:
-        InputError, UnknownPluginError, PluginLoadError: An option names something that does not exist.
+        InputError: The option `backends` has something that is no backend.
+        UnknownPluginError, PluginLoadError: A partitioner cannot be found.
     """
     if isinstance(options.backends, Mapping):
-        name = "exir_lowering"
-        return [Attempt(name, _by_method(options.partitioners), options.backends)], options.fallback
-    attempts: list[Attempt] = []
+        attempt = Attempt("exir_lowering", _by_method(options.partitioners), options.backends)
+        return [Candidate(attempt.name, lambda: attempt)], options.fallback
+    candidates = list(options.backends)
     fallback = options.fallback
-    for position, candidate in enumerate(options.backends):
+    if isinstance(candidates[-1], str) and _is_other(candidates[-1]):
+        fallback = candidates.pop()
+    for candidate in candidates:
         if isinstance(candidate, str) and _is_other(candidate):
-            if position != len(options.backends) - 1:
-                raise InputError(
-                    f"options['backends']: {candidate!r} is another torch.compile backend, which takes whole graphs; "
-                    "it must be the last one."
-                )
-            fallback = candidate
-        else:
-            attempts.append(_attempt(candidate, options))
-    return attempts, fallback
+            raise InputError(
+                f"options['backends']: {candidate!r} is another torch.compile backend, which takes whole graphs; it "
+                "must be the last one."
+            )
+    return [Candidate(_name(candidate), partial(_make, candidate, options)) for candidate in candidates], fallback
 
 
 def _is_other(name: str) -> bool:
@@ -61,31 +74,29 @@ def _is_other(name: str) -> bool:
     return name not in own and name in registered_backends() and not name.startswith("exir_lowering")
 
 
-def _attempt(candidate: Any, options: CompileOptions) -> Attempt:
-    """Return the attempt with one backend: the partitioners' tags for it, or those of its own partitioner."""
-    given = {}
+def _name(candidate: Any) -> str:
+    """Return the id of a backend, or the name that was given."""
     if isinstance(candidate, str):
-        backend_id = candidate
-    else:
-        backend_id = getattr(candidate, "backend_id", getattr(candidate, "__name__", ""))
-        if not isinstance(backend_id, str) or not backend_id:
-            raise InputError(f"options['backends']: got {candidate!r}, expected a name, a Backend class or an object.")
-        given = {backend_id: candidate}
+        return candidate
+    name = getattr(candidate, "backend_id", getattr(candidate, "__name__", ""))
+    if not isinstance(name, str) or not name:
+        raise InputError(f"options['backends']: got {candidate!r}, expected a name, a Backend class or an object.")
+    return name
+
+
+def _make(candidate: Any, options: CompileOptions) -> Attempt:
+    """Return the attempt with one backend: the partitioners' tags for it, or those of its own partitioner."""
+    backend_id = _name(candidate)
+    given = {} if isinstance(candidate, str) else {backend_id: candidate}
     if options.partitioners is not None:
         chosen = _by_method(options.partitioners)
         only = {method: [for_backend(each, backend_id) for each in found] for method, found in chosen.items()}
         return Attempt(backend_id, only, given, must_take=True)
-    if isinstance(candidate, str) and candidate in registry.known_ids(registry.PARTITIONERS):
-        return Attempt(candidate, _by_method(candidate), given, must_take=True)
-    if not given:
-        raise UnknownPluginError(
-            f"options['backends']: {candidate!r} is neither an installed partitioner nor a torch.compile backend, and "
-            "there are no partitioners. Pass options['partitioners'], which say what goes to that backend.",
-            plugin_id=candidate,
-        )
+    if isinstance(candidate, str):
+        return Attempt(backend_id, _by_method(candidate), given, must_take=True)
     from exir_lowering.partitioners import SupportPartitioner, everything  # only where nothing else says what it takes
 
-    taking_all = SupportPartitioner({backend_id: everything})
+    taking_all = SupportPartitioner({backend_id: everything()})
     return Attempt(backend_id, {method: [taking_all] for method in METHODS}, given, must_take=True)
 
 

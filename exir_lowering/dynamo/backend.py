@@ -9,7 +9,7 @@ import torch
 from torch.fx import GraphModule
 
 from exir_lowering._upstream.dynamo import aot_autograd, lookup_backend, requires_full_graph
-from exir_lowering.dynamo.attempts import Attempt, list_attempts
+from exir_lowering.dynamo.attempts import Attempt, list_candidates
 from exir_lowering.dynamo.decompositions import choose_decompositions, differentiable_attention
 from exir_lowering.dynamo.function import Function
 from exir_lowering.dynamo.hazards import NotLowered
@@ -42,23 +42,25 @@ def backend(
     if mode is not None:
         raise InputError(f"torch.compile(mode={mode!r}): the backend {NAME!r} has no modes; use options.")
     chosen = read_options(options)
-    attempts, fallback = list_attempts(chosen)
-    log = Log()
+    candidates, fallback = list_candidates(chosen)
     strict = fallback is None or requires_full_graph() or _requires_coverage(chosen)
-    for position, attempt in enumerate(attempts):
-        last = position == len(attempts) - 1
+    log = Log()
+    for position, candidate in enumerate(candidates):
+        last = position == len(candidates) - 1
         try:
-            compiled = _compile(module, example_inputs, attempt, chosen, strict=strict, log=log)
+            compiled = _compile(module, example_inputs, candidate.make(), chosen, strict=strict, log=log)
             log.backend = NAME
             return compiled
         except (NotLowered, LoweringError) as error:
             if last and strict:
-                raise _as_error(attempt, error) from error
-            log.note(attempt.name, "function", error, str(fallback) if last else attempts[position + 1].name)
+                raise _as_error(candidate.name, error) from error
+            log.note(candidate.name, "function", error, str(fallback) if last else candidates[position + 1].name)
     log.backend = str(fallback)
-    return lookup_backend(fallback)(module, list(example_inputs))
+    compiled = lookup_backend(log.backend)(module, list(example_inputs))
+    return compiled
 
 
+backend.__name__ = NAME  # what Dynamo's errors call it
 backend.reset = forget  # type: ignore[attr-defined]
 
 
@@ -91,10 +93,10 @@ def _requires_coverage(options: CompileOptions) -> bool:
     return options.lowering.require_full or options.lowering.require_coverage > 0
 
 
-def _as_error(attempt: Attempt, error: Exception) -> LoweringError:
+def _as_error(name: str, error: Exception) -> LoweringError:
     if isinstance(error, LoweringError):
         return error
     return InputError(
-        f"torch.compile: {attempt.name} cannot compile this graph: {error}. Without fullgraph=True, a required coverage "
+        f"torch.compile: {name} cannot compile this graph: {error}. Without fullgraph=True, a required coverage "
         "and fallback=None, another backend would run it."
     )

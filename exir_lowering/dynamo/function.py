@@ -76,7 +76,8 @@ class Function:
                 self._backward.append((_text(backward), functions["backward"]))
                 return functions["forward"]
             except (NotLowered, LoweringError):
-                pass  # each alone, so that it shows which one it is
+                if self._strict:
+                    raise  # otherwise each alone, so that it shows which one it is
         return self._compiler.compile("forward", {"forward": module}, weights)["forward"]
 
     def backward(self, module: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
