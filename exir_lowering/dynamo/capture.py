@@ -7,6 +7,7 @@ results share none.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -272,6 +273,8 @@ class _Builder:
 
     def _meta(self, node: Node) -> dict[str, Any]:
         meta = {key: value for key, value in node.meta.items() if key not in _LEFT_OUT}
+        if "nn_module_stack" in meta:
+            meta["nn_module_stack"] = as_exported(meta["nn_module_stack"])
         if "val" in meta:
             self._note_environment(meta["val"])
             meta["val"] = pytree.tree_map(self.copies.copy, meta["val"])
@@ -286,6 +289,21 @@ class _Builder:
 
 _LEFT_OUT = frozenset({"tensor_meta", "tensor_dict", "grapharg", "desc", "example_value", "partitioner_tag"})
 """What Dynamo and AOTAutograd keep in the metadata for themselves; some of it holds real tensors."""
+
+
+def as_exported(stack: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Return a stack of modules as `torch.export` writes it: their paths in the model, and the names of their classes."""
+    return {key: (_path(path), _class_name(kind)) for key, (path, kind) in stack.items()}
+
+
+def _path(source: str) -> str:
+    """Return the path in the model of a module that Dynamo calls, for example, L['self'].layers[0]."""
+    inside = re.sub(r"^[LG]\['\w+'\]\.?", "", source)
+    return re.sub(r"\['?(\w+)'?\]", r".\1", inside).lstrip(".")
+
+
+def _class_name(kind: Any) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}" if isinstance(kind, type) else str(kind)
 
 
 def _needed(roots: Sequence[Node]) -> set[Node]:

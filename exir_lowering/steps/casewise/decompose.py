@@ -261,7 +261,7 @@ def _check_program(program: ExportedProgram) -> None:
     for node in program.graph.nodes:
         if node.op == "placeholder":
             value = node.meta.get("val")
-            if not isinstance(value, (torch.Tensor, int, float, bool, str, type(None))):
+            if not isinstance(value, (torch.Tensor, torch.SymInt, int, float, bool, str, type(None))):
                 raise Uncovered(f"an input of type {type(value).__name__}")
 
 

@@ -194,6 +194,8 @@ class _Planner:
                 plan.values[node] = node.meta.get("val")
                 same.add(node)
                 check_eager(None, plan.values[node])
+                if isinstance(plan.values[node], torch.SymInt):
+                    plan.sizes.add(plan.values[node].node.expr)
             elif node.op == "call_function":
                 self._plan_call(node, plan, same)
             elif node.op == "get_attr":
@@ -330,6 +332,8 @@ class _Builder:
             copied = self.graph.node_copy(node, self._env.__getitem__)
             copied.meta = dict(node.meta)
             self._env[node] = copied
+            if node.op == "placeholder" and isinstance(node.meta.get("val"), torch.SymInt):
+                self._sizes.setdefault(node.meta["val"].node.expr, copied)
         elif node in self._plan.plain:
             self._copy(node, self._plan.plain[node])
         elif node in self._plan.templates:
