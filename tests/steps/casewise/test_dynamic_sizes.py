@@ -99,3 +99,18 @@ def test_numbers_as_inputs_beside_dynamic_sizes() -> None:
 
     program = export(Scaled(), (torch.randn(3, 4), 3), dynamic_shapes=({0: Dim.AUTO}, None), strict=False)
     assert both_ways.compare(program, "xnnpack unchecked").differences == []
+
+
+@pytest.mark.parametrize("way", ["xnnpack unchecked", "none unchecked"])
+def test_sizes_as_inputs(way: str) -> None:
+    class Sized(nn.Module):
+        def forward(self, n: int, x: torch.Tensor) -> Any:
+            return F.avg_pool1d(x, 2) * n, x.new_zeros(n) + x[0, 0], x[:, : x.shape[1] - n].softmax(1), n
+
+    shapes = (Dim.DYNAMIC, {0: Dim.DYNAMIC, 1: Dim.DYNAMIC})
+    program = export(Sized(), (3, torch.randn(3, 8)), dynamic_shapes=shapes, strict=False)
+    assert any(
+        isinstance(node.meta.get("val"), torch.SymInt) for node in program.graph.nodes if node.op == "placeholder"
+    )
+    outcome = both_ways.compare(program, way)
+    assert (outcome.differences, outcome.left) == ([], ())
