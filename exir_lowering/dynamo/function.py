@@ -16,7 +16,7 @@ from exir_lowering.dynamo.execution import Boxed
 from exir_lowering.dynamo.hazards import NotLowered
 from exir_lowering.dynamo.lowering import Target, compile_graphs
 from exir_lowering.dynamo.options import CompileOptions
-from exir_lowering.dynamo.reports import Fallback, Kind, Log
+from exir_lowering.dynamo.logs import Fallback, Kind, Log
 from exir_lowering.dynamo.weights import Mark, Watched, mark
 from exir_lowering.errors import LoweringError
 

@@ -57,15 +57,20 @@ class GraphReport:
 
 
 class Log:
-    """What happens to one graph of Dynamo's, while it is compiled and later."""
+    """What happens to one graph of Dynamo's, while it is compiled and later.
 
-    def __init__(self) -> None:
+    Args:
+        listed: Whether `reports` has it.
+    """
+
+    def __init__(self, *, listed: bool = True) -> None:
         self.backend = ""
         self.reports: list[tuple[Kind, Report]] = []
         self.fallbacks: list[Fallback] = []
         with _lock:
             self.number = len(_logs)
-            _logs.append(self)
+            if listed:
+                _logs.append(self)
 
     def value(self) -> GraphReport:
         """Return what has happened so far."""
