@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from torch._dynamo.convert_frame import compile_lock, register_bytecode_hook
 from torch._dynamo.eval_frame import OptimizedModule, innermost_fn
 from torch._dynamo.guards import DeletedGuardManagerWrapper
 from torch._dynamo.output_graph import GraphCompileReason
+from torch._dynamo.pgo import CodeId, CodeState, get_code_state
 from torch._dynamo.utils import graph_break_reasons
 from torch.fx import GraphModule
 
@@ -45,17 +47,18 @@ def call_compiled(
     """
     codes: list[types.CodeType] = []
     breaks = len(graph_break_reasons)
-    # Apart from what was compiled before, and without a note of the sizes, by which later ones would be dynamic.
+    sizes = copy.deepcopy(get_code_state())
     compile_: Callable[..., Any] = torch.compile  # its stubs lack isolate_recompiles
     compiled = compile_(_innermost(function), backend=backend, dynamic=dynamic, isolate_recompiles=True)
     hook = register_bytecode_hook(lambda old, new: codes.append(old))
     try:
-        with config.patch(automatic_dynamic_shapes=False, repro_after=None):
+        with config.patch(repro_after=None):
             compiled(*inputs, **keywords)
     finally:
         hook.remove()
         with compile_lock:
             _forget(codes, getattr(compiled, "dynamo_ctx", compiled)._isolate_recompiles_id)
+            _forget_sizes(codes, sizes)
             reasons = graph_break_reasons[breaks:]
             del graph_break_reasons[breaks:]
     return reasons
@@ -76,3 +79,14 @@ def _forget(codes: Sequence[types.CodeType], region: int) -> None:
         for entry in entries:  # they stay as empty entries beside those of others
             if entry.guard_manager.extra_state is not None:
                 entry.guard_manager.extra_state.invalidate(entry, DeletedGuardManagerWrapper("it was only explained"))
+
+
+def _forget_sizes(codes: Sequence[types.CodeType], before: Mapping[CodeId, CodeState]) -> None:
+    """Restore which sizes Dynamo has seen: with others, the next call would be compiled with dynamic ones."""
+    state = get_code_state()
+    own = {(code.co_filename, code.co_firstlineno, code.co_name) for code in codes}
+    for key in [key for key in state if (key.filename, key.firstlineno, key.name) in own]:
+        if key in before:
+            state[key] = before[key]
+        else:
+            del state[key]
