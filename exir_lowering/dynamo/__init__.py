@@ -1,7 +1,9 @@
 """torch.compile with this project's partitioners, backends and delegates."""
 
-from exir_lowering.dynamo.backend import backend
-from exir_lowering.dynamo.options import CompileOptions
-from exir_lowering.dynamo.reports import Fallback, FallbackWarning, GraphReport, reports
+import lazy_loader
 
-__all__ = ["CompileOptions", "Fallback", "FallbackWarning", "GraphReport", "backend", "reports"]
+from exir_lowering.dynamo.registration import register
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+register()

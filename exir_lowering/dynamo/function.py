@@ -15,7 +15,7 @@ from exir_lowering.dynamo.graph import GraphCompiler
 from exir_lowering.dynamo.hazards import NotLowered
 from exir_lowering.dynamo.lowering import Target
 from exir_lowering.dynamo.options import CompileOptions
-from exir_lowering.dynamo.reports import Log
+from exir_lowering.dynamo.logs import Log
 from exir_lowering.errors import LoweringError
 
 
@@ -42,8 +42,7 @@ class Function:
         log: Log,
     ) -> None:
         self._attempt, self._options, self._strict, self._log = attempt, options, strict, log
-        target = Target(attempt.partitioners, attempt.backends, options.delegates, options.lowering)
-        self._compiler = GraphCompiler(target, must_take=attempt.must_take, log=log)
+        self._compiler = GraphCompiler(target_of(attempt, options), must_take=attempt.must_take, log=log)
         placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
         self._static = {
             number: value
@@ -106,6 +105,11 @@ class Function:
             for position, number in numbers.items()
             if number is not None and number in self._static and number not in written
         }
+
+
+def target_of(attempt: Attempt, options: CompileOptions) -> Target:
+    """Return what the graphs of an attempt are compiled for."""
+    return Target(attempt.partitioners, attempt.backends, options.delegates, options.lowering)
 
 
 def _text(module: GraphModule) -> str:

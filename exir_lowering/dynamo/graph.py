@@ -13,7 +13,7 @@ from exir_lowering.dynamo.capture import Captured, capture
 from exir_lowering.dynamo.execution import Boxed
 from exir_lowering.dynamo.hazards import NotLowered, UnboundedSizes
 from exir_lowering.dynamo.lowering import Compiled, Target, compile_graphs
-from exir_lowering.dynamo.reports import Kind, Log
+from exir_lowering.dynamo.logs import Kind, Log
 from exir_lowering.dynamo.specialized import Specialized, has_symbolic_sizes
 from exir_lowering.dynamo.weights import Mark, Watched, mark
 from exir_lowering.errors import BackendFailure, LoweringError
@@ -60,7 +60,7 @@ class GraphCompiler:
 
     def _compile(self, kind: Kind, modules: Mapping[str, GraphModule], weights: Weights) -> dict[str, Boxed]:
         first = next(iter(modules))
-        captured = [capture(name, module, weights if name == first else {}) for name, module in modules.items()]
+        captured = self._capture(modules, weights)
         marks = self._marks(captured[0], weights)
         compiled = compile_graphs(captured, self._target)
         self._note(kind, compiled)
@@ -68,6 +68,10 @@ class GraphCompiler:
         if compiled.lent:
             functions[first] = self._watch(kind, first, modules[first], marks, functions[first])
         return functions
+
+    def _capture(self, modules: Mapping[str, GraphModule], weights: Weights) -> list[Captured]:
+        first = next(iter(modules))
+        return [capture(name, module, weights if name == first else {}) for name, module in modules.items()]
 
     def _note(self, kind: Kind, compiled: Compiled) -> None:
         if compiled.report is not None:

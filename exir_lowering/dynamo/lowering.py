@@ -23,6 +23,7 @@ from exir_lowering.dynamo.random_numbers import leaving_random, list_random
 from exir_lowering.lowered import LoweredMethods
 from exir_lowering.options import LoweringOptions
 from exir_lowering.pipeline import lower_in, plan
+from exir_lowering.plans.lowering_plan import LoweringPlan
 from exir_lowering.plans.report import Report
 from exir_lowering.plugins.backend import Partitioner
 from exir_lowering.steps.arguments import RequestedMethod
@@ -79,18 +80,49 @@ def compile_graphs(captured: Sequence[Captured], target: Target) -> Compiled:
     """
     if all(one.program is None for one in captured):
         return Compiled({one.name: assemble(one, None, _no_calls) for one in captured}, None, False, None)
-    programs = {one.name: one.program for one in captured if one.program is not None}
-    chosen = {name: _choose(program, target.partitioners.get(name, ())) for name, program in programs.items()}
     backends = target.backends if target.options.cache else SharedBackends(target.backends)
     with outside_tracing():
-        session = Session(_options(programs.values(), target.options))
-        requested = [RequestedMethod(name, programs[name], tuple(chosen[name]), None) for name in programs]
-        edge = {method.name: method.program for method in to_edge(requested, session)}
-        captured = _settle_weights(captured, edge, chosen, session.options)
+        session, captured, chosen = _prepare(captured, target)
         given = {one.name: one.program for one in captured if one.program is not None}
         lowered = lower_in(session, given, chosen, backends=backends, rewrites="none")
         functions = {one.name: _function(one, lowered, target.delegates) for one in captured}
     return Compiled(functions, lowered.report, any(one.lent for one in captured), backends)
+
+
+def plan_graphs(captured: Sequence[Captured], target: Target) -> LoweringPlan:
+    """Return what `compile_graphs` would lower, without calling a backend.
+
+    Args:
+        captured: The graphs.
+        target: What they would be compiled for.
+
+    Raises:
+        LoweringError: As for `plan`, but a coverage that is required is not asked for.
+    """
+    if all(one.program is None for one in captured):
+        return LoweringPlan(())
+    with outside_tracing():
+        session, captured, chosen = _prepare(captured, target)
+        given = {one.name: one.program for one in captured if one.program is not None}
+        return plan(given, chosen, options=_free(session.options))
+
+
+def _prepare(
+    captured: Sequence[Captured], target: Target
+) -> tuple[Session, list[Captured], dict[str, list[Partitioner]]]:
+    """Return what lowers graphs: the session, the graphs with programs in Edge dialect, and their partitioners."""
+    programs = {one.name: one.program for one in captured if one.program is not None}
+    chosen = {name: _choose(program, target.partitioners.get(name, ())) for name, program in programs.items()}
+    session = Session(_options(programs.values(), target.options))
+    requested = [RequestedMethod(name, programs[name], tuple(chosen[name]), None) for name in programs]
+    edge = {method.name: method.program for method in to_edge(requested, session)}
+    return session, _settle_weights(captured, edge, chosen, session.options), chosen
+
+
+def _free(options: LoweringOptions) -> LoweringOptions:
+    """Return the options for a plan of what is lowered with others."""
+    rewrites = "none" if options.rewrites is None else options.rewrites
+    return replace(options, require_coverage=0.0, require_full=False, progress=False, rewrites=rewrites)
 
 
 def _settle_weights(
@@ -104,7 +136,7 @@ def _settle_weights(
     if not any(one.lent for one in captured):
         return converted
     as_inputs = [one.with_weights_as_inputs() if one.program is not None else one for one in converted]
-    free = replace(options, require_coverage=0.0, require_full=False, progress=False)
+    free = _free(options)
     delegated, total = _count_delegated(as_inputs, partitioners, free)
     if delegated == total or _count_delegated(converted, partitioners, free)[0] <= delegated:
         return as_inputs

@@ -78,15 +78,30 @@ def make_call(lowered: Lowered, delegates: Mapping[str, Any]) -> Call:
         PluginLoadError: The delegate could not be made.
     """
     backend_id = lowered.module.backend_id
+    found = find_executor(backend_id, delegates)
+    call = _hosted(lowered) if found is None else _delegated(lowered, found, delegates.get(backend_id, type(found)))
+    call.__name__ = f"{backend_id}_{lowered.number}"
+    call.__module__ = "exir_lowering.partitions"
+    return call
+
+
+def find_executor(backend_id: str, delegates: Mapping[str, Any]) -> Delegate | None:
+    """Return the delegate that executes a backend's payloads; None if ExecuTorch's runtime does.
+
+    Args:
+        backend_id: The backend.
+        delegates: The call's delegates by id, before the installed ones.
+
+    Raises:
+        BackendUnavailableError: Nothing here executes them.
+        BackendFailure, PluginLoadError: The delegate could not be asked, or made.
+    """
     found = availability.executor(backend_id, delegates)
     if isinstance(found, availability.Missing):
         raise BackendUnavailableError(
             f"The backend {backend_id!r} cannot execute here, as {found.reason}. {found.advice}"
         )
-    call = _hosted(lowered) if found is None else _delegated(lowered, found, delegates.get(backend_id, type(found)))
-    call.__name__ = f"{backend_id}_{lowered.number}"
-    call.__module__ = "exir_lowering.partitions"
-    return call
+    return found
 
 
 def _delegated(lowered: Lowered, delegate: Delegate, given: Any) -> Call:

@@ -13,8 +13,8 @@ from exir_lowering.dynamo.attempts import Attempt, list_candidates
 from exir_lowering.dynamo.decompositions import choose_decompositions, differentiable_attention
 from exir_lowering.dynamo.function import Function
 from exir_lowering.dynamo.hazards import NotLowered
+from exir_lowering.dynamo.logs import Log, forget
 from exir_lowering.dynamo.options import CompileOptions, read_options
-from exir_lowering.dynamo.reports import Log, forget
 from exir_lowering.errors import InputError, LoweringError
 
 NAME = "exir_lowering"
@@ -39,22 +39,21 @@ def backend(
         LoweringError: The graph could not be compiled, and an error was asked for: with `fullgraph=True`, a required
             coverage, or `fallback=None`.
     """
-    if mode is not None:
-        raise InputError(f"torch.compile(mode={mode!r}): the backend {NAME!r} has no modes; use options.")
+    check_mode(NAME, mode)
     chosen = read_options(options)
     candidates, fallback = list_candidates(chosen)
     strict = fallback is None or requires_full_graph() or _requires_coverage(chosen)
     log = Log()
     for position, candidate in enumerate(candidates):
-        last = position == len(candidates) - 1
+        instead = candidates[position + 1].name if position + 1 < len(candidates) else None
         try:
-            compiled = _compile(module, example_inputs, candidate.make(), chosen, strict=strict, log=log)
+            compiled = through_autograd(module, example_inputs, candidate.make(), chosen, log, strict=strict)
             log.backend = NAME
             return compiled
         except (NotLowered, LoweringError) as error:
-            if last and strict:
+            if instead is None and strict:
                 raise _as_error(candidate.name, error) from error
-            log.note(candidate.name, "function", error, str(fallback) if last else candidates[position + 1].name)
+            log.note(candidate.name, "function", error, instead or str(fallback))
     log.backend = str(fallback)
     compiled = lookup_backend(log.backend)(module, list(example_inputs))
     return compiled
@@ -64,28 +63,54 @@ backend.__name__ = NAME  # what Dynamo's errors call it
 backend.reset = forget  # type: ignore[attr-defined]
 
 
-def _compile(
+def check_mode(name: str, mode: str | None) -> None:
+    """Check that a caller asks for no mode.
+
+    Raises:
+        InputError: They do.
+    """
+    if mode is not None:
+        raise InputError(f"torch.compile(mode={mode!r}): the backend {name!r} has no modes; use options.")
+
+
+def through_autograd(
     module: GraphModule,
     example_inputs: Sequence[Any],
     attempt: Attempt,
     options: CompileOptions,
+    log: Log,
     *,
     strict: bool,
-    log: Log,
+    function: type[Function] = Function,
 ) -> Callable[..., Any]:
-    function = Function(module, example_inputs, attempt, options, strict=strict, log=log)
+    """Compile a graph in one attempt, with its backward graph if it is differentiated.
+
+    Args:
+        module: The graph.
+        example_inputs: Its inputs.
+        attempt: How to partition.
+        options: The caller's options.
+        log: Where it is noted what happened.
+        strict: Whether what cannot be compiled is an error, in the backward graph too.
+        function: What compiles the graphs that AOTAutograd makes.
+
+    Raises:
+        NotLowered: The graph cannot be lowered.
+        LoweringError: As for `lower`, or a partition cannot be executed here.
+    """
+    made = function(module, example_inputs, attempt, options, strict=strict, log=log)
     training = torch.is_grad_enabled() and any(
         isinstance(value, torch.Tensor) and value.requires_grad for value in example_inputs
     )
-    through_autograd = aot_autograd(
-        fw_compiler=function.forward,
-        bw_compiler=function.backward,
-        inference_compiler=function.inference,
-        partition_fn=function.partition,
+    wrapped = aot_autograd(
+        fw_compiler=made.forward,
+        bw_compiler=made.backward,
+        inference_compiler=made.inference,
+        partition_fn=made.partition,
         decompositions=choose_decompositions(options.decompositions, training=training),
     )
     with differentiable_attention(options.decompositions, training=training):
-        compiled: Callable[..., Any] = through_autograd(module, list(example_inputs))
+        compiled: Callable[..., Any] = wrapped(module, list(example_inputs))
     return compiled
 
 

@@ -67,15 +67,21 @@ class GraphReport:
 
 
 class Log:
-    """What happens to one graph of Dynamo's, while it is compiled and later."""
+    """What happens to one graph of Dynamo's, while it is compiled and later.
 
-    def __init__(self) -> None:
+    Args:
+        listed: Whether `reports` has it, and fallbacks are warned of.
+    """
+
+    def __init__(self, *, listed: bool = True) -> None:
+        self._listed = listed
         self.backend = ""
         self.reports: list[tuple[Kind, Report]] = []
         self.fallbacks: list[Fallback] = []
         with _lock:
             self.number = len(_logs)
-            _logs.append(self)
+            if listed:
+                _logs.append(self)
 
     def note(self, attempt: str, graph: str, error: Exception, instead: str) -> Fallback:
         """Note that something could not be compiled.
@@ -91,7 +97,8 @@ class Log:
         reason = error.reason if isinstance(error, NotLowered) else f"{type(error).__name__}: {error}"
         fallback = Fallback(attempt, graph, reason, source, instead)
         self.fallbacks.append(fallback)
-        warnings.warn(str(fallback), FallbackWarning, stacklevel=2)
+        if self._listed:
+            warnings.warn(str(fallback), FallbackWarning, stacklevel=2)
         return fallback
 
     def value(self) -> GraphReport:

@@ -1,0 +1,11 @@
+from .compiler import backend as backend
+from .debugging import debug_backend as debug_backend
+from .explained import (
+    ExplainedGraph as ExplainedGraph,
+    Explanation as Explanation,
+    GraphBreak as GraphBreak,
+    GraphPlan as GraphPlan,
+)
+from .explaining import explain as explain
+from .logs import Fallback as Fallback, FallbackWarning as FallbackWarning, GraphReport as GraphReport, reports as reports
+from .options import CompileOptions as CompileOptions
