@@ -226,7 +226,7 @@ def finish_edge(program: ExportedProgram) -> ExportedProgram:
     Args:
         program: The program with Edge operators; it is changed.
     """
-    program = lift_constant_tensor_pass(program)
+    program = _in_order_of_signature(lift_constant_tensor_pass(program))
     program = convert_constant_dim_order_pass.convert_constant_dim_order_pass(program)
     for module in program.graph_module.modules():
         if isinstance(module, torch.fx.GraphModule):
@@ -236,4 +236,15 @@ def finish_edge(program: ExportedProgram) -> ExportedProgram:
     if _can_eliminate_common_getitems(program.graph_module):
         _common_getitem_elimination_pass(program.graph_module, program.graph_signature, program.module_call_graph)
     program._range_constraints = _get_updated_range_constraints(program.graph_module)
+    return program
+
+
+def _in_order_of_signature(program: ExportedProgram) -> ExportedProgram:
+    """Put the inputs of a graph in the order of its signature, which ExecuTorch reverses where there is no user input."""
+    placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    names = [spec.arg.name for spec in program.graph_signature.input_specs]
+    if list(placeholders) != names and sorted(placeholders) == sorted(names):
+        body = next(node for node in program.graph.nodes if node.op != "placeholder")
+        for name in names:
+            body.prepend(placeholders[name])
     return program

@@ -7,5 +7,10 @@ from .explained import (
     GraphPlan as GraphPlan,
 )
 from .explaining import explain as explain
-from .logs import Fallback as Fallback, FallbackWarning as FallbackWarning, GraphReport as GraphReport, reports as reports
+from .logs import (
+    Fallback as Fallback,
+    FallbackWarning as FallbackWarning,
+    GraphReport as GraphReport,
+    reports as reports,
+)
 from .options import CompileOptions as CompileOptions

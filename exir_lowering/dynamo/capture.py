@@ -114,8 +114,8 @@ def capture(name: str, module: GraphModule, weights: Mapping[int, torch.Tensor])
     Raises:
         NotLowered: The graph has something that cannot be lowered safely.
     """
-    hazards.check(module)
     roots = _find_roots(module.graph)
+    hazards.check(module, _needed(roots))
     if not roots:
         return Captured(name, module, None, (), {}, (), None)
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]

@@ -20,7 +20,7 @@ from exir_lowering._upstream.delegates import LoweredBackendModule
 from exir_lowering._upstream.dynamo import boxed_code
 from exir_lowering._upstream.fakes import dim_order
 from exir_lowering._upstream.schemas import higher_order_name, returns_view
-from exir_lowering.dynamo.aliases import on_host
+from exir_lowering.dynamo.aliases import is_view, on_host
 from exir_lowering.dynamo.capture import Captured, is_host_value, results_of
 
 Boxed = Callable[[list[Any]], Any]
@@ -56,7 +56,12 @@ class _Assembler:
                 self.env[node] = self.graph.placeholder(node.name)
         if lowered is not None:
             self._add_program(lowered)
-        self.graph.output(tuple(self._result(value) for value in results_of(source)))
+        results = results_of(source)
+        returned = {value: self._result(value) for value in results}
+        if self.captured.name != "backward":
+            for value in _sole_views(results):
+                returned[value] = self.graph.call_function(_no_view, (returned[value],))
+        self.graph.output(tuple(returned[value] for value in results))
         module = GraphModule(self.root, self.graph)
         return module.forward
 
@@ -82,16 +87,16 @@ class _Assembler:
         return self.graph.get_attr(name)
 
     def _settle(self, root: Node, value: Any, owned: bool) -> Any:
-        """Give a result the memory that AOTAutograd expects: its own, in the order of the captured graph's value."""
+        """Give a result the memory that AOTAutograd expects: its own, laid out as the captured graph's value."""
         expected = root.meta.get("val")
         if not isinstance(expected, torch.Tensor) or not isinstance(value, Node):
             return value
-        order = dim_order(expected)
         if not owned:
             value = self.graph.call_function(torch.ops.aten.clone.default, (value,))
-        if order == tuple(range(len(order))):
-            return self.graph.call_method("contiguous", (value,))
-        return self.graph.call_function(_in_order, (value, order))
+        sizes, strides = expected.shape, expected.stride()
+        if all(isinstance(stride, int) for stride in strides) and (0 not in strides or 0 in sizes):
+            return self.graph.call_function(_lay_out, (value, strides))
+        return self.graph.call_function(_in_order, (value, dim_order(expected)))
 
     def _result(self, value: Any) -> Any:
         if not isinstance(value, Node) or value in self.env:
@@ -183,7 +188,40 @@ def _makes_memory(node: Node) -> bool:
     return maker.op == "call_function" and higher_order_name(maker.target) is None
 
 
+def _sole_views(results: Sequence[Any]) -> list[Node]:
+    """Return the results that are views of what the program computes, where no other result is one of the same value.
+
+    PyTorch lets nobody write into a view that an autograd function returns. Where results share memory, AOTAutograd
+    makes the views itself; here the view comes from a decomposition, such as that of a linear layer of three dimensions.
+    """
+    bases: dict[Node, list[Node]] = {}
+    for value in dict.fromkeys(value for value in results if isinstance(value, Node)):
+        base = value
+        while is_view(base):
+            base = base.args[0]
+        bases.setdefault(base, []).append(value)
+    return [
+        found[0] for base, found in bases.items() if found != [base] and len(found) == 1 and base.op != "placeholder"
+    ]
+
+
+def _no_view(value: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with the same memory that is no view."""
+    made = torch.empty(0, dtype=value.dtype)
+    return made.set_(value.untyped_storage(), value.storage_offset(), value.shape, value.stride())
+
+
+def _lay_out(value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """Return a tensor with these strides: the given one, or a copy that is no view, so that users may write into it."""
+    if value.stride() == strides:
+        return value
+    return torch.empty_strided(value.shape, strides, dtype=value.dtype).copy_(value)
+
+
 def _in_order(value: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
     """Return a tensor whose dimensions lie in memory in an order, from outer to inner."""
-    last = tuple(sorted(range(len(order)), key=order.__getitem__))
-    return value.permute(order).contiguous().permute(last)
+    strides, step = [0] * len(order), 1
+    for dim in reversed(order):
+        strides[dim] = step
+        step *= max(value.shape[dim], 1)
+    return _lay_out(value, tuple(strides))

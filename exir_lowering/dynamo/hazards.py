@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ _NESTED = frozenset({"cond"})
 """Higher-order operators that are lowered."""
 
 _BY_STRIDE = ("aten.as_strided", "aten.set_", "aten.sym_stride", "aten.sym_storage_offset", "aten._reshape_alias")
-"""The beginnings of the names of operators that see how a tensor lies in memory; a computed one may lie otherwise."""
+"""The beginnings of the names of operators that see how a tensor lies in memory, which may be otherwise here."""
 
 
 class NotLowered(Exception):
@@ -38,15 +39,26 @@ class UnboundedSizes(NotLowered):
     """A partition has symbolic sizes, and what executes it has to know them."""
 
 
-def check(module: GraphModule) -> None:
+def check(module: GraphModule, entering: Container[Node]) -> None:
     """Check that a graph can be lowered.
+
+    Args:
+        module: The graph.
+        entering: The nodes that enter its program. The others are views, which PyTorch makes of inputs and of results
+            that have the memory they are expected to have, or are not used.
 
     Raises:
         NotLowered: It cannot.
     """
-    for _, inner in graphs.walk(module):
-        for node in inner.graph.nodes:
-            _check_node(inner, node)
+    for node in module.graph.nodes:
+        if node in entering:
+            _check_node(module, node)
+            for nested in graphs.nested_graphs(module, node):
+                for _, inner in graphs.walk(nested.module):
+                    for one in inner.graph.nodes:
+                        _check_node(inner, one)
+        elif node.op in ("call_module", "call_method") or (node.op == "call_function" and node.is_impure()):
+            raise NotLowered(f"{graphs.operator_name(node)} does something, but returns nothing that is used", node)
 
 
 def _check_node(module: GraphModule, node: Node) -> None:
@@ -70,8 +82,19 @@ def _check_node(module: GraphModule, node: Node) -> None:
         return
     if graphs.is_mutating(node):
         raise NotLowered(f"{name} writes into its arguments", node)
-    if name.startswith(_BY_STRIDE) and any(source.op != "placeholder" for source in node.all_input_nodes):
-        raise NotLowered(f"{name} depends on how a computed tensor lies in memory", node)
+    if name.startswith(_BY_STRIDE) and not all(map(_lies_plainly, node.all_input_nodes)):
+        raise NotLowered(f"{name} depends on how a tensor lies in memory", node)
+
+
+def _lies_plainly(node: Node) -> bool:
+    """Return whether a value is an input that has its memory alone and in order, as partitions get it."""
+    value = node.meta.get("val")
+    if node.op != "placeholder" or not isinstance(value, torch.Tensor):
+        return node.op == "placeholder"
+    if not all(isinstance(number, int) for number in (*value.shape, *value.stride(), value.storage_offset())):
+        return False
+    whole = value.untyped_storage().nbytes() == value.numel() * value.element_size()
+    return whole and value.storage_offset() == 0 and value.is_contiguous()
 
 
 def _check_value(node: Node, value: Any) -> None:

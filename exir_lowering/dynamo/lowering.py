@@ -19,7 +19,7 @@ from exir_lowering.dynamo.execution import Boxed, assemble
 from exir_lowering.dynamo.hazards import NotLowered
 from exir_lowering.dynamo.once import SharedBackends
 from exir_lowering.dynamo.partitions import Lowered, make_call
-from exir_lowering.dynamo.random_numbers import leaving_random, list_random
+from exir_lowering.dynamo.random_numbers import Order, leaving_random, list_random, order_of, restore_order
 from exir_lowering.lowered import LoweredMethods
 from exir_lowering.options import LoweringOptions
 from exir_lowering.pipeline import lower_in, plan
@@ -84,7 +84,7 @@ def compile_graphs(captured: Sequence[Captured], target: Target) -> Compiled:
     with outside_tracing():
         session, captured, chosen = _prepare(captured, target)
         given = {one.name: one.program for one in captured if one.program is not None}
-        lowered = lower_in(session, given, chosen, backends=backends, rewrites="none")
+        lowered = _lower(session, given, chosen, backends)
         functions = {one.name: _function(one, lowered, target.delegates) for one in captured}
     return Compiled(functions, lowered.report, any(one.lent for one in captured), backends)
 
@@ -114,8 +114,13 @@ def _prepare(
     programs = {one.name: one.program for one in captured if one.program is not None}
     chosen = {name: _choose(program, target.partitioners.get(name, ())) for name, program in programs.items()}
     session = Session(_options(programs.values(), target.options))
-    requested = [RequestedMethod(name, programs[name], tuple(chosen[name]), None) for name in programs]
+    whole = target.options.edge_compile_config is not None  # which says itself what is decomposed
+    asked = {name: tuple(chosen[name]) if whole else () for name in programs}
+    requested = [RequestedMethod(name, programs[name], asked[name], None) for name in programs]
     edge = {method.name: method.program for method in to_edge(requested, session)}
+    for name, program in edge.items():
+        if list_random(program.graph_module) != list_random(programs[name].graph_module):
+            raise NotLowered("other random numbers would be drawn")
     return session, _settle_weights(captured, edge, chosen, session.options), chosen
 
 
@@ -123,6 +128,28 @@ def _free(options: LoweringOptions) -> LoweringOptions:
     """Return the options for a plan of what is lowered with others."""
     rewrites = "none" if options.rewrites is None else options.rewrites
     return replace(options, require_coverage=0.0, require_full=False, progress=False, rewrites=rewrites)
+
+
+def _lower(
+    session: Session,
+    programs: Mapping[str, ExportedProgram],
+    partitioners: Mapping[str, Sequence[Partitioner]],
+    backends: Mapping[str, Any],
+) -> LoweredMethods:
+    """Lower programs so that random numbers are drawn in their order, in smaller partitions if it has to be."""
+    orders = {name: order_of(program.graph_module) for name, program in programs.items()}
+    lowered = lower_in(session, programs, partitioners, backends=backends, rewrites="none")
+    if _restore_orders(lowered, orders):
+        return lowered
+    apart = {name: [leaving_random(each, apart=True) for each in found] for name, found in partitioners.items()}
+    lowered = lower_in(Session(session.options), programs, apart, backends=backends, rewrites="none")
+    if not _restore_orders(lowered, orders):
+        raise NotLowered("operators that draw random numbers would run in another order")
+    return lowered
+
+
+def _restore_orders(lowered: LoweredMethods, orders: Mapping[str, Order]) -> bool:
+    return all(restore_order(lowered[name].graph_module, order) for name, order in orders.items())
 
 
 def _settle_weights(
@@ -174,10 +201,6 @@ def _options(programs: Iterable[ExportedProgram], options: LoweringOptions) -> L
 
 def _function(captured: Captured, lowered: LoweredMethods, delegates: Mapping[str, Any]) -> Boxed:
     program = lowered.get(captured.name) if captured.program is not None else None
-    if program is not None:
-        before, after = list_random(captured.module), list_random(program.graph_module)
-        if before != after:
-            raise NotLowered("operators that draw random numbers would run in another order")
     numbers: dict[int, int] = {}
 
     def call(module: LoweredBackendModule) -> Any:
