@@ -180,6 +180,7 @@ class _Builder:
     specs: list[InputSpec] = field(default_factory=list)
     state: dict[str, Any] = field(default_factory=dict)
     constants: dict[str, Any] = field(default_factory=dict)
+    clones: dict[Any, Node] = field(default_factory=dict)
     copies: FakeCopies = field(default_factory=FakeCopies)
     environment: Any = None
 
@@ -257,8 +258,15 @@ class _Builder:
         if node.op == "get_attr":
             target = str(node.target)
             self.root[target] = self._nested(graphs.attribute(self.module, target))
+        if node.target is torch.ops.aten.clone.default:
+            # One for all equal ones, as backends that drop clones, such as XNNPACK, would return one value twice.
+            key = (self.env[node.args[0]], *node.args[1:], *node.kwargs.items())
+            if key in self.clones:
+                return self.clones[key]
         copied = self.graph.node_copy(node, self.env.__getitem__)
         copied.meta = self._meta(node)
+        if node.target is torch.ops.aten.clone.default:
+            self.clones[key] = copied
         return copied
 
     def _nested(self, module: Any) -> Any:

@@ -1,0 +1,90 @@
+"""What the tests of torch.compile share: a clean start, what was delegated, comparisons, training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+import torch
+
+from exir_lowering.dynamo import backend, reports
+from exir_lowering.lowered_module.tolerances import tolerance
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+def compiled(model: Any, *, fullgraph: bool = False, dynamic: bool | None = False, **options: Any) -> Any:
+    """Compile, without a fallback unless the options have one: what cannot be lowered is an error."""
+    settings = {"fallback": None, **options}
+    return torch.compile(model, backend=backend, fullgraph=fullgraph, dynamic=dynamic, options=settings)
+
+
+def delegated(kind: str | None = None) -> list[str]:
+    """Return the backend of each partition, in all graphs or in those of one kind."""
+    return [
+        partition.backend_id
+        for report in reports()
+        for name, lowered in report.reports
+        if kind is None or name == kind
+        for method in lowered.methods
+        for partition in method.partitions
+    ]
+
+
+def reasons() -> list[str]:
+    """Return why graphs were not compiled as asked."""
+    return [fallback.reason for report in reports() for fallback in report.fallbacks]
+
+
+def assert_near(got: Any, want: Any) -> None:
+    """Compare tensors, or collections of them, by the table of tolerances."""
+    if isinstance(want, torch.Tensor):
+        allowed = tolerance(want.dtype)
+        torch.testing.assert_close(got, want, rtol=allowed, atol=allowed)
+    elif isinstance(want, Mapping):
+        assert list(got) == list(want)
+        for name in want:
+            assert_near(got[name], want[name])
+    elif isinstance(want, (list, tuple)):
+        assert len(got) == len(want)
+        for one, other in zip(got, want, strict=True):
+            assert_near(one, other)
+    else:
+        assert got == want
+
+
+def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor | None]:
+    """Return the gradients of all parameters, and forget them in the model."""
+    found = {name: parameter.grad for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    return found
+
+
+def state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return a copy of the parameters and buffers."""
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def train(
+    model: torch.nn.Module, loss: Callable[[], torch.Tensor], optimizer: type[torch.optim.Optimizer], **settings: Any
+) -> list[float]:
+    """Take ten steps; return the losses."""
+    stepping = optimizer(model.parameters(), **settings)
+    losses = []
+    for _ in range(10):
+        stepping.zero_grad()
+        value = loss()
+        value.backward()
+        stepping.step()
+        losses.append(value.item())
+    return losses
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    """Start and end without compiled functions."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    yield
+    torch._dynamo.reset()
