@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch.fx import Node
@@ -19,6 +20,38 @@ def is_view(node: Node) -> bool:
         source = node.args[0]
         return isinstance(source, Node) and is_view(source)
     return returns_view(node.target)
+
+
+def sole_views(results: Sequence[Any]) -> list[Node]:
+    """Return the results that are views of what the program computes, where no other result is one of the same value.
+
+    PyTorch lets nobody write into a view that an autograd function returns. Where results share memory, AOTAutograd
+    makes the views itself; here the view comes from a decomposition, such as that of a linear layer of three dimensions.
+    """
+    bases: dict[Node, list[Node]] = {}
+    for value in dict.fromkeys(value for value in results if isinstance(value, Node)):
+        *_, base = _chain(value)
+        bases.setdefault(base, []).append(value)
+    return [
+        found[0] for base, found in bases.items() if found != [base] and len(found) == 1 and base.op != "placeholder"
+    ]
+
+
+def last_reshape(view: Node) -> Node | None:
+    """Return the last view on the way to a view's base that only changes the shape; None if there is none."""
+    return next((node for node in _chain(view) if node.op == "call_function" and _is_reshape(node)), None)
+
+
+def _chain(value: Node) -> Iterator[Node]:
+    """Yield a view, and what it is a view of, down to what is none."""
+    yield value
+    while is_view(value):
+        value = value.args[0]  # type: ignore[assignment]
+        yield value
+
+
+def _is_reshape(node: Node) -> bool:
+    return graphs.operator_name(node) in ("aten.view.default", "aten._unsafe_view.default")
 
 
 def on_host(target: Any) -> Any:

@@ -37,7 +37,7 @@ from exir_lowering._upstream.programs import (
 )
 from exir_lowering._upstream.trees import pytree
 from exir_lowering.dynamo import hazards
-from exir_lowering.dynamo.aliases import is_view
+from exir_lowering.dynamo.aliases import is_view, last_reshape, sole_views
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -151,12 +151,19 @@ def _is_size(node: Node) -> bool:
 
 
 def _find_roots(graph: Graph) -> list[Node]:
+    """Return what the program returns.
+
+    A reshape whose memory no other result shares is a part of it: it ends the decomposition of a linear layer of three
+    dimensions, which some backends take only whole.
+    """
     roots: dict[Node, None] = {}
-    pending = [value for value in results_of(graph) if isinstance(value, Node)]
+    results = results_of(graph)
+    reshapes = {last_reshape(view) for view in sole_views(results)}
+    pending = [value for value in results if isinstance(value, Node)]
     seen = set(pending)
     while pending:
         node = pending.pop(0)
-        if not is_host_value(node):
+        if node in reshapes or not is_host_value(node):
             roots[node] = None
             continue
         for source in node.all_input_nodes:

@@ -20,7 +20,7 @@ from exir_lowering._upstream.delegates import LoweredBackendModule
 from exir_lowering._upstream.dynamo import boxed_code
 from exir_lowering._upstream.fakes import dim_order
 from exir_lowering._upstream.schemas import higher_order_name, returns_view
-from exir_lowering.dynamo.aliases import is_view, on_host
+from exir_lowering.dynamo.aliases import on_host, sole_views
 from exir_lowering.dynamo.capture import Captured, is_host_value, results_of
 
 Boxed = Callable[[list[Any]], Any]
@@ -59,7 +59,7 @@ class _Assembler:
         results = results_of(source)
         returned = {value: self._result(value) for value in results}
         if self.captured.name != "backward":
-            for value in _sole_views(results):
+            for value in sole_views(results):
                 returned[value] = self.graph.call_function(_no_view, (returned[value],))
         self.graph.output(tuple(returned[value] for value in results))
         module = GraphModule(self.root, self.graph)
@@ -186,23 +186,6 @@ def _makes_memory(node: Node) -> bool:
     if graphs.is_delegate_call(maker):
         return True
     return maker.op == "call_function" and higher_order_name(maker.target) is None
-
-
-def _sole_views(results: Sequence[Any]) -> list[Node]:
-    """Return the results that are views of what the program computes, where no other result is one of the same value.
-
-    PyTorch lets nobody write into a view that an autograd function returns. Where results share memory, AOTAutograd
-    makes the views itself; here the view comes from a decomposition, such as that of a linear layer of three dimensions.
-    """
-    bases: dict[Node, list[Node]] = {}
-    for value in dict.fromkeys(value for value in results if isinstance(value, Node)):
-        base = value
-        while is_view(base):
-            base = base.args[0]
-        bases.setdefault(base, []).append(value)
-    return [
-        found[0] for base, found in bases.items() if found != [base] and len(found) == 1 and base.op != "placeholder"
-    ]
 
 
 def _no_view(value: torch.Tensor) -> torch.Tensor:
