@@ -96,6 +96,6 @@ def test_the_public_names_are_what_they_say_whatever_is_imported_first() -> None
 import {first}
 import exir_lowering.dynamo as dynamo
 assert all(callable(getattr(dynamo, name)) for name in dynamo.__all__), dynamo.__all__
-assert dynamo.reports() == () and dynamo.backend.__name__ == "backend"
+assert dynamo.reports() == () and dynamo.backend.__name__ == "exir_lowering"
 """
         run(script, {})
