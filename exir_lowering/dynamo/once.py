@@ -17,6 +17,7 @@ from executorch.exir.backend.backend_details import PreprocessResult
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 from torch.export import ExportedProgram
 
+from exir_lowering import graphs
 from exir_lowering.errors import BackendContractError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.plugins import registry
@@ -206,16 +207,25 @@ class _Asked:
         return replace(result, debug_handle_map={key: renumber(named, back) for key, named in table.items()})
 
 
+_MODULES = ("nn_module_stack", "source_fn_stack", "torch_fn")
+"""What ExecuTorch's backends take operators of one module together by. The border of a partition may be inside a module
+here: XNNPACK would compute a linear layer that starts with a view and ends without one in a wrong shape."""
+
+
 def _ask(program: ExportedProgram, specs: list[CompileSpec], given: Any) -> _Asked:
+    for _, module in graphs.walk(program.graph_module):
+        for node in module.graph.nodes:
+            for key in _MODULES:
+                node.meta.pop(key, None)
     handles = number_handles(program)
     try:
         parts = describe_program(program, Storages(), PROVENANCE, handles)
         parts["specs"] = [f"{spec.key!r} {bytes(spec.value)!r}" for spec in specs]
-        key: Hashable = (id(given), make_key("torch.compile", parts).digest)
+        computed: Hashable = (id(given), make_key("torch.compile", parts).digest)
     except (NoKeyError, TypeError):
-        key = object()  # equal to nothing
+        computed = object()  # equal to nothing
     numbered = program if handles is None else with_handles(program, handles)
-    return _Asked(key, program, numbered, specs, handles)
+    return _Asked(computed, program, numbered, specs, handles)
 
 
 def _lower_new(asked: list[_Asked], lower: Callable[[list[_Asked]], list[PreprocessResult]]) -> list[PreprocessResult]:

@@ -8,11 +8,24 @@ from typing import Any
 
 import pytest
 import torch
-from compile_support import assert_near, clean, compiled, delegated, gradients, reasons, state, train
+from compile_support import (
+    assert_near,
+    clean,
+    compiled,
+    delegated,
+    delegated_operators,
+    gradients,
+    reasons,
+    state,
+    train,
+)
 from compiled_models import CASES, Case, build
 from numpy_backend import NumpyBackend, NumpyDelegate, numpy_partitioner
 
 __all__ = ["clean"]
+
+WEIGHTED = {"mobilenet_v2": ("convolution", "addmm"), "vit": ("convolution", "addmm"), "bert": ("addmm",)}
+"""The operators with weights of each model, which XNNPACK takes only with weights that are constants; else mm."""
 
 TRAINED = [name for name in CASES if name != "llama_with_cache"]
 
@@ -52,6 +65,9 @@ def test_inference_equals_eager(case: str, backend_id: str) -> None:
     assert set(delegated("inference")) == {{"xnnpack": "XnnpackBackend"}.get(backend_id, backend_id)}
     if backend_id == "numpy":
         assert settings["delegates"]["numpy"].runs >= len(delegated())
+    if backend_id == "xnnpack":
+        taken = delegated_operators("XnnpackBackend")
+        assert all(operator in taken for operator in WEIGHTED.get(case, ("aten_mm_",)))
 
 
 @pytest.mark.parametrize("case", TRAINED)

@@ -32,6 +32,19 @@ def delegated(kind: str | None = None) -> list[str]:
     ]
 
 
+def delegated_operators(backend_id: str) -> str:
+    """Return the operators in the partitions of a backend, as one text to search in."""
+    return " ".join(
+        node
+        for report in reports()
+        for _, lowered in report.reports
+        for method in lowered.methods
+        for partition in method.partitions
+        if partition.backend_id == backend_id
+        for node in partition.nodes
+    )
+
+
 def reasons() -> list[str]:
     """Return why graphs were not compiled as asked."""
     return [fallback.reason for report in reports() for fallback in report.fallbacks]
