@@ -6,7 +6,7 @@ nobody else has ends at its last use.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -182,7 +182,7 @@ def _may_alias(node: Node) -> bool:
 
 
 def _makes_memory(node: Node) -> bool:
-    maker = node.args[0] if graphs.is_getitem(node) else node
+    maker: Any = node.args[0] if graphs.is_getitem(node) else node
     if graphs.is_delegate_call(maker):
         return True
     return maker.op == "call_function" and higher_order_name(maker.target) is None
@@ -192,17 +192,20 @@ def _sole_views(results: Sequence[Any]) -> list[Node]:
     """Return the results that are views of what the program computes, where no other result is one of the same value.
 
     PyTorch lets nobody write into a view that an autograd function returns. Where results share memory, AOTAutograd
-    makes the views itself; here the view comes from a decomposition, such as that of a linear layer of three dimensions.
+    makes the views itself; here the view comes from a decomposition, such as that of a linear layer of three
+    dimensions.
     """
     bases: dict[Node, list[Node]] = {}
     for value in dict.fromkeys(value for value in results if isinstance(value, Node)):
-        base = value
-        while is_view(base):
-            base = base.args[0]
-        bases.setdefault(base, []).append(value)
+        bases.setdefault(_base(value), []).append(value)
     return [
         found[0] for base, found in bases.items() if found != [base] and len(found) == 1 and base.op != "placeholder"
     ]
+
+
+def _base(node: Node) -> Node:
+    source = node.args[0] if is_view(node) else None
+    return _base(source) if isinstance(source, Node) else node
 
 
 def _no_view(value: torch.Tensor) -> torch.Tensor:
