@@ -118,7 +118,7 @@ def _prepare(
     whole = target.options.edge_compile_config is not None  # which says itself what is decomposed
     asked = {name: tuple(chosen[name]) if whole else () for name in programs}
     requested = [RequestedMethod(name, programs[name], asked[name], None) for name in programs]
-    edge = {method.name: method.program for method in to_edge(requested, session)}
+    edge = {method.name: method.program for method in to_edge(requested, session, decomposed=not whole)}
     for name, program in edge.items():
         if list_random(program.graph_module) != list_random(programs[name].graph_module):
             raise NotLowered("other random numbers would be drawn")
