@@ -240,7 +240,7 @@ def finish_edge(program: ExportedProgram) -> ExportedProgram:
 
 
 def _in_order_of_signature(program: ExportedProgram) -> ExportedProgram:
-    """Put the inputs of a graph in the order of its signature, which ExecuTorch reverses where there is no user input."""
+    """Put inputs in the order of their signature, which ExecuTorch reverses where there is no user input."""
     placeholders = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     names = [spec.arg.name for spec in program.graph_signature.input_specs]
     if list(placeholders) != names and sorted(placeholders) == sorted(names):

@@ -12,6 +12,8 @@ import torch
 # Distinguishes tensors without memory; what a mode has made from real tensors belongs to it.
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorConverter, FakeTensorMode
 
+from exir_lowering._upstream.decisions import note_copy
+
 __all__ = [
     "FakeCopies",
     "FakeTensor",
@@ -144,6 +146,7 @@ def _copy_shape_env(shape_env: Any) -> Any:
     copied.fake_tensor_cache = {}  # results with symbols of the other environment
     # torch's caches of an environment's facts keep the environment alive until they see another version.
     copied._version_counter = next(_VERSIONS)
+    note_copy(copied)
     return copied
 
 

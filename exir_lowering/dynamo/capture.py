@@ -28,6 +28,7 @@ from torch.export.graph_signature import (
 from torch.fx import Graph, GraphModule, Node
 
 from exir_lowering import graphs
+from exir_lowering._upstream.decisions import Decisions
 from exir_lowering._upstream.fakes import FakeCopies, shape_env_of
 from exir_lowering._upstream.programs import (
     ATEN_VERIFIER,
@@ -53,7 +54,7 @@ class Captured:
         inputs: The graph's placeholder for each of the program's user inputs.
         lent: The graph's placeholders whose tensors the program has as weights, by their name in it.
         roots: The nodes of the graph that the program returns, in its order.
-        environment: The shape environment of the graph's sizes; None if all are known.
+        decisions: What is decided by the graph's symbolic sizes while its program is lowered; None if all are known.
     """
 
     name: str
@@ -62,7 +63,7 @@ class Captured:
     inputs: tuple[Node, ...]
     lent: Mapping[str, Node]
     roots: tuple[Node, ...]
-    environment: Any
+    decisions: Decisions | None
 
     def with_weights_as_inputs(self) -> Captured:
         """Return the same graph, whose program takes what was lent as inputs, before the others."""
@@ -121,9 +122,8 @@ def capture(name: str, module: GraphModule, weights: Mapping[int, torch.Tensor])
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     builder = _Builder(module, {placeholders[position]: tensor for position, tensor in weights.items()})
     builder.add(roots)
-    return Captured(
-        name, module, builder.program(roots), tuple(builder.users), builder.lent, tuple(roots), builder.environment
-    )
+    program, users = builder.program(roots), tuple(builder.users)
+    return Captured(name, module, program, users, builder.lent, tuple(roots), builder.decisions)
 
 
 def results_of(graph: Graph) -> tuple[Any, ...]:
@@ -190,6 +190,7 @@ class _Builder:
     clones: dict[Any, Node] = field(default_factory=dict)
     copies: FakeCopies = field(default_factory=FakeCopies)
     environment: Any = None
+    decisions: Decisions | None = None
 
     def add(self, roots: Sequence[Node]) -> None:
         """Add what the roots are computed from: parameters, buffers, constants, user inputs, then the operators."""
@@ -218,6 +219,8 @@ class _Builder:
         outputs = [OutputSpec(OutputKind.USER_OUTPUT, _argument(node), None) for node in made]
         signature = ExportGraphSignature(input_specs=self.specs, output_specs=outputs)
         environment = self.copies.copied_environment(self.environment)
+        if environment is not None:
+            self.decisions = Decisions(self.environment, environment)
         return assemble_program(
             graph_module=lazy_graph_module(self.root, self.graph),
             signature=signature,

@@ -6,7 +6,7 @@ nobody else has ends at its last use.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -182,7 +182,7 @@ def _may_alias(node: Node) -> bool:
 
 
 def _makes_memory(node: Node) -> bool:
-    maker = node.args[0] if graphs.is_getitem(node) else node
+    maker: Any = node.args[0] if graphs.is_getitem(node) else node
     if graphs.is_delegate_call(maker):
         return True
     return maker.op == "call_function" and higher_order_name(maker.target) is None

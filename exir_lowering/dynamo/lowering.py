@@ -86,6 +86,7 @@ def compile_graphs(captured: Sequence[Captured], target: Target) -> Compiled:
         given = {one.name: one.program for one in captured if one.program is not None}
         lowered = _lower(session, given, chosen, backends)
         functions = {one.name: _function(one, lowered, target.delegates) for one in captured}
+    _repeat_decisions(captured)
     return Compiled(functions, lowered.report, any(one.lent for one in captured), backends)
 
 
@@ -117,7 +118,7 @@ def _prepare(
     whole = target.options.edge_compile_config is not None  # which says itself what is decomposed
     asked = {name: tuple(chosen[name]) if whole else () for name in programs}
     requested = [RequestedMethod(name, programs[name], asked[name], None) for name in programs]
-    edge = {method.name: method.program for method in to_edge(requested, session)}
+    edge = {method.name: method.program for method in to_edge(requested, session, decomposed=not whole)}
     for name, program in edge.items():
         if list_random(program.graph_module) != list_random(programs[name].graph_module):
             raise NotLowered("other random numbers would be drawn")
@@ -128,6 +129,14 @@ def _free(options: LoweringOptions) -> LoweringOptions:
     """Return the options for a plan of what is lowered with others."""
     rewrites = "none" if options.rewrites is None else options.rewrites
     return replace(options, require_coverage=0.0, require_full=False, progress=False, rewrites=rewrites)
+
+
+def _repeat_decisions(captured: Sequence[Captured]) -> None:
+    """Let Dynamo guard by what the lowering has decided by symbolic sizes, such as where a partitioner asks for one."""
+    for one in captured:
+        refused = one.decisions.repeat() if one.decisions is not None else ""
+        if refused:
+            raise NotLowered(refused)
 
 
 def _lower(

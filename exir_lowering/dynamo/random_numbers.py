@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -63,7 +64,7 @@ def _restore(module: GraphModule, names: Sequence[str]) -> bool:
     if not all(name in by_name for name in names):
         return False
     successors = [[numbers[user] for user in node.users] for node in nodes]
-    for before, after in zip(names, names[1:], strict=False):
+    for before, after in itertools.pairwise(names):
         successors[by_name[before]].append(by_name[after])
     chosen = topological(successors)
     if len(chosen) != len(nodes):

@@ -39,13 +39,16 @@ from exir_lowering.steps.source_recovery import recover_sources
 from exir_lowering.steps.transform import run_passes
 
 
-def to_edge(methods: Iterable[RequestedMethod], session: Session) -> tuple[EdgeMethod, ...]:
+def to_edge(
+    methods: Iterable[RequestedMethod], session: Session, *, decomposed: bool = False
+) -> tuple[EdgeMethod, ...]:
     """Convert each program that is not in Edge dialect, as ExecuTorch's `to_edge_transform_and_lower` does.
 
     Args:
         methods: The methods. Operators that their partitioners want whole are not decomposed, and their passes run over
             the result. Their programs are not changed.
         session: Its option `edge_compile_config` is used.
+        decomposed: Whether the programs are functional and nothing in them is to be decomposed.
 
     Returns:
         The methods in Edge dialect; the programs of those that were already in it, and have no passes, are the same
@@ -55,7 +58,10 @@ def to_edge(methods: Iterable[RequestedMethod], session: Session) -> tuple[EdgeM
         InputError: A program cannot be converted, or a pass failed.
     """
     with session.timed("edge"):
-        return tuple(_edge(method, session) for method in session.progress.each("convert to Edge dialect", [*methods]))
+        return tuple(
+            _edge(method, session, decomposed)
+            for method in session.progress.each("convert to Edge dialect", [*methods])
+        )
 
 
 def as_edge(methods: Iterable[RequestedMethod]) -> tuple[EdgeMethod, ...]:
@@ -70,15 +76,15 @@ def as_edge(methods: Iterable[RequestedMethod]) -> tuple[EdgeMethod, ...]:
     return tuple(EdgeMethod(method.name, method.program, method.partitioners) for method in methods)
 
 
-def _edge(method: RequestedMethod, session: Session) -> EdgeMethod:
+def _edge(method: RequestedMethod, session: Session, decomposed: bool) -> EdgeMethod:
     """Convert a program, unless it is in Edge dialect or its Edge program is known, and run the passes over it."""
     if is_edge(method.program) and method.passes is None:
         return EdgeMethod(method.name, method.program, method.partitioners)
-    make = partial(_make_edge, method, session.options)
+    make = partial(_make_edge, method, session.options, decomposed)
     return make() if is_edge(method.program) else convert_cached(method, session, make)
 
 
-def _make_edge(method: RequestedMethod, options: LoweringOptions) -> EdgeMethod:
+def _make_edge(method: RequestedMethod, options: LoweringOptions, decomposed: bool) -> EdgeMethod:
     accelerated = accelerating(options.accelerate)
     with locks.conversion(), converting([method.program], gradients=True), accelerated:
         if is_edge(method.program):
@@ -86,14 +92,14 @@ def _make_edge(method: RequestedMethod, options: LoweringOptions) -> EdgeMethod:
             uncovered: tuple[str, ...] = ()
         else:
             config, origin = _config(options), method.program
-            edge, uncovered = _convert(method, options, config)
+            edge, uncovered = _convert(method, options, config, decomposed)
         if method.passes is not None:
             edge = run_passes(method.name, edge, method.passes, config, _config(options))
     return EdgeMethod(method.name, edge, method.partitioners, origin, uncovered)
 
 
 def _convert(
-    method: RequestedMethod, options: LoweringOptions, config: EdgeCompileConfig
+    method: RequestedMethod, options: LoweringOptions, config: EdgeCompileConfig, decomposed: bool
 ) -> tuple[ExportedProgram, tuple[str, ...]]:
     """Convert a program; return also what was left to ExecuTorch, and why."""
     if options.edge == "executorch":
@@ -101,7 +107,8 @@ def _convert(
     own = _config(options)
     try:
         conversion = Conversion(method.name, own)
-        converted = conversion.convert(isolate(graphs.copy_program(method.program)), method.partitioners)
+        private = isolate(graphs.copy_program(method.program))
+        converted = conversion.rename(private) if decomposed else conversion.convert(private, method.partitioners)
         recover_sources(method.program, converted)
     except Exception as error:  # ExecuTorch converts what is valid, and says what is wrong with what is not
         let_through(error)

@@ -80,6 +80,20 @@ class Conversion:
         allow(self._config, preserved)
         return program
 
+    def rename(self, program: ExportedProgram) -> ExportedProgram:
+        """Convert a program that is functional and decomposed already.
+
+        Args:
+            program: The program, a private copy.
+
+        Returns:
+            The program in Edge dialect.
+
+        Raises:
+            Exception: Whatever torch and ExecuTorch raise.
+        """
+        return self._to_edge(program, self._config.preserve_ops)
+
     def _decompose(self, step: str, program: ExportedProgram, table: Mapping[Any, Any]) -> ExportedProgram:
         try:
             return decompose(_trial(program), table)
