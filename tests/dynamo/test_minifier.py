@@ -132,11 +132,15 @@ def operators(script: Path) -> list[str]:
     [
         ("dynamo", "planted_wrong", 4, "no", "AccuracyError", ["linear", "tanh", "relu"]),
         ("aot", "planted_wrong", 4, "no", "AccuracyError", ["relu"]),
-        ("aot", "planted_wrong_backward", 4, "grad", "AccuracyError", ["sin"]),
+        pytest.param("aot", "planted_wrong_backward", 4, "grad", "AccuracyError", ["sin"], marks=pytest.mark.nightly),
         ("dynamo", "planted_refusing", 2, "grad", "planted to fail at compile time", ["relu"]),
         ("aot", "planted_refusing", 2, "grad", "planted to fail at compile time", ["relu"]),
-        ("dynamo", "planted_failing", 2, "grad", "planted to fail at run time", ["relu"]),
-        ("aot", "planted_failing", 3, "grad", "planted to fail at run time", ["relu"]),
+        pytest.param(
+            "dynamo", "planted_failing", 2, "grad", "planted to fail at run time", ["relu"], marks=pytest.mark.nightly
+        ),
+        pytest.param(
+            "aot", "planted_failing", 3, "grad", "planted to fail at run time", ["relu"], marks=pytest.mark.nightly
+        ),
     ],
 )
 def test_a_failure_becomes_a_small_script_that_fails_in_the_same_way(
