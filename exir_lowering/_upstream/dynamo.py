@@ -42,6 +42,7 @@ __all__ = [
     "register_backend",
     "registered_backends",
     "requires_full_graph",
+    "unboxed",
     "written_inputs",
 ]
 
@@ -51,6 +52,15 @@ def outside_tracing() -> Iterator[None]:
     """Leave what a backend is called in (fake tensors, the Python dispatcher, the tracing context) for a while."""
     with _disable_current_modes(), no_python_dispatcher(), tracing(None), compile_context(None):
         yield
+
+
+def unboxed(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what AOTAutograd's wrapper made, without the attribute of boxed functions, which it copies from inside.
+
+    The minifier would pass the inputs in a list.
+    """
+    compiled._boxed_call = False  # type: ignore[attr-defined]
+    return compiled
 
 
 def boxed_code() -> torch.fx.CodeGen:

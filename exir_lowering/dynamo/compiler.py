@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from exir_lowering._upstream.dynamo import aot_autograd, lookup_backend, requires_full_graph
+from exir_lowering._upstream.dynamo import aot_autograd, lookup_backend, requires_full_graph, unboxed
 from exir_lowering.dynamo.attempts import Attempt, list_candidates
 from exir_lowering.dynamo.decompositions import choose_decompositions, differentiable_attention
 from exir_lowering.dynamo.function import Function
 from exir_lowering.dynamo.hazards import NotLowered
 from exir_lowering.dynamo.logs import Log, forget
+from exir_lowering.dynamo.minifying import warn_of_options, watched
 from exir_lowering.dynamo.options import CompileOptions, read_options
 from exir_lowering.errors import InputError, LoweringError
 
@@ -40,6 +41,7 @@ def backend(
             coverage, or `fallback=None`.
     """
     check_mode(NAME, mode)
+    warn_of_options(options)
     chosen = read_options(options)
     candidates, fallback = list_candidates(chosen)
     strict = fallback is None or requires_full_graph() or _requires_coverage(chosen)
@@ -47,7 +49,8 @@ def backend(
     for position, candidate in enumerate(candidates):
         instead = candidates[position + 1].name if position + 1 < len(candidates) else None
         try:
-            compiled = through_autograd(module, example_inputs, candidate.make(), chosen, log, strict=strict)
+            attempt, last = candidate.make(), instead is None
+            compiled = through_autograd(module, example_inputs, attempt, chosen, log, strict=strict, last=last)
             log.backend = NAME
             return compiled
         except (NotLowered, LoweringError) as error:
@@ -81,6 +84,7 @@ def through_autograd(
     log: Log,
     *,
     strict: bool,
+    last: bool = True,
     function: type[Function] = Function,
 ) -> Callable[..., Any]:
     """Compile a graph in one attempt, with its backward graph if it is differentiated.
@@ -92,6 +96,7 @@ def through_autograd(
         options: The caller's options.
         log: Where it is noted what happened.
         strict: Whether what cannot be compiled is an error, in the backward graph too.
+        last: Whether no other attempt follows.
         function: What compiles the graphs that AOTAutograd makes.
 
     Raises:
@@ -102,16 +107,16 @@ def through_autograd(
     training = torch.is_grad_enabled() and any(
         isinstance(value, torch.Tensor) and value.requires_grad for value in example_inputs
     )
+    raises = strict and last
     wrapped = aot_autograd(
-        fw_compiler=made.forward,
-        bw_compiler=made.backward,
-        inference_compiler=made.inference,
+        fw_compiler=watched(made.forward, raises=raises),
+        bw_compiler=watched(made.backward, raises=strict),
+        inference_compiler=watched(made.inference, raises=raises),
         partition_fn=made.partition,
         decompositions=choose_decompositions(options.decompositions, training=training),
     )
     with differentiable_attention(options.decompositions, training=training):
-        compiled: Callable[..., Any] = wrapped(module, list(example_inputs))
-    return compiled
+        return unboxed(wrapped(module, list(example_inputs)))
 
 
 def _requires_coverage(options: CompileOptions) -> bool:
