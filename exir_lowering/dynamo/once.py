@@ -17,7 +17,6 @@ from executorch.exir.backend.backend_details import PreprocessResult
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 from torch.export import ExportedProgram
 
-from exir_lowering import graphs
 from exir_lowering.errors import BackendContractError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.plugins import registry
@@ -207,16 +206,7 @@ class _Asked:
         return replace(result, debug_handle_map={key: renumber(named, back) for key, named in table.items()})
 
 
-_MODULES = ("nn_module_stack", "source_fn_stack", "torch_fn")
-"""What ExecuTorch's backends take operators of one module together by. The border of a partition may be inside a module
-here: XNNPACK would compute a linear layer that starts with a view and ends without one in a wrong shape."""
-
-
 def _ask(program: ExportedProgram, specs: list[CompileSpec], given: Any) -> _Asked:
-    for _, module in graphs.walk(program.graph_module):
-        for node in module.graph.nodes:
-            for key in _MODULES:
-                node.meta.pop(key, None)
     handles = number_handles(program)
     try:
         parts = describe_program(program, Storages(), PROVENANCE, handles)
