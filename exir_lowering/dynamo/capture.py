@@ -305,21 +305,13 @@ class _Builder:
                 self.environment = environment
 
 
-_LEFT_OUT = frozenset(
-    {
-        *("tensor_meta", "tensor_dict", "grapharg", "desc", "example_value", "partitioner_tag"),
-        *("source_fn_stack", "fwd_source_fn_stack", "torch_fn"),
-    }
-)
-"""What Dynamo and AOTAutograd keep in the metadata for themselves, some of it real tensors; and the functions that
-operators were decomposed from, by which ExecuTorch's backends take operators together: the border of a partition may be
-inside of such a function here, and XNNPACK would compute a linear layer that starts with a view and ends without one in
-a wrong shape."""
+_LEFT_OUT = frozenset({"tensor_meta", "tensor_dict", "grapharg", "desc", "example_value", "partitioner_tag"})
+"""What Dynamo and AOTAutograd keep in the metadata for themselves; some of it holds real tensors."""
 
 
 def as_exported(stack: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     """Return a stack of modules as `torch.export` writes it: their paths in the model, and the names of their classes."""
-    return {key: (_path(path), _class_name(kind)) for key, (path, kind) in stack.items()}
+    return {_path(source): (_path(source), _class_name(kind)) for source, kind in stack.values()}
 
 
 def _path(source: str) -> str:

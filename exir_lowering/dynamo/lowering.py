@@ -80,7 +80,7 @@ def compile_graphs(captured: Sequence[Captured], target: Target) -> Compiled:
     """
     if all(one.program is None for one in captured):
         return Compiled({one.name: assemble(one, None, _no_calls) for one in captured}, None, False, None)
-    backends = target.backends if target.options.cache else SharedBackends(target.backends)
+    backends = SharedBackends(target.backends)
     with outside_tracing():
         session, captured, chosen = _prepare(captured, target)
         given = {one.name: one.program for one in captured if one.program is not None}

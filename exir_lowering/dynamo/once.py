@@ -17,6 +17,7 @@ from executorch.exir.backend.backend_details import PreprocessResult
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 from torch.export import ExportedProgram
 
+from exir_lowering import graphs
 from exir_lowering.errors import BackendContractError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.plugins import registry
@@ -100,7 +101,7 @@ class _Once(Backend):
 
     def __init__(self, backend: Backend, given: Any, used: list[Kept]) -> None:
         self.backend_id = backend.backend_id  # type: ignore[misc]
-        self.version = backend.version  # type: ignore[misc]
+        self.version = f"{backend.version}, without origins"  # type: ignore[misc]
         self.parallel = "thread" if backend.parallel != "none" else "none"  # type: ignore[misc]
         self.independent = True  # type: ignore[misc]
         self._backend, self._given, self._used = backend, given, used
@@ -109,6 +110,10 @@ class _Once(Backend):
     def details(self) -> Any:
         """The class whose lines a failure names."""
         return getattr(self._backend, "details", type(self._backend))
+
+    @property
+    def stands_for(self) -> Backend:
+        return self._backend
 
     @property
     def one_by_one(self) -> bool:
@@ -206,7 +211,16 @@ class _Asked:
         return replace(result, debug_handle_map={key: renumber(named, back) for key, named in table.items()})
 
 
+_ORIGINS = ("nn_module_stack", "source_fn_stack", "torch_fn")
+"""What ExecuTorch's backends take operators of one module together by. The border of a partition may be inside a module
+here: XNNPACK would compute a linear layer that starts with a view and ends without one in a wrong shape."""
+
+
 def _ask(program: ExportedProgram, specs: list[CompileSpec], given: Any) -> _Asked:
+    for _, module in graphs.walk(program.graph_module):
+        for node in module.graph.nodes:
+            for key in _ORIGINS:
+                node.meta.pop(key, None)
     handles = number_handles(program)
     try:
         parts = describe_program(program, Storages(), PROVENANCE, handles)

@@ -158,6 +158,11 @@ class Backend(ABC):
         return type(self).preprocess_all is Backend.preprocess_all
 
     @property
+    def stands_for(self) -> Backend:
+        """The backend whose code makes the results, for the cache; by default this one."""
+        return self
+
+    @property
     def in_processes(self) -> bool:
         """Whether other processes may lower partitions, each with a backend of its own, made from the class."""
         return self.parallel != "none"

@@ -55,19 +55,20 @@ def identify(backend: Backend) -> Maker:
     Raises:
         NoKeyError: Its code or its settings cannot be told apart from others.
     """
-    kind = backend.details if isinstance(backend, ExecutorchBackend) else type(backend)
+    maker = backend.stands_for
+    kind = maker.details if isinstance(maker, ExecutorchBackend) else type(maker)
     name = f"{kind.__module__}.{kind.__qualname__}"
     facts = [backend.backend_id, str(backend.version), name]
     independent = backend.one_by_one or backend.independent
-    if isinstance(backend, ExecutorchBackend):
+    if isinstance(maker, ExecutorchBackend):
         checks = payload.find_checks(backend.backend_id)
         if checks is not None and checks.made_by == name:
             return Maker((*facts, "declared"), independent, checks.unread, checks if checks.replaces_handles else None)
         facts += _outside(kind)
         return Maker(tuple(facts), independent, frozenset(), None)
-    facts.append(Forms(Storages(), named=True).form(vars(backend)))
+    facts.append(Forms(Storages(), named=True).form(vars(maker)))
     facts += _source(kind) if kind.__module__.startswith("exir_lowering.") else _outside(kind)
-    return Maker(tuple(facts), independent, backend.unread, None)
+    return Maker(tuple(facts), independent, maker.unread, None)
 
 
 def identify_partitioner(partitioner: Partitioner) -> list[str]:
