@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from exir_lowering.backends.reference import ReferenceBackend
 from exir_lowering.dynamo import backend, reports
 from exir_lowering.lowered_module.tolerances import tolerance
 
@@ -63,6 +64,8 @@ def assert_near(got: Any, want: Any) -> None:
         assert len(got) == len(want)
         for one, other in zip(got, want, strict=True):
             assert_near(one, other)
+    elif isinstance(want, float):
+        assert_near(torch.tensor(got), torch.tensor(want))
     else:
         assert got == want
 
@@ -101,3 +104,14 @@ def clean() -> Iterator[None]:
     torch.manual_seed(0)
     yield
     torch._dynamo.reset()
+
+
+class Recording(ReferenceBackend):
+    """The reference backend, which notes how many partitions of each graph it is asked for in each call."""
+
+    def __init__(self) -> None:
+        self.calls: list[dict[str, int]] = []
+
+    def preprocess_all(self, edge_programs: Any, compile_specs: Any, *, context: Any = None) -> Any:
+        self.calls.append({method: len(programs) for method, programs in edge_programs.items()})
+        return super().preprocess_all(edge_programs, compile_specs, context=context)
