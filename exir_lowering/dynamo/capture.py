@@ -268,20 +268,21 @@ class _Builder:
         if node.op == "get_attr":
             target = str(node.target)
             self.root[target] = self._nested(graphs.attribute(self.module, target))
-        copied = self._known_copy(node) or self.graph.node_copy(node, self.env.__getitem__)
+        if node.target is torch.ops.aten.clone.default:
+            return self._clone(node)
+        copied = self.graph.node_copy(node, self.env.__getitem__)
         copied.meta = self._meta(node)
         return copied
 
-    def _known_copy(self, node: Node) -> Node | None:
-        """Return what a clone is equal to; backends that drop clones, such as XNNPACK, would return one value twice."""
-        if node.target is not torch.ops.aten.clone.default:
-            return None
-        source = node.args[0]
+    def _clone(self, node: Node) -> Node:
+        """Copy a clone, unless a value is equal to it: backends that drop clones would return that value twice."""
+        source: Any = node.args[0]
         if source.op == "call_function" and _layout(source) is not None and _layout(source) == _layout(node):
             return self.env[source]
         key = (self.env[source], *node.kwargs.items())
         if key not in self.clones:
             self.clones[key] = self.graph.node_copy(node, self.env.__getitem__)
+            self.clones[key].meta = self._meta(node)
         return self.clones[key]
 
     def _nested(self, module: Any) -> Any:
@@ -340,11 +341,8 @@ def _class_name(kind: Any) -> str:
 def _layout(node: Node) -> tuple[int, ...] | None:
     """Return how a value lies in memory; None if that is not known now."""
     value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor) or not all(
-        isinstance(size, int) for size in (*value.shape, *value.stride())
-    ):
-        return None
-    return (*value.shape, *value.stride())
+    layout = (*value.shape, *value.stride()) if isinstance(value, torch.Tensor) else (None,)
+    return layout if all(isinstance(number, int) for number in layout) else None
 
 
 def _needed(roots: Sequence[Node]) -> set[Node]:

@@ -17,8 +17,10 @@ from executorch.exir.backend.backend_details import PreprocessResult
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 from torch.export import ExportedProgram
 
+from exir_lowering import graphs
 from exir_lowering.errors import BackendContractError
 from exir_lowering.errors.interrupts import let_through
+from exir_lowering.graphs import debug_handles
 from exir_lowering.plugins import registry
 from exir_lowering.plugins.backend import Backend, BackendContext, ExecutorchBackend, context_argument
 from exir_lowering.plugins.reads import PROVENANCE
@@ -206,7 +208,16 @@ class _Asked:
         return replace(result, debug_handle_map={key: renumber(named, back) for key, named in table.items()})
 
 
+_OF_THE_PRODUCER = ("tensor_meta", debug_handles.KEY)
+"""What an input has of the operator that computes it outside; equal partitions differ in it."""
+
+
 def _ask(program: ExportedProgram, specs: list[CompileSpec], given: Any) -> _Asked:
+    for _, module in graphs.walk(program.graph_module):
+        for node in module.graph.nodes:
+            if node.op == "placeholder":
+                for key in _OF_THE_PRODUCER:
+                    node.meta.pop(key, None)
     handles = number_handles(program)
     try:
         parts = describe_program(program, Storages(), PROVENANCE, handles)

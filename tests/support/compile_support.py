@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -107,11 +108,18 @@ def clean() -> Iterator[None]:
 
 
 class Recording(ReferenceBackend):
-    """The reference backend, which notes how many partitions of each graph it is asked for in each call."""
+    """The reference backend, which notes how many partitions of each graph it is asked for in each call.
 
-    def __init__(self) -> None:
+    Args:
+        seen: Called with each partition.
+    """
+
+    def __init__(self, seen: Callable[[Any], None] = lambda program: None) -> None:
         self.calls: list[dict[str, int]] = []
+        self.seen = seen
 
     def preprocess_all(self, edge_programs: Any, compile_specs: Any, *, context: Any = None) -> Any:
         self.calls.append({method: len(programs) for method, programs in edge_programs.items()})
+        for program in itertools.chain(*edge_programs.values()):
+            self.seen(program)
         return super().preprocess_all(edge_programs, compile_specs, context=context)
