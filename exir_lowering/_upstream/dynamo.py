@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 # The registry and AOTAutograd's wrapper are documented for backends, under names that are not public.
-from torch._decomp import core_aten_decompositions
+from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._dispatch.python import no_python_dispatcher
 from functorch.compile import make_boxed_func
 from torch._dynamo import lookup_backend, register_backend
@@ -35,6 +35,7 @@ __all__ = [
     "core_aten_decompositions",
     "default_partition",
     "eager",
+    "get_decompositions",
     "input_number",
     "is_static_input",
     "lookup_backend",

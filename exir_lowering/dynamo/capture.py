@@ -269,15 +269,21 @@ class _Builder:
             target = str(node.target)
             self.root[target] = self._nested(graphs.attribute(self.module, target))
         if node.target is torch.ops.aten.clone.default:
-            # One for all equal ones, as backends that drop clones, such as XNNPACK, would return one value twice.
-            key = (self.env[node.args[0]], *node.args[1:], *node.kwargs.items())
-            if key in self.clones:
-                return self.clones[key]
+            return self._clone(node)
         copied = self.graph.node_copy(node, self.env.__getitem__)
         copied.meta = self._meta(node)
-        if node.target is torch.ops.aten.clone.default:
-            self.clones[key] = copied
         return copied
+
+    def _clone(self, node: Node) -> Node:
+        """Copy a clone, unless a value is equal to it: backends that drop clones would return that value twice."""
+        source: Any = node.args[0]
+        if source.op == "call_function" and _layout(source) is not None and _layout(source) == _layout(node):
+            return self.env[source]
+        key = (self.env[source], *node.kwargs.items())
+        if key not in self.clones:
+            self.clones[key] = self.graph.node_copy(node, self.env.__getitem__)
+            self.clones[key].meta = self._meta(node)
+        return self.clones[key]
 
     def _nested(self, module: Any) -> Any:
         """Copy the graph of a branch or a body, with values of its own."""
@@ -322,6 +328,13 @@ def _path(source: str) -> str:
 
 def _class_name(kind: Any) -> str:
     return f"{kind.__module__}.{kind.__qualname__}" if isinstance(kind, type) else str(kind)
+
+
+def _layout(node: Node) -> tuple[int, ...] | None:
+    """Return how a value lies in memory; None if that is not known now."""
+    value = node.meta.get("val")
+    layout = (*value.shape, *value.stride()) if isinstance(value, torch.Tensor) else (None,)
+    return layout if all(isinstance(number, int) for number in layout) else None
 
 
 def _needed(roots: Sequence[Node]) -> set[Node]:

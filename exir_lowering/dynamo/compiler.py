@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
+from exir_lowering import graphs
 from exir_lowering._upstream.dynamo import aot_autograd, lookup_backend, requires_full_graph, unboxed
+from exir_lowering._upstream.schemas import higher_order_name
 from exir_lowering.dynamo.attempts import Attempt, list_candidates
 from exir_lowering.dynamo.decompositions import choose_decompositions, differentiable_attention
 from exir_lowering.dynamo.function import Function
@@ -44,6 +46,8 @@ def backend(
     warn_of_options(options)
     chosen = read_options(options)
     candidates, fallback = list_candidates(chosen)
+    if fallback == "eager" and _has_checkpoints(module):
+        fallback = "aot_eager"  # "eager" computes a checkpoint again with other random numbers
     strict = fallback is None or requires_full_graph() or _requires_coverage(chosen)
     log = Log()
     for position, candidate in enumerate(candidates):
@@ -117,6 +121,14 @@ def through_autograd(
     )
     with differentiable_attention(options.decompositions, training=training):
         return unboxed(wrapped(module, list(example_inputs)))
+
+
+def _has_checkpoints(module: GraphModule) -> bool:
+    return any(
+        higher_order_name(node.target) == "tag_activation_checkpoint"
+        for _, inner in graphs.walk(module)
+        for node in inner.graph.nodes
+    )
 
 
 def _requires_coverage(options: CompileOptions) -> bool:

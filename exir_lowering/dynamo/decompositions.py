@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from exir_lowering._upstream.dynamo import core_aten_decompositions
+from exir_lowering._upstream.dynamo import core_aten_decompositions, get_decompositions
 
 _KEPT = (
     "aten.bernoulli",  # decomposed, it draws other numbers than in eager PyTorch
@@ -29,9 +29,22 @@ def choose_decompositions(given: Mapping[Any, Callable[..., Any]] | None, *, tra
     if given is not None:
         return dict(given)
     kept = _KEPT + (_KEPT_IN_TRAINING if training else ())
-    return {
+    chosen = {
         operator: made for operator, made in core_aten_decompositions().items() if not str(operator).startswith(kept)
     }
+    return {**chosen, _NORM: _decompose_mixed_norm}
+
+
+_NORM = torch.ops.aten._native_batch_norm_legit_functional.default
+_norm = get_decompositions([_NORM])[_NORM]
+
+
+def _decompose_mixed_norm(x: torch.Tensor, weight: torch.Tensor | None, *args: Any) -> Any:
+    """Decompose a batch normalisation whose weights have another dtype, as with autocast.
+
+    What it saves for its gradient has another dtype in a graph than when it is run.
+    """
+    return NotImplemented if weight is None or weight.dtype is x.dtype else _norm(x, weight, *args)
 
 
 def differentiable_attention(given: Mapping[Any, Any] | None, *, training: bool) -> AbstractContextManager[None]:

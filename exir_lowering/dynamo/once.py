@@ -20,6 +20,7 @@ from torch.export import ExportedProgram
 from exir_lowering import graphs
 from exir_lowering.errors import BackendContractError
 from exir_lowering.errors.interrupts import let_through
+from exir_lowering.graphs import debug_handles
 from exir_lowering.plugins import registry
 from exir_lowering.plugins.backend import Backend, BackendContext, ExecutorchBackend, context_argument
 from exir_lowering.plugins.reads import PROVENANCE
@@ -215,11 +216,14 @@ _ORIGINS = ("nn_module_stack", "source_fn_stack", "torch_fn")
 """What ExecuTorch's backends take operators of one module together by. The border of a partition may be inside a module
 here: XNNPACK would compute a linear layer that starts with a view and ends without one in a wrong shape."""
 
+_OF_THE_PRODUCER = ("tensor_meta", debug_handles.KEY)
+"""What an input has of the operator that computes it outside; equal partitions differ in it."""
+
 
 def _ask(program: ExportedProgram, specs: list[CompileSpec], given: Any) -> _Asked:
     for _, module in graphs.walk(program.graph_module):
         for node in module.graph.nodes:
-            for key in _ORIGINS:
+            for key in (*_ORIGINS, *(_OF_THE_PRODUCER if node.op == "placeholder" else ())):
                 node.meta.pop(key, None)
     handles = number_handles(program)
     try:

@@ -7,11 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from executorch.exir.backend.backend_details import BackendDetails
+
 from exir_lowering._upstream.dynamo import registered_backends
 from exir_lowering.errors import InputError
 from exir_lowering.options import LoweringOptions
 from exir_lowering.plugins import registry
-from exir_lowering.plugins.backend import PartitionerLike
+from exir_lowering.plugins.backend import Backend, PartitionerLike
+from exir_lowering.plugins.delegate import Delegate
 
 TRAINING = ("both", "forward", "backward", "none")
 METHODS = ("forward", "backward")
@@ -89,6 +92,13 @@ def _check_backends(value: Any) -> Any:
         return {}
     if isinstance(value, Mapping):
         registry.check_backends(value)
+        for backend_id, candidate in value.items():
+            details = isinstance(candidate, type) and issubclass(candidate, BackendDetails)
+            if not details and not _is(candidate, Backend):
+                raise InputError(
+                    f"options['backends'][{backend_id!r}]={candidate!r}: expected an exir_lowering.Backend (object or "
+                    "class) or an ExecuTorch BackendDetails class."
+                )
         return value
     if isinstance(value, str) or not isinstance(value, Sequence) or not value:
         raise InputError(
@@ -96,6 +106,21 @@ def _check_backends(value: Any) -> Any:
             'Backend objects in order of preference, such as ["openvino", "xnnpack", "inductor"].'
         )
     return tuple(value)
+
+
+def _check_delegates(value: Any) -> Any:
+    delegates = registry.check_delegates(value)
+    for delegate_id, candidate in delegates.items():
+        if not _is(candidate, Delegate):
+            raise InputError(
+                f"options['delegates'][{delegate_id!r}]={candidate!r}: expected an exir_lowering.Delegate (object or "
+                "class)."
+            )
+    return delegates
+
+
+def _is(candidate: Any, kind: type) -> bool:
+    return isinstance(candidate, kind) or (isinstance(candidate, type) and issubclass(candidate, kind))
 
 
 def _check_training(value: Any) -> Any:
@@ -134,7 +159,7 @@ def _check_lowering(value: Any) -> Any:
 _CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "partitioners": _check_partitioners,
     "backends": _check_backends,
-    "delegates": registry.check_delegates,
+    "delegates": _check_delegates,
     "training": _check_training,
     "decompositions": _check_decompositions,
     "fallback": _check_fallback,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
 import torch
 
+from exir_lowering.backends.reference import ReferenceBackend
 from exir_lowering.dynamo import backend, reports
 from exir_lowering.lowered_module.tolerances import tolerance
 
@@ -63,6 +65,8 @@ def assert_near(got: Any, want: Any) -> None:
         assert len(got) == len(want)
         for one, other in zip(got, want, strict=True):
             assert_near(one, other)
+    elif isinstance(want, float):
+        assert_near(torch.tensor(got), torch.tensor(want))
     else:
         assert got == want
 
@@ -101,3 +105,21 @@ def clean() -> Iterator[None]:
     torch.manual_seed(0)
     yield
     torch._dynamo.reset()
+
+
+class Recording(ReferenceBackend):
+    """The reference backend, which notes how many partitions of each graph it is asked for in each call.
+
+    Args:
+        seen: Called with each partition.
+    """
+
+    def __init__(self, seen: Callable[[Any], None] = lambda program: None) -> None:
+        self.calls: list[dict[str, int]] = []
+        self.seen = seen
+
+    def preprocess_all(self, edge_programs: Any, compile_specs: Any, *, context: Any = None) -> Any:
+        self.calls.append({method: len(programs) for method, programs in edge_programs.items()})
+        for program in itertools.chain(*edge_programs.values()):
+            self.seen(program)
+        return super().preprocess_all(edge_programs, compile_specs, context=context)
