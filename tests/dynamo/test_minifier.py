@@ -11,7 +11,7 @@ import forked
 import pytest
 
 PLANTED = '''
-"""A package with a torch.compile backend of its own name: this project's, with options, and delegates that are wrong."""
+"""A package with torch.compile backends of its own: this project's, with options and with delegates that are wrong."""
 
 from exir_lowering.backends.reference import ReferenceBackend, ReferenceDelegate
 from exir_lowering.dynamo import backend

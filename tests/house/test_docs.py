@@ -1,4 +1,4 @@
-"""The Python in the README and the docs runs, page by page; links and named modules exist; no command is stale."""
+"""The Python in the README and the docs runs, page by page, and prints what is shown; links and named modules exist."""
 
 import re
 from pathlib import Path
@@ -9,6 +9,8 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
+SHOWN = re.compile(r"```python\n(.*?)```\n\n```text\n(.*?)```", re.DOTALL)
+"""A block of Python, and what it prints."""
 
 
 def _pages_with_code() -> list[Path]:
@@ -66,6 +68,14 @@ def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
     script.write_text(code)
     done = forked.run(script, cwd=tmp_path, quiet=False, fresh=page.name == "README.md")
     assert done.returncode == 0, done.stderr[-3000:]
+    printed = _plain(done.stdout)
+    for _, shown in SHOWN.findall(page.read_text()):
+        assert _plain(shown) in printed, (shown, printed)
+
+
+def _plain(text: str) -> str:
+    """Return text without the addresses of functions, and without spaces at the ends of lines."""
+    return "\n".join(line.rstrip() for line in re.sub(r"0x[0-9a-f]+", "0x", text).splitlines())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
