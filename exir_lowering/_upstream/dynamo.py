@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
+from functorch.compile import make_boxed_func  # type: ignore[import-untyped]
 
 # The registry and AOTAutograd's wrapper are documented for backends, under names that are not public.
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._dispatch.python import no_python_dispatcher
-from functorch.compile import make_boxed_func
 from torch._dynamo import lookup_backend, register_backend
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.registry import _BACKENDS as _registered
@@ -64,17 +64,15 @@ def unboxed(compiled: Callable[..., Any]) -> Callable[..., Any]:
     return compiled
 
 
-def boxed_code() -> torch.fx.CodeGen:
+def boxed_code() -> Any:
     """Return what makes a graph's code take its inputs in a list, which it empties, so that they end early."""
     return _BoxedCodeGen()
 
 
 def registered_backends() -> Mapping[str, Any]:
     """Return the names of torch.compile's backends that are registered in this process or by an entry point."""
-    try:
+    with suppress(InvalidBackend):
         lookup_backend("")  # finds those of entry points
-    except InvalidBackend:
-        pass
     return _registered
 
 

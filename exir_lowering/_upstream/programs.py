@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
+# A program names the dialect that it is in by a verifier.
+from torch._export.verifier import Verifier as ATEN_VERIFIER
+
 # A graph's fake tensors belong to a mode that a new fake tensor has to share.
 from torch._guards import detect_fake_mode
-
-# A program names the dialect that it is in by a verifier.
-from torch._export.verifier import Verifier as ATEN_VERIFIER  # noqa: N811
 
 # The call-delegate operator has no public name in torch.
 from torch._higher_order_ops.executorch_call_delegate import executorch_call_delegate

@@ -57,7 +57,7 @@ def is_overload(target: Any) -> TypeGuard[OpOverload[..., Any]]:
 
 def higher_order_name(target: Any) -> str | None:
     """Return the name of an operator that takes functions, such as "cond"; None for others."""
-    return target.name() if isinstance(target, torch._ops.HigherOrderOperator) else None
+    return str(target.name()) if isinstance(target, torch._ops.HigherOrderOperator) else None  # type: ignore[no-untyped-call]
 
 
 def is_built_in(target: Any) -> bool:
@@ -134,6 +134,6 @@ def view_for_copy(target: Any) -> Any:
         return target
     if name == "view_copy":
         return torch.ops.aten.reshape.default if overload == "default" else target
-    view = getattr(getattr(torch.ops.aten, str(name).removesuffix("_copy"), None), overload, None)
+    view: Any = getattr(getattr(torch.ops.aten, str(name).removesuffix("_copy"), None), overload, None)
     same = returns_view(view) and [a.name for a in view._schema.arguments] == [a.name for a in target._schema.arguments]
     return view if same else target

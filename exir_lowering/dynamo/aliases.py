@@ -26,7 +26,8 @@ def sole_views(results: Sequence[Any]) -> list[Node]:
     """Return the results that are views of what the program computes, where no other result is one of the same value.
 
     PyTorch lets nobody write into a view that an autograd function returns. Where results share memory, AOTAutograd
-    makes the views itself; here the view comes from a decomposition, such as that of a linear layer of three dimensions.
+    makes the views itself; here the view comes from a decomposition, such as that of a linear layer of three
+    dimensions.
     """
     bases: dict[Node, list[Node]] = {}
     for value in dict.fromkeys(value for value in results if isinstance(value, Node)):

@@ -316,7 +316,7 @@ _LEFT_OUT = frozenset({"tensor_meta", "tensor_dict", "grapharg", "desc", "exampl
 
 
 def as_exported(stack: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Return a stack of modules as `torch.export` writes it: their paths in the model, and the names of their classes."""
+    """Return a stack of modules as `torch.export` writes it: their paths in the model, and their classes' names."""
     return {_path(source): (_path(source), _class_name(kind)) for source, kind in stack.values()}
 
 

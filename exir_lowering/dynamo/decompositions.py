@@ -28,10 +28,9 @@ def choose_decompositions(given: Mapping[Any, Callable[..., Any]] | None, *, tra
     """
     if given is not None:
         return dict(given)
+    core: Mapping[Any, Any] = core_aten_decompositions()
     kept = _KEPT + (_KEPT_IN_TRAINING if training else ())
-    chosen = {
-        operator: made for operator, made in core_aten_decompositions().items() if not str(operator).startswith(kept)
-    }
+    chosen = {operator: made for operator, made in core.items() if not str(operator).startswith(kept)}
     return {**chosen, _NORM: _decompose_mixed_norm}
 
 

@@ -151,7 +151,8 @@ def _copy_attribute(
 
 
 def _nested(module: GraphModule, calls: Calls) -> GraphModule:
-    graph, root = Graph(), {}
+    graph = Graph()
+    root: dict[str, Any] = {}
     body: dict[Node, Any] = {}
     for node in module.graph.nodes:
         if node.op == "placeholder":
@@ -177,7 +178,8 @@ def _owned(returned: Sequence[Any]) -> list[bool]:
 def _may_alias(node: Node) -> bool:
     """Return whether what runs for a node of a lowered graph may return memory of its first argument."""
     if graphs.is_getitem(node):
-        return not graphs.is_delegate_call(node.args[0]) and _may_alias(node.args[0])
+        source: Any = node.args[0]
+        return not graphs.is_delegate_call(source) and _may_alias(source)
     return node.op == "call_function" and returns_view(on_host(node.target))
 
 

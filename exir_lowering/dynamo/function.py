@@ -13,9 +13,9 @@ from exir_lowering.dynamo.attempts import Attempt
 from exir_lowering.dynamo.execution import Boxed
 from exir_lowering.dynamo.graph import GraphCompiler
 from exir_lowering.dynamo.hazards import NotLowered
+from exir_lowering.dynamo.logs import Log
 from exir_lowering.dynamo.lowering import Target
 from exir_lowering.dynamo.options import CompileOptions
-from exir_lowering.dynamo.logs import Log
 from exir_lowering.errors import LoweringError
 
 

@@ -12,8 +12,8 @@ from exir_lowering._upstream.dynamo import boxed, eager, outside_tracing
 from exir_lowering.dynamo.capture import Captured, capture
 from exir_lowering.dynamo.execution import Boxed
 from exir_lowering.dynamo.hazards import NotLowered, UnboundedSizes
-from exir_lowering.dynamo.lowering import Compiled, Target, compile_graphs
 from exir_lowering.dynamo.logs import Kind, Log
+from exir_lowering.dynamo.lowering import Compiled, Target, compile_graphs
 from exir_lowering.dynamo.specialized import Specialized, has_symbolic_sizes
 from exir_lowering.dynamo.weights import Mark, Watched, mark
 from exir_lowering.errors import BackendFailure, LoweringError

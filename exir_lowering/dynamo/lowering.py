@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from executorch.exir import EdgeCompileConfig
 from torch.export import ExportedProgram
 
@@ -167,7 +166,7 @@ def _settle_weights(
     partitioners: Mapping[str, Sequence[Partitioner]],
     options: LoweringOptions,
 ) -> list[Captured]:
-    """Decide whether lent weights are constants or inputs, and return the graphs with their programs in Edge dialect."""
+    """Decide whether lent weights are constants or inputs; return the graphs with their programs in Edge dialect."""
     converted = [replace(one, program=edge.get(one.name)) for one in captured]
     if not any(one.lent for one in captured):
         return converted

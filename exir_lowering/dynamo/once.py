@@ -30,7 +30,7 @@ from exir_lowering.steps.cache.handles import number_handles, renumber, with_han
 from exir_lowering.steps.cache.keys import NoKeyError, make_key
 
 
-@dataclass(slots=True, eq=False, weakref_slot=True)
+@dataclass(eq=False)
 class Kept:
     """Something that is kept while it is in use.
 
@@ -181,7 +181,7 @@ class _Once(Backend):
         return [one.own(kept[one.key].value) for one in asked]
 
 
-class _OnceExecutorch(_Once, ExecutorchBackend):
+class _OnceExecutorch(_Once, ExecutorchBackend):  # type: ignore[override]
     """The same for a class of ExecuTorch."""
 
 
@@ -249,7 +249,7 @@ def _lower_new(asked: list[_Asked], lower: Callable[[list[_Asked]], list[Preproc
 
 def _flatten(grouped: Mapping[str, list[_Asked]], asked: list[_Asked], results: Any) -> list[PreprocessResult]:
     """Return results in the order of what was asked."""
-    given = {name: results.get(name) if isinstance(results, Mapping) else None for name in grouped}
+    given: dict[str, Any] = {name: results.get(name) if isinstance(results, Mapping) else None for name in grouped}
     for name, ones in grouped.items():
         if not isinstance(given[name], (list, tuple)) or len(given[name]) != len(ones):
             raise BackendContractError(

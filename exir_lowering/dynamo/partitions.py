@@ -49,7 +49,8 @@ class Lowered:
     @property
     def program(self) -> ExportedProgram:
         """The original program, in Edge dialect."""
-        return self.module.original_module
+        program: ExportedProgram = self.module.original_module
+        return program
 
     def lines(self, number: int, error: BaseException) -> str:
         """Return the model's lines that a failure is about: those of the operator it names, or of all."""

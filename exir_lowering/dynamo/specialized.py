@@ -1,4 +1,4 @@
-"""Graphs with symbolic sizes for backends that need to know the sizes: compiled for each set of sizes when it occurs."""
+"""Graphs with symbolic sizes, for backends that need to know them: compiled for each set of sizes when it occurs."""
 
 from __future__ import annotations
 

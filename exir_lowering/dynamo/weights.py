@@ -8,7 +8,7 @@ before each call, the weights that the call is given are compared with those tha
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,7 +88,7 @@ class Watched:
         function: Boxed,
         again: Callable[[Sequence[Any] | None], tuple[Sequence[Mark], Boxed]],
     ) -> None:
-        self._current = (tuple(marks), function)
+        self._current: tuple[Sequence[Mark], Boxed] = (tuple(marks), function)
         self._again = again
         self._served = 0
         self._lock = threading.RLock()
@@ -105,8 +105,7 @@ class Watched:
 
     def _renew(self, args: Sequence[Any]) -> Boxed:
         with self._lock:
-            marks, function = self._current
-            if not all(each.holds(args) for each in marks):  # unless another thread has done it
+            if not all(each.holds(args) for each in self._current[0]):  # unless another thread has done it
                 self._current = self._again(args if self._served > 1 else None)
                 self._served = 0
             return self._current[1]

@@ -266,7 +266,7 @@ def test_gradients_accumulate() -> None:
     eager, model = _pair()
     called = compiled(model, partitioners="reference")
     inputs = [torch.randn(5, 6) for _ in range(3)]
-    for each, function in ((eager, eager), (model, called)):
+    for function in (eager, called):
         for x in inputs:
             function(x).square().sum().backward()
     assert_near(gradients(model), gradients(eager))
@@ -292,7 +292,7 @@ def test_two_forwards_before_their_backwards() -> None:
     eager, model = _pair()
     called = compiled(model, partitioners="reference")
     one, other = torch.randn(5, 6), torch.randn(5, 6)
-    for each, function in ((eager, eager), (model, called)):
+    for function in (eager, called):
         losses = [function(x).square().sum() for x in (one, other)]
         losses[0].backward()
         losses[1].backward()
