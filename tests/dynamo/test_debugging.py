@@ -193,12 +193,15 @@ def test_explain_has_the_graphs_that_would_be_lowered(training: str) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     (graph,) = explain(model, torch.randn(2, 4), options={**OPTIONS, "training": training}).graphs
     methods = [(one.kind, [method.name for method in one.plan.methods]) for one in graph.plans]
-    assert methods == {
-        "both": [("forward", ["forward", "backward"])],
-        "forward": [("forward", ["forward"])],
-        "backward": [("backward", ["backward"])],
-        "none": [],
-    }[training]
+    assert (
+        methods
+        == {
+            "both": [("forward", ["forward", "backward"])],
+            "forward": [("forward", ["forward"])],
+            "backward": [("backward", ["backward"])],
+            "none": [],
+        }[training]
+    )
     with torch.no_grad():
         (graph,) = explain(model, torch.randn(2, 4), options={**OPTIONS, "training": training}).graphs
     assert [one.kind for one in graph.plans] == ["inference"]
