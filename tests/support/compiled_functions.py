@@ -99,7 +99,7 @@ def _call(function: Any, make: Make, training: bool, views: Any, write: bool) ->
     given = list(views(*given)) if views is not None else given
     torch.manual_seed(7)
     returned = pytree.tree_leaves(function(*given), is_leaf=lambda value: value is None)
-    values = [*returned, *given]
+    values = [*returned, *pytree.tree_leaves(given)]
     outputs, aliases, forms = _copied(values), [_aliases(value, values) for value in values], list(map(_form, values))
     terms = [_weighted(value) for value in returned if _is(value) and value.requires_grad]
     if terms:

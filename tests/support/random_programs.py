@@ -373,16 +373,31 @@ def _number(program: ExportedProgram) -> None:
                 number += 1
 
 
-def _recipe(rng: random.Random, nested: bool) -> tuple[list[Step], list[Step]]:
+def random_method(seed: int, most: int, nested: Sequence[str] = ()) -> Method:
+    """Make the module of a seed, with state of its own.
+
+    Args:
+        seed: The seed.
+        most: How many steps it has at most.
+        nested: The higher-order operators that it may have; it has one at least.
+    """
+    rng = random.Random(seed)
+    torch.manual_seed(seed)
+    return Method(Store(), *_recipe(rng, bool(nested), most, nested)).eval()
+
+
+def _recipe(
+    rng: random.Random, nested: bool, most: int | None = None, operators: Sequence[str] = _NESTED
+) -> tuple[list[Step], list[Step]]:
     steps: list[Step] = []
     pool, sizes = 2, 1
     state_heavy = rng.random() < 0.5
-    for _ in range(rng.randint(3, 6 if nested else 12)):
+    for _ in range(rng.randint(3, most or (6 if nested else 12))):
         name = rng.choice([key for key in _STEPS if key not in (*_NESTED, "mutate_input", "write")])
         if state_heavy and rng.random() < 0.5:
             name = "write"
         if nested and rng.random() < 0.35:
-            name = rng.choice(_NESTED)
+            name = rng.choice(operators)
         if not nested and rng.random() < 0.04:
             name = "mutate_input"
         step = (name, *_arguments(rng, name, pool, sizes))
@@ -396,7 +411,7 @@ def _recipe(rng: random.Random, nested: bool) -> tuple[list[Step], list[Step]]:
         elif name != "mutate_input":
             pool += 1
     if nested and not any(step[0] in _NESTED for step in steps):
-        name = rng.choice(_NESTED)
+        name = rng.choice(operators)
         steps.append((name, *_arguments(rng, name, pool, sizes)))
         pool += 1
     results: list[Step] = [("value", pool - 1)]

@@ -15,6 +15,7 @@ BY_PARAMETER = {
     "test_generation": "file",
     "test_interpreter": "name",
     "test_models": "case",
+    "test_random_programs": "part",
     "test_transform_passes": "kind",
     "test_upstream_suite": "part",
 }
