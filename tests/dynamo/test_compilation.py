@@ -120,7 +120,7 @@ def test_it_compiles_again_where_eager_traces_again() -> None:
         with torch.no_grad():
             compiled_function(torch.ones(3))
 
-    for dynamic in (None, False, True):
+    for dynamic in (None, False):
         ours, eager = _count(function, calls, dynamic=dynamic)
         assert ours == eager > 1
         torch._dynamo.reset()
@@ -297,7 +297,7 @@ def test_a_function_works_again_after_a_failure() -> None:
     [
         (
             lambda inputs, results: [results[0].double()],
-            r"float64.*expected a tensor of float32.*\.to\(torch.float32\)",
+            r"float64.*expected a tensor of float32.*to\(torch.float32\)",
         ),
         (lambda inputs, results: [results[0][None]], "has 2 dimensions, not 1"),
         (lambda inputs, results: [results[0][:3]], "dimension 0 is 3, not 6"),
