@@ -100,8 +100,9 @@ def train(
 
 @pytest.fixture(autouse=True)
 def clean() -> Iterator[None]:
-    """Start and end without compiled functions."""
+    """Start and end without compiled functions, and without reports, also of backends that call ours."""
     torch._dynamo.reset()
+    backend.reset()
     torch.manual_seed(0)
     yield
     torch._dynamo.reset()
