@@ -75,7 +75,7 @@ class GraphCompiler:
 
     def _note(self, kind: Kind, compiled: Compiled) -> None:
         if compiled.report is not None:
-            self._log.reports.append((kind, compiled.report))
+            self._log.add(kind, compiled.report)
         if self._must_take and not (compiled.report and any(method.partitions for method in compiled.report.methods)):
             raise NotLowered("it took no operator")
 
@@ -103,7 +103,7 @@ class GraphCompiler:
                 marks = self._marks(captured, weights)
                 compiled = compile_graphs([captured], self._target)
             if compiled.report is not None:
-                self._log.reports.append((kind, compiled.report))
+                self._log.add(kind, compiled.report)
             return (marks if compiled.lent else ()), _keeping(compiled.functions[name], compiled.kept)
         except (NotLowered, LoweringError) as error:
             self._log.note("weights that have changed", kind, error, "eager")

@@ -18,6 +18,9 @@ class FallbackWarning(UserWarning):
     """A graph that torch.compile passed on is not run as it was asked for."""
 
 
+MOST = 32
+"""How many lowerings of one graph of Dynamo's are reported."""
+
 Kind = Literal["inference", "forward", "backward"]
 
 
@@ -82,6 +85,17 @@ class Log:
             self.number = len(_logs)
             if listed:
                 _logs.append(self)
+
+    def add(self, kind: Kind, report: Report) -> None:
+        """Add the report of a lowering; of those that repeat the first one, for other weights or sizes, the last stay.
+
+        Args:
+            kind: What the first graph of the lowering is.
+            report: The report.
+        """
+        self.reports.append((kind, report))
+        if len(self.reports) > MOST:
+            del self.reports[MOST // 2]
 
     def note(self, attempt: str, graph: str, error: Exception, instead: str) -> Fallback:
         """Note that something could not be compiled.

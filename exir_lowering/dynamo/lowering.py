@@ -19,6 +19,7 @@ from exir_lowering.dynamo.hazards import NotLowered
 from exir_lowering.dynamo.once import SharedBackends
 from exir_lowering.dynamo.partitions import Lowered, make_call
 from exir_lowering.dynamo.random_numbers import Order, leaving_random, list_random, order_of, restore_order
+from exir_lowering.errors import InvariantError
 from exir_lowering.lowered import LoweredMethods
 from exir_lowering.options import LoweringOptions
 from exir_lowering.pipeline import lower_in, plan
@@ -219,4 +220,4 @@ def _function(captured: Captured, lowered: LoweredMethods, delegates: Mapping[st
 
 
 def _no_calls(module: LoweredBackendModule) -> Any:
-    raise AssertionError("nothing was lowered")
+    raise InvariantError("A graph without a program calls a partition. Please report this function.")
