@@ -75,8 +75,10 @@ class Function:
                 self._backward.append((_text(backward), functions["backward"]))
                 return functions["forward"]
             except (NotLowered, LoweringError):
-                if self._strict:
-                    raise  # otherwise each alone, so that it shows which one it is
+                if self._strict:  # now, not in the first backward pass
+                    alone = self._compiler.compile("backward", {"backward": backward}, {})["backward"]
+                    self._backward.append((_text(backward), alone))
+        # Each alone: it shows which one it is, and one that needs to know its sizes is compiled for these.
         return self._compiler.compile("forward", {"forward": module}, weights)["forward"]
 
     def backward(self, module: GraphModule, example_inputs: Sequence[Any]) -> Boxed:

@@ -1,0 +1,112 @@
+"""Symbolic sizes for backends that have to know them: a compilation for each set of sizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from compile_support import assert_near, clean, compiled, delegated, reasons
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.fx.experimental.symbolic_shapes import free_symbols
+
+from exir_lowering.backends.reference import ReferenceBackend
+from exir_lowering.dynamo import FallbackWarning, backend, reports
+from exir_lowering.dynamo.specialized import MOST
+
+__all__ = ["clean"]
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.linear = torch.nn.Conv2d(2, 4, 3, padding=1), torch.nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        pooled = torch.relu(self.convolution(x)).mean((2, 3))
+        return torch.softmax(self.linear(pooled), -1) * x.shape[0]
+
+
+def inputs(count: int) -> list[torch.Tensor]:
+    random = torch.Generator().manual_seed(0)
+    sizes = [torch.randint(3, 9, (3,), generator=random).tolist() for _ in range(count - 1)]
+    sizes.insert(0, [3, 4, 5])  # with equal sizes, Dynamo would take them for one
+    return [torch.randn(n, 2, h, w, generator=random) for n, h, w in sizes]
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+def test_xnnpack_runs_graphs_with_symbolic_sizes(grad: bool) -> None:
+    model = Model().eval()
+    counter = CompileCounterWithBackend(
+        lambda module, given: backend(module, given, options={"partitioners": "xnnpack", "fallback": None})
+    )
+    called = torch.compile(model, backend=counter, dynamic=True)
+    with torch.set_grad_enabled(grad):
+        for x in inputs(20):
+            expected = model(x)
+            found = called(x)
+            assert_near(found, expected)
+            if grad:
+                weights = list(model.parameters())
+                assert_near(torch.autograd.grad(found.sum(), weights), torch.autograd.grad(expected.sum(), weights))
+    assert counter.frame_count == 1, "Dynamo compiles once"
+    assert set(delegated()) == {"XnnpackBackend"}
+    assert reasons() == []
+
+
+class Static(ReferenceBackend):
+    """A backend that refuses symbolic sizes, and one number of rows."""
+
+    def preprocess(self, program: Any, compile_specs: Any, context: Any = None) -> Any:
+        values = [node.meta["val"] for node in program.graph.nodes if isinstance(node.meta.get("val"), torch.Tensor)]
+        if any(free_symbols(value) for value in values):
+            raise ValueError("symbolic sizes")
+        if any(value.shape[:1] == (5,) for value in values):
+            raise ValueError("five rows")
+        self.lowered = getattr(self, "lowered", 0) + 1
+        return super().preprocess(program, compile_specs, context)
+
+
+def function(x: torch.Tensor) -> torch.Tensor:
+    return (x * x.shape[0]).sin() @ x.T
+
+
+def test_a_backend_that_refuses_symbolic_sizes_gets_known_ones() -> None:
+    static = Static()
+    called = compiled(function, partitioners="reference", backends={"reference": static}, dynamic=True)
+    for rows in (2, 3, 2, 4, 3):
+        x = torch.randn(rows, 4)
+        assert_near(called(x), function(x))
+    assert static.lowered == 3
+    assert [report.backend for report in reports()] == ["exir_lowering"]
+
+
+def test_sizes_that_fail_later_are_run_by_pytorch() -> None:
+    called = compiled(function, partitioners="reference", backends={"reference": Static()}, dynamic=True)
+    assert_near(called(torch.ones(2, 4)), function(torch.ones(2, 4)))
+    with pytest.warns(FallbackWarning, match="five rows"):
+        assert_near(called(torch.ones(5, 4)), function(torch.ones(5, 4)))
+    assert_near(called(torch.ones(3, 4)), function(torch.ones(3, 4)))
+    (report,) = reports()
+    assert [fallback.instead for fallback in report.fallbacks] == ["eager"]
+
+
+def test_sizes_that_fail_at_first_are_a_failure_of_the_backend() -> None:
+    options = {"partitioners": "reference", "backends": {"reference": Static()}}
+    called = torch.compile(function, backend=backend, options=options, dynamic=True)
+    with pytest.warns(FallbackWarning, match="five rows"):
+        assert_near(called(torch.ones(5, 4)), function(torch.ones(5, 4)))
+    assert reports()[0].backend == "eager"
+
+
+def test_the_sizes_that_were_not_used_for_longest_are_compiled_again() -> None:
+    static = Static()
+    called = compiled(function, partitioners="reference", backends={"reference": static}, dynamic=True)
+    sizes = [rows for rows in range(2, MOST + 4) if rows != 5]
+    for rows in sizes:
+        called(torch.ones(rows, 4))
+    before = static.lowered
+    called(torch.ones(sizes[-1], 4))
+    assert static.lowered == before
+    called(torch.ones(sizes[0], 4))
+    assert static.lowered == before + 1
