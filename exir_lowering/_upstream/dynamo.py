@@ -96,12 +96,17 @@ def input_number(placeholder: torch.fx.Node) -> int | None:
     return described.idx if isinstance(described, PlainAOTInput) else None
 
 
-def written_inputs() -> frozenset[int]:
-    """Return which inputs of the function that AOTAutograd is compiling are written by it."""
+def written_inputs(count: int) -> frozenset[int]:
+    """Return which inputs of the function that AOTAutograd is compiling it may write.
+
+    Args:
+        count: How many inputs Dynamo's graph has. Where AOTAutograd has put some of them together, its numbers are
+            others, and all may be written.
+    """
     context = TracingContext.try_get()
     metadata = context.fw_metadata if context is not None else None
-    if metadata is None:
-        return frozenset()
+    if metadata is None or len(metadata.input_info) != count:
+        return frozenset(range(count))
     return frozenset(
         number for number, info in enumerate(metadata.input_info) if info.mutates_data or info.mutates_metadata
     )

@@ -49,6 +49,7 @@ class Function:
             for number, (node, value) in enumerate(zip(placeholders, example_inputs, strict=True))
             if isinstance(value, torch.Tensor) and is_static_input(node)
         }
+        self._inputs = len(placeholders)
         self._pairs: list[tuple[GraphModule, GraphModule]] = []
         self._backward: list[tuple[str, Boxed]] = []
 
@@ -99,7 +100,7 @@ class Function:
 
     def _weights(self, module: GraphModule) -> dict[int, torch.Tensor]:
         """Return the parameters and buffers among a graph's inputs, without those that it writes."""
-        written = written_inputs()
+        written = written_inputs(self._inputs)
         placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
         numbers = {position: input_number(node) for position, node in enumerate(placeholders)}
         return {
