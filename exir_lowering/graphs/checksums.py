@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 
@@ -43,20 +44,30 @@ def is_readable(tensor: Any) -> bool:
 
 
 _BLOCK = 512
+_FACTORS = bytearray(np.random.default_rng(0).bytes(8 * _BLOCK))
+"""The factor of each word of a block. No tensor, as this may be imported while only fake ones are made."""
 
 
 def checksum(storage: torch.UntypedStorage) -> int:
     """Return a checksum of a storage's memory.
 
-    Blocks of 64-bit words are summed up at memory speed, each word times a factor, with a CRC over the sums.
+    Blocks of 64-bit words are summed up at memory speed, each word times a factor, with a CRC over the sums. Of the
+    words' highest bits, which are signs of numbers, such a sum only has whether an even number of them is set. So there
+    is another sum, of the words that start in the middle of these.
 
-    The factors are odd and differ, so that no change of a single word, and hardly any exchange of two, goes unnoticed.
+    The factors are odd and random, so that no change of a single word, and hardly any other, goes unnoticed.
     """
     memory = torch.empty(0, dtype=torch.uint8).set_(storage)
-    words = memory[: memory.numel() // 8 * 8].view(torch.int64) if storage.data_ptr() % 8 == 0 else memory[:0]
-    blocks = words[: words.numel() // _BLOCK * _BLOCK].view(-1, _BLOCK) @ torch.arange(1, 2 * _BLOCK, 2)
-    rest = memory[blocks.numel() * _BLOCK * 8 :] if words.numel() else memory
-    return zlib.crc32(rest.numpy().data, zlib.crc32(blocks.numpy().data))
+    count = memory.numel() // (8 * _BLOCK) if storage.data_ptr() % 8 == 0 else 0
+    found = 0
+    if count:
+        factors = torch.frombuffer(_FACTORS, dtype=torch.int64) | 1
+        for start, blocks in ((0, count), (4, (memory.numel() - 4) // (8 * _BLOCK))):
+            if blocks:
+                words = torch.frombuffer(memory.numpy().data, dtype=torch.int64, offset=start, count=blocks * _BLOCK)
+                found = zlib.crc32((words.view(-1, _BLOCK) @ factors).numpy().data, found)
+    rest = memory[max(count - 1, 0) * 8 * _BLOCK :]  # with the last block, whose middle words may have no block
+    return zlib.crc32(rest.numpy().data, found)
 
 
 def hash_storage(storage: torch.UntypedStorage) -> str:

@@ -175,7 +175,18 @@ def _lend(backend_id: str, backend: Backend, partition: Partition) -> tuple[Expo
             f"Backend {backend_id!r} made a {type(own).__name__} as its copy of partition {partition.id}, expected an "
             f"ExportedProgram."
         )
+    if isinstance(backend, ExecutorchBackend):
+        _separate_weights(copied)
     return copied, specs
+
+
+def _separate_weights(program: ExportedProgram) -> None:
+    """Give weights that are parts of larger memory their own: ExecuTorch's classes write the memory as a whole."""
+    for table in (program.state_dict, program.constants):
+        for name, value in table.items():
+            if checksums.is_readable(value) and value.untyped_storage().nbytes() != value.nbytes:
+                own = value.detach().clone()
+                table[name] = torch.nn.Parameter(own, value.requires_grad) if type(value) is not torch.Tensor else own
 
 
 def _weights(group: BackendGroup) -> dict[str, Any]:
