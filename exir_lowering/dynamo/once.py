@@ -105,6 +105,7 @@ class _Once(Backend):
         self.version = f"{backend.version}, without origins"  # type: ignore[misc]
         self.parallel = "thread" if backend.parallel != "none" else "none"  # type: ignore[misc]
         self.independent = True  # type: ignore[misc]
+        self.unread = frozenset(_ORIGINS)  # type: ignore[misc]
         self._backend, self._given, self._used = backend, given, used
 
     @property

@@ -6,6 +6,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,10 +21,11 @@ from exir_lowering import (
     CompileSpec,
     DelegateContext,
     InputError,
+    LoweringOptions,
     UnknownPluginError,
 )
 from exir_lowering.backends.reference import ReferenceDelegate
-from exir_lowering.dynamo import backend
+from exir_lowering.dynamo import backend, reports
 from exir_lowering.partitioners import SupportPartitioner, ops
 
 __all__ = ["clean"]
@@ -190,6 +192,18 @@ def test_equal_partitions_are_lowered_and_compiled_once() -> None:
     assert delegate.destroyed == 1
     compiled(_repeated, **settings)(x)
     assert recording.calls == [{"forward": 1}] * 3 and len(delegate.handles) == 2
+
+
+def test_cache_on_disk_has_partitions_after_everything_is_freed(tmp_path: Path) -> None:
+    model, x = _model(), torch.randn(3, 4)
+    settings = {"partitioners": "xnnpack", "lowering": LoweringOptions(cache=tmp_path)}
+    hits = []
+    for _ in range(2):
+        _forget()
+        with torch.no_grad():
+            assert_near(compiled(model, **settings)(x), model(x))
+        hits.append([(use.kind, use.hit) for report in reports() for _, one in report.reports for use in one.cache])
+    assert hits == [[("edge", False), ("preprocess", False)], [("edge", True), ("preprocess", True)]]
 
 
 def _in_threads(*functions: Callable[[], None]) -> None:

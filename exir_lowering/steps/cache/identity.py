@@ -63,12 +63,13 @@ def identify(backend: Backend) -> Maker:
     if isinstance(maker, ExecutorchBackend):
         checks = payload.find_checks(backend.backend_id)
         if checks is not None and checks.made_by == name:
-            return Maker((*facts, "declared"), independent, checks.unread, checks if checks.replaces_handles else None)
+            unread = checks.unread | backend.unread
+            return Maker((*facts, "declared"), independent, unread, checks if checks.replaces_handles else None)
         facts += _outside(kind)
-        return Maker(tuple(facts), independent, frozenset(), None)
+        return Maker(tuple(facts), independent, backend.unread, None)
     facts.append(Forms(Storages(), named=True).form(vars(maker)))
     facts += _source(kind) if kind.__module__.startswith("exir_lowering.") else _outside(kind)
-    return Maker(tuple(facts), independent, maker.unread, None)
+    return Maker(tuple(facts), independent, maker.unread | backend.unread, None)
 
 
 def identify_partitioner(partitioner: Partitioner) -> list[str]:
