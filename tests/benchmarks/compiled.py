@@ -1,0 +1,351 @@
+"""What torch.compile costs with this project: `python tests/benchmarks/compiled.py`.
+
+CPU time on one pinned core, all backends of torch.compile in turns in one process:
+    calls   what a call of a graph with one partition costs beyond the work, on a delegate that does nothing
+    models  how long models take to compile, and per call, with XNNPACK in inference
+The exit status is 1 if a graph with one partition costs more than `LIMIT` beside "aot_eager".
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
+
+import torch
+from latency_engines import use_cores
+from lowering_engines import FakeResults, forget
+from models import build
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+from torch._inductor import config as inductor_config
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from exir_lowering import Backend, CompileSpec, Delegate, LoweringOptions, PreprocessResult
+from exir_lowering.dynamo import backend, reports
+from exir_lowering.errors.interrupts import let_through
+from exir_lowering.partitioners import No, Scope, Support, SupportPartitioner, everything
+from exir_lowering.partitioners.supports.support import Check
+
+LIMIT = 40.0
+"""Microseconds that a graph with one partition may cost beside "aot_eager"."""
+
+WEIGHTS, FLOATS = 20, 256
+BASE, OURS, UNCHECKED = "aot_eager", "exir_lowering", "exir_lowering, check_weights=False"
+MODELS = ("mobilenet_v2", "vit", "bert")
+_FAKES = FakeResults()
+
+Run = Callable[[], Any]
+Row = dict[str, Any]
+
+
+class EmptyBackend(Backend):
+    """Lowers to nothing."""
+
+    backend_id = "empty"
+
+    def preprocess(self, program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
+        """Return no bytes."""
+        return PreprocessResult(b"")
+
+
+class EmptyDelegate(Delegate):
+    """Returns its last input."""
+
+    delegate_id = "empty"
+
+    def execute(self, handle: Any, inputs: list[Any]) -> Sequence[Any]:
+        """Return the input."""
+        return inputs[-1:]
+
+
+class Unary(nn.Module):
+    """A graph of one operator."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return its value."""
+        return x.sin()
+
+
+class Weighted(nn.Module):
+    """A graph of two operators, however many weights there are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(torch.randn(FLOATS) for _ in range(WEIGHTS))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return a value of all weights."""
+        return torch.cat(list(self.weights)) + x
+
+
+class OfConstants(Support):
+    """Takes `cat` only of constants, as XNNPACK's partitioner takes a convolution, and all else."""
+
+    def bind(self, scope: Scope) -> Check:
+        """Return what checks a node."""
+
+        def check(node: Node) -> No | None:
+            computed = "cat" in str(node.target) and not scope.constants.issuperset(node.all_input_nodes)
+            return No("weight", "not of constants", "OfConstants") if computed else None
+
+        return check
+
+
+@dataclass(frozen=True)
+class Case:
+    """A graph with one partition.
+
+    Attributes:
+        name: What is measured.
+        model: What is compiled.
+        support: What the partitioner takes.
+        check_weights: The option.
+        training: Whether a call is a step of forward and backward.
+    """
+
+    name: str
+    model: nn.Module
+    support: Support = field(default_factory=everything)
+    check_weights: bool = True
+    training: bool = False
+
+
+CASES = (
+    Case("1 operator", Unary()),
+    Case(f"{WEIGHTS} parameters, inputs of the partition", Weighted()),
+    Case(f"{WEIGHTS} parameters, lent and watched", Weighted(), OfConstants()),
+    Case(f"{WEIGHTS} parameters, lent, check_weights=False", Weighted(), OfConstants(), check_weights=False),
+    Case("1 operator, forward and backward", Unary(), training=True),
+)
+
+
+def compiled(model: Any, how: Any, **options: Any) -> Any:
+    """Return a function as torch.compile compiles it; options are for our backend."""
+    settings = {} if isinstance(how, str) else {"options": {"fallback": None, **options}}
+    return torch.compile(model, backend=how, fullgraph=True, dynamic=False, **settings)
+
+
+def measure_calls(case: Case, runs: int, rounds: int) -> Row:
+    """Measure a call of a graph in microseconds, with each backend in turns."""
+    torch._dynamo.reset()
+    x = torch.randn((WEIGHTS * FLOATS,) if isinstance(case.model, Weighted) else (4,), requires_grad=case.training)
+    options = {
+        "partitioners": SupportPartitioner({"empty": case.support}),
+        "backends": {"empty": EmptyBackend()},
+        "delegates": {"empty": EmptyDelegate()},
+        "lowering": LoweringOptions(check_weights=case.check_weights),
+    }
+    engines = {"eager": "eager", BASE: BASE, OURS: backend}
+    called = {name: compiled(case.model, how, **options) for name, how in engines.items()}
+    batches = {name: partial(_batch, one, x, case.training, runs) for name, one in called.items()}
+    with torch.set_grad_enabled(case.training):
+        for batch in batches.values():
+            batch()
+        assert torch.equal(called[OURS](x), x), "the delegate was not called"
+        found = in_turns(batches, rounds)
+    (report,) = reports()
+    parts = [len(method.partitions) for _, one in report.reports for method in one.methods]
+    assert parts == [1] * (1 + case.training), f"{case.name}: {parts} partitions"
+    row: Row = {"case": case.name, "us": {name: min(seconds) / runs * 1e6 for name, seconds in found.items()}}
+    pairs = zip(found[OURS], found[BASE], strict=True)
+    row["median_difference_us"] = statistics.median(ours - base for ours, base in pairs) / runs * 1e6
+    row["difference_us"] = row["us"][OURS] - row["us"][BASE]
+    return row
+
+
+def _batch(called: Any, x: torch.Tensor, training: bool, runs: int) -> None:
+    if training:
+        ones = torch.ones_like(x)
+        for _ in range(runs):
+            torch.autograd.grad(called(x), x, ones)
+    else:
+        for _ in range(runs):
+            called(x)
+
+
+def in_turns(runs: Mapping[str, Run], rounds: int) -> dict[str, list[float]]:
+    """Return CPU seconds of each run in each round, after one that does not count, without garbage collections."""
+    found: dict[str, list[float]] = {name: [] for name in runs}
+    gc.collect()
+    gc.disable()
+    try:
+        for turn in range(rounds + 1):
+            for name, run in runs.items():
+                start = time.process_time()
+                run()
+                if turn:
+                    found[name].append(time.process_time() - start)
+    finally:
+        gc.enable()
+    return found
+
+
+class Keeping:
+    """Our backend, which keeps what it compiled: `torch._dynamo.reset()` forgets only what Dynamo keeps."""
+
+    def __init__(self) -> None:
+        self.kept: list[Any] = []
+
+    def __call__(self, module: Any, inputs: Any, *, options: Any) -> Any:
+        """Compile a graph."""
+        self.kept.append(backend(module, inputs, options=options))
+        return self.kept[-1]
+
+
+def measure_model(name: str, rounds: int) -> Row:
+    """Measure how long a model takes to compile, in CPU seconds, and per call, in CPU milliseconds."""
+    model, inputs = build(name)
+    expected = model(*inputs)
+    keeping = Keeping()
+    seconds: dict[str, float] = {}
+
+    def first_call(label: str, how: Any, **options: Any) -> Run:
+        called = partial(compiled(model, how, **options), *inputs)
+        gc.collect()
+        start = _cpu_seconds()
+        found = called()
+        seconds[label] = _cpu_seconds() - start
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+        return called
+
+    ours = partial(first_call, how=backend, partitioners="xnnpack")
+    _forget()
+    first_call("tried", BASE)  # torch's and transformers' own first time
+    _forget()
+    first_call(BASE, BASE)
+    with tempfile.TemporaryDirectory() as folder:
+        for label in ("cache filled", "cache"):
+            _forget(conversions=True)
+            ours(label, lowering=LoweringOptions(cache=folder))
+    assert all(use.hit for report in reports() for _, one in report.reports for use in one.cache), "not in the cache"
+    _forget(conversions=True)
+    ours("first")
+    share = _share()
+    _forget()
+    first_call("again", keeping, partitioners="xnnpack")
+    torch._dynamo.reset()
+    runs = {"no torch.compile": partial(model, *inputs), OURS: ours("kept")}
+    runs[UNCHECKED] = ours("unchecked", lowering=LoweringOptions(check_weights=False))
+    runs[BASE] = first_call("again, aot_eager", BASE)
+    failure = ""
+    try:
+        with inductor_config.patch(compile_threads=1, force_disable_caches=True), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            runs["inductor"] = first_call("inductor", "inductor")
+    except Exception as error:
+        let_through(error)
+        failure = f"{type(error).__name__}: {error}".splitlines()[0]
+    found = in_turns(runs, rounds)
+    ms = {one: {"least": min(times) * 1e3, "median": statistics.median(times) * 1e3} for one, times in found.items()}
+    return {"model": name, "delegated": share, "compile_s": seconds, "ms": ms, "inductor_failed": failure}
+
+
+def _forget(*, conversions: bool = False) -> None:
+    """Forget what was compiled; with `conversions`, also what the Edge conversion remembers in a process."""
+    torch._dynamo.reset()
+    if conversions:
+        forget()
+        _FAKES.restore()
+    for _ in range(2):  # what the first one ends may hold something that was in a cycle
+        gc.collect()
+
+
+def _share() -> float:
+    methods = [method for report in reports() for _, one in report.reports for method in one.methods]
+    return sum(method.delegated for method in methods) / sum(len(method.nodes) for method in methods)
+
+
+def _cpu_seconds() -> float:
+    spent = os.times()  # with those of the C++ compiler that inductor calls
+    return spent.user + spent.system + spent.children_user + spent.children_system
+
+
+def show_calls(console: Console, rows: Sequence[Row]) -> None:
+    """Print the table of calls."""
+    table = Table(title="One call of a graph with one partition on an empty delegate, CPU us, least of the rounds")
+    table.add_column("graph")
+    for column in ("eager", BASE, OURS, "beside aot_eager", "median of rounds"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        values = (*(row["us"][name] for name in ("eager", BASE, OURS)), row["difference_us"])
+        table.add_row(row["case"], *(f"{value:.1f}" for value in (*values, row["median_difference_us"])))
+    console.print(table)
+
+
+def show_models(console: Console, rows: Sequence[Row]) -> None:
+    """Print the tables of models."""
+    table = Table(title="Time to compile: the first call, CPU s")
+    labels = {
+        BASE: BASE,
+        "inductor": "inductor",
+        "first": "xnnpack, first",
+        "again": "again",
+        "kept": "while a copy is in use",
+        "cache": "with a cache on disk",
+    }
+    for column in ("model", *labels.values(), "operators delegated"):
+        table.add_column(column, justify="left" if column == "model" else "right")
+    for row in rows:
+        values = [f"{row['compile_s'][label]:.2f}" if label in row["compile_s"] else "" for label in labels]
+        table.add_row(row["model"], *values, f"{row['delegated']:.0%}")
+    console.print(table)
+    table = Table(title="One call, CPU ms, least and median of the rounds")
+    engines = ("no torch.compile", BASE, "inductor", OURS, UNCHECKED)
+    for column in ("model", *engines):
+        table.add_column(column, justify="left" if column == "model" else "right")
+    for row in rows:
+        found = [row["ms"].get(name) for name in engines]
+        table.add_row(row["model"], *(f"{one['least']:.2f} {one['median']:.2f}" if one else "failed" for one in found))
+    console.print(table)
+    for row in rows:
+        if row["inductor_failed"]:
+            console.print(f"{row['model']}, inductor: {row['inductor_failed']}")
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, help="write the figures here too")
+    parser.add_argument("--quick", action="store_true", help="fewer runs, and one model")
+    parser.add_argument("--only", choices=("calls", "models"), help="one part")
+    arguments = parser.parse_args()
+    use_cores(1)
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    figures: dict[str, list[Row]] = {}
+    status = 0
+    if arguments.only in (None, "calls"):
+        runs, rounds = (200, 5) if arguments.quick else (1000, 10)
+        rows = figures["calls"] = [measure_calls(case, runs, rounds) for case in CASES]
+        show_calls(console, rows)
+        beside = rows[0]["difference_us"]
+        print(f"{rows[0]['case']}: {beside:.1f} us beside {BASE}, at most {LIMIT:.0f} are allowed")
+        status = int(beside > LIMIT)
+    if arguments.only in (None, "models"):
+        with torch.no_grad():
+            names = MODELS[-1:] if arguments.quick else MODELS
+            figures["models"] = [measure_model(name, 5 if arguments.quick else 20) for name in names]
+        show_models(console, figures["models"])
+    if arguments.json:
+        arguments.json.write_text(json.dumps(figures, indent=2))
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
