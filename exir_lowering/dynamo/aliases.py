@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 from torch.fx import Node
 
 from exir_lowering import graphs
@@ -20,6 +21,32 @@ def is_view(node: Node) -> bool:
         source = node.args[0]
         return isinstance(source, Node) and is_view(source)
     return returns_view(node.target)
+
+
+def is_same_memory(node: Node) -> bool:
+    """Return whether a node is an `as_strided` that changes nothing but the strides of dimensions of one element.
+
+    PyTorch's pooling to one pixel ends so, if its input is in channels last.
+    """
+    if graphs.operator_name(node) != "aten.as_strided.default" or not isinstance(node.args[0], Node):
+        return False
+    value, source = node.meta.get("val"), node.args[0].meta.get("val")
+    if not isinstance(value, torch.Tensor) or not isinstance(source, torch.Tensor):
+        return False
+    strides = [
+        pair
+        for size, *pair in zip(value.shape, value.stride(), source.stride(), strict=False)
+        if not (isinstance(size, int) and size == 1)
+    ]
+    pairs = [*zip(value.shape, source.shape, strict=False), *strides, (value.storage_offset(), source.storage_offset())]
+    return value.dim() == source.dim() and all(_is_surely_equal(one, other) for one, other in pairs)
+
+
+def _is_surely_equal(one: Any, other: Any) -> bool:
+    """Return whether two sizes are equal; nothing is decided by symbolic ones, whose formulas have to be the same."""
+    if isinstance(one, int) and isinstance(other, int):
+        return one == other
+    return str(one) == str(other)
 
 
 def sole_views(results: Sequence[Any]) -> list[Node]:

@@ -38,7 +38,7 @@ from exir_lowering._upstream.programs import (
 )
 from exir_lowering._upstream.trees import pytree
 from exir_lowering.dynamo import hazards
-from exir_lowering.dynamo.aliases import is_view, last_reshape, sole_views
+from exir_lowering.dynamo.aliases import is_same_memory, is_view, last_reshape, sole_views
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -270,6 +270,8 @@ class _Builder:
             self.root[target] = self._nested(graphs.attribute(self.module, target))
         if node.target is torch.ops.aten.clone.default:
             return self._clone(node)
+        if is_same_memory(node):
+            return self.env[node.args[0]]  # type: ignore[index]
         copied = self.graph.node_copy(node, self.env.__getitem__)
         copied.meta = self._meta(node)
         return copied

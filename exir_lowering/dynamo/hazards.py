@@ -13,6 +13,7 @@ from exir_lowering import graphs
 from exir_lowering._upstream.fakes import FakeTensor
 from exir_lowering._upstream.schemas import higher_order_name
 from exir_lowering._upstream.trees import pytree
+from exir_lowering.dynamo.aliases import is_same_memory
 
 _NESTED = frozenset({"cond"})
 """Higher-order operators that are lowered."""
@@ -30,8 +31,8 @@ class NotLowered(Exception):
     """
 
     def __init__(self, reason: str, node: Node | None = None) -> None:
-        where = f" {graphs.source_code(node)}" if node is not None else ""
-        super().__init__(f"{reason}.{where}" if where.strip() else reason)
+        where = graphs.source_code(node).rstrip(".") if node is not None else ""
+        super().__init__(f"{reason}. {where}" if where else reason)
         self.reason, self.node = reason, node
 
 
@@ -51,6 +52,8 @@ def check(module: GraphModule, entering: Container[Node]) -> None:
         NotLowered: It cannot.
     """
     for node in module.graph.nodes:
+        if node in entering and is_same_memory(node):
+            continue  # the program has its argument instead
         if node in entering:
             _check_node(module, node)
             for nested in graphs.nested_graphs(module, node):
