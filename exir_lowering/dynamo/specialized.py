@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -48,7 +49,9 @@ class Specialized:
         key = self._key(args)
         function = self._known.get(key)
         if function is None:
-            function = self._add(key, args)
+            return self._add(key, args)(args)
+        with suppress(KeyError):  # another thread may have let it go
+            self._known.move_to_end(key)
         return function(args)
 
     def _key(self, args: Sequence[Any]) -> tuple[Any, ...]:
