@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -49,21 +50,21 @@ def backend(
     if fallback == "eager" and _has_checkpoints(module):
         fallback = "aot_eager"  # "eager" computes a checkpoint again with other random numbers
     strict = fallback is None or requires_full_graph() or _requires_coverage(chosen)
-    log = Log()
-    for position, candidate in enumerate(candidates):
-        instead = candidates[position + 1].name if position + 1 < len(candidates) else None
-        try:
-            attempt, last = candidate.make(), instead is None
-            compiled = through_autograd(module, example_inputs, attempt, chosen, log, strict=strict, last=last)
-            log.backend = NAME
-            return compiled
-        except (NotLowered, LoweringError) as error:
-            if instead is None and strict:
-                raise _as_error(candidate.name, error) from error
-            log.note(candidate.name, "function", error, instead or str(fallback))
-    log.backend = str(fallback)
-    compiled = lookup_backend(log.backend)(module, list(example_inputs))
-    return compiled
+    with closing(Log()) as log:
+        for position, candidate in enumerate(candidates):
+            instead = candidates[position + 1].name if position + 1 < len(candidates) else None
+            try:
+                attempt, last = candidate.make(), instead is None
+                compiled = through_autograd(module, example_inputs, attempt, chosen, log, strict=strict, last=last)
+                log.backend = NAME
+                return compiled
+            except (NotLowered, LoweringError) as error:
+                if instead is None and strict:
+                    raise _as_error(candidate.name, error) from error
+                log.note(candidate.name, "function", error, instead or str(fallback))
+        log.backend = str(fallback)
+        compiled = lookup_backend(log.backend)(module, list(example_inputs))
+        return compiled
 
 
 backend.__name__ = NAME  # what Dynamo's errors call it

@@ -55,8 +55,9 @@ class GraphReport:
         number: Which graph it is, from 0, since the last torch._dynamo.reset().
         backend: What runs it: "exir_lowering", or the torch.compile backend that it fell back to.
         reports: By kind of AOTAutograd's graphs, what was delegated in them, what was not, and why. A backward graph
-            that was lowered with its forward graph is in that report.
-        fallbacks: What did not work before.
+            that was lowered with its forward graph is in that report. A graph that is compiled again, for other sizes
+            or weights, has another report each time, of which the last 100 are kept.
+        fallbacks: What did not work, the last 100.
     """
 
     number: int
@@ -81,9 +82,8 @@ class Log:
         self.backend = ""
         self.reports: list[tuple[Kind, Report]] = []
         self.fallbacks: list[Fallback] = []
-        with _lock:
-            self.number = len(_logs)
-            if listed:
+        if listed:
+            with _lock:
                 _logs.append(self)
 
     def add(self, kind: Kind, report: Report) -> None:
@@ -110,15 +110,31 @@ class Log:
         source = graphs.source_line(node) if isinstance(node, Node) else ""
         reason = error.reason if isinstance(error, NotLowered) else f"{type(error).__name__}: {error}"
         fallback = Fallback(attempt, graph, reason, source, instead)
-        self.fallbacks.append(fallback)
+        with _lock:
+            self.fallbacks = [*self.fallbacks, fallback][-_MOST:]
         if self._listed:
             warnings.warn(str(fallback), FallbackWarning, stacklevel=2)
         return fallback
 
-    def value(self) -> GraphReport:
-        """Return what has happened so far."""
-        return GraphReport(self.number, self.backend, tuple(self.reports), tuple(self.fallbacks))
+    def add(self, kind: Kind, report: Report) -> None:
+        """Add the report of a graph that was lowered."""
+        with _lock:
+            self.reports = [*self.reports, (kind, report)][-_MOST:]
 
+    def close(self) -> None:
+        """Note that the compilation has ended; nothing is listed if Dynamo starts it anew and nothing was done."""
+        if not (self.backend or self.reports or self.fallbacks):
+            with _lock:
+                if self in _logs:
+                    _logs.remove(self)
+
+    def value(self, number: int) -> GraphReport:
+        """Return what has happened so far to a graph, as the graph of a number."""
+        return GraphReport(number, self.backend, tuple(self.reports), tuple(self.fallbacks))
+
+
+_MOST = 100
+"""How many reports and how many fallbacks a graph has at most, the last ones: it may be compiled again for ever."""
 
 _logs: list[Log] = []
 _lock = threading.Lock()
@@ -127,7 +143,7 @@ _lock = threading.Lock()
 def reports() -> tuple[GraphReport, ...]:
     """Return what was done for each graph since the last torch._dynamo.reset(), in the order of compilation."""
     with _lock:
-        return tuple(log.value() for log in _logs)
+        return tuple(log.value(number) for number, log in enumerate(_logs))
 
 
 def forget() -> None:
