@@ -19,7 +19,7 @@ class FallbackWarning(UserWarning):
 
 
 MOST = 32
-"""How many lowerings of one graph of Dynamo's are reported."""
+"""How many lowerings of one graph of Dynamo's, and how many fallbacks, are reported."""
 
 Kind = Literal["inference", "forward", "backward"]
 
@@ -55,9 +55,9 @@ class GraphReport:
         number: Which graph it is, from 0, since the last torch._dynamo.reset().
         backend: What runs it: "exir_lowering", or the torch.compile backend that it fell back to.
         reports: By kind of AOTAutograd's graphs, what was delegated in them, what was not, and why. A backward graph
-            that was lowered with its forward graph is in that report. A graph that is compiled again, for other sizes
-            or weights, has another report each time, of which the last 100 are kept.
-        fallbacks: What did not work, the last 100.
+            that was lowered with its forward graph is in that report. A graph that is lowered again, for other sizes or
+            weights, has a report each time: of many, the first ones and the last ones.
+        fallbacks: What did not work; of many, the last ones.
     """
 
     number: int
@@ -93,9 +93,10 @@ class Log:
             kind: What the first graph of the lowering is.
             report: The report.
         """
-        self.reports.append((kind, report))
-        if len(self.reports) > MOST:
-            del self.reports[MOST // 2]
+        with _lock:
+            self.reports.append((kind, report))
+            if len(self.reports) > MOST:
+                del self.reports[MOST // 2]
 
     def note(self, attempt: str, graph: str, error: Exception, instead: str) -> Fallback:
         """Note that something could not be compiled.
@@ -111,15 +112,10 @@ class Log:
         reason = error.reason if isinstance(error, NotLowered) else f"{type(error).__name__}: {error}"
         fallback = Fallback(attempt, graph, reason, source, instead)
         with _lock:
-            self.fallbacks = [*self.fallbacks, fallback][-_MOST:]
+            self.fallbacks = [*self.fallbacks, fallback][-MOST:]
         if self._listed:
             warnings.warn(str(fallback), FallbackWarning, stacklevel=2)
         return fallback
-
-    def add(self, kind: Kind, report: Report) -> None:
-        """Add the report of a graph that was lowered."""
-        with _lock:
-            self.reports = [*self.reports, (kind, report)][-_MOST:]
 
     def close(self) -> None:
         """Note that the compilation has ended; nothing is listed if Dynamo starts it anew and nothing was done."""
@@ -132,9 +128,6 @@ class Log:
         """Return what has happened so far to a graph, as the graph of a number."""
         return GraphReport(number, self.backend, tuple(self.reports), tuple(self.fallbacks))
 
-
-_MOST = 100
-"""How many reports and how many fallbacks a graph has at most, the last ones: it may be compiled again for ever."""
 
 _logs: list[Log] = []
 _lock = threading.Lock()
