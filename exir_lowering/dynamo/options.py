@@ -153,6 +153,12 @@ def _check_fallback(value: Any) -> Any:
 def _check_lowering(value: Any) -> Any:
     if not isinstance(value, LoweringOptions):
         raise InputError(f"options['lowering']={value!r}: expected a LoweringOptions.")
+    if value.edge == "check":
+        raise InputError(
+            "options['lowering'] has edge='check', which compares both conversions to Edge dialect with all that "
+            "exported programs say of their nodes; AOTAutograd's graphs say less. Check `lower` of an export, "
+            "or use edge='fast' or 'executorch'."
+        )
     return value
 
 
