@@ -221,11 +221,22 @@ _OF_THE_PRODUCER = ("tensor_meta", debug_handles.KEY)
 """What an input has of the operator that computes it outside; equal partitions differ in it."""
 
 
-def _ask(program: ExportedProgram, specs: list[CompileSpec], given: Any) -> _Asked:
+def numbers_of_handles(program: ExportedProgram) -> Mapping[int, int] | None:
+    """Return the number that a backend gets for each debug handle of a partition; None if it gets the handles."""
+    copied = graphs.copy_program(program, kind=type(program))
+    _leave_out(copied)
+    return number_handles(copied)
+
+
+def _leave_out(program: ExportedProgram) -> None:
     for _, module in graphs.walk(program.graph_module):
         for node in module.graph.nodes:
             for key in (*_ORIGINS, *(_OF_THE_PRODUCER if node.op == "placeholder" else ())):
                 node.meta.pop(key, None)
+
+
+def _ask(program: ExportedProgram, specs: list[CompileSpec], given: Any) -> _Asked:
+    _leave_out(program)
     handles = number_handles(program)
     try:
         parts = describe_program(program, Storages(), PROVENANCE, handles)

@@ -17,7 +17,7 @@ from exir_lowering._upstream import locks
 from exir_lowering._upstream.delegates import LoweredBackendModule, named_data_contents
 from exir_lowering._upstream.fakes import dim_order
 from exir_lowering.dynamo.hazards import NotLowered, UnboundedSizes
-from exir_lowering.dynamo.once import HANDLES, Kept
+from exir_lowering.dynamo.once import HANDLES, Kept, numbers_of_handles
 from exir_lowering.errors import BackendFailure, BackendUnavailableError, find_named_handle
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs import debug_handles, sources
@@ -55,6 +55,8 @@ class Lowered:
     def lines(self, number: int, error: BaseException) -> str:
         """Return the model's lines that a failure is about: those of the operator it names, or of all."""
         named = find_named_handle(error)
+        numbers = numbers_of_handles(self.program) or {}  # equal partitions share a payload, with handles of its own
+        named = next((handle for handle, number in numbers.items() if number == named), None if numbers else named)
         nodes = [
             node
             for _, module in graphs.walk(self.program.graph_module)

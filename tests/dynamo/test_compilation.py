@@ -295,6 +295,28 @@ def test_what_a_delegate_raises_arrives_with_the_line_of_the_model(method: str) 
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
+class _NamesTheSecond(ReferenceDelegate):
+    """Fails, and says that it was the second operator of its payload."""
+
+    def execute(self, handle: Any, inputs: list[Any]) -> Any:
+        raise BackendFailure("no", debug_handle=2)
+
+
+def test_the_line_of_the_operator_that_a_delegate_names() -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        x = x.exp()
+        x = x.exp()
+        x = x.neg()
+        x = x.sin()
+        return x.cos()
+
+    taken = SupportPartitioner({"reference": ops("aten.neg", "aten.sin", "aten.cos")})
+    with pytest.raises(BackendFailure) as caught:
+        compiled(model, partitioners=taken, delegates={"reference": _NamesTheSecond()})(torch.ones(3))
+    assert "x = x.sin()" in str(caught.value)
+    assert "x.neg()" not in str(caught.value) and "x.cos()" not in str(caught.value)
+
+
 def test_a_function_works_again_after_a_failure() -> None:
     failing = True
     delegate = Changed(lambda inputs, results: _fail(inputs, results) if failing else results)
