@@ -17,7 +17,7 @@ from exir_lowering.dynamo.graph import GraphCompiler, Weights
 from exir_lowering.dynamo.hazards import NotLowered
 from exir_lowering.dynamo.logs import Kind, Log
 from exir_lowering.dynamo.lowering import Target, plan_graphs
-from exir_lowering.dynamo.options import CompileOptions, read_options
+from exir_lowering.dynamo.options import read_options
 from exir_lowering.dynamo.partitions import find_executor
 from exir_lowering.dynamo.tables import to_table
 from exir_lowering.errors import LoweringError
@@ -89,18 +89,10 @@ class PlanLog(Log):
 class Planner(Function):
     """Plans the graphs that AOTAutograd makes of one function, where `Function` compiles them."""
 
-    def __init__(
-        self,
-        module: GraphModule,
-        example_inputs: Sequence[Any],
-        attempt: Attempt,
-        options: CompileOptions,
-        *,
-        strict: bool,
-        log: PlanLog,
-    ) -> None:
-        super().__init__(module, example_inputs, attempt, options, strict=strict, log=log)
-        self._compiler = _PlanCompiler(target_of(attempt, options), attempt, log)
+    _log: PlanLog
+
+    def _make_compiler(self) -> GraphCompiler:
+        return _PlanCompiler(target_of(self._attempt, self._options), self._attempt, self._log)
 
     def forward(self, module: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
         """Plan a forward graph and its backward graph, which AOTAutograd would ask for in the first backward pass."""

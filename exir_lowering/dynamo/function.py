@@ -42,7 +42,7 @@ class Function:
         log: Log,
     ) -> None:
         self._attempt, self._options, self._strict, self._log = attempt, options, strict, log
-        self._compiler = GraphCompiler(target_of(attempt, options), must_take=attempt.must_take, log=log)
+        self._compiler = self._make_compiler()
         placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
         self._static = {
             number: value
@@ -52,6 +52,10 @@ class Function:
         self._inputs = len(placeholders)
         self._pairs: list[tuple[GraphModule, GraphModule]] = []
         self._backward: list[tuple[str, Boxed]] = []
+
+    def _make_compiler(self) -> GraphCompiler:
+        target = target_of(self._attempt, self._options)
+        return GraphCompiler(target, must_take=self._attempt.must_take, log=self._log)
 
     def partition(self, joint: GraphModule, inputs: Any, **how: Any) -> tuple[GraphModule, GraphModule]:
         """Split a joint graph as AOTAutograd does by default, and remember which graphs belong together."""
