@@ -87,11 +87,7 @@ class OpenvinoPartitioner(Partitioner):  # type: ignore[misc]
         self.inner: Partitioner = _upstream_class()([CompileSpec("device", device.encode())])
 
     def partition(self, exported_program: ExportedProgram) -> ExplainedResult:
-        """Tag the operators that OpenVINO takes.
-
-        Raises:
-            PartitionerContractError: ExecuTorch's partitioner raised.
-        """
+        """Tag the operators that OpenVINO takes; PartitionerContractError if ExecuTorch's partitioner raises."""
         held = {
             node: code
             for _, module in graphs.walk(exported_program.graph_module)
@@ -155,8 +151,7 @@ def _scalar(node: Node) -> bool:
 
 def _constants(program: ExportedProgram) -> frozenset[Node]:
     """Return the placeholders of constants, which partitions own."""
-    signature = program.graph_signature
-    mutated = {*signature.buffers_to_mutate.values(), *signature.parameters_to_mutate.values()}
+    mutated = graphs.written_state(program)
     return frozenset(node for node, spec in graphs.lifted_inputs(program).items() if spec.target not in mutated)
 
 

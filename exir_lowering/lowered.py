@@ -14,9 +14,13 @@ from exir_lowering.graphs.debug_handles import copy_with_handles
 from exir_lowering.plans.report import Report
 from exir_lowering.steps.emit import Artifact, emit
 from exir_lowering.steps.placement import Policy
+from exir_lowering.steps.shared_state import ShareState
 
 if TYPE_CHECKING:
     from exir_lowering.lowered_module import Delegates, Engine, LoweredModule
+
+_SHOWN = 8
+"""How many states `print(lowered)` shows."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,6 +64,7 @@ class LoweredMethods(Mapping[str, ExportedProgram]):
         external_weights: Policy | None = None,
         keep_originals: bool = False,
         etrecord: bool = False,
+        share_state: ShareState = "auto",
     ) -> Artifact:
         """Make the `.pte` file and its data files.
 
@@ -72,19 +77,18 @@ class LoweredMethods(Mapping[str, ExportedProgram]):
                 for the `.pte` file itself. ExecuTorch's runtime opens one data file per program.
             keep_originals: Whether the file keeps the original graph of each partition, with its weights, so that
                 `load(..., unavailable="fallback")` can execute it in PyTorch where its backend is missing.
-            etrecord: Whether to also make ExecuTorch's `ETRecord`, for its Inspector. It holds the Edge programs with
-                their weights; the artifact's own debug information, which is always made, does not need them.
+            etrecord: Whether to also make ExecuTorch's `ETRecord`, for its Inspector, with the Edge programs' weights.
+            share_state: What methods share, of `report.states`: "auto" what was one memory at export and is written,
+                True also what has one name, a list of names what they name, False nothing.
 
         Returns:
             The artifact. The lowered programs are unchanged and can be emitted again.
 
         Raises:
-            InputError: The programs cannot be emitted, a name is used twice, the policy is invalid, or a partition has
-                an operator that cannot be kept.
+            InputError: The programs cannot be emitted, a name is used twice, the policy is invalid, an operator cannot
+                be kept, or state cannot be shared.
         """
-        recorded = (
-            {name: copy_with_handles(program) for name, program in self.edge_programs.items()} if etrecord else None
-        )
+        recorded = {n: copy_with_handles(program) for n, program in self.edge_programs.items()} if etrecord else None
         if constant_methods is None:
             constant_methods = self.constant_methods
         elif isinstance(constant_methods, Mapping):
@@ -96,6 +100,7 @@ class LoweredMethods(Mapping[str, ExportedProgram]):
             external_weights=external_weights,
             keep_originals=keep_originals,
             report=self.report,
+            share_state=share_state,
             recorded=recorded,
             accelerate=self.accelerate,
             in_place=self.in_place,
@@ -110,11 +115,12 @@ class LoweredMethods(Mapping[str, ExportedProgram]):
         config: ExecutorchBackendConfig | None = None,
         external_weights: Policy | None = None,
         keep_originals: bool = False,
+        share_state: ShareState = "auto",
     ) -> LoweredModule:
         """Make a module whose methods are called like the original ones, and run with their delegates on this machine.
 
-        If a delegate is not available, there is one `BackendUnavailableWarning`, and the methods that need it raise
-        `BackendUnavailableError` when they are called. The module can still be saved, and loaded elsewhere.
+        If a delegate is not available, there is one `BackendUnavailableWarning`, and methods that need it raise
+        `BackendUnavailableError` when called. The module can still be saved, and loaded elsewhere.
 
         Args:
             delegates: As for `load`; or "original" to run each partition's original graph in PyTorch.
@@ -122,18 +128,17 @@ class LoweredMethods(Mapping[str, ExportedProgram]):
             config: ExecuTorch's options for emission.
             external_weights: As for `emit`.
             keep_originals: As for `emit`.
+            share_state: As for `emit`.
 
         Returns:
-            The module. Its state starts as the model's was at export, and belongs to it. The constant methods of the
-            lowered EdgeProgramManager are attributes.
+            The module, with a state of its own, as at export. An EdgeProgramManager's constant methods are attributes.
 
         Raises:
             InputError: The programs cannot be emitted.
             BackendFailure: A delegate raised while compiling a payload.
             PluginLoadError: A delegate could not be made, or its id is provided twice.
         """
-        # Imported here: lowering itself does not need the runtime.
-        from exir_lowering.lowered_module.emitting import of_lowered
+        from exir_lowering.lowered_module.emitting import of_lowered  # lowering itself does not need the runtime
 
         module = of_lowered(
             self.programs,
@@ -144,6 +149,7 @@ class LoweredMethods(Mapping[str, ExportedProgram]):
             config=config,
             external_weights=external_weights,
             keep_originals=keep_originals,
+            share_state=share_state,
             accelerate=self.accelerate,
             in_place=self.in_place,
             unchanged=self.unchanged,
@@ -162,6 +168,10 @@ class LoweredMethods(Mapping[str, ExportedProgram]):
                 f"  {method.name}: {method.delegated} of {len(method.nodes)} operators delegated ({delegates}, "
                 f"{payload:,} B of payload), {len(method.host)} on the host"
             )
+        states = self.report.states
+        lines += [f"  state {state}" for state in states[:_SHOWN]]
+        if len(states) > _SHOWN:
+            lines.append(f"  and {len(states) - _SHOWN} more states")
         return "\n".join(lines)
 
     def __repr__(self) -> str:

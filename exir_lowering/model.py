@@ -121,6 +121,40 @@ class RefusedRewrite:
 
 
 @dataclass(frozen=True, slots=True)
+class State:
+    """Memory that methods keep for later calls: a buffer, or a weight that is written.
+
+    Attributes:
+        names: What it is called in each method that has it.
+        read_by: The methods that read it.
+        written_by: The methods that write it; () if only other memory of one of these names is written.
+        dtype: The type of its elements.
+        shape: Its shape.
+        bytes: Its size.
+        shared: Whether what one method writes is what the others read.
+        overlapping: What has a part of its memory in other methods, or has it in another form: methods and names.
+    """
+
+    names: Mapping[str, str]
+    read_by: tuple[str, ...]
+    written_by: tuple[str, ...]
+    dtype: str
+    shape: tuple[int, ...]
+    bytes: int
+    shared: bool
+    overlapping: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        names = "/".join(dict.fromkeys(self.names.values()))
+        users = f"read by {_list(self.read_by)}, written by {_list(self.written_by)}"
+        return f"{names}: {self.bytes:,} B, {users}, {'shared' if self.shared else 'not shared'}"
+
+
+def _list(methods: tuple[str, ...]) -> str:
+    return " and ".join(methods) or "none"
+
+
+@dataclass(frozen=True, slots=True)
 class EdgeMethod:
     """One method in Edge dialect.
 

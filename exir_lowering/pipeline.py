@@ -24,6 +24,7 @@ from exir_lowering.model import (
     ExtractedMethod,
     LoweredPartition,
     Partition,
+    State,
     TaggedMethod,
 )
 from exir_lowering.options import LoweringOptions
@@ -33,6 +34,7 @@ from exir_lowering.plans.planning import plan_method
 from exir_lowering.plans.report import Report
 from exir_lowering.plugins import availability, registry
 from exir_lowering.plugins.backend import Backend, PartitionerLike
+from exir_lowering.plugins.rewrite import Rewrite
 from exir_lowering.steps import arguments, checks
 from exir_lowering.steps.arguments import TransformPasses
 from exir_lowering.steps.cached_preprocess import preprocess_cached
@@ -42,6 +44,7 @@ from exir_lowering.steps.extract import extract
 from exir_lowering.steps.preprocess import preprocess
 from exir_lowering.steps.rewrite import rewrite
 from exir_lowering.steps.session import Session
+from exir_lowering.steps.shared_state import elsewhere, list_states
 from exir_lowering.steps.splice import delegate, splice
 from exir_lowering.steps.tag import make_fake_state, tag
 
@@ -117,8 +120,8 @@ def lower_in(
     chosen = arguments.choose_rewrites(session.options, default=rewrites)
     registry.check_backends(backends)
     with session:
-        methods = rewrite(to_edge(request.methods, session), chosen, session)
-        return _lower(methods, request.constant_methods, backends, session)
+        given = to_edge(request.methods, session)
+        return _lower(given, chosen, request.constant_methods, backends, session)
 
 
 def plan(
@@ -151,11 +154,12 @@ def plan(
     rewrites = arguments.choose_rewrites(session.options, default="safe")
     with session, collector.heap_frozen():
         given = to_edge(request.methods, session)
-        methods = rewrite(given, rewrites, session)
+        states = list_states(given)
+        methods = rewrite(given, rewrites, session, states)
         with _converting(methods):
-            _, planned = _partition_all(methods, session)
+            _, planned = _partition_all(methods, states, session)
             if any(method.rewritings for method in methods):
-                _, unchanged = _partition_all(given, session, required=False)
+                _, unchanged = _partition_all(given, states, session, required=False)
                 planned = planned.beside(unchanged)
     return planned
 
@@ -180,8 +184,7 @@ def to_backend(
     given = as_edge(request.methods)
     registry.check_backends(backends)
     with session:
-        methods = rewrite(given, rewrites, session)
-        lowered = _lower(methods, request.constant_methods, backends, session)
+        lowered = _lower(given, rewrites, request.constant_methods, backends, session)
     availability.warn_unavailable(lowered.report.backend_ids, stacklevel=2)
     return lowered
 
@@ -223,12 +226,18 @@ def lower_whole_program(
 
 
 def _lower(
-    methods: Sequence[EdgeMethod], constant_methods: Mapping[str, Any], backends: Backends | None, session: Session
+    given: Sequence[EdgeMethod],
+    rewrites: Sequence[Rewrite],
+    constant_methods: Mapping[str, Any],
+    backends: Backends | None,
+    session: Session,
 ) -> LoweredMethods:
     """Lower methods in Edge dialect: the line."""
+    states = list_states(given)
+    methods = rewrite(given, rewrites, session, states)
     with collector.heap_frozen() as set_aside:
         with _converting(methods):
-            extracted, planned = _partition_all(methods, session)
+            extracted, planned = _partition_all(methods, states, session)
             own_state(program for method in extracted for program in _programs(method))
         set_aside()
         groups = _group(extracted)
@@ -239,7 +248,8 @@ def _lower(
             programs = splice(extracted, lowered)
     payloads = {name: len(partition.result.processed_bytes) for name, partition in lowered.items()}
     left = {method.name: method.left_to_executorch for method in methods if method.left_to_executorch}
-    report = Report(planned.methods, payloads, dict(session.times.seconds), left, tuple(session.cache.uses))
+    uses = tuple(session.cache.uses)
+    report = Report(planned.methods, payloads, dict(session.times.seconds), left, uses, states=states)
     edge_programs = {method.name: method.program for method in methods}
     return LoweredMethods(
         programs,
@@ -253,24 +263,26 @@ def _lower(
 
 
 def _partition_all(
-    methods: Sequence[EdgeMethod], session: Session, *, required: bool = True
+    methods: Sequence[EdgeMethod], states: Sequence[State], session: Session, *, required: bool = True
 ) -> tuple[list[ExtractedMethod], LoweringPlan]:
     """Tag and extract every method, and record the decisions: everything that happens before a backend is called."""
     extracted, plans = [], []
     for method in session.progress.each("partition", methods):
-        tagged, partitioned = _partition(method, session)
+        tagged, partitioned = _partition(method, elsewhere(states, method.name), session)
         extracted.append(partitioned)
         with session.timed("plan"), collector.paused():
             plans.append(plan_method(method, tagged, partitioned, session.options.costs))
     for method, partitioned in zip(methods, extracted, strict=True):
         check_preserved(method, partitioned.program, session.options)
-    planned = LoweringPlan(tuple(plans))
+    planned = LoweringPlan(tuple(plans), states=tuple(states))
     if required:
         require_coverage(planned, session.options)
     return extracted, planned
 
 
-def _partition(edge: EdgeMethod, session: Session) -> tuple[list[TaggedMethod], ExtractedMethod]:
+def _partition(
+    edge: EdgeMethod, shared: frozenset[str], session: Session
+) -> tuple[list[TaggedMethod], ExtractedMethod]:
     """Tag and extract, once per partitioner: what an earlier one claimed is a delegate call for the later ones."""
     tagged: list[TaggedMethod] = []
     method = ExtractedMethod(edge.name, isolate(debug_handles.copy_with_handles(edge.program)), ())
@@ -282,7 +294,9 @@ def _partition(edge: EdgeMethod, session: Session) -> tuple[list[TaggedMethod], 
         with session.timed("tag"):
             tagged.append(tag(edge.name, method.program, partitioner, state))
         with session.timed("extract"), collector.paused():
-            step = extract(tagged[-1], earlier=len(method.partitions), non_convex=session.options.non_convex)
+            step = extract(
+                tagged[-1], earlier=len(method.partitions), non_convex=session.options.non_convex, shared=shared
+            )
             checks.check_extracted(step)
         method = ExtractedMethod(
             edge.name, step.program, method.partitions + step.partitions, method.rejections + step.rejections

@@ -102,11 +102,7 @@ class SupportPartitioner(Partitioner):  # type: ignore[misc]
 
 
 def supports_of(who: str, supports: Any) -> dict[str, Support]:
-    """Check a mapping from backend ids to supports.
-
-    Raises:
-        InputError: It is not such a mapping.
-    """
+    """Check a mapping from backend ids to supports; InputError if it is not one."""
     if not isinstance(supports, Mapping) or not supports or not all(isinstance(key, str) and key for key in supports):
         raise InputError(
             f"{who}: got supports={supports!r}, expected a mapping from backend ids to what each backend supports, "
@@ -120,8 +116,7 @@ def compile_specs_of(
 ) -> dict[str, list[CompileSpec]]:
     """Check a mapping from backend ids to compile specs.
 
-    Raises:
-        InputError: It is not such a mapping, or names a backend that the partitioner does not know.
+    Raises InputError if it is not one, or names a backend that the partitioner does not know.
     """
     given = {} if given is None else given
     if not isinstance(given, Mapping):

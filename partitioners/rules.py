@@ -287,7 +287,7 @@ def _with(
                 renamed.update(dict.fromkeys(names, tag))
                 tags.update(dict.fromkeys(proposal.nodes, tag))
     tags = {node: renamed.get(tag, tag) for node, tag in tags.items()}  # constants follow the merged partitions
-    written = set(program.graph_signature.buffers_to_mutate.values())
+    written = graphs.written_state(program)
     for constant, spec in graphs.lifted_inputs(program).items():
         reader = next((user for user in constant.users if user in added), None)
         if reader is not None and constant not in tags and spec.target not in written:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch.fx import Node
 
 from exir_lowering import graphs
@@ -33,6 +34,13 @@ class CommonSubexpressions(Rewrite):
             return None
         first: Node | None = scope.memory.get(key)
         if first is not None and scope.exists(first) and first < node:  # forms that backends take are added later
-            return first
+            return first if _sizes(first) == _sizes(node) else None
         scope.memory[key] = node
         return None
+
+
+def _sizes(node: Node) -> str:
+    """Return what sizes a result has, or is: two calls have symbols of their own for those that depend on data."""
+    given = node.meta.get("val")
+    values = given if isinstance(given, (list, tuple)) else [given]
+    return str([list(value.shape) if isinstance(value, torch.Tensor) else value for value in values])

@@ -71,9 +71,7 @@ def is_contiguous(node: object) -> bool:
 def call_key(node: Node, name: Callable[[Node], Hashable] = lambda operand: operand) -> Hashable | None:
     """Return what equal calls have in common; None if an argument cannot be compared, such as a symbolic number.
 
-    Args:
-        node: The call.
-        name: What stands for an operand.
+    `name` returns what stands for an operand.
     """
     try:
         return node.target, _key(node.args, name), _key(node.kwargs, name)
@@ -82,11 +80,7 @@ def call_key(node: Node, name: Callable[[Node], Hashable] = lambda operand: oper
 
 
 def _key(argument: Any, name: Callable[[Node], Hashable]) -> Hashable:
-    """Return what equal arguments have in common.
-
-    Raises:
-        TypeError: An argument is not one that can be compared.
-    """
+    """Return what equal arguments have in common; TypeError if one is not one that can be compared."""
     if isinstance(argument, Node):
         return name(argument)
     if isinstance(argument, (list, tuple)):

@@ -68,18 +68,12 @@ class GroupedAttention(Rewrite):
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """A dimension whose index is (outer, repeat, inner), of which nothing depends on the repeat.
+    """A dimension whose index is (outer, repeat, inner), of which nothing depends on the repeat."""
 
-    Attributes:
-        position: Which dimension it is.
-        repeats: The number of repeats, at least 2.
-        outer, inner: The numbers of indices before and behind the repeat.
-    """
-
-    position: int
-    repeats: int
-    outer: int = 1
-    inner: int = 1
+    position: int  # which dimension it is
+    repeats: int  # at least 2
+    outer: int = 1  # the number of indices before the repeat
+    inner: int = 1  # and behind it
 
 
 def _find_chain(node: object) -> list[Node] | None:

@@ -55,17 +55,9 @@ def _count(node: Node, rank: int) -> int | None:
 
 
 def mean_of_rows(operand: Node, count: int, keepdim: bool, scope: Scope, like: Node | None = None) -> Node | None:
-    """Add the mean over the last dimensions, as a global average pooling.
+    """Add the mean over the last `count` dimensions, as a global average pooling; None if impossible, see `Reductions`.
 
-    Args:
-        operand: What is averaged.
-        count: The number of dimensions that are reduced.
-        keepdim: Whether they are kept, as sizes of 1.
-        scope: Adds nodes.
-        like: A node with the shape, strides and dtype of the result, if there is one.
-
-    Returns:
-        The mean; None if the form does not exist: see `Reductions`.
+    With `keepdim` they stay, as sizes of 1. `like` is a node with the shape, strides and dtype of the result.
     """
     value = tensor_of(operand)
     if value is None or value.dtype is not torch.float32 or not is_contiguous(operand):

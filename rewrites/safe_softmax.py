@@ -59,25 +59,15 @@ class SafeSoftmax(Rewrite):
 
 @dataclass(frozen=True, slots=True)
 class _Masked:
-    """Scores with an additive mask: `scores + where(mask, bias, -inf)`, or with -inf where the mask is true.
+    """Scores with an additive mask: `scores + where(mask, bias, -inf)`, or with -inf where the mask is true."""
 
-    Attributes:
-        total: The sum.
-        scores: The scores.
-        choice: The `where`.
-        steps: What moves its elements before it is added, in order.
-        mask: Its condition.
-        bias: What is added where the score counts.
-        shown: The value of the condition there.
-    """
-
-    total: Node
+    total: Node  # the sum
     scores: Node
-    choice: Node
-    steps: tuple[Node, ...]
-    mask: Node
-    bias: Node
-    shown: bool
+    choice: Node  # the `where`
+    steps: tuple[Node, ...]  # what moves its elements before it is added, in order
+    mask: Node  # its condition
+    bias: Node  # what is added where the score counts
+    shown: bool  # the value of the condition there
 
 
 def _find_softmax(node: Node, scope: Scope) -> Node | None:
@@ -143,9 +133,9 @@ def _multiply_by_rows(masked: _Masked, softmax: Node, dim: int, scope: Scope) ->
     if masked.steps and not measures.same_sizes(visible.meta["val"].shape, finite.meta["val"].shape):
         return None
     visible, finite = (_move(moved, masked.steps, scope) for moved in (visible, finite))
-    rows = visible.meta["val"]
-    width = dim % len(softmax.meta["val"].shape) - len(softmax.meta["val"].shape)
-    if len(rows.shape) < -width or not measures.same_sizes([rows.shape[width]], [value.shape[width]]):
+    rows, shape = visible.meta["val"], softmax.meta["val"].shape
+    width = dim % len(shape) - len(shape)
+    if len(rows.shape) < -width or not measures.same_sizes([rows.shape[width]], [shape[width]]):
         return None  # the mask is broadcast along the rows
     some = scope.call("aten.any.dim", visible, width, True)
     order = list(range(len(rows.shape)))

@@ -31,21 +31,13 @@ _CALL = re.compile(r"%(\d+) = (aten\.\w+) (\S+) (\S+) alpha=(\S+) # debug_handle
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One operator call.
+    """One operator call."""
 
-    Attributes:
-        operator: One of `OPERATORS`.
-        left: The first argument: "%" and the number of a value, or a number.
-        right: The second argument.
-        alpha: The factor of the second argument of add and sub.
-        handle: The debug handle of its node, -1 if there is none.
-    """
-
-    operator: str
-    left: str
+    operator: str  # one of `OPERATORS`
+    left: str  # "%" and the number of a value, or a number
     right: str
-    alpha: int | float
-    handle: int
+    alpha: int | float  # the factor of the second argument of add and sub
+    handle: int  # the debug handle of its node, -1 if there is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +69,7 @@ def write(code: Code) -> str:
 
 
 def parse(text: bytes) -> Code:
-    """Read a program.
-
-    Raises:
-        InputError: The bytes are not such a text, have another version, or are truncated.
-    """
+    """Read a program; InputError if the bytes are not such a text, have another version, or are truncated."""
     try:
         lines = bytes(text).decode().split("\n")
     except UnicodeDecodeError as error:

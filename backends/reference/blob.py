@@ -54,64 +54,41 @@ class GraphRef:
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """One operator call.
+    """One operator call."""
 
-    Attributes:
-        operator: The operator's name, such as "aten.add.Tensor".
-        args: Positional arguments: plain values, `ValueRef`, `GraphRef`, lists of them.
-        kwargs: The keyword arguments.
-        handle: The debug handle of its node, -1 if there is none.
-    """
-
-    operator: str
-    args: list[Any]
+    operator: str  # such as "aten.add.Tensor"
+    args: list[Any]  # plain values, `ValueRef`, `GraphRef`, lists of them
     kwargs: dict[str, Any]
-    handle: int
+    handle: int  # the debug handle of its node, -1 if there is none
 
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A graph. Its values are numbered: the inputs, the constants, then the result of each instruction.
+    """A graph. Its values are numbered: the inputs, the constants, then the result of each instruction."""
 
-    Attributes:
-        inputs: The number of its inputs.
-        constants: Its constants, as numbers of the program's tensors.
-        code: The instructions, in order.
-        results: What it returns, in the form of an argument.
-    """
-
-    inputs: int
-    constants: list[int]
-    code: list[Instruction]
-    results: Any
+    inputs: int  # how many
+    constants: list[int]  # as numbers of the program's tensors
+    code: list[Instruction]  # in order
+    results: Any  # what it returns, in the form of an argument
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The program in a payload.
+    """The program in a payload."""
 
-    Attributes:
-        tensors: Weights, and the initial values of states.
-        states: The number of the initial tensor of each state that the delegate owns.
-        inputs: For each input of the first graph, ["user"], ["tensor", number] or ["state", number].
-        outputs: For each result of the first graph, ["user"] if it is returned, or ["state", number] if it is
-            written to a state after the call.
-        graphs: The graphs; the first one is the program, the others are called by its operators.
-    """
-
-    tensors: list[WeightRef]
-    states: list[int]
-    inputs: list[list[Any]]
+    tensors: list[WeightRef]  # weights, and the initial values of states
+    states: list[int]  # the number of the initial tensor of each state that the delegate owns
+    inputs: list[list[Any]]  # for each input of the first graph, ["user"], ["tensor", number] or ["state", number]
+    # For each result of the first graph, ["user"] if it is returned, or ["state", number] if it is written to a state
+    # after the call.
     outputs: list[list[Any]]
-    graphs: list[Graph]
+    graphs: list[Graph]  # the first one is the program, the others are called by its operators
 
 
 def events(graph: Graph, first: int) -> list[str]:
     """Return the identifier of each instruction's profile event; debug handles may occur twice.
 
-    Args:
-        graph: A graph.
-        first: The number of instructions in the graphs before it.
+    `first` is the number of instructions in the graphs before it.
     """
     return [f"{instruction.operator} #{number}" for number, instruction in enumerate(graph.code, first)]
 
@@ -119,8 +96,7 @@ def events(graph: Graph, first: int) -> list[str]:
 def dump(program: Program) -> bytes:
     """Write a program; equal programs give equal bytes.
 
-    Raises:
-        TypeError: The format does not support the type of an argument.
+    TypeError for an argument of a type that the format does not support.
     """
     operators: dict[str, int] = {}
     tree = {
@@ -147,11 +123,7 @@ def dump(program: Program) -> bytes:
 
 
 def parse(payload: bytes) -> Program:
-    """Read a program.
-
-    Raises:
-        InputError: The bytes are not a reference payload, have another version, or are damaged.
-    """
+    """Read a program; InputError if the bytes are not a reference payload, have another version, or are damaged."""
     body = _body(payload)
     try:
         tree = json.loads(body)
@@ -204,8 +176,7 @@ def _body(payload: bytes) -> bytes:
 def encode(value: Any) -> Any:
     """Turn an argument into JSON; a value that JSON cannot express becomes an object whose only key is its type.
 
-    Raises:
-        TypeError: The format does not support its type.
+    Raises TypeError if the format does not support its type.
     """
     if value is None or isinstance(value, (bool, int, str)):
         return value
@@ -230,11 +201,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(tree: Any) -> Any:
-    """Turn JSON back into an argument.
-
-    Raises:
-        ValueError: It is not something that `encode` makes.
-    """
+    """Turn JSON back into an argument; ValueError if it is not something that `encode` makes."""
     if isinstance(tree, list):
         return [decode(item) for item in tree]
     if not isinstance(tree, dict):

@@ -25,21 +25,13 @@ __all__ = ["ReferenceDelegate"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Executable:
-    """A payload that is ready for execution, with its state.
-
-    Attributes:
-        program: The payload.
-        graphs: Its graphs.
-        tensors: Its weights.
-        states: Its states, each starting from its initial value.
-        spending: The limits of an execution.
-    """
+    """A payload that is ready for execution, with its state."""
 
     program: Program
     graphs: list[_Graph]
     tensors: list[torch.Tensor]
-    states: list[torch.Tensor]
-    spending: budget.Budget
+    states: list[torch.Tensor]  # each starting from its initial value
+    spending: budget.Budget  # the limits of an execution
 
 
 class ReferenceDelegate(Delegate):

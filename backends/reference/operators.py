@@ -133,14 +133,9 @@ def _getitem(values: Any, index: Any) -> Any:
 
 
 def resolve(name: str) -> Callable[..., Any]:
-    """Find an operator by the name in a payload.
+    """Find an operator by the name in a payload; a `CheckedCall` for torch's own.
 
-    Returns:
-        A function; a `CheckedCall` for torch's own operators.
-
-    Raises:
-        InputError: The operator is not registered in this process, or not on the closed list of operators that only
-            compute.
+    Raises InputError if it is not registered in this process, or not on the closed list of operators that only compute.
     """
     if name in HIGHER_ORDER:
         return HIGHER_ORDER[name]

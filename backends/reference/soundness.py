@@ -18,8 +18,7 @@ DEPTH = 100
 def check(program: Program) -> None:
     """Check that every number in a program is in range, and that no graph calls itself.
 
-    Raises:
-        InputError: The payload is inconsistent, so this backend did not write it.
+    Raises InputError if not: the payload is inconsistent, so this backend did not write it.
     """
     if not program.graphs:
         raise _unsound("it has no graph")

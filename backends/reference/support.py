@@ -25,8 +25,8 @@ def reference_partitioner(*, own_state: bool = True) -> Partitioner:
 
     Args:
         own_state: Whether a buffer that only one partition reads and writes moves into it. State in a delegate belongs
-            to one method. If several methods share state, such as the KV cache of a prefill and a decode method, leave
-            it to the runtime, and emit with ExecuTorch's `MemoryPlanningPass(share_mutable_buffers=True)`.
+            to one method: what several methods share, such as the KV cache of a prefill and a decode method, stays
+            with the runtime. Give False if it is to be shared by name (`emit(share_state=True)`).
     """
     return SupportPartitioner({"reference": ReferenceSupport()}, own_state=own_state)
 

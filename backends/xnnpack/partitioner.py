@@ -7,6 +7,7 @@ from collections.abc import Collection
 from typing import Any, Literal, get_args
 
 from exir_lowering import InputError, Partitioner
+from exir_lowering.backends.xnnpack.constraints import mend
 
 __all__ = ["Precision", "xnnpack"]
 
@@ -73,10 +74,9 @@ def xnnpack(
         config_precisions=[ConfigPrecisionType[name.upper()] for name in _precisions(precisions)] or None,
         **flags,
     )
-    # ExecuTorch's configuration for convolutions uses this too, but its runtime refuses the result.
-    for config in partitioner.target_partitioner_configs.values():
-        if config.target_name == "convolution.default":
-            config.force_non_static_weights_for_f32_linear = False
+    chosen = partitioner.target_partitioner_configs
+    for name, config in chosen.items():
+        mend(config, together=(name,) if per_op_mode else chosen)
     made: Partitioner = partitioner
     return made
 

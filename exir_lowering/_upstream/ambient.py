@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 
@@ -42,12 +42,7 @@ def switches() -> tuple[object, ...]:
 
 @contextmanager
 def set_aside(dtype: torch.dtype, *, gradients: bool) -> Iterator[None]:
-    """Set aside this thread's settings for torch while the context lasts.
-
-    Args:
-        dtype: The default dtype inside the context.
-        gradients: Whether they are enabled inside the context.
-    """
+    """Set aside this thread's settings for torch while the context lasts, for those given."""
     with ExitStack() as stack:
         if torch.is_inference_mode_enabled():
             stack.enter_context(torch.inference_mode(False))
@@ -65,9 +60,8 @@ def set_aside(dtype: torch.dtype, *, gradients: bool) -> Iterator[None]:
 def _default_dtype(dtype: torch.dtype) -> locks.Shared:
     """Return a context with another default dtype. All threads share the dtype, so the last one out restores it."""
 
-    def change() -> Callable[[], None]:
+    def prepare() -> tuple[locks.Change, locks.Change]:
         before = torch.get_default_dtype()
-        torch.set_default_dtype(dtype)
-        return lambda: torch.set_default_dtype(before)
+        return lambda: torch.set_default_dtype(dtype), lambda: torch.set_default_dtype(before)
 
-    return locks.Shared(change)
+    return locks.Shared(prepare)

@@ -120,12 +120,7 @@ verify_signature = _verify_exported_program_signature
 
 
 def add_sizes(graph_module: torch.fx.GraphModule, shape_env: Any) -> None:
-    """Add nodes for the sizes of inputs, as torch does after it has traced a program; they replace those that it has.
-
-    Args:
-        graph_module: The graph module; its graph is changed.
-        shape_env: What the symbols of its sizes belong to.
-    """
+    """Add nodes for the sizes of inputs, as torch does after it has traced a program; they replace those there are."""
     graph, metadata = graph_module.graph, {"stack_trace": _ADDED_BY}
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     sizes = []
@@ -211,21 +206,13 @@ def edge_verifier(config: EdgeCompileConfig, preserved: Sequence[Any]) -> Any:
 def generate_edge_program(
     config: EdgeCompileConfig, program: ExportedProgram, preserved: Sequence[Any]
 ) -> ExportedProgram:
-    """Convert a decomposed program to Edge dialect by ExecuTorch's passes, and check it.
-
-    Raises:
-        Exception: Whatever its passes and its verifier raise.
-    """
+    """Convert a decomposed program to Edge dialect by ExecuTorch's passes, and check it; raises whatever they raise."""
     converted: ExportedProgram = _generate_edge_program(config, program, preserve_ops=list(preserved))
     return converted
 
 
-def finish_edge(program: ExportedProgram) -> ExportedProgram:
-    """Lift constants, make them contiguous, remove dead code and number the operators, as ExecuTorch does at the end.
-
-    Args:
-        program: The program with Edge operators; it is changed.
-    """
+def finish_edge(program: ExportedProgram) -> ExportedProgram:  # program is changed
+    """Lift constants, make them contiguous, remove dead code and number operators, as ExecuTorch does at the end."""
     program = _in_order_of_signature(lift_constant_tensor_pass(program))
     program = convert_constant_dim_order_pass.convert_constant_dim_order_pass(program)
     for module in program.graph_module.modules():

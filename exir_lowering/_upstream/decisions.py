@@ -15,10 +15,6 @@ class Decisions:
 
     Whoever evaluates `size == 4` for a symbolic size gets the answer for the example inputs, and the environment notes
     that as a guard. A program that is lowered has copies of Dynamo's environment, whose guards Dynamo does not see.
-
-    Args:
-        original: The environment.
-        copied: Its copy.
     """
 
     def __init__(self, original: Any, copied: Any) -> None:
@@ -30,8 +26,7 @@ class Decisions:
     def repeat(self) -> str:
         """Decide the same in the original, so that the result is used for sizes of which it is true only.
 
-        Returns:
-            Why that cannot be done, as a clause; "" if it was done.
+        Returned is a clause why that cannot be done; "" if it was done.
         """
         found = {guard.expr: None for guard in self._copies.guards()}
         fixed = self._copies.fixed(self._original)

@@ -49,9 +49,6 @@ def forgetting_delegates(programs: Sequence[ExportedProgram]) -> Iterator[None]:
 
     Emission calls delegates on fake tensors. The cache belongs to the process or to a program's symbols; it is never
     cleared, and its keys are the arguments: the delegates, with their payloads and weights.
-
-    Args:
-        programs: The programs that are emitted.
     """
     before = {id(table): set(map(id, table)) for table in _results(programs)}
     try:
@@ -100,10 +97,8 @@ def named_data_contents(module: LoweredBackendModule) -> dict[str, bytes]:
 def place_named_data(module: LoweredBackendModule, file_of: Callable[[str, int], str | None]) -> LoweredBackendModule:
     """Return a delegate whose named data is in other files; the given one and the data itself are unchanged.
 
-    Args:
-        module: The delegate.
-        file_of: Returns the data file for a key and its bytes, None for the `.pte` file. What the backend itself put
-        into a data file stays there.
+    `file_of` returns the data file for a key and its bytes, None for the `.pte` file. What the backend itself put into
+    a data file stays there.
     """
     output = module.named_data_store_output
     if output is None:
@@ -157,8 +152,7 @@ def make_result(payload: bytes, handles: Any, data: Any, info: Any) -> Preproces
 def split_named_data(output: Any) -> tuple[list[bytes], list[Any], list[Any]] | None:
     """Return named data as bytes, and what JSON can hold about those in the `.pte` and in each data file.
 
-    Returns:
-        None if it has something else, such as data in files.
+    None if it has something else, such as data in files.
     """
     if type(output) is not NamedDataStoreOutput or any(type(buffer) is not bytes for buffer in output.buffers):
         return None
@@ -175,11 +169,7 @@ def _split_entries(entries: Mapping[str, DataEntry]) -> list[Any]:
 
 
 def join_named_data(buffers: Sequence[bytes], inside: Any, outside: Any) -> NamedDataStoreOutput:
-    """Make named data from what `split_named_data` returned.
-
-    Raises:
-        KeyError, IndexError, TypeError, ValueError: It is something else.
-    """
+    """Make named data from what `split_named_data` returned; else KeyError, IndexError, TypeError or ValueError."""
     files = {_typed(str, file): _join_entries(entries, len(buffers)) for file, entries in outside}
     return NamedDataStoreOutput(list(buffers), _join_entries(inside, len(buffers)), files)
 

@@ -97,11 +97,9 @@ def input_number(placeholder: torch.fx.Node) -> int | None:
 
 
 def written_inputs(count: int) -> frozenset[int]:
-    """Return which inputs of the function that AOTAutograd is compiling it may write.
+    """Return which inputs (`count` in Dynamo's graph) of the function that AOTAutograd is compiling it may write.
 
-    Args:
-        count: How many inputs Dynamo's graph has. Where AOTAutograd has put some of them together, its numbers are
-            others, and all may be written.
+    Where AOTAutograd has put some of them together, its numbers are others, and all may be written.
     """
     context = TracingContext.try_get()
     metadata = context.fw_metadata if context is not None else None

@@ -96,26 +96,15 @@ def allowed_operators(config: EdgeCompileConfig) -> list[Any]:
 
 
 def with_allowed(config: EdgeCompileConfig, targets: Iterable[Any], *, checked: bool = True) -> EdgeCompileConfig:
-    """Return a copy of a configuration that allows more operators, or checks nothing.
-
-    Args:
-        config: The configuration; it is not changed.
-        targets: The operators to add.
-        checked: Whether Edge programs are checked.
-    """
+    """Return a copy of a configuration that allows more operators, or checks nothing."""
     allowed = dict.fromkeys([*allowed_operators(config), *map(wrapped_operator, targets)])
     return replace(config, _core_aten_ops_exception_list=list(allowed), _check_ir_validity=checked)
 
 
 def note_mistyped(graph_module: torch.fx.GraphModule, note: Callable[[torch.fx.Node, Mapping[str, Any]], None]) -> None:
-    """Find the nodes whose operators ExecuTorch does not define for their dtypes.
+    """Note the nodes, with dtypes by argument, whose Edge operators ExecuTorch does not define for their dtypes.
 
-    Args:
-        graph_module: The graph, with Edge operators.
-        note: Called with each such node and its dtypes by argument.
-
-    Raises:
-        Exception: Whatever an operator raises on fake tensors; nodes before it may be invalid as well.
+    Exception: Whatever an operator raises on fake tensors; nodes before it may be invalid as well.
     """
     validator = EdgeOpArgValidator(graph_module)
     validator.violating_ops = _Violations(note)
@@ -161,8 +150,7 @@ def lacks_out_variant(node: torch.fx.Node) -> bool:
 def fused(program: ExportedProgram, operators: set[str]) -> set[str]:
     """Return which operators ExecuTorch's fusion of quantized patterns removes from a program; it changes the program.
 
-    Raises:
-        Exception: Whatever it raises for a program that it cannot process.
+    It raises whatever the fusion raises for a program that it cannot process.
     """
     left = quant_fusion_and_const_prop_pass(program).graph_module
     graphs = [module.graph for module in left.modules() if isinstance(module, torch.fx.GraphModule)]
@@ -175,12 +163,7 @@ def without_validity_checks() -> EdgeCompileConfig:
 
 
 def edge_record(programs: Mapping[str, ExportedProgram], manager: ExecutorchProgramManager) -> Any:
-    """Return ExecuTorch's ETRecord of an emitted program.
-
-    Args:
-        programs: The Edge programs that were lowered; the Inspector looks debug handles up in them.
-        manager: The manager of the emitted programs.
-    """
+    """Return ExecuTorch's ETRecord of an emitted program; the Inspector looks debug handles up in `programs`."""
     from executorch.devtools.etrecord import ETRecord  # it needs pandas, and is rarely used
 
     record = ETRecord()
@@ -192,11 +175,8 @@ def edge_record(programs: Mapping[str, ExportedProgram], manager: ExecutorchProg
 def preserved_ops_left_over(name: str, program: ExportedProgram, partitioners: Sequence[Any]) -> list[Any]:
     """Check, as ExecuTorch does at the end, that each operator a partitioner kept from decomposition was delegated.
 
-    Returns:
-        The operators that the final verification has to allow.
-
-    Raises:
-        RuntimeError: ExecuTorch's own, naming the node, the operator and the partitioner.
+    It returns those that the final verification has to allow. ExecuTorch's own RuntimeError names node, operator and
+    partitioner.
     """
     preserved: set[Any] = set()
     for partitioner in partitioners:

@@ -9,6 +9,7 @@ from executorch.exir.dialects._ops import ops  # the only name of the Edge diale
 
 ADD_NUMBER = ops.edge.aten.add.Scalar
 CLONE = ops.edge.aten.clone.default
+CLONE_IN_ORDER = ops.edge.dim_order_ops._clone_dim_order.default
 INDEX_PUT = ops.edge.aten.index_put.default
 INDEX_PUT_IN_PLACE = ops.edge.aten.index_put_.default
 LESS = ops.edge.aten.lt.Scalar
@@ -18,14 +19,7 @@ WHERE = ops.edge.aten.where.self
 
 @lru_cache(maxsize=1024)
 def edge_operator(name: str) -> Any:
-    """Return an operator of the Edge dialect.
-
-    Args:
-        name: Its name, such as "aten.mul.Tensor".
-
-    Raises:
-        AttributeError, RuntimeError: There is no such operator.
-    """
+    """Return an Edge operator, such as "aten.mul.Tensor"; AttributeError or RuntimeError if there is none."""
     found = ops.edge
     for part in name.split("."):
         found = getattr(found, part)

@@ -22,21 +22,28 @@ from exir_lowering._upstream.replacing import replacing
 __all__ = [
     "EmittedCall",
     "adding_to_data_files",
-    "cord_piece",
+    "cord_pieces",
     "data_file_contents",
     "emitting",
+    "named_data_alignments",
     "named_data_pieces",
     "pte_contents",
-    "set_cord_piece",
+    "set_cord_pieces",
     "write_buffer",
 ]
 
 
-def named_data_pieces(manager: ExecutorchProgramManager) -> dict[str, int]:
-    """Return, for each key of named data, the number of its content in the emitted file; equal contents share one."""
+def named_data_pieces(manager: ExecutorchProgramManager) -> dict[str, Any]:
+    """Return the content of each key of named data in the emitted files: bytes, or something on the disk."""
     output = manager._named_data
     every = [output.pte_data, *output.external_data.values()] if output is not None else []
-    return {key: entry.buffer_index for entries in every for key, entry in entries.items()}
+    return {key: output.buffers[entry.buffer_index] for entries in every for key, entry in entries.items()}
+
+
+def named_data_alignments(manager: ExecutorchProgramManager) -> dict[str, int]:
+    """Return what alignment the delegates ask for, by the key of the named data in the `.pte` file."""
+    output = manager._named_data
+    return {key: entry.alignment for key, entry in output.pte_data.items()} if output is not None else {}
 
 
 DataAddition = Callable[[Sequence[Any]], tuple[str, bytes]]
@@ -89,19 +96,12 @@ def write_buffer(buffer: Any, file: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class EmittedCall:
-    """An instruction that calls a kernel or a delegate.
+    """An instruction that calls a kernel or a delegate."""
 
-    Attributes:
-        instruction: Its number in the method.
-        handle: The debug handle that its node had.
-        module: The delegate's module, None for a kernel.
-        delegate: The delegate's number in the method's execution plan, -1 for a kernel.
-    """
-
-    instruction: int
-    handle: Any
-    module: LoweredBackendModule | None
-    delegate: int
+    instruction: int  # its number in the method
+    handle: Any  # the debug handle that its node had
+    module: LoweredBackendModule | None  # of the delegate, None for a kernel
+    delegate: int  # its number in the method's execution plan, -1 for a kernel
 
 
 @dataclass(slots=True)
@@ -137,6 +137,7 @@ def _emitting() -> list[tuple[Any, str, Any]]:
         start(self, name, *args, **kwargs)
         emissions = _emissions.get()
         if emissions is not None:
+            self.given_mutable_buffer_warning = True  # that initial values are dropped: they are not, see the step
             emissions.states.append((self.emitter_state, emissions.methods.setdefault(name, [])))
 
     def added(self: Any, emitter_id: int, target: Any, lowered_module: Any = None) -> None:
@@ -162,15 +163,14 @@ def pte_contents(manager: ExecutorchProgramManager) -> Any:
     return manager._pte_data
 
 
-def cord_piece(cord: Any, number: int) -> bytes:
-    """Return a piece of a file that ExecuTorch has assembled; piece 0 is the tables."""
-    return bytes(cord._buffers[number])
+def cord_pieces(cord: Any) -> list[Any]:
+    """Return the pieces of a file: bytes, and what is on the disk; the first one is the tables."""
+    return list(cord._buffers)
 
 
-def set_cord_piece(cord: Any, number: int, content: bytes) -> None:
-    """Replace the content of a piece."""
-    cord._byte_size += len(content) - len(cord._buffers[number])
-    cord._buffers[number] = content
+def set_cord_pieces(cord: Any, pieces: Sequence[Any]) -> None:
+    """Replace all pieces of a file."""
+    cord._buffers, cord._byte_size = list(pieces), sum(map(len, pieces))
 
 
 def data_file_contents(manager: ExecutorchProgramManager) -> dict[str, Any]:

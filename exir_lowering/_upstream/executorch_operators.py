@@ -33,24 +33,14 @@ def _parsed() -> Mapping[tuple[str, str], Any]:
 
 
 def schema(name: str, overload: str) -> Any:
-    """Return the schema of an operator that writes its result to an argument; None if it is not one of these.
-
-    Args:
-        name: Such as "dim_order_ops::_clone_dim_order".
-        overload: Such as "out".
-    """
+    """Return the schema of an operator ("dim_order_ops::_clone_dim_order", "out"); None if it is not one of these."""
     return _parsed().get((name, overload))
 
 
 def function(name: str, overload: str) -> tuple[Callable[..., Any], bool] | None:
     """Return a function that computes an operator's result without writing it; None if it is not one of these.
 
-    Args:
-        name: As for `schema`.
-        overload: As for `schema`.
-
-    Returns:
-        The function, which takes the arguments except the one that is written, and whether it also takes a `dtype`.
+    It takes the arguments except the one that is written; with it comes whether it also takes a `dtype`.
     """
     return _FUNCTIONS.get(name) if overload == "out" else None
 

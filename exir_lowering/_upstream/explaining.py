@@ -27,24 +27,13 @@ def ending(module: GraphModule) -> GraphCompileReason | None:
 
 
 def call_compiled(
-    function: Callable[..., Any],
+    function: Callable[..., Any],  # if it is compiled, the one that was compiled
     inputs: Sequence[Any],
     keywords: Mapping[str, Any],
-    backend: Callable[..., Any],
-    dynamic: bool | None,
+    backend: Callable[..., Any],  # gets the graphs
+    dynamic: bool | None,  # as for `torch.compile`
 ) -> list[GraphCompileReason]:
-    """Call a function once through torch.compile, and forget what was compiled, and that it was called.
-
-    Args:
-        function: The function or module; if it is compiled, the one that was compiled.
-        inputs: What it is called with.
-        keywords: What it is called with by name.
-        backend: What gets its graphs.
-        dynamic: As for `torch.compile`.
-
-    Returns:
-        Its graph breaks.
-    """
+    """Call a function once through torch.compile, forget that and what was compiled, and return its graph breaks."""
     codes: list[types.CodeType] = []
     breaks = len(graph_break_reasons)
     sizes = copy.deepcopy(get_code_state())

@@ -31,10 +31,9 @@ def schema_names() -> dict[str, Any]:
 
 
 def from_schema(kind: str, tree: Any) -> Any:
-    """Return JSON as a class of the schema of exported programs.
+    """Return JSON as a class of the schema of exported programs; any Exception if it does not fit.
 
-    Raises:
-        Exception: It does not fit the class; the types of numbers and strings are not checked.
+    The types of numbers and strings are not checked.
     """
     return serde._dict_to_dataclass(getattr(program_schema, kind), tree)  # type: ignore[no-untyped-call]
 
@@ -55,10 +54,6 @@ def read_program(
 ) -> torch.export.ExportedProgram:
     """Make a program from its parts, as `torch.export.load` does after reading them from the file.
 
-    Args:
-        serialized: The `ExportedProgram` of the schema.
-        state: The parameters and buffers; a dict is used as it is, bytes would be unpickled.
-        constants: The constants, likewise.
-        examples: The example inputs as a tuple, or None.
+    State and constants are dicts, which are used as they are; bytes would be unpickled. `examples` is a tuple or None.
     """
     return serde.ExportedProgramDeserializer().deserialize(serialized, state, constants, examples)

@@ -177,10 +177,7 @@ def memory_of(tensor: Any) -> tuple[int, int] | None:
 def make_fake(like: FakeTensor, mode: FakeTensorMode, *, requires_grad: bool) -> FakeTensor:
     """Return a fake tensor of a mode, like another one, with its own storage; of a constant, with its own content.
 
-    Args:
-        like: The fake tensor, of this mode or, if its sizes are known, of another one.
-        mode: The mode.
-        requires_grad: Whether it requires a gradient.
+    The other one is of this mode or, if its sizes are known, of another one.
     """
     size, stride, offset = like.size(), like.stride(), like.storage_offset()
     meta = torch.empty_strided(size, stride, dtype=like.dtype, device="meta")
@@ -206,9 +203,7 @@ def symbols_of(number: Any) -> dict[str, Any]:
 def describe_symbols(shape_env: Any, symbols: dict[str, Any]) -> list[str]:
     """Return what a shape environment knows about symbols: kinds, ranges, values in the example inputs, conditions.
 
-    Args:
-        shape_env: The environment.
-        symbols: Symbols by name. Conditions that name any of them are included, and so are their other symbols.
+    Conditions that name any of them are included, and so are their other symbols.
     """
     conditions = {str(guard.expr): guard.expr for guard in shape_env.guards}
     conditions |= {str(one.expr): one.expr for known in shape_env.deferred_runtime_asserts.values() for one in known}

@@ -19,10 +19,6 @@ def read_tables(tables: bytes) -> Any:
 
 
 def write_tables(program: Any) -> bytes:
-    """Return the tables of a `.pte` file, without its header.
-
-    Args:
-        program: The tables; they say where each segment is, relative to the first one.
-    """
+    """Return the tables of a `.pte` file, without its header; segments in them are relative to the first one."""
     tables: bytes = _program_to_flatbuffer(program).data
     return tables

@@ -32,18 +32,13 @@ _LOG = logging.getLogger(__name__)
 
 
 class _Locks:
-    """The current locks; a forked child has others.
-
-    Attributes:
-        conversions: The lock of conversions, then those of threads that the holder of the previous one waits for.
-        engine: The lock of the engines.
-        epoch: How often the engines' lock was renewed.
-    """
+    """The current locks; a forked child has others."""
 
     def __init__(self) -> None:
+        # the lock of conversions, then those of threads that the holder of the previous one waits for
         self.conversions: list[Lock] = [threading.RLock()]
         self.engine: Lock = threading.RLock()
-        self.epoch = 0
+        self.epoch = 0  # how often the engines' lock was renewed
 
 
 _locks = _Locks()
@@ -172,40 +167,70 @@ def _outwards(frame: FrameType | None, most: int) -> Iterator[FrameType]:
         frame, most = frame.f_back, most - 1
 
 
+Change: TypeAlias = Callable[[], object]
+"""Makes a global change, or undoes it; to undo it twice, or before it was made, does no harm."""
+
+
 class Shared:
     """A global change that lasts as long as any thread needs it.
 
     In a forked child, the threads of the parent are gone, except the one that forked: the change ends there unless that
-    one needs it.
+    one needs it. An interrupt, which can come after any call, leaves nothing half made or half undone.
     """
 
-    def __init__(self, change: Callable[[], Callable[[], object]]) -> None:
-        """Describe the change.
-
-        Args:
-            change: Makes the change, and returns a function that undoes it.
-        """
-        self._change, self._lock = change, threading.Lock()
+    def __init__(self, prepare: Callable[[], tuple[Change, Change]]) -> None:
+        """Describe the change: `prepare` returns what makes it and what undoes it, and changes nothing itself."""
+        self._prepare, self._lock = prepare, threading.Lock()
         self._users: list[int] = []
-        self._undo: Callable[[], object] | None = None
+        self._undo: Change | None = None
         _shared.add(self)
 
     def __enter__(self) -> None:
-        # The lock is only held while the change is made, never while a caller's code runs.
-        with self._lock:
-            self._users.append(threading.get_ident())
-            if self._undo is None:
-                self._undo = self._change()
+        others = self._users.count(threading.get_ident())
+        try:
+            # The lock is only held while the change is made, never while a caller's code runs.
+            with self._lock:
+                if self._undo is None:
+                    self._begin()
+                self._users.append(threading.get_ident())
+        except BaseException:
+            self._leave(others)
+            raise
 
     def __exit__(self, *error: object) -> None:
+        others = None
+        try:
+            others = self._users.count(threading.get_ident()) - 1
+            self._leave(others)
+        except BaseException:
+            self._leave(self._users.count(threading.get_ident()) - 1 if others is None else others)
+            raise
+
+    def _begin(self) -> None:
+        change, undo = self._prepare()
+        try:
+            change()
+        except BaseException:
+            undo()
+            raise
+        self._undo = undo
+
+    def _leave(self, others: int) -> None:
+        """End the change for this thread except where it needs it otherwise, a number of times."""
         with self._lock:
-            self._users.remove(threading.get_ident())
+            while self._users.count(threading.get_ident()) > others:
+                self._users.remove(threading.get_ident())
             self._end()
 
     def _end(self) -> None:
         if not self._users and self._undo is not None:
-            undo, self._undo = self._undo, None
-            undo()
+            try:
+                self._undo()
+            except BaseException:
+                self._undo()
+                raise
+            finally:
+                self._undo = None
 
     def forked(self) -> None:
         """Forget the threads that a forked child does not have."""

@@ -8,7 +8,6 @@ shape imports sympy, in case the shape is symbolic.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from functools import lru_cache
 from types import FunctionType
 from typing import Any
@@ -19,7 +18,7 @@ import torch
 from torch import _compile
 from torch._decomp import global_decomposition_table
 
-from exir_lowering._upstream.locks import Shared
+from exir_lowering._upstream.locks import Change, Shared
 
 __all__ = ["WITHOUT_COMPILER"]
 
@@ -56,18 +55,20 @@ def _content(cell: Any) -> Any:
         return None
 
 
-def _mark() -> Callable[[], None]:
+def _marking() -> tuple[Change, Change]:
     if "torch._dynamo" in sys.modules:
-        return lambda: None
+        return (lambda: None), (lambda: None)
     check = torch._check_with
 
     def check_with(error_type: Any, condition: Any, message: Any) -> Any:
         return None if condition is True else check(error_type, condition, message)
 
     marked = [function for function in _left_alone() if not hasattr(function, _MARK)]
-    for function in marked:
-        setattr(function, _MARK, function)
-    setattr(torch, "_check_with", check_with)  # noqa: B010  # a function of another type
+
+    def mark() -> None:
+        for function in marked:
+            setattr(function, _MARK, function)
+        setattr(torch, "_check_with", check_with)  # noqa: B010  # a function of another type
 
     def unmark() -> None:
         if torch._check_with is check_with:
@@ -76,8 +77,8 @@ def _mark() -> Callable[[], None]:
             if getattr(function, _MARK, None) is function:
                 delattr(function, _MARK)
 
-    return unmark
+    return mark, unmark
 
 
-WITHOUT_COMPILER = Shared(_mark)
+WITHOUT_COMPILER = Shared(_marking)
 """A context in which operators on tensors without memory import neither torch's compiler nor sympy."""

@@ -27,6 +27,7 @@ __all__ = [
     "mutates_arguments",
     "operator_name",
     "operator_packet",
+    "with_kernel",
     "wrapped_operator",
     "written_arguments",
 ]
@@ -36,38 +37,23 @@ _OVERLOAD = type(torch.ops.aten.add.Tensor)  # the class is private, its objects
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """An argument of an operator, as its schema says.
-
-    Attributes:
-        name: Its name.
-        type: Its type in TorchScript's notation, such as "Optional[Tensor]".
-        keyword: Whether it is keyword-only.
-        out: Whether the operator writes its result there.
-        written: Whether the operator writes there.
-    """
+    """An argument of an operator, as its schema says."""
 
     name: str
-    type: str
-    keyword: bool
-    out: bool
-    written: bool
+    type: str  # in TorchScript's notation, such as "Optional[Tensor]"
+    keyword: bool  # keyword-only
+    out: bool  # the operator writes its result there
+    written: bool  # the operator writes there
 
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """An operator of torch.
+    """An operator of torch."""
 
-    Attributes:
-        call: The function that executes it.
-        arguments: Its arguments.
-        tags: The tags that torch gives it.
-        views: Whether a result may be a view of an argument.
-    """
-
-    call: Any
+    call: Any  # the function that executes it
     arguments: tuple[Argument, ...]
     tags: frozenset[torch.Tag]
-    views: bool
+    views: bool  # a result may be a view of an argument
 
 
 @lru_cache(maxsize=4096)
@@ -97,13 +83,7 @@ def defining(namespace: str) -> Iterator[None]:
 
 
 def find_operator(namespace: str, name: str, overload: str) -> Operator | None:
-    """Return an operator that is registered in this process, None if none has that name.
-
-    Args:
-        namespace: Such as "aten".
-        name: Such as "add".
-        overload: Such as "Tensor", or "default".
-    """
+    """Return a registered operator, such as "aten", "add", "Tensor" (or "default"); None if none has that name."""
     found: Any = torch.ops
     try:
         for part in (namespace, name, overload):
@@ -115,19 +95,12 @@ def find_operator(namespace: str, name: str, overload: str) -> Operator | None:
 
 @dataclass(frozen=True, slots=True)
 class FunctionalOperator:
-    """An operator that returns what an out variant writes.
+    """An operator that returns what an out variant writes."""
 
-    Attributes:
-        call: The operator; it takes its arguments by name.
-        inputs: The arguments of the out variant that it takes, with their positions in the out variant.
-        outputs: The positions of those that the out variant writes.
-        dtype: Whether it takes the dtype of its result.
-    """
-
-    call: Any
-    inputs: tuple[tuple[int, str], ...]
-    outputs: tuple[int, ...]
-    dtype: bool
+    call: Any  # takes its arguments by name
+    inputs: tuple[tuple[int, str], ...]  # the out variant's arguments that it takes, with their positions there
+    outputs: tuple[int, ...]  # the positions of those that the out variant writes
+    dtype: bool  # it takes the dtype of its result
 
 
 @lru_cache(maxsize=1024)
@@ -146,6 +119,18 @@ def functional_operator(name: str, overload: str) -> FunctionalOperator | None:
         if found is not None:
             return found
     return None
+
+
+def with_kernel(operator: Operator) -> Operator:
+    """Return an operator, or the functional one if only that computes here.
+
+    ExecuTorch's compiler registers the shapes alone for out variants of its own, such as those of quantized embeddings.
+    """
+    name, _, overload = operator.call.name().partition(".")
+    if torch._C._dispatch_has_computed_kernel_for_dispatch_key(operator.call.name(), "CPU"):
+        return operator
+    functional = functional_operator(name, overload)
+    return operator if functional is None or functional.dtype else _operator(functional.call)
 
 
 def _registered_functional(name: str, overload: str) -> FunctionalOperator | None:

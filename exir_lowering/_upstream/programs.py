@@ -44,12 +44,7 @@ CALL_DELEGATE = executorch_call_delegate
 
 
 def lazy_graph_module(root: Mapping[str, Any], graph: torch.fx.Graph) -> torch.fx.GraphModule:
-    """Return a graph module that compiles its Python code at its first call, if any.
-
-    Args:
-        root: The attributes that the graph's get_attr nodes name.
-        graph: The graph; it is not copied.
-    """
+    """Return a graph module, of the graph itself, that compiles its Python code at its first call, if any."""
     return _LazyGraphModule(dict(root), graph)
 
 

@@ -71,13 +71,7 @@ def same_results(module: GraphModule, compiled: Callable[..., Any], inputs: Sequ
 
 
 def write_repro(module: GraphModule, inputs: Sequence[Any], backend: str | None) -> None:
-    """Write a script that calls a backend with a graph, to `repro.py` in the current folder.
-
-    Args:
-        module: The graph.
-        inputs: Its inputs, real or fake.
-        backend: The backend's name.
-    """
+    """Write a script that calls a backend with a graph and (real or fake) inputs, `repro.py` in the current folder."""
     folder = _folder()
     path = folder / f"{len(module.graph.nodes)}.py"
     path.write_text(_script(module, inputs, backend, folder, command="run"))
@@ -85,14 +79,7 @@ def write_repro(module: GraphModule, inputs: Sequence[Any], backend: str | None)
 
 
 def write_launcher(module: GraphModule, inputs: Sequence[Any], backend: str | None, *, accuracy: bool = False) -> None:
-    """Write the script that makes the graph smaller while a backend fails, to `minifier_launcher.py`.
-
-    Args:
-        module: The graph.
-        inputs: Its inputs, real or fake.
-        backend: The backend's name.
-        accuracy: Whether a failure is a wrong result.
-    """
+    """Write the script that makes the graph smaller while a backend fails (or errs), to `minifier_launcher.py`."""
     script = _script(module, inputs, backend, _folder(), command="minify", accuracy=accuracy)
     helper_for_dump_minify(script)
 

@@ -31,21 +31,11 @@ _LOG = logging.getLogger(__name__)
 
 
 def open_program(source: str | bytes, data: str | None, *, profiled: bool = False) -> Any:
-    """Open a `.pte` file in ExecuTorch's runtime.
+    """Open a `.pte` file in ExecuTorch's runtime; RuntimeError if that refuses the file.
 
     executorch.runtime.Program hides what it opens: one program per file, whose methods share their planned memory, so
-    running one method overwrites the state of another.
-
-    Args:
-        source: Its path, or its content; the content must outlive the program.
-        data: The path of its data file.
-        profiled: Whether its `write_etdump_result_to_file` can record what was run, and for how long.
-
-    Returns:
-        The runtime's program, whose `load_method` gives methods that share one planned memory.
-
-    Raises:
-        RuntimeError: The runtime refuses the file.
+    running one method overwrites the state of another. Content that is given instead of a path must outlive the
+    program. If `profiled`, `write_etdump_result_to_file` can record what was run, and for how long.
     """
     runtime = executorch_runtime().module
     load = runtime._load_program if isinstance(source, str) else runtime._load_program_from_buffer
@@ -87,13 +77,9 @@ class OperatorRegistry:
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """ExecuTorch's runtime in this process.
+    """ExecuTorch's runtime in this process."""
 
-    Attributes:
-        module: The names of the wheel's extension module.
-    """
-
-    module: Any
+    module: Any  # the names of the wheel's extension module
 
     @property
     def backend_registry(self) -> BackendRegistry:
@@ -108,11 +94,7 @@ class Runtime:
 
 @cache
 def executorch_runtime() -> Runtime:
-    """Return the wheel's runtime.
-
-    Raises:
-        Exception: It cannot be imported here: whatever its libraries raise.
-    """
+    """Return the wheel's runtime; if it cannot be imported here, whatever its libraries raise."""
     return Runtime(_extension() or _wrapper())
 
 
@@ -207,20 +189,14 @@ def _compile_spec_class() -> Any:
 
 
 def compile_spec(key: str, value: bytes) -> Any:
-    """Return a compile spec for delegates: of ExecuTorch's class, or of its substitute until that is imported.
-
-    Args:
-        key: Its key.
-        value: Its value.
-    """
+    """Return a compile spec for delegates: of ExecuTorch's class, or of its substitute until that is imported."""
     return (_compile_spec_class() or _CompileSpec)(key, value)
 
 
 def import_quantized_kernels() -> None:
     """Import the kernels of `quantized_decomposed`, which emitting and the runtime need, with their schemas.
 
-    Raises:
-        ImportError: They are not there; ExecuTorch's package hides the reason.
+    ImportError: They are not there; ExecuTorch's package hides the reason.
     """
     import executorch.kernels.quantized  # noqa: F401
 
@@ -234,10 +210,8 @@ def operator_schema(name: str, overload: str) -> tuple[tuple[str, ...], frozense
     """Return what an operator of a file takes; None if that is unknown.
 
     torch has no public way to get a schema by name. Those of `quantized_decomposed` come with their kernels. Only
-    operators whose kernels are generated from the schema count: others may take their arguments in any way.
-
-    Returns:
-        The types of its arguments in TorchScript's notation, which of them it writes to, and how many results it has.
+    operators whose kernels are generated from the schema count: others may take their arguments in any way. The types
+    are in TorchScript's notation; then come which arguments it writes to, and how many results it has.
     """
     namespace = name.partition("::")[0]
     if namespace not in ("aten", "dim_order_ops", "quantized_decomposed"):

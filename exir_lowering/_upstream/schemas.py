@@ -35,19 +35,12 @@ _BUILT_IN = frozenset({"aten", "prims", "quantized_decomposed", "dim_order_ops",
 
 
 class Argument(NamedTuple):
-    """An argument of an operator.
-
-    Attributes:
-        name: Its name.
-        is_tensor: Whether it is one tensor, not optional.
-        is_aliased: Whether the result may share memory with it, or it is overwritten.
-        is_written: Whether it is overwritten.
-    """
+    """An argument of an operator."""
 
     name: str
-    is_tensor: bool
-    is_aliased: bool
-    is_written: bool
+    is_tensor: bool  # one, not optional
+    is_aliased: bool  # the result may share memory with it, or it is overwritten
+    is_written: bool  # overwritten
 
 
 def is_overload(target: Any) -> TypeGuard[OpOverload[..., Any]]:
@@ -123,9 +116,7 @@ def returns_view(target: Any) -> bool:
 def view_for_copy(target: Any) -> Any:
     """Return the operator of ATen that returns a view where another, such as `aten.permute_copy.default`, copies it.
 
-    Returns:
-        The operator; `aten.reshape` for a view that the tensor's strides may not allow, and the given one if there is
-        none.
+    It is `aten.reshape` for a view that the tensor's strides may not allow, and the given one if there is none.
     """
     if not is_overload(target) or target.namespace != "aten":
         return target

@@ -88,15 +88,7 @@ def name_overload(target: Any) -> tuple[str, str] | None:
 
 @lru_cache(maxsize=4096)
 def find_overload(dialect: str, name: str) -> Any:
-    """Return a registered operator.
-
-    Args:
-        dialect: "" for ATen, "edge" or "backend".
-        name: Its name in the dispatcher's table, such as "aten::add.Tensor".
-
-    Raises:
-        LookupError: No such operator is registered in this process.
-    """
+    """Return an operator like "aten::add.Tensor" of a dialect ("" is ATen; "edge", "backend"); LookupError if none."""
     found = _NAME.fullmatch(name)
     if found is not None and dialect in _DIALECTS:
         namespace, base, overload = found[1], found[2], found[3] or "default"
@@ -116,11 +108,7 @@ def _in_dialect(dialect: str, namespace: str, base: str, overload: str) -> Any:
 
 
 def find_higher_order(name: str) -> Any:
-    """Return a higher-order operator by name.
-
-    Raises:
-        LookupError: No such operator is known in this process.
-    """
+    """Return a higher-order operator by name; LookupError if none is known in this process."""
     return _higher_order_ops[name]
 
 
@@ -160,12 +148,10 @@ def environment_facts(environment: Any) -> list[bool]:
 def make_environment(
     facts: Sequence[bool], symbols: Sequence[tuple[sympy.Symbol, int, Any, Any]], divisible: Sequence[sympy.Expr]
 ) -> ShapeEnv:
-    """Make a shape environment.
+    """Make a shape environment from what `environment_facts` returned.
 
-    Args:
-        facts: What `environment_facts` returned.
-        symbols: Each symbol with its value for the example inputs, and its bounds.
-        divisible: The expressions that are known to be zero: remainders.
+    Each symbol has its value for the example inputs, and its bounds. Known to be zero are the divisible expressions:
+    remainders.
     """
     settings: dict[str, Any] = dict(zip(_SETTINGS, facts, strict=True))
     environment = ShapeEnv(**settings)
@@ -234,11 +220,7 @@ def verifier_facts(verifier: type[Any]) -> tuple[str, list[Any]] | None:
 
 
 def make_verifier(dialect: str, options: Sequence[Any]) -> type[Any]:
-    """Make a verifier.
-
-    Raises:
-        LookupError: No verifier of the dialect is known in this process.
-    """
+    """Make a verifier; LookupError if none of the dialect is known in this process."""
     if dialect != "EDGE":
         found: type[Any] = load_verifier(dialect)
         return found

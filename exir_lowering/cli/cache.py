@@ -28,28 +28,14 @@ Everything in it can be removed at any time; what is lowered next takes longer.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments.
-
-    Args:
-        parser: The command's parser.
-    """
+    """Add the command's arguments."""
     parser.add_argument("action", choices=("info", "clear"), help="show what is in it, or remove it")
     parser.add_argument("--cache", metavar="FOLDER", help="the folder; that of the user by default")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Show or clear the cache.
-
-    Args:
-        arguments: The command's arguments, parsed.
-
-    Returns:
-        The exit code.
-
-    Raises:
-        InputError: The folder cannot be used.
-    """
+    """Show or clear the cache."""
     with kept_from_stdout(True):
         from exir_lowering.steps.cache.store import Store
         from exir_lowering.steps.cache.using import find_folder, find_limit
@@ -81,14 +67,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def make_explanation(uses: Sequence[CacheUse]) -> Table:
-    """Return a table of what was taken from the cache, and why the rest was not.
-
-    Args:
-        uses: What the report says.
-
-    Returns:
-        A row for each conversion and each partition.
-    """
+    """Return a table of what was taken from the cache, and why the rest was not, by conversion and partition."""
     table = make_table("Cache")
     for column in ("method", "partition", "cache"):
         table.add_column(column, overflow="fold")

@@ -12,18 +12,11 @@ OK, DEFECT, MISTAKE, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command of `exir-lower`.
-
-    Attributes:
-        name: The command's name.
-        summary: What it does, in one line.
-        add_arguments: Adds its arguments to a parser.
-        execute: Does the work, given the parsed arguments; returns the exit code.
-        examples: What its help ends with.
-    """
+    """A command of `exir-lower`."""
 
     name: str
-    summary: str
+    summary: str  # one line, for the list of commands
     add_arguments: Callable[[argparse.ArgumentParser], None]
+    # Given the parsed arguments; returns the exit code, or raises a LoweringError.
     execute: Callable[[argparse.Namespace], int]
-    examples: str = ""
+    examples: str = ""  # what its help ends with

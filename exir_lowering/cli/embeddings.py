@@ -60,9 +60,7 @@ class SentenceEmbedder(torch.nn.Module):
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """Return the embeddings, (batch, features).
 
-        Args:
-            input_ids: Token ids, (batch, tokens), padded to the method's length.
-            attention_mask: 1 for a token and 0 for padding, in the same shape.
+        Both inputs are (batch, tokens), padded to the method's length; the mask is 1 for a token and 0 for padding.
         """
         hidden = self.transformer(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         weight = attention_mask.unsqueeze(-1).to(hidden.dtype)
@@ -71,13 +69,9 @@ class SentenceEmbedder(torch.nn.Module):
 
 
 def load_model() -> tuple[SentenceEmbedder, Any]:
-    """Load the trained model and its tokenizer, offline.
+    """Load the trained model, in evaluation mode, and its tokenizer of transformers, offline.
 
-    Returns:
-        The model in evaluation mode, and the tokenizer of transformers.
-
-    Raises:
-        InputError: The package does not have the model's files.
+    Raises InputError if the package does not have the model's files.
     """
     os.environ["HF_HUB_OFFLINE"] = "1"
     from transformers import AutoModel, AutoTokenizer
@@ -96,15 +90,9 @@ def load_model() -> tuple[SentenceEmbedder, Any]:
 
 
 def encode(tokenizer: Any, number: int, text: str) -> Encoded:
-    """Turn a sentence into the inputs of the shortest method that takes it.
+    """Turn a sentence into the inputs of the shortest method that takes it; its number is for messages.
 
-    Args:
-        tokenizer: The tokenizer of `load_model`.
-        number: The sentence's number, for messages.
-        text: The sentence.
-
-    Raises:
-        InputError: The sentence is not text.
+    Raises InputError if the sentence is not text.
     """
     try:
         text.encode()
@@ -129,18 +117,9 @@ def encode(tokenizer: Any, number: int, text: str) -> Encoded:
 
 
 def run(sentences: Sequence[str], output: Path | None, console: Console) -> bool:
-    """Export, lower, save, load, run and compare, and print what came out.
+    """Export, lower, save, load, run and compare; return whether every similarity agrees with eager PyTorch.
 
-    Args:
-        sentences: At least one sentence.
-        output: Where to keep the `.pte` file; None removes it in the end.
-        console: Where to print.
-
-    Returns:
-        Whether every similarity agrees with eager PyTorch.
-
-    Raises:
-        LoweringError: A step failed.
+    Without an output path, the `.pte` file is removed in the end. Raises LoweringError if a step fails.
     """
     times = Times()
     with times.step("load the model"):

@@ -24,11 +24,7 @@ _SUFFIXES = (".pt", ".pth", ".npy")
 def check_inputs(given: Sequence[str]) -> None:
     """Refuse what cannot be an input before anything slow is imported.
 
-    Args:
-        given: The arguments.
-
-    Raises:
-        InputError: One is neither a file that exists nor in one of the other forms.
+    Raises InputError for what is neither a file that exists nor in one of the other forms.
     """
     for text in given:
         if _is_file(text):
@@ -38,16 +34,9 @@ def check_inputs(given: Sequence[str]) -> None:
 
 
 def make_inputs(given: Sequence[str]) -> list[Any]:
-    """Make the inputs that arguments stand for.
+    """Make the inputs, in order, of arguments that `check_inputs` took: one each, or several for a file with a list.
 
-    Args:
-        given: The arguments; `check_inputs` took them.
-
-    Returns:
-        The inputs in order: one for an argument, or several for a file with a list.
-
-    Raises:
-        InputError: A file holds something else, or a tensor cannot be made.
+    Raises InputError if a file holds something else, or a tensor cannot be made.
     """
     return [value for text in given for value in _make_input(text)]
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from exir_lowering.cli import cache, programs
+from exir_lowering.cli import cache, constants, programs
 from exir_lowering.cli.command import OK, Command
 from exir_lowering.cli.output import check_target, describe_written, format_size, kept_from_stdout, make_console, say
 from exir_lowering.errors import InputError
@@ -18,11 +19,13 @@ if TYPE_CHECKING:
 
     from exir_lowering.lowered import LoweredMethods
     from exir_lowering.steps.emit import Artifact
+    from exir_lowering.steps.shared_state import ShareState
 
 _EXAMPLES = """\
 examples:
   exir-lower lower model.pt2 --partitioner xnnpack -o model.pte
   exir-lower lower prefill=prefill.pt2 decode=decode.pt2 --partitioner xnnpack -o llm.pte
+  exir-lower lower forward=llm.pt2 step=step.pt2 -p xnnpack -o llm.pte --runner-metadata --constant get_eos_ids=[1,2]
   exir-lower lower model.pt2 --partitioner mine --partitioner xnnpack -o model.pte --json > report.json
 
 A .pt2 file is made by torch.export.save(torch.export.export(model, inputs), "model.pt2").
@@ -31,11 +34,7 @@ A file that would run code when it is loaded is refused; give --trust if it come
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments.
-
-    Args:
-        parser: The command's parser.
-    """
+    """Add the command's arguments."""
     programs.add_arguments(parser)
     parser.add_argument("-o", "--output", required=True, metavar="OUT.pte", help="the file to write")
     parser.add_argument(
@@ -51,6 +50,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="fuse quantized patterns on the host, such as an embedding of quantized weights, into quantized operators",
     )
+    parser.add_argument(
+        "--share-state",
+        type=_read_sharing,
+        default="auto",
+        metavar="auto|all|none|NAME,...",
+        help="the state that methods share: what has one name, or these names; auto: what was one memory when it was "
+        "exported, which programs from files have lost (default: auto)",
+    )
+    constants.add_arguments(parser)
     parser.add_argument("--sizes", action="store_true", help="show how many bytes each part of the files takes")
     caching = parser.add_mutually_exclusive_group()
     caching.add_argument("--cache", metavar="FOLDER", help="keep results in this folder, not in the user's cache")
@@ -62,21 +70,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Lower the programs, write the files and print the report.
-
-    Args:
-        arguments: The command's arguments, parsed.
-
-    Returns:
-        The exit code.
-
-    Raises:
-        LoweringError: An argument or program is wrong, or a plug-in failed.
-    """
+    """Lower the programs, write the files and print the report."""
     files = programs.find_programs(arguments.models)
     target = check_target(arguments.output, ".pte")
     if arguments.external_weights is not None:
         _check_data_name(arguments.external_weights)
+    values = constants.read_constants(arguments, files)
     with kept_from_stdout(arguments.json):
         from exir_lowering.options import LoweringOptions
         from exir_lowering.pipeline import lower
@@ -91,15 +90,44 @@ def execute(arguments: argparse.Namespace) -> int:
             cache=False if arguments.no_cache else arguments.cache or True,
         )
         lowered = lower(methods, arguments.partitioner, options=options)
+        if arguments.runner_metadata:
+            values = constants.add_metadata(values, lowered.edge_programs["forward"])
         artifact = lowered.emit(
             _make_emission_config(arguments),
+            constant_methods=values,
             external_weights=arguments.external_weights,
             keep_originals=arguments.keep_originals,
+            share_state=arguments.share_state,
         )
         artifact.save(target)
+    if arguments.share_state == "auto":
+        _warn_of_unshared(artifact)
     (_print_json if arguments.json else _print_tables)(arguments, lowered, artifact)
-    say(_list_written(target, artifact), error=arguments.json)
+    say(_list_written(target, artifact, values), error=arguments.json)
     return OK
+
+
+def _read_sharing(text: str) -> ShareState:
+    words: dict[str, ShareState] = {"auto": "auto", "all": True, "none": False}
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise argparse.ArgumentTypeError(f"expected auto, all, none or names with commas between them, got {text!r}")
+    return words.get(text, names)
+
+
+def _warn_of_unshared(artifact: Artifact) -> None:
+    """Say which methods write state of one name, each its own."""
+    from exir_lowering.steps.shared_state import list_namesakes
+
+    found = list_namesakes(artifact.report.states)
+    if found:
+        (name, methods), *others = found
+        also = f" (and {', '.join(name for name, _ in others[:3])}{', ...' * (len(others) > 3)})" if others else ""
+        say(
+            f"warning: {' and '.join(methods)} each write a {name!r} of their own{also}. If it is one state, give "
+            f"--share-state all or --share-state {name}; if it is not, --share-state none.",
+            error=True,
+        )
 
 
 def _check_data_name(name: str) -> None:
@@ -118,8 +146,8 @@ def _make_emission_config(arguments: argparse.Namespace) -> ExecutorchBackendCon
     return ExecutorchBackendConfig(do_quant_fusion_and_const_prop=True) if arguments.fuse_quantized else None
 
 
-def _print_json(arguments: argparse.Namespace, lowered: LoweredMethods, artifact: Artifact) -> None:
-    report = json.loads(lowered.report.to_json())
+def _print_json(arguments: argparse.Namespace, _: LoweredMethods, artifact: Artifact) -> None:
+    report = json.loads(artifact.report.to_json())
     if arguments.sizes:
         report["stored"] = [asdict(row) for row in artifact.stored]
     print(json.dumps(report, indent=2))
@@ -138,8 +166,9 @@ def _print_tables(arguments: argparse.Namespace, lowered: LoweredMethods, artifa
         say(f"{host} operators stay on the host; `exir-lower plan` with the same arguments shows why.")
 
 
-def _list_written(target: Path, artifact: Artifact) -> str:
-    written = [f"{describe_written(path)}." for path in (target, target.with_suffix(".debug.json"))]
+def _list_written(target: Path, artifact: Artifact, values: Mapping[str, Any]) -> str:
+    written = [f"Constant methods: {', '.join(f'{name}={value!r}' for name, value in values.items())}."] * bool(values)
+    written += [f"{describe_written(path)}." for path in (target, target.with_suffix(".debug.json"))]
     for name, data in artifact.data_files.items():
         written.append(f"Wrote {target.parent / name} ({format_size(len(data))}).")
     return "\n".join(written)

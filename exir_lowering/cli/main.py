@@ -40,14 +40,10 @@ Exit code: 0 success, 2 a mistake in what was given, 1 any other failure.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line.
+    """Run the command line, by default with the arguments of the process.
 
-    Args:
-        argv: The arguments without the program's name; those of the process by default.
-
-    Returns:
-        The exit code: 0 success, 2 a mistake in what was given (programs, names, files, plug-ins), 130
-        interrupted, 141 when whoever read the output closed it, 1 any other failure.
+    Returns 0 for success, 2 for a mistake in what was given (programs, names, files, plug-ins), 130 when interrupted,
+    141 when whoever read the output closed it, 1 for any other failure.
     """
     # A character that the terminal's encoding lacks is shown escaped, rather than causing a crash after the work.
     for stream in (sys.stdout, sys.stderr):

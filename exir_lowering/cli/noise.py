@@ -32,23 +32,12 @@ class KnownLineFilter:
     """Standard error without the lines that start with `_KNOWN_LINES`; anything else passes at once."""
 
     def __init__(self, stream: TextIO) -> None:
-        """Filter what is written to a stream.
-
-        Args:
-            stream: The stream that everything else goes to.
-        """
+        """Filter what is written to a stream."""
         self._stream = stream
         self._line = ""
 
     def write(self, text: str) -> int:
-        """Write text, except for known lines.
-
-        Args:
-            text: Lines, or pieces of them.
-
-        Returns:
-            How many characters were taken.
-        """
+        """Write text, in lines or pieces of them, except for known lines."""
         for part in text.splitlines(keepends=True):
             # The runtime writes a line in pieces; the first ones may still turn out to be known.
             held = self._line if _KNOWN_LINES.startswith(self._line) else ""

@@ -24,62 +24,28 @@ class _Console(Console):
 
 
 def make_console(*, error: bool = False) -> Console:
-    """Return a console that prints text as it is.
-
-    Args:
-        error: Whether it prints to standard error instead of standard output.
-
-    Returns:
-        The console, without markup and highlighting.
-    """
+    """Return a console that prints text as it is, without markup and highlighting."""
     return _Console(stderr=error, highlight=False, markup=False)
 
 
 def make_table(title: str, **options: Any) -> Table:
-    """Return an empty table in the style of this command line.
-
-    Args:
-        title: What stands above it.
-        options: Further arguments of rich's `Table`.
-
-    Returns:
-        The table.
-    """
+    """Return an empty table in the style of this command line; the options are those of rich's `Table`."""
     return Table(title=title, box=box.SIMPLE_HEAD, show_edge=False, **options)
 
 
 def say(text: str, *, error: bool = False) -> None:
-    """Print a paragraph; wrapped at words in a terminal, left as it is in a file or pipe.
-
-    Args:
-        text: The paragraph.
-        error: Whether it goes to standard error instead of standard output.
-    """
+    """Print a paragraph; wrapped at words in a terminal, left as it is in a file or pipe."""
     console = make_console(error=error)
     console.print(text, soft_wrap=not console.is_terminal)
 
 
 def kept_from_stdout(wanted: bool) -> AbstractContextManager[object]:
-    """Return a context in which whatever a plug-in prints goes to standard error: it must not end up inside the JSON.
-
-    Args:
-        wanted: Whether to do so; nothing is changed otherwise.
-
-    Returns:
-        The context.
-    """
+    """Return a context in which what a plug-in prints goes to standard error: it must not end up inside the JSON."""
     return contextlib.redirect_stdout(sys.stderr) if wanted else contextlib.nullcontext()
 
 
 def format_size(count: int) -> str:
-    """Return a number of bytes as people read it, with the exact one.
-
-    Args:
-        count: The number.
-
-    Returns:
-        Such as "1.5 MB, 1,500,000 bytes".
-    """
+    """Return a number of bytes as people read it, with the exact one, such as "1.5 MB, 1,500,000 bytes"."""
     for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= scale:
             return f"{count / scale:.1f} {unit}, {count:,} bytes"
@@ -87,29 +53,12 @@ def format_size(count: int) -> str:
 
 
 def describe_written(path: Path) -> str:
-    """Describe a file that was written.
-
-    Args:
-        path: The file.
-
-    Returns:
-        A sentence without its full stop, with the file's size.
-    """
+    """Describe a file that was written, with its size, in a sentence without its full stop."""
     return f"Wrote {path} ({format_size(path.stat().st_size)})"
 
 
 def find_file(text: str) -> Path:
-    """Return the path of a file that a command reads.
-
-    Args:
-        text: The argument.
-
-    Returns:
-        The path.
-
-    Raises:
-        InputError: There is no such file.
-    """
+    """Return the path of a file that a command reads; InputError if there is none."""
     path = Path(text)
     if path.is_file():
         return path
@@ -120,18 +69,7 @@ def find_file(text: str) -> Path:
 
 
 def check_target(text: str, suffix: str = "") -> Path:
-    """Check a path that a command writes to before the work, not after it.
-
-    Args:
-        text: The argument.
-        suffix: What the path has to end in, such as ".pte".
-
-    Returns:
-        The path.
-
-    Raises:
-        InputError: No file can be written there.
-    """
+    """Check a path that a command writes to before the work, not after it; InputError if that is impossible."""
     path = Path(text)
     if suffix and path.suffix != suffix:
         raise InputError(f"Cannot write {text!r}: expected a path that ends in {suffix}, such as 'model{suffix}'.")
@@ -145,15 +83,7 @@ def check_target(text: str, suffix: str = "") -> Path:
 
 
 def write_file(path: Path, content: bytes | memoryview) -> None:
-    """Write a file at once, so that a failure leaves what was there.
-
-    Args:
-        path: The file; a pipe or a device is written to, not replaced.
-        content: What it is to hold.
-
-    Raises:
-        InputError: It cannot be written.
-    """
+    """Write a file at once: a failure (InputError) leaves what was there. A pipe or device is not replaced."""
     from exir_lowering.pte.saving import replace_file
 
     try:

@@ -25,11 +25,7 @@ when less is delegated.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments.
-
-    Args:
-        parser: The command's parser.
-    """
+    """Add the command's arguments."""
     programs.add_arguments(parser)
     parser.add_argument("--html", metavar="PLAN.html", help="write a page with the graph of partitions, for a browser")
     parser.add_argument("--dot", metavar="PLAN.dot", help="write the graph of partitions for Graphviz")
@@ -39,17 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Plan, print the plan and write its pictures.
-
-    Args:
-        arguments: The command's arguments, parsed.
-
-    Returns:
-        The exit code; `MISTAKE` when less is delegated than is required.
-
-    Raises:
-        LoweringError: An argument or program is wrong, or a plug-in failed.
-    """
+    """Plan, print the plan and write its pictures; return `MISTAKE` when less is delegated than is required."""
     files = programs.find_programs(arguments.models)
     pictures = {
         suffix: check_target(path, f".{suffix}")

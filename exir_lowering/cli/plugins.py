@@ -13,23 +13,12 @@ from exir_lowering.cli.output import kept_from_stdout, make_console, make_table,
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments.
-
-    Args:
-        parser: The command's parser.
-    """
+    """Add the command's arguments."""
     parser.add_argument("--json", action="store_true", help="print the list as JSON")
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Print the list of plug-ins, and why some are broken.
-
-    Args:
-        arguments: The command's arguments, parsed.
-
-    Returns:
-        The exit code.
-    """
+    """Print the list of plug-ins, and why some are broken."""
     with kept_from_stdout(True):
         from exir_lowering.plugins import listing
 

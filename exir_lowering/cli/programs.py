@@ -23,11 +23,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """Add the arguments that `lower` and `plan` share.
-
-    Args:
-        command: The command's parser.
-    """
+    """Add the arguments that `lower` and `plan` share."""
     command.add_argument(
         "models",
         nargs="+",
@@ -87,23 +83,12 @@ def _add_rewrites(command: argparse.ArgumentParser) -> None:
 
 
 def read_rewrites(arguments: argparse.Namespace) -> list[str]:
-    """Return the names of the rewrites.
-
-    Args:
-        arguments: What `add_arguments` added, parsed.
-    """
+    """Return the names of the rewrites."""
     return [name.strip() for name in arguments.rewrites.split(",") if name.strip()]
 
 
 def read_assumptions(arguments: argparse.Namespace) -> dict[str, str]:
-    """Return what is assumed of inputs.
-
-    Args:
-        arguments: What `add_arguments` added, parsed.
-
-    Raises:
-        InputError: An argument has another form, or names an input again.
-    """
+    """Return what is assumed of inputs; InputError if an argument has another form, or names an input again."""
     assumed: dict[str, str] = {}
     for given in arguments.assume:
         name, equals, promise = given.partition("=")
@@ -116,14 +101,7 @@ def read_assumptions(arguments: argparse.Namespace) -> dict[str, str]:
 
 
 def read_costs(arguments: argparse.Namespace) -> CostTable | None:
-    """Read the table of costs, None if none is given.
-
-    Args:
-        arguments: What `add_arguments` added, parsed.
-
-    Raises:
-        InputError: The file cannot be read, or its content is invalid.
-    """
+    """Read the table of costs, None if none is given; InputError if it cannot be read or is invalid."""
     if arguments.costs is None:
         return None
     from exir_lowering.partitioners import CostTable
@@ -132,16 +110,9 @@ def read_costs(arguments: argparse.Namespace) -> CostTable | None:
 
 
 def find_programs(given: Sequence[str]) -> dict[str, Path]:
-    """Read `[METHOD=]MODEL.pt2` arguments.
+    """Return the file of each method in `[METHOD=]MODEL.pt2` arguments.
 
-    Args:
-        given: The arguments.
-
-    Returns:
-        The file of each method.
-
-    Raises:
-        InputError: A file does not exist, or a method is named twice or not at all.
+    Raises InputError if a file does not exist, or a method is named twice or not at all.
     """
     files: dict[str, Path] = {}
     for text in given:
@@ -164,32 +135,17 @@ def find_programs(given: Sequence[str]) -> dict[str, Path]:
 
 
 def read_programs(files: Mapping[str, Path], trust: bool) -> dict[str, ExportedProgram]:
-    """Read the program of each method.
+    """Read the program of each method; with `trust` as torch does, which runs code that is in the files.
 
-    Args:
-        files: The file of each method.
-        trust: Whether to load files as torch does, which runs code that is in them.
-
-    Returns:
-        The program of each method.
-
-    Raises:
-        InputError: A file cannot be read as an exported program, or would run code and is not trusted.
+    Raises InputError if a file cannot be read as an exported program, or would run code and is not trusted.
     """
     return {method: _read_program(path, trust) for method, path in files.items()}
 
 
 def make_edge_config(arguments: argparse.Namespace) -> EdgeCompileConfig | None:
-    """Return how programs become Edge dialect.
+    """Return how programs become Edge dialect, None for ExecuTorch's default.
 
-    Args:
-        arguments: What `add_arguments` added, parsed.
-
-    Returns:
-        ExecuTorch's configuration; None for its default.
-
-    Raises:
-        InputError: An operator that is to be allowed does not exist.
+    Raises InputError if an operator that is to be allowed does not exist.
     """
     from executorch.exir import EdgeCompileConfig
 

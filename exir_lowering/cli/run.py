@@ -45,11 +45,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments.
-
-    Args:
-        parser: The command's parser.
-    """
+    """Add the command's arguments."""
     _add_what_to_run(parser)
     _add_how_to_run(parser)
     parser.add_argument("--profile", action="store_true", help="run it once more, and print where the time goes")
@@ -106,17 +102,7 @@ def _add_how_to_run(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Load the file, run the method, print and save the outputs.
-
-    Args:
-        arguments: The command's arguments, parsed.
-
-    Returns:
-        The exit code.
-
-    Raises:
-        LoweringError: An argument or file is wrong, or a delegate failed.
-    """
+    """Load the file, run the method, print and save the outputs."""
     source = find_file(arguments.model)
     data = [find_file(path) for path in arguments.data]
     save = None if arguments.save is None else check_target(arguments.save)

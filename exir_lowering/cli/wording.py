@@ -10,6 +10,8 @@ from exir_lowering.errors import LoweringError
 _OPTIONS = (
     (re.compile(r'\b(unavailable|engine)="(\w+)"'), r"--\1 \2"),
     (re.compile(r"\bkeep_originals=True\b"), "--keep-originals"),
+    (re.compile(r"\bshare_state=False\b"), "--share-state none"),
+    (re.compile(r"^share_state:"), "--share-state:"),
     (re.compile(r"\bas data=(?=[.;, ])"), "with --data"),
     (re.compile(r"\bverify=False\b"), "--verify tie"),
     (re.compile(r"\bemit\(ExecutorchBackendConfig\(do_quant_fusion_and_const_prop=True\)\)"), "--fuse-quantized"),
@@ -18,14 +20,7 @@ _EDGE_CONFIG = re.compile(r"\bLoweringOptions\(edge_compile_config=EdgeCompileCo
 
 
 def describe(error: Exception) -> str:
-    """Describe an error in one paragraph.
-
-    Args:
-        error: What a command raised.
-
-    Returns:
-        The paragraph, with command-line options in place of Python arguments.
-    """
+    """Describe an error in one paragraph, with command-line options in place of Python arguments."""
     if isinstance(error, LoweringError):
         return _name_options(str(error))
     if isinstance(error, MemoryError):
@@ -37,14 +32,7 @@ def describe(error: Exception) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, without the full stop.
-
-    Args:
-        error: The error.
-
-    Returns:
-        The line; "no message" when there is none.
-    """
+    """Return the first line of an error's message without the full stop; "no message" when there is none."""
     return (str(error).strip().splitlines() or ["no message"])[0].rstrip(".")
 
 

@@ -105,17 +105,19 @@ def patch_executorch(*, convex_proposals: bool = False, accelerate: bool = True)
 _accelerate: ContextVar[bool] = ContextVar("exir_lowering_patch_accelerates", default=True)
 
 
-def _replace_overloads() -> Callable[[], None]:
+def _replace_overloads() -> tuple[locks.Change, locks.Change]:
     dispatcher = backend_api.to_backend
     originals = {kind: dispatcher.dispatch(kind) for kind in _DISPATCHED}
-    for kind, replacement in zip(_DISPATCHED, (_whole_program, _one_method, _all_methods), strict=True):
-        dispatcher.register(kind, replacement)
+
+    def replace() -> None:
+        for kind, replacement in zip(_DISPATCHED, (_whole_program, _one_method, _all_methods), strict=True):
+            dispatcher.register(kind, replacement)
 
     def restore() -> None:
         for kind, original in originals.items():
             dispatcher.register(kind, original)
 
-    return restore
+    return replace, restore
 
 
 _PATCHED = locks.Shared(_replace_overloads)

@@ -18,40 +18,27 @@ from exir_lowering.steps.arguments import list_partitioners
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One way to compile a graph.
+    """One way to compile a graph."""
 
-    Attributes:
-        name: What it is called in reports.
-        partitioners: By method, its partitioners in priority order.
-        backends: Backends by id, before the installed ones.
-        must_take: Whether it is no success if it takes no operator.
-    """
-
-    name: str
-    partitioners: Mapping[str, Sequence[Partitioner]]
-    backends: Mapping[str, Any]
-    must_take: bool = False
+    name: str  # in reports
+    partitioners: Mapping[str, Sequence[Partitioner]]  # by method, in priority order
+    backends: Mapping[str, Any]  # by id, before the installed ones
+    must_take: bool = False  # whether it is no success if it takes no operator
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An attempt that is made when it is its turn, as what it names may not be there.
+    """An attempt that is made when it is its turn, as what it names may not be there."""
 
-    Attributes:
-        name: What it is called in reports.
-        make: Makes the attempt; raises UnknownPluginError or PluginLoadError.
-    """
-
-    name: str
-    make: Callable[[], Attempt]
+    name: str  # in reports
+    make: Callable[[], Attempt]  # raises UnknownPluginError or PluginLoadError
 
 
 def list_candidates(options: CompileOptions) -> tuple[list[Candidate], str | None]:
     """Return what is tried, in order, and the torch.compile backend that runs what nothing compiles; None for an error.
 
-    Raises:
-        InputError: The option `backends` has something that is no backend.
-        UnknownPluginError, PluginLoadError: A partitioner cannot be found.
+    Raises InputError if the option `backends` has something that is no backend, UnknownPluginError or PluginLoadError
+    if a partitioner cannot be found.
     """
     if isinstance(options.backends, Mapping):
         attempt = Attempt("exir_lowering", _by_method(options.partitioners), options.backends)

@@ -45,25 +45,15 @@ _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Captured:
-    """A graph of AOTAutograd, and the program that is lowered for it.
+    """A graph of AOTAutograd, and the program that is lowered for it."""
 
-    Attributes:
-        name: The method: "forward", also without gradients, or "backward".
-        module: The graph.
-        program: What is lowered; None if nothing is computed.
-        inputs: The graph's placeholder for each of the program's user inputs.
-        lent: The graph's placeholders whose tensors the program has as weights, by their name in it.
-        roots: The nodes of the graph that the program returns, in its order.
-        decisions: What is decided by the graph's symbolic sizes while its program is lowered; None if all are known.
-    """
-
-    name: str
+    name: str  # the method: "forward", also without gradients, or "backward"
     module: GraphModule
-    program: ExportedProgram | None
-    inputs: tuple[Node, ...]
-    lent: Mapping[str, Node]
-    roots: tuple[Node, ...]
-    decisions: Decisions | None
+    program: ExportedProgram | None  # what is lowered; None if nothing is computed
+    inputs: tuple[Node, ...]  # the graph's placeholder for each of the program's user inputs
+    lent: Mapping[str, Node]  # the graph's placeholders whose tensors are weights of the program, by their name in it
+    roots: tuple[Node, ...]  # the nodes of the graph that the program returns, in its order
+    decisions: Decisions | None  # what symbolic sizes decide during the lowering; None if all are known
 
     def with_weights_as_inputs(self) -> Captured:
         """Return the same graph, whose program takes what was lent as inputs, before the others."""
@@ -105,15 +95,10 @@ _WEIGHTS = (InputKind.PARAMETER, InputKind.BUFFER)
 
 
 def capture(name: str, module: GraphModule, weights: Mapping[int, torch.Tensor]) -> Captured:
-    """Make the program of a graph. The graph is not changed.
+    """Make the program of a graph, which is functional and flat. The graph is not changed.
 
-    Args:
-        name: The method.
-        module: The graph, functional and flat.
-        weights: The tensors, which are shared, of inputs that become weights of the program, by the input's number.
-
-    Raises:
-        NotLowered: The graph has something that cannot be lowered safely.
+    Weights are by the number of the input that becomes one; their tensors are shared. Raises NotLowered if something
+    cannot be lowered safely.
     """
     roots = _find_roots(module.graph)
     hazards.check(module, _needed(roots))

@@ -72,11 +72,7 @@ backend.reset = forget  # type: ignore[attr-defined]
 
 
 def check_mode(name: str, mode: str | None) -> None:
-    """Check that a caller asks for no mode.
-
-    Raises:
-        InputError: They do.
-    """
+    """Check that a caller asks for no mode; InputError if they do."""
     if mode is not None:
         raise InputError(f"torch.compile(mode={mode!r}): the backend {name!r} has no modes; use options.")
 
@@ -94,19 +90,9 @@ def through_autograd(
 ) -> Callable[..., Any]:
     """Compile a graph in one attempt, with its backward graph if it is differentiated.
 
-    Args:
-        module: The graph.
-        example_inputs: Its inputs.
-        attempt: How to partition.
-        options: The caller's options.
-        log: Where it is noted what happened.
-        strict: Whether what cannot be compiled is an error, in the backward graph too.
-        last: Whether no other attempt follows.
-        function: What compiles the graphs that AOTAutograd makes.
-
-    Raises:
-        NotLowered: The graph cannot be lowered.
-        LoweringError: As for `lower`, or a partition cannot be executed here.
+    `strict`: what cannot be compiled is an error, in the backward graph too. `last`: no other attempt follows.
+    `function` compiles the graphs that AOTAutograd makes. Raises NotLowered if the graph cannot be lowered,
+    LoweringError as `lower` does, or if a partition cannot be executed here.
     """
     made = function(module, example_inputs, attempt, options, strict=strict, log=log)
     training = torch.is_grad_enabled() and any(

@@ -53,14 +53,7 @@ def debug_backend(
 def explain_graph(module: GraphModule, example_inputs: Sequence[Any], options: Any, number: int) -> ExplainedGraph:
     """Return what would be done with a graph of Dynamo's. No backend is called.
 
-    Args:
-        module: The graph.
-        example_inputs: Its inputs.
-        options: As for the backend.
-        number: Which graph it is.
-
-    Raises:
-        InputError, UnknownPluginError, PluginLoadError: An option is invalid.
+    Raises InputError, UnknownPluginError or PluginLoadError if an option is invalid.
     """
     chosen = read_options(options)
     candidates, fallback = list_candidates(chosen)

@@ -20,12 +20,7 @@ _KEPT_IN_TRAINING = ("aten._scaled_dot_product_flash_attention_for_cpu",)
 
 
 def choose_decompositions(given: Mapping[Any, Callable[..., Any]] | None, *, training: bool) -> dict[Any, Any]:
-    """Return the decompositions for a graph.
-
-    Args:
-        given: The caller's; None for the default ones.
-        training: Whether the graph is differentiated.
-    """
+    """Return the decompositions for a graph, which may be differentiated; None stands for the default ones."""
     if given is not None:
         return dict(given)
     core: Mapping[Any, Any] = core_aten_decompositions()
@@ -49,8 +44,6 @@ def _decompose_mixed_norm(x: torch.Tensor, weight: torch.Tensor | None, *args: A
 def differentiable_attention(given: Mapping[Any, Any] | None, *, training: bool) -> AbstractContextManager[None]:
     """Return a context in which attention is traced as products and softmax, so that its backward graph is core ATen.
 
-    Args:
-        given: The caller's decompositions, which decide themselves.
-        training: Whether the graph is differentiated.
+    A caller's own decompositions decide themselves.
     """
     return sdpa_kernel(SDPBackend.MATH) if training and given is None else nullcontext()

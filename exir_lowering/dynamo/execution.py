@@ -28,12 +28,9 @@ Calls = Callable[[LoweredBackendModule], Callable[..., Any]]
 
 
 def assemble(captured: Captured, lowered: ExportedProgram | None, calls: Calls) -> Boxed:
-    """Return the function that computes what a captured graph does.
+    """Return the function that computes what a captured graph does; `lowered` is None if it has no program.
 
-    Args:
-        captured: The graph.
-        lowered: Its program after lowering; None if it has none.
-        calls: Returns what executes a partition, for the module that a delegate call calls.
+    `calls` returns what executes a partition, for the module that a delegate call calls.
     """
     return _Assembler(captured, calls).run(lowered)
 
@@ -113,14 +110,9 @@ def _content(program: ExportedProgram, target: str) -> Any:
 
 
 def _copy_body(module: GraphModule, graph: Graph, root: dict[str, Any], body: dict[Node, Any], calls: Calls) -> None:
-    """Copy the operators of a lowered graph, in PyTorch's terms.
+    """Copy the operators of a lowered graph to another one, in PyTorch's terms.
 
-    Args:
-        module: The lowered graph.
-        graph: Where to.
-        root: What the new graph's module will hold, by name.
-        body: The values of the inputs; those of the operators are added.
-        calls: Returns what executes a partition.
+    `root` collects what the new graph's module will hold, and `body` the values; it has those of the inputs.
     """
     for node in module.graph.nodes:
         if node.op in ("placeholder", "output"):

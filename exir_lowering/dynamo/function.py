@@ -22,13 +22,7 @@ from exir_lowering.errors import LoweringError
 class Function:
     """Compiles the graphs that AOTAutograd makes of one function.
 
-    Args:
-        module: Dynamo's graph.
-        example_inputs: Its inputs, with the real parameters and buffers.
-        attempt: How to partition.
-        options: The caller's options.
-        strict: Whether what cannot be compiled is an error.
-        log: Where it is noted what happened.
+    The example inputs have the real parameters and buffers; with `strict`, what cannot be compiled is an error.
     """
 
     def __init__(

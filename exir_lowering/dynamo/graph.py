@@ -23,31 +23,16 @@ Weights = Mapping[int, torch.Tensor]
 
 
 class GraphCompiler:
-    """Compiles graphs for one target.
-
-    Args:
-        target: What they are compiled for.
-        must_take: Whether it is no success if no operator is taken.
-        log: Where it is noted what was lowered.
-    """
+    """Compiles graphs for one target; with `must_take` it is no success if no operator is taken."""
 
     def __init__(self, target: Target, *, must_take: bool, log: Log) -> None:
         self._target, self._must_take, self._log = target, must_take, log
 
     def compile(self, kind: Kind, modules: Mapping[str, GraphModule], weights: Weights) -> dict[str, Boxed]:
-        """Compile graphs together.
+        """Compile graphs together, and return what computes each, by method.
 
-        Args:
-            kind: What the first graph is, for the report.
-            modules: The graphs, by method.
-            weights: The weights of the first one that may be lent.
-
-        Returns:
-            What computes each, by method.
-
-        Raises:
-            NotLowered: They cannot be lowered.
-            LoweringError: As for `lower`, or a partition cannot be executed here.
+        The kind is that of the first graph, for the report, and so are the weights, which may be lent. Raises
+        NotLowered if they cannot be lowered, LoweringError as `lower` does, or if a partition cannot be executed here.
         """
         with outside_tracing():
             try:

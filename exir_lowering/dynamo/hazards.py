@@ -23,12 +23,7 @@ _BY_STRIDE = ("aten.as_strided", "aten.set_", "aten.sym_stride", "aten.sym_stora
 
 
 class NotLowered(Exception):
-    """A graph, or a part of it, is left to PyTorch.
-
-    Attributes:
-        reason: Why, as a clause.
-        node: The node that it is about; None if it is about the whole graph.
-    """
+    """A graph, or a part of it, is left to PyTorch: `reason` says why, in a clause. No `node`: the whole graph."""
 
     def __init__(self, reason: str, node: Node | None = None) -> None:
         where = graphs.source_code(node).rstrip(".") if node is not None else ""
@@ -41,15 +36,10 @@ class UnboundedSizes(NotLowered):
 
 
 def check(module: GraphModule, entering: Container[Node]) -> None:
-    """Check that a graph can be lowered.
+    """Check that a graph can be lowered; NotLowered if not.
 
-    Args:
-        module: The graph.
-        entering: The nodes that enter its program. The others are views, which PyTorch makes of inputs and of results
-            that have the memory they are expected to have, or are not used.
-
-    Raises:
-        NotLowered: It cannot.
+    The nodes that are not entering its program are views, which PyTorch makes of inputs and of results that have the
+    memory they are expected to have, or are not used.
     """
     for node in module.graph.nodes:
         if node in entering and is_same_memory(node):

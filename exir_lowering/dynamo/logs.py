@@ -73,8 +73,7 @@ class GraphReport:
 class Log:
     """What happens to one graph of Dynamo's, while it is compiled and later.
 
-    Args:
-        listed: Whether `reports` has it, and fallbacks are warned of.
+    If it is listed, `reports` has it, and fallbacks are warned of.
     """
 
     def __init__(self, *, listed: bool = True) -> None:
@@ -89,9 +88,7 @@ class Log:
     def add(self, kind: Kind, report: Report) -> None:
         """Add the report of a lowering; of those that repeat the first one, for other weights or sizes, the last stay.
 
-        Args:
-            kind: What the first graph of the lowering is.
-            report: The report.
+        The kind is that of the lowering's first graph.
         """
         with _lock:
             self.reports.append((kind, report))
@@ -99,14 +96,7 @@ class Log:
                 del self.reports[MOST // 2]
 
     def note(self, attempt: str, graph: str, error: Exception, instead: str) -> Fallback:
-        """Note that something could not be compiled.
-
-        Args:
-            attempt: What was tried.
-            graph: Which graph it is.
-            error: Why.
-            instead: What is taken instead.
-        """
+        """Note that something could not be compiled, and what is taken instead."""
         node = getattr(error, "node", None)
         source = graphs.source_line(node) if isinstance(node, Node) else ""
         reason = error.reason if isinstance(error, NotLowered) else f"{type(error).__name__}: {error}"

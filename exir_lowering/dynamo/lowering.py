@@ -33,36 +33,22 @@ from exir_lowering.steps.session import Session
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What graphs are compiled for.
+    """What graphs are compiled for."""
 
-    Attributes:
-        partitioners: The partitioners of each method, in priority order.
-        backends: Backends by id, before the installed ones.
-        delegates: Delegates by id, before the installed ones.
-        options: How to lower.
-    """
-
-    partitioners: Mapping[str, Sequence[Partitioner]]
-    backends: Mapping[str, Any]
-    delegates: Mapping[str, Any]
+    partitioners: Mapping[str, Sequence[Partitioner]]  # of each method, in priority order
+    backends: Mapping[str, Any]  # by id, before the installed ones
+    delegates: Mapping[str, Any]  # by id, before the installed ones
     options: LoweringOptions
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """Graphs that were lowered together.
+    """Graphs that were lowered together."""
 
-    Attributes:
-        functions: By method, what computes it.
-        report: What was delegated, what was not, and why; None if nothing is computed.
-        lent: Whether the weights that were lent are constants in it.
-        kept: What must live as long as the functions.
-    """
-
-    functions: Mapping[str, Boxed]
-    report: Report | None
-    lent: bool
-    kept: Any
+    functions: Mapping[str, Boxed]  # by method, what computes it
+    report: Report | None  # None if nothing is computed
+    lent: bool  # whether the weights that were lent are constants in it
+    kept: Any  # what must live as long as the functions
 
 
 def compile_graphs(captured: Sequence[Captured], target: Target) -> Compiled:
@@ -70,13 +56,8 @@ def compile_graphs(captured: Sequence[Captured], target: Target) -> Compiled:
 
     Weights that are lent stay constants if the partitioners take more with them than with weights as inputs.
 
-    Args:
-        captured: The graphs.
-        target: What they are compiled for.
-
-    Raises:
-        LoweringError: As for `lower`; or a partition cannot be executed here.
-        NotLowered: The lowered program would not be what the graph is.
+    Raises LoweringError as `lower` does, or if a partition cannot be executed here, and NotLowered if the lowered
+    program would not be what the graph is.
     """
     if all(one.program is None for one in captured):
         return Compiled({one.name: assemble(one, None, _no_calls) for one in captured}, None, False, None)
@@ -93,12 +74,7 @@ def compile_graphs(captured: Sequence[Captured], target: Target) -> Compiled:
 def plan_graphs(captured: Sequence[Captured], target: Target) -> LoweringPlan:
     """Return what `compile_graphs` would lower, without calling a backend.
 
-    Args:
-        captured: The graphs.
-        target: What they would be compiled for.
-
-    Raises:
-        LoweringError: As for `plan`, but a coverage that is required is not asked for.
+    Raises LoweringError as `plan` does, but a coverage that is required is not asked for.
     """
     if all(one.program is None for one in captured):
         return LoweringPlan(())

@@ -33,9 +33,7 @@ def warn_of_options(options: Any) -> None:
 def watched(compile_graph: Compile, *, raises: bool) -> Compile:
     """Return a compiler of AOTAutograd's graphs that writes a script when one fails, if the minifier is on.
 
-    Args:
-        compile_graph: The compiler.
-        raises: Whether an error of ours is raised to the user, instead of another backend taking the graph.
+    With `raises`, an error of ours is raised to the user; otherwise another backend takes the graph.
     """
     if repros.repro_after() != "aot":
         return compile_graph

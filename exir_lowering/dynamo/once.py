@@ -32,15 +32,10 @@ from exir_lowering.steps.cache.keys import NoKeyError, make_key
 
 @dataclass(eq=False)
 class Kept:
-    """Something that is kept while it is in use.
-
-    Attributes:
-        value: What is kept.
-        with_it: What must live as long, such as the object whose identity is in its key.
-    """
+    """Something that is kept while it is in use."""
 
     value: Any
-    with_it: tuple[Any, ...] = ()
+    with_it: tuple[Any, ...] = ()  # what must live as long, such as the object whose identity is in its key
 
 
 class Pool:
@@ -70,8 +65,7 @@ HANDLES = Pool()
 class SharedBackends(Mapping[str, Backend]):
     """The backends of a lowering, by id, each asked only for partitions that no compiled graph has yet.
 
-    Args:
-        given: The caller's backends, which are looked up before the installed ones.
+    Those that are given are looked up before the installed ones.
     """
 
     def __init__(self, given: Mapping[str, Any]) -> None:
@@ -188,21 +182,13 @@ class _OnceExecutorch(_Once, ExecutorchBackend):  # type: ignore[override]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Asked:
-    """A partition that is asked for.
+    """A partition that is asked for."""
 
-    Attributes:
-        key: What it computes.
-        program: Its program.
-        numbered: The program that the backend gets, with its debug handles numbered.
-        specs: Its compile specs.
-        handles: The number by handle; None if the handles were left as they are.
-    """
-
-    key: Hashable
+    key: Hashable  # what it computes
     program: ExportedProgram
-    numbered: ExportedProgram
+    numbered: ExportedProgram  # what the backend gets: the program with its debug handles numbered
     specs: list[CompileSpec]
-    handles: Mapping[int, int] | None
+    handles: Mapping[int, int] | None  # the number by handle; None if the handles were left as they are
 
     def own(self, result: PreprocessResult) -> PreprocessResult:
         """Return a result with the partition's own handles in its table."""

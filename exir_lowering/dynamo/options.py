@@ -48,11 +48,7 @@ class CompileOptions:
 
 
 def read_options(given: Any) -> CompileOptions:
-    """Check what a caller passed as options.
-
-    Raises:
-        InputError: An option is unknown, or has a value that it cannot have; the message names it.
-    """
+    """Check what a caller passed as options; InputError names an option that is unknown or has a wrong value."""
     if isinstance(given, CompileOptions):
         return given
     if given is None:

@@ -34,17 +34,11 @@ Call = Callable[..., list[Any]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lowered:
-    """A partition with its payload, as one graph calls it.
+    """A partition with its payload, as one graph calls it."""
 
-    Attributes:
-        method: The method that it was taken from.
-        number: Which of the method's partitions it is, from 0.
-        module: ExecuTorch's module, with the payload and the original program.
-    """
-
-    method: str
-    number: int
-    module: LoweredBackendModule
+    method: str  # the one that it was taken from
+    number: int  # which of the method's partitions it is, from 0
+    module: LoweredBackendModule  # with the payload and the original program
 
     @property
     def program(self) -> ExportedProgram:
@@ -71,14 +65,9 @@ class Lowered:
 def make_call(lowered: Lowered, delegates: Mapping[str, Any]) -> Call:
     """Return the function that executes a partition: it takes its user inputs and returns its outputs.
 
-    Args:
-        lowered: The partition.
-        delegates: The call's delegates by id, before the installed ones.
-
-    Raises:
-        BackendUnavailableError: Nothing here executes the payload.
-        BackendFailure: The delegate, or the runtime, failed to set it up.
-        PluginLoadError: The delegate could not be made.
+    The call's delegates come before the installed ones. Raises BackendUnavailableError if nothing here executes the
+    payload, BackendFailure if the delegate or the runtime fails to set it up, PluginLoadError if no delegate can be
+    made.
     """
     backend_id = lowered.module.backend_id
     found = find_executor(backend_id, delegates)
@@ -89,15 +78,10 @@ def make_call(lowered: Lowered, delegates: Mapping[str, Any]) -> Call:
 
 
 def find_executor(backend_id: str, delegates: Mapping[str, Any]) -> Delegate | None:
-    """Return the delegate that executes a backend's payloads; None if ExecuTorch's runtime does.
+    """Return the delegate that executes a backend's payloads, None for ExecuTorch's runtime; the call's come first.
 
-    Args:
-        backend_id: The backend.
-        delegates: The call's delegates by id, before the installed ones.
-
-    Raises:
-        BackendUnavailableError: Nothing here executes them.
-        BackendFailure, PluginLoadError: The delegate could not be asked, or made.
+    Raises BackendUnavailableError if nothing here executes them, BackendFailure or PluginLoadError if the delegate
+    cannot be asked or made.
     """
     found = availability.executor(backend_id, delegates)
     if isinstance(found, availability.Missing):

@@ -43,14 +43,9 @@ def order_of(module: GraphModule) -> dict[tuple[str, ...], list[str]]:
 
 
 def restore_order(module: GraphModule, order: Order) -> bool:
-    """Move nodes of a lowered graph so that random numbers are drawn in an order; the graph computes the same.
+    """Move nodes of a lowered graph so that random numbers are drawn in an order; return whether that can be done.
 
-    Args:
-        module: The graph, with the nodes of the order.
-        order: The order.
-
-    Returns:
-        Whether there is such an order.
+    The graph computes the same.
     """
     return all(_restore(inner, order.get(path, ())) for path, inner in graphs.walk(module))
 
@@ -84,10 +79,8 @@ def _random_nodes(module: GraphModule) -> list[Node]:
 def leaving_random(partitioner: Partitioner, *, apart: bool = False) -> Partitioner:
     """Return a partitioner that does what another one does, but takes no operator that draws random numbers.
 
-    Args:
-        partitioner: The other one.
-        apart: Whether what needs no random number, the first one, the second one, and so on, are partitions of their
-            own, so that the numbers can be drawn in the order of the model.
+    With `apart`, what needs no random number, the first one, the second one, and so on, are partitions of their own, so
+    that the numbers can be drawn in the order of the model.
     """
     made = named_after(_LeavingRandom, partitioner)(partitioner)
     made.apart = apart

@@ -23,11 +23,8 @@ MOST = 16
 class Specialized:
     """A function that is compiled for the sizes of the inputs that it gets.
 
-    Args:
-        module: The graph, with symbolic sizes.
-        compile_static: Compiles a graph that has the same inputs, with known sizes; takes it and the inputs.
-        weights: The weights among the inputs, by number. With these, the graph is compiled for the sizes with which it
-            was traced at once, so that what cannot be compiled shows now.
+    With the weights, by the numbers of the inputs, the graph is compiled for the sizes with which it was traced at
+    once, so that what cannot be compiled shows now.
     """
 
     def __init__(
@@ -70,9 +67,7 @@ class Specialized:
 def specialize(module: GraphModule, args: Sequence[Any]) -> GraphModule:
     """Trace a graph again with the sizes of some inputs; nothing is computed.
 
-    Args:
-        module: The graph, with symbolic sizes.
-        args: The inputs; the result has a placeholder for each, also for numbers, which are constants in it.
+    The result has a placeholder for each input, also for numbers, which are constants in it.
     """
 
     def run(*inputs: Any) -> Any:

@@ -24,23 +24,14 @@ _SMALL = 1 << 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mark:
-    """What a weight was when it was packed.
+    """What a weight was when it was packed."""
 
-    Attributes:
-        position: Which input of the graph it is.
-        weight: The tensor, which keeps the memory in place.
-        address: Where it lies.
-        version: How often torch had written to it.
-        content: A copy as integers, or a checksum of its memory; None if contents are not compared.
-        memory: Its memory as integers, for a copy.
-    """
-
-    position: int
-    weight: torch.Tensor
+    position: int  # which input of the graph it is
+    weight: torch.Tensor  # keeps the memory in place
     address: int
-    version: int
-    content: torch.Tensor | int | None
-    memory: torch.Tensor | None
+    version: int  # how often torch had written to it
+    content: torch.Tensor | int | None  # a copy as integers, or a checksum of its memory; None if not compared
+    memory: torch.Tensor | None  # its memory as integers, for a copy
 
     def holds(self, args: Sequence[Any]) -> bool:
         """Return whether the inputs of a call have the weight as it was."""
@@ -53,12 +44,9 @@ class Mark:
 
 
 def mark(position: int, weight: torch.Tensor, *, contents: bool) -> Mark:
-    """Note what a weight is now.
+    """Note what a weight, an input of the graph, is now.
 
-    Args:
-        position: Which input of the graph it is.
-        weight: The weight.
-        contents: Whether its content is compared too: writes through `.data`, or by other libraries, are not counted.
+    Its content is compared too if asked for: writes through `.data`, or by other libraries, are not counted.
     """
     own = weight.detach()
     content: torch.Tensor | int | None = None
@@ -74,12 +62,8 @@ def mark(position: int, weight: torch.Tensor, *, contents: bool) -> Mark:
 class Watched:
     """A function that was compiled with weights as constants; it is compiled again when one has changed.
 
-    Weights that change with every call, as in training, become inputs: then nothing is compiled again.
-
-    Args:
-        marks: The weights.
-        function: What was compiled with them.
-        again: Compiles the function anew, with the weights among the inputs of a call, or with weights as inputs.
+    Weights that change with every call, as in training, become inputs: then nothing is compiled again. `again` compiles
+    with the weights among the inputs of a call, or for None with weights as inputs.
     """
 
     def __init__(

@@ -17,8 +17,7 @@ from exir_lowering.plugins.backend import ExplainedResult
 class LessPartitioner(Partitioner):  # type: ignore[misc]
     """Does what another partitioner does, then takes back the nodes for which `refuse` gives a reason.
 
-    Args:
-        partitioner: The other one; reports name its class.
+    Reports name the other one's class.
     """
 
     def __init__(self, partitioner: Partitioner) -> None:

@@ -34,9 +34,6 @@ def find_passing(error: BaseException) -> BaseException | None:
 
     Libraries catch exceptions too, and raise others: a MemoryError counts if an exception declares it as its cause, an
     interrupt if it led to the exception in any way.
-
-    Args:
-        error: The exception that was caught.
     """
     for found, declared in _chain(error):
         interrupted = isinstance(found, KeyboardInterrupt) or raised_by_handler(found)

@@ -18,6 +18,7 @@ from .copies import (
     copy_signature as copy_signature,
     lifted_inputs as lifted_inputs,
     own_state as own_state,
+    written_state as written_state,
 )
 from .operators.names import (
     OUT_OF_SIGHT as OUT_OF_SIGHT,

@@ -12,14 +12,9 @@ import torch
 
 
 def digest_weights(tensors: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Compute checksums of the memory of tensors, each storage once, without copying it.
+    """Compute checksums of the memory of tensors by name, each storage once, without copying it.
 
-    Args:
-        tensors: Tensors by name.
-
-    Returns:
-        A value that identifies the content, for each name except those of tensors without readable memory (fake, meta,
-        sparse).
+    They identify the content. Tensors without readable memory (fake, meta, sparse) have none.
     """
     storages: dict[int, tuple[int, ...]] = {}
     digests: dict[str, tuple[int, ...]] = {}

@@ -9,7 +9,7 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-from exir_lowering._upstream.locks import Shared
+from exir_lowering._upstream.locks import Change, Shared
 
 
 @contextmanager
@@ -36,13 +36,14 @@ def paused() -> AbstractContextManager[None]:
 _frozen_here = False
 
 
-def _freeze() -> Callable[[], None]:
+def _freezing() -> tuple[Change, Change]:
+    return ((lambda: None), (lambda: None)) if gc.get_freeze_count() else (_freeze, _unfreeze)
+
+
+def _freeze() -> None:
     global _frozen_here
-    if gc.get_freeze_count():
-        return lambda: None
     gc.freeze()
     _frozen_here = True
-    return _unfreeze
 
 
 def _unfreeze() -> None:
@@ -51,11 +52,8 @@ def _unfreeze() -> None:
     gc.unfreeze()
 
 
-def _pause() -> Callable[[], None]:
-    if not gc.isenabled():
-        return lambda: None
-    gc.disable()
-    return gc.enable
+def _pausing() -> tuple[Change, Change]:
+    return (gc.disable, gc.enable) if gc.isenabled() else ((lambda: None), (lambda: None))
 
 
-_FROZEN, _PAUSED = Shared(_freeze), Shared(_pause)
+_FROZEN, _PAUSED = Shared(_freezing), Shared(_pausing)

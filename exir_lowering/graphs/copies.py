@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.export import ExportedProgram, ExportGraphSignature
-from torch.export.graph_signature import InputKind, InputSpec
+from torch.export.graph_signature import InputKind, InputSpec, OutputKind
 from torch.fx import Graph, GraphModule, Node
 
 from exir_lowering._upstream.programs import assemble_program, guards_code_of, lazy_graph_module
@@ -17,6 +17,8 @@ from exir_lowering.graphs.walking import attribute
 
 LIFTED_ORDER = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
 """The kinds of lifted inputs, in the order of a partition's placeholders."""
+
+_STATE = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
 
 
 def copy_graph_module(graph_module: GraphModule) -> GraphModule:
@@ -67,16 +69,52 @@ def lifted_inputs(program: ExportedProgram) -> dict[Node, InputSpec]:
     return {node: spec for node, spec in zip(placeholders, specs, strict=True) if spec.kind in LIFTED_ORDER}
 
 
+def written_state(program: ExportedProgram) -> frozenset[str]:
+    """Return the names of the buffers and parameters that a program writes.
+
+    `ExportGraphSignature.buffers_to_mutate` lacks those that take the same value as another one.
+    """
+    specs = program.graph_signature.output_specs
+    return frozenset(str(spec.target) for spec in specs if spec.kind in _STATE)
+
+
 def own_state(programs: Iterable[ExportedProgram]) -> None:
     """Give programs their own copy of the current state, so that later runs of theirs and of the model are independent.
 
     Args:
-        programs: Private copies, whose tables are changed. Programs that share a buffer still share it afterwards.
+        programs: Private copies, whose tables are changed. Programs that share a buffer still share it afterwards, also
+            with one that only reads it.
     """
-    copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-    for program in programs:
-        for name in set(program.graph_signature.buffers_to_mutate.values()):
+    every = list(programs)
+    tables = [table for program in every for table in (program.state_dict, program.constants)]
+    copies: dict[Hashable, tuple[torch.Tensor, torch.Tensor]] = {}
+    for program in every:
+        for name in written_state(program):
             for table in (program.state_dict, program.constants):
                 tensor = table.get(name)
                 if isinstance(tensor, torch.Tensor):
-                    table[name] = copies.setdefault(id(tensor), (tensor, tensor.detach().clone()))[1]
+                    copies.setdefault(memory_key(tensor), (tensor, tensor.detach().clone()))
+    for table in tables if copies else ():
+        for name, tensor in list(table.items()):
+            if isinstance(tensor, torch.Tensor) and (key := memory_key(tensor)) in copies:
+                table[name] = same_kind(copies[key][1], tensor)
+
+
+def same_kind(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return a tensor as a parameter if another one is: a program's tables have what its signature says."""
+    if isinstance(tensor, torch.nn.Parameter) == isinstance(like, torch.nn.Parameter):
+        return tensor
+    return (
+        tensor.detach() if isinstance(tensor, torch.nn.Parameter) else torch.nn.Parameter(tensor, requires_grad=False)
+    )
+
+
+def memory_key(tensor: torch.Tensor) -> Hashable:
+    """Return what is equal for tensors that are the same elements of the same memory, whatever objects they are."""
+    try:
+        address = tensor.untyped_storage().data_ptr() if tensor.numel() else 0
+    except (RuntimeError, NotImplementedError):  # of a subclass without memory of its own
+        address = 0
+    if not address:
+        return id(tensor)
+    return address, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device

@@ -75,12 +75,8 @@ def list_handles(graph_module: GraphModule) -> list[int]:
 def find_unknown(handle_map: Any, graph_module: GraphModule) -> tuple[Any, Any] | None:
     """Return the first entry of a backend's debug handle map with a handle that its partition does not have.
 
-    Args:
-        handle_map: One or several handles for each identifier.
-        graph_module: The partition.
-
-    Returns:
-        The identifier, and the first of its handles that no operator has; None if all of them exist.
+    The map has one or several handles for each identifier. Returned are the identifier and the first of its handles
+    that no operator has; None if all exist.
     """
     known = frozenset(list_handles(graph_module))
     for identifier, named in handle_map.items():

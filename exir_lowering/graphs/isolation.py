@@ -19,15 +19,10 @@ from exir_lowering._upstream.trees import pytree
 
 
 def isolate(program: ExportedProgram, *, unbacked: bool = False) -> ExportedProgram:
-    """Give a private copy of a program its own values, if it has symbolic sizes.
+    """Give a private copy of a program its own values (`val` in its metadata), if it has symbolic sizes, and return it.
 
-    Args:
-        program: The copy; `val` in the metadata of its nodes is replaced. Nothing is replaced if a value is not a plain
-            fake tensor (but sparse, or of a tensor subclass) and cannot be copied.
-        unbacked: Whether only sizes that depend on data count, which are those that break a second conversion.
-
-    Returns:
-        The same program.
+    Nothing is replaced if a value is not a plain fake tensor (but sparse, or of a tensor subclass) and cannot be
+    copied. If `unbacked`, only sizes that depend on data count, which are those that break a second conversion.
     """
     if not has_symbols(program, unbacked=unbacked):
         return program
@@ -49,12 +44,7 @@ def isolate(program: ExportedProgram, *, unbacked: bool = False) -> ExportedProg
 
 
 def has_symbols(program: ExportedProgram, *, unbacked: bool = False) -> bool:
-    """Return whether the shape environments of a program have symbols; usually, the first input answers it.
-
-    Args:
-        program: The program.
-        unbacked: Whether only sizes that depend on data count.
-    """
+    """Return whether the shape environments of a program have symbols; usually, the first input answers it."""
     environments = set()
     for _, module in graphs.walk(program.graph_module):
         for node in module.graph.nodes:

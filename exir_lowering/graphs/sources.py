@@ -23,19 +23,12 @@ _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One line of a stack trace.
+    """One line of a stack trace."""
 
-    Attributes:
-        file: The file, as the trace names it.
-        line: The line's number.
-        function: The function that it is in.
-        code: The line, "" if the trace does not have it.
-    """
-
-    file: str
+    file: str  # as the trace names it
     line: int
     function: str
-    code: str
+    code: str  # "" if the trace does not have it
 
     def __str__(self) -> str:
         code = f": {self.code}" if self.code else ""
@@ -69,10 +62,6 @@ def find_raised_at(error: BaseException, plugin: type) -> Frame | None:
 
     It is the innermost one in the package of the plug-in's class, or in its file if there is no package, because the
     code that a plug-in calls may raise too. In packages with many plug-ins, the folder counts instead.
-
-    Args:
-        error: The exception.
-        plugin: The class of the plug-in.
     """
     module = sys.modules.get(plugin.__module__)
     codes = (getattr(member, "__code__", None) for member in map(_function, vars(plugin).values()))

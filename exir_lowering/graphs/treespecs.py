@@ -49,18 +49,10 @@ class ForeignNameError(UnknownTypeError):
 
 
 def loads(text: str) -> Any:
-    """Read a structure.
+    """Read the `TreeSpec` that `treespec_dumps` wrote; InputError if the text is something else, or too large.
 
-    Args:
-        text: What `treespec_dumps` wrote.
-
-    Returns:
-        The `TreeSpec`.
-
-    Raises:
-        UnknownTypeError: It has a type that is not registered in this process.
-        ForeignNameError: It has an enumeration or a default factory that this process does not know.
-        InputError: The text is not what `treespec_dumps` writes, or is too large.
+    UnknownTypeError: It has a type that is not registered in this process. ForeignNameError: It has an enumeration or a
+    default factory that this process does not know.
     """
     if not isinstance(text, str) or len(text) > LARGEST:
         raise InputError(f"a structure is a text of at most {LARGEST} characters, got {_show(text)}.")

@@ -204,23 +204,14 @@ class _View:
 
 @dataclass(slots=True)
 class _Piece:
-    """A range of a storage that is stored as one.
+    """A range of a storage that is stored as one."""
 
-    Attributes:
-        view: The view that reaches farthest.
-        start: The first byte.
-        end: The byte after the last one.
-        strides: The strides after packing, if the piece is one view with holes; () if it is stored unchanged.
-        version: How often the view's memory had been written to.
-        key: The key of its data, "" if all bytes are zero.
-    """
-
-    view: _View
-    start: int
-    end: int
-    strides: tuple[int, ...]
-    version: int
-    key: str = ""
+    view: _View  # the one that reaches farthest
+    start: int  # the first byte
+    end: int  # the byte after the last one
+    strides: tuple[int, ...]  # after packing, if the piece is one view with holes; () if it is stored unchanged
+    version: int  # how often the view's memory had been written to
+    key: str = ""  # of its data, "" if all bytes are zero
 
     @classmethod
     def of(cls, views: Sequence[_View]) -> _Piece:

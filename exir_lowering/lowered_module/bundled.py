@@ -18,15 +18,10 @@ from exir_lowering.runtime.inputs import show
 
 
 def bind(conventions: Mapping[str, Convention], given: Any) -> dict[str, Cases]:
-    """Return the values in the arguments of bundled inputs.
+    """Return the values in the arguments of bundled inputs; InputError if a method is missing or refuses them.
 
-    Args:
-        conventions: How each method is called.
-        given: A list of calls for each method, or a list for the method "forward"; each call is a tuple of positional
-            arguments, or a dict of arguments by name.
-
-    Raises:
-        InputError: There is no such method, or it cannot be called with these arguments.
+    What is given is a list of calls for each method, or a list for the method "forward"; each call is a tuple of
+    positional arguments, or a dict of arguments by name.
     """
     methods = given if isinstance(given, Mapping) else {"forward": given}
     bound: dict[str, Cases] = {}
@@ -64,8 +59,11 @@ def list_calls(convention: Convention, cases: Cases) -> tuple[Any, ...]:
 
 def run(runner: Runner, conventions: Mapping[str, Convention], bundled: Mapping[str, Cases]) -> dict[str, Cases]:
     """Return the outputs for bundled inputs: the calls of a method run in turn, from its initial state."""
-    fresh = runner.fresh()
-    return {name: tuple(fresh.run(conventions[name], leaves) for leaves in cases) for name, cases in bundled.items()}
+    found: dict[str, Cases] = {}
+    for name, cases in bundled.items():
+        fresh = runner.fresh() if cases else runner  # another method may have written the state that it shares
+        found[name] = tuple(fresh.run(conventions[name], leaves) for leaves in cases)
+    return found
 
 
 def compare(
@@ -76,11 +74,7 @@ def compare(
     atol: float | None,
     rtol: float | None,
 ) -> dict[str, list[float]]:
-    """Return the largest difference of each call.
-
-    Raises:
-        BackendContractError: An output differs by more than the tolerance, or is of another type.
-    """
+    """Return the largest difference of each call; BackendContractError beyond the tolerance, or for another type."""
     return {
         name: [
             max((_difference(conventions[name], number, pair, atol, rtol) for pair in _pairs(*calls)), default=0.0)
@@ -119,12 +113,7 @@ def _difference(
 
 
 def bundle(pte: Path, suites: Mapping[str, Sequence[tuple[list[Any], list[Any]]]]) -> bytes:
-    """Return ExecuTorch's own bundled program: the program, with inputs and expected outputs.
-
-    Args:
-        pte: The program.
-        suites: The inputs as the program takes them and the outputs, flat, by method.
-    """
+    """Return ExecuTorch's own bundled program: the program, with its inputs as it takes them and flat outputs."""
     from executorch.devtools import BundledProgram
     from executorch.devtools.bundled_program.config import MethodTestCase, MethodTestSuite
     from executorch.devtools.bundled_program.serialize import serialize_from_bundled_program_to_flatbuffer

@@ -35,37 +35,24 @@ Leaf = Fixed | None
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Convention:
-    """How a method is called.
-
-    Attributes:
-        method: The method's name.
-        positional: The parameters that were given by position at export.
-        keywords: Those that were given by name.
-        in_spec: The structure of its arguments.
-        out_spec: The structure of what it returns.
-        inputs: What export fixed, for each value in the arguments.
-        outputs: What export fixed, for each value that it returns.
-        signature: The parameters, with the fixed ones' values as defaults.
-        labels: What messages call each value in the arguments.
-        written: Which values in the arguments the method writes into; the program returns their new values first.
-    """
+    """How a method is called."""
 
     method: str
-    positional: tuple[str, ...]
-    keywords: tuple[str, ...]
-    in_spec: Any
-    out_spec: Any
-    inputs: tuple[Leaf, ...]
-    outputs: tuple[Leaf, ...]
-    signature: inspect.Signature
-    labels: tuple[str, ...]
+    positional: tuple[str, ...]  # the parameters that were given by position at export
+    keywords: tuple[str, ...]  # those that were given by name
+    in_spec: Any  # the structure of its arguments
+    out_spec: Any  # the structure of what it returns
+    inputs: tuple[Leaf, ...]  # what export fixed, for each value in the arguments
+    outputs: tuple[Leaf, ...]  # what export fixed, for each value that it returns
+    signature: inspect.Signature  # with the fixed parameters' values as defaults
+    labels: tuple[str, ...]  # what messages call each value in the arguments
+    # which values in the arguments it writes into; the program returns their new values first
     written: tuple[int, ...] = ()
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """Return the values in the arguments of a call, in the order of the program's inputs.
 
-        Raises:
-            InputError: An argument is missing, surplus, of a different structure, or not the value that export fixed.
+        InputError: An argument is missing, surplus, of a different structure, or not the value that export fixed.
         """
         try:
             bound = self.signature.bind(*args, **kwargs)
@@ -91,15 +78,7 @@ class Convention:
         return args, kwargs
 
     def write_back(self, leaves: Sequence[Any], outputs: Sequence[Any]) -> None:
-        """Copy what a method wrote into its arguments to the caller's tensors.
-
-        Args:
-            leaves: The values in the arguments.
-            outputs: What the program returned.
-
-        Raises:
-            InputError: One of the tensors cannot be written into.
-        """
+        """Copy what a method wrote into its arguments to the caller's tensors; InputError if one is not writable."""
         for index, new in zip(self.written, outputs, strict=False):
             self._write(index, leaves[index], new)
 
@@ -146,11 +125,7 @@ class Convention:
 
 
 def of_program(method: str, program: ExportedProgram) -> Convention:
-    """Return how a program's method is called.
-
-    Raises:
-        InputError: The program does not say, or a keyword parameter's name is not a Python identifier.
-    """
+    """Return how a program's method is called; InputError if it does not say, or a keyword is no Python identifier."""
     entry = program.module_call_graph[0].signature if program.module_call_graph else None
     if entry is None:
         raise InputError(f"Method {method!r}: its program does not say how it is called. Export the model again.")
@@ -180,11 +155,7 @@ def make(
     leaves: tuple[Sequence[Leaf], Sequence[Leaf]],
     written: Sequence[int] = (),
 ) -> Convention:
-    """Make a convention from its parts.
-
-    Raises:
-        InputError: A name is not a Python identifier, or the parts do not fit together.
-    """
+    """Make a convention from its parts; InputError if a name is no Python identifier, or parts do not fit together."""
     positional, keywords = names
     in_spec, out_spec = specs
     wrong = [name for name in (*positional, *keywords) if not _is_name(name)]
@@ -225,11 +196,7 @@ def make(
 
 
 def to_json(convention: Convention) -> dict[str, Any]:
-    """Return a convention as JSON.
-
-    Raises:
-        InputError: A structure has a type that torch.utils._pytree cannot serialize.
-    """
+    """Return a convention as JSON; InputError if torch.utils._pytree cannot serialize a type in a structure."""
     return {
         "name": convention.method,
         "positional": list(convention.positional),
@@ -243,12 +210,9 @@ def to_json(convention: Convention) -> dict[str, Any]:
 
 
 def from_json(json: Mapping[str, Any]) -> Convention:
-    """Return the convention that `to_json` converted.
+    """Return the convention that `to_json` converted; InputError if a type is not registered in this process.
 
-    Raises:
-        InputError: It has a type that is not registered in this process.
-        ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError: The JSON is not what
-            `to_json` returns.
+    Other JSON: ValueError, TypeError, LookupError, AttributeError, RecursionError or OverflowError.
     """
     method = json["name"]
     if not isinstance(method, str):

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from executorch.exir import ExecutorchBackendConfig
 from torch.export import ExportedProgram
 
 from exir_lowering import graphs
@@ -22,7 +23,9 @@ from exir_lowering.lowered_module.runners import DelegateRunner, Engine
 from exir_lowering.lowered_module.source import File, Source, read_source
 from exir_lowering.plans.report import Report
 from exir_lowering.plugins import availability
+from exir_lowering.steps import shared_state
 from exir_lowering.steps.emit import emit
+from exir_lowering.steps.shared_state import ShareState
 
 ORIGINAL = "original"
 
@@ -34,12 +37,18 @@ def of_lowered(
     delegates: Delegates | str | None,
     engine: Engine,
     stacklevel: int,
+    config: ExecutorchBackendConfig | None,
+    share_state: ShareState,
     **options: Any,
 ) -> LoweredModule:
     """Make a module from lowered programs; see `LoweredMethods.module`."""
     conventions = {name: of_program(name, program) for name, program in programs.items()}
     contents = Record(conventions, {}, {}, {})
-    original = OriginalRunner(programs)
+    planning = getattr(config or ExecutorchBackendConfig(), "memory_planning_pass", None)  # emit checks the type
+    states = shared_state.choose(report.states, share_state, planning)
+    shared_state.check(programs, states)
+    original = OriginalRunner(programs, states)
+    options |= {"config": config, "share_state": share_state}
     file = File(lambda: emit_source(programs, report, options))
     if isinstance(delegates, str) and delegates == ORIGINAL:
         return LoweredModule(file, original, contents, original)
@@ -57,13 +66,7 @@ def of_lowered(
 def emit_source(programs: Mapping[str, ExportedProgram], report: Report, options: Mapping[str, Any]) -> Source:
     """Emit programs in memory; data files go to a folder that is removed together with the result.
 
-    Args:
-        programs: The lowered programs.
-        report: Their report.
-        options: The options of `emit`.
-
-    Raises:
-        InputError: The programs cannot be emitted.
+    The options are those of `emit`, and so is the InputError if the programs cannot be emitted.
     """
     prepared = {name: _prepare(program) for name, program in programs.items()}
     artifact = emit(prepared, constant_methods=None, report=report, **options)

@@ -16,28 +16,30 @@ from exir_lowering._upstream.programs import DelegatedProgram
 from exir_lowering._upstream.trees import pytree
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
+from exir_lowering.graphs.copies import same_kind
 from exir_lowering.lowered_module.convention import Convention
+from exir_lowering.model import State
 from exir_lowering.runtime.inputs import show
 from exir_lowering.steps.conversions import converting
+from exir_lowering.steps.write_back import separate
 
 
 class OriginalRunner:
     """Executes programs in PyTorch, each partition by its original graph."""
 
-    def __init__(self, programs: Mapping[str, ExportedProgram]) -> None:
-        self._programs = programs
+    def __init__(self, programs: Mapping[str, ExportedProgram], states: Sequence[State] = ()) -> None:
+        self._programs, self._states = programs, states
+        self._own: Mapping[str, ExportedProgram] | None = None
         self._modules: dict[str, Any] = {}
 
     def run(self, convention: Convention, leaves: Sequence[Any]) -> list[Any]:
-        """Execute a method.
-
-        Raises:
-            InputError: The graph rejects an argument.
-        """
+        """Execute a method; InputError if the graph rejects an argument."""
         name = convention.method
         if name not in self._modules:
             with locks.conversion(), converting([self._programs[name]], gradients=False):
-                self._modules[name] = with_own_state(self._programs[name]).module()
+                if self._own is None:
+                    self._own = with_own_state(self._programs, self._states)
+                self._modules[name] = self._own[name].module()
         given = [leaf.detach() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         for index in convention.written:
             if isinstance(given[index], torch.Tensor):
@@ -58,15 +60,30 @@ class OriginalRunner:
 
     def fresh(self) -> OriginalRunner:
         """Return another runner, whose methods are in their initial state."""
-        return OriginalRunner(self._programs)
+        return OriginalRunner(self._programs, self._states)
 
     def describe(self, name: str) -> str:
         """Describe what executes a method."""
         return "the original graphs, in PyTorch"
 
 
-def with_own_state(program: ExportedProgram) -> ExportedProgram:
-    """Return a lowered program that writes into buffers of its own, those of its delegates included."""
+def with_own_state(programs: Mapping[str, ExportedProgram], states: Sequence[State]) -> Mapping[str, ExportedProgram]:
+    """Return lowered programs that write into buffers of their own, in delegates too; shared states stay shared."""
+    copies = {name: _copy_with_own_state(program) for name, program in programs.items()}
+    for state in states:
+        tables = [
+            (table, name)
+            for method, name in state.names.items()
+            for table in (copies[method].state_dict, copies[method].constants)
+            if state.shared and name in table
+        ]
+        first = [table[name] for table, name in tables[:1]]
+        for table, name in tables:
+            table[name] = same_kind(first[0], table[name])
+    return copies
+
+
+def _copy_with_own_state(program: ExportedProgram) -> ExportedProgram:
     copied = _with_copied_state(program)
     for _, module in graphs.walk(copied.graph_module):
         for node in module.graph.nodes:
@@ -80,4 +97,5 @@ def with_own_state(program: ExportedProgram) -> ExportedProgram:
 def _with_copied_state(program: ExportedProgram, kind: type[ExportedProgram] = ExportedProgram) -> ExportedProgram:
     copied = graphs.copy_program(program, kind=kind)
     graphs.own_state([copied])
+    separate(copied)
     return copied

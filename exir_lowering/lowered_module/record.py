@@ -30,27 +30,16 @@ Cases = tuple[list[Any], ...]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Record:
-    """What a lowered module has besides its program.
+    """What a lowered module has besides its program."""
 
-    Attributes:
-        conventions: How each method is called.
-        attributes: What was set on it.
-        bundled: The values in the arguments of the bundled inputs, by method.
-        expected: The outputs for them, flat, by method.
-    """
-
-    conventions: Mapping[str, Convention]
-    attributes: Mapping[str, Any]
-    bundled: Mapping[str, Cases]
-    expected: Mapping[str, Cases]
+    conventions: Mapping[str, Convention]  # how each method is called
+    attributes: Mapping[str, Any]  # what was set on it
+    bundled: Mapping[str, Cases]  # the values in the arguments of the bundled inputs, by method
+    expected: Mapping[str, Cases]  # the outputs for them, flat, by method
 
 
 def constant_methods(record: Record) -> dict[str, list[Any]]:
-    """Return the constant methods that a record is stored in.
-
-    Raises:
-        InputError: A value or the structure of a method's arguments cannot be stored.
-    """
+    """Return the constant methods that a record is stored in; InputError if a value or structure cannot be stored."""
     tensors: list[torch.Tensor] = []
     methods: dict[str, list[Any]] = {}
     nested: dict[str, Any] = {}
@@ -77,23 +66,17 @@ def constant_methods(record: Record) -> dict[str, list[Any]]:
 
 
 def read(where: str, methods: Mapping[str, MethodSpec], run: Callable[[str], Sequence[Any]]) -> Record:
-    """Return the record that is stored in a file.
+    """Return the record that is stored in the file `where`, as messages call it; `run` runs a constant method.
 
-    Args:
-        where: The file, to begin messages with.
-        methods: What the file says about its methods.
-        run: Runs a constant method.
-
-    Raises:
-        InputError: There is no record, it has a newer version, is damaged, or contains a type that is not known here.
+    InputError: There is no record, it has a newer version, is damaged, or contains a type that is not known here.
     """
-    content = read_constant(methods[RECORD]) if RECORD in methods else None
-    if not isinstance(content, str):
-        raise InputError(
-            f"{where} was not saved by LoweredModule.save: it does not say how its methods are called. Use "
-            "exir_lowering.load, which takes flat inputs, or save lowered.module() instead of lowered.emit()."
-        )
     try:
+        content = read_constant(methods[RECORD]) if RECORD in methods else None
+        if not isinstance(content, str):
+            raise InputError(
+                f"{where} was not saved by LoweredModule.save: it does not say how its methods are called. Use "
+                "exir_lowering.load, which takes flat inputs, or save lowered.module() instead of lowered.emit()."
+            )
         stored = json.loads(content)
         if type(stored["version"]) is not int:
             raise TypeError(f"its version is {stored['version']!r}")
@@ -140,11 +123,7 @@ def _a(kind: type, value: Any) -> Any:
 
 
 def read_constant(method: MethodSpec) -> Any:
-    """Return the value of a constant method; None when it is a tensor.
-
-    Raises:
-        ValueError: It does not return exactly one value.
-    """
+    """Return the value of a constant method, None for a tensor; ValueError if it does not return exactly one value."""
     (value,) = method.outputs
     return value.content if value.kind in (INT, BOOL, DOUBLE, STRING) else None
 

@@ -50,19 +50,10 @@ class DelegateRunner:
         delegates: Any,
         *,
         engine: Engine = "runtime",
-        unavailable: Unavailable | None = None,
-        loaded: LoadedProgram | None = None,
+        unavailable: Unavailable | None = None,  # None: load what can be executed; `missing` has why not the rest
+        loaded: LoadedProgram | None = None,  # if the file is already loaded
     ) -> None:
-        """Load a file.
-
-        Args:
-            source: The file.
-            delegates: As for `load`.
-            engine: As for `load`.
-            unavailable: As for `load`; None loads what can be executed here, and `missing` says by method why the
-                others cannot.
-            loaded: The program, if the file is already loaded.
-        """
+        """Load a file; `delegates`, `engine` and `unavailable` are as for `load`."""
         self._source, self._delegates, self._engine, self._unavailable = source, delegates, engine, unavailable
         self.missing: dict[str, str] = {}
         if loaded is None:
@@ -73,15 +64,7 @@ class DelegateRunner:
         self._loaded = loaded
 
     def run(self, convention: Convention, leaves: Sequence[Any]) -> list[Any]:
-        """Execute a method.
-
-        Raises:
-            InputError: An argument is not what the program takes, or the runtime failed.
-            BackendUnavailableError: The method needs a backend that this machine does not have.
-            BackendFailure: A delegate raised.
-            BackendContractError: What a delegate returned is not what the program says.
-            InvariantError: What the runtime returned is not what the program says.
-        """
+        """Execute a method; it raises what `LoweredMethod.__call__` does."""
         name = convention.method
         if name in self.missing or self._loaded is None:
             raise BackendUnavailableError(self.missing[name])
@@ -91,11 +74,7 @@ class DelegateRunner:
         return outputs
 
     def fresh(self) -> DelegateRunner:
-        """Return another runner, whose methods are in their initial state.
-
-        Raises:
-            InputError: The file is no longer the one that was loaded.
-        """
+        """Return another runner, with methods in their initial state; InputError if the file is not the one loaded."""
         origin = self._source.origin
         if origin is not None:
             origin.check()
@@ -111,11 +90,7 @@ class DelegateRunner:
 
 
 def file_inputs(convention: Convention, method: MethodSpec, leaves: Sequence[Any]) -> list[Any]:
-    """Return the values in a method's arguments as its file takes them: None for a str.
-
-    Raises:
-        InputError: One is not what the program takes.
-    """
+    """Return the values in a method's arguments as its file takes them (None for a str); InputError if it does not."""
     given = [
         None if fixed is not None and value.kind == NULL else leaf
         for leaf, fixed, value in zip(leaves, convention.inputs, method.inputs, strict=True)
@@ -124,12 +99,7 @@ def file_inputs(convention: Convention, method: MethodSpec, leaves: Sequence[Any
 
 
 def check_outputs(convention: Convention, method: MethodSpec, outputs: Sequence[Any]) -> None:
-    """Check that outputs have the types that the program declares.
-
-    Raises:
-        BackendContractError: One does not, and the method has delegates.
-        InvariantError: One does not, and the method has none.
-    """
+    """Check the declared types of outputs: BackendContractError if the method has delegates, else InvariantError."""
     kind = BackendContractError if method.backends else InvariantError
     by = f"of {', '.join(method.backends)}" if method.backends else "of ExecuTorch's kernels"
     if len(outputs) != len(method.outputs):

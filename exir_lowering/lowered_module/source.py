@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import mmap
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +13,7 @@ from typing import Any
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.plugins.payload import find_checks
-from exir_lowering.pte import format as file_format
+from exir_lowering.pte import digests, format as file_format
 from exir_lowering.pte.debug_info import SUFFIX, DebugInfo, MethodDebug
 from exir_lowering.pte.format import MethodSpec
 
@@ -23,28 +22,16 @@ class Origin:
     """The paths that a file and its data files were loaded from, and which files they were."""
 
     def __init__(self, paths: Sequence[str | os.PathLike[str]]) -> None:
-        """Look at the files.
-
-        Raises:
-            InputError: One does not exist.
-        """
+        """Look at the files; InputError if one does not exist."""
         self._paths = tuple(paths)
         self.renew()
 
     def renew(self) -> None:
-        """Treat the files that exist now as the ones that were loaded.
-
-        Raises:
-            InputError: One does not exist.
-        """
+        """Treat the files that exist now as the ones that were loaded; InputError if one does not exist."""
         self._identities = [_identity(path) for path in self._paths]
 
     def check(self) -> None:
-        """Check that the files are still those that were loaded.
-
-        Raises:
-            InputError: One is gone, or was replaced or changed.
-        """
+        """Check that the files are still those that were loaded; InputError if one is gone, replaced or changed."""
         for path, identity in zip(self._paths, self._identities, strict=True):
             if _identity(path) != identity:
                 raise InputError(
@@ -64,31 +51,19 @@ def _identity(path: str | os.PathLike[str]) -> tuple[int, ...]:
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A `.pte` file that is loaded.
-
-    Attributes:
-        content: The file.
-        given: Its path or content, for `load`.
-        data: Its data files.
-        methods: What it says about its methods.
-        debug: Returns what the debug handles of its methods stand for; an empty mapping when that is unknown.
-        origin: Where it was loaded from; None when it is in memory.
-    """
+    """A `.pte` file that is loaded."""
 
     content: memoryview
-    given: str | bytes
-    data: tuple[Path, ...]
+    given: str | bytes  # its path or content, for `load`
+    data: tuple[Path, ...]  # its data files
     methods: Mapping[str, MethodSpec]
+    # what the debug handles of its methods stand for; empty when that is unknown
     debug: Callable[[], Mapping[str, MethodDebug]]
-    origin: Origin | None = None
+    origin: Origin | None = None  # where it was loaded from; None when it is in memory
 
 
 class File:
-    """A module's file.
-
-    Attributes:
-        written: The constant methods in it that a module was saved with; they are replaced when it is saved again.
-    """
+    """A module's file, with the constant methods in it that are replaced when the module is saved again."""
 
     def __init__(self, make: Callable[[], Source], written: frozenset[str] = frozenset()) -> None:
         self._make, self.written = make, written
@@ -109,20 +84,12 @@ def read_source(
     debug: Callable[[], Mapping[str, MethodDebug]],
     origin: Origin | None = None,
 ) -> Source:
-    """Read what a file says about its methods.
-
-    Raises:
-        CorruptError: The file is damaged.
-    """
+    """Read what a file says about its methods; CorruptError if the file is damaged."""
     return Source(content, given, tuple(data), file_format.read_program(content, find_checks), debug, origin)
 
 
 def data_paths(given: Any) -> list[str]:
-    """Return the paths of a module's data files; it saves copies of them, by their names.
-
-    Raises:
-        InputError: Something else was given.
-    """
+    """Return the paths of a module's data files, which it saves copies of by name; InputError for anything else."""
     several = given if isinstance(given, (list, tuple)) else () if given is None else (given,)
     for one in several:
         if not isinstance(one, (str, os.PathLike)):
@@ -142,13 +109,7 @@ def data_paths(given: Any) -> list[str]:
 def open_source(path: str, data: Sequence[str], origin: Origin) -> Source:
     """Map a file that was loaded already; it stays readable when another one takes its place.
 
-    Args:
-        path: Its path.
-        data: The paths of its data files.
-        origin: Which files these were before they were loaded.
-
-    Raises:
-        InputError: One was replaced in the meantime.
+    InputError: It or a data file was replaced since `origin` looked at them, before they were loaded.
     """
     with open(path, "rb") as file:
         content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
@@ -163,4 +124,4 @@ def _debug_beside(path: Path, content: memoryview) -> Mapping[str, MethodDebug]:
         info = DebugInfo.from_json(path.with_suffix(SUFFIX).read_bytes())
     except (OSError, InputError):
         return {}
-    return info.methods if info.sha256 == hashlib.sha256(content).hexdigest() else {}
+    return info.methods if info.digest == digests.identity(content) else {}

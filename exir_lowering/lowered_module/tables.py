@@ -16,7 +16,7 @@ from executorch.exir.scalar_type import ScalarType
 
 from exir_lowering._upstream.files import read_tables, write_tables
 from exir_lowering.errors import InputError
-from exir_lowering.pte import digests, header
+from exir_lowering.pte import container, digests, header
 from exir_lowering.pte.dtypes import CODES
 
 Piece = bytes | memoryview
@@ -27,19 +27,12 @@ _BASE = 128
 
 
 def rewrite(content: memoryview, keep: Callable[[str], bool], constants: Mapping[str, Sequence[Any]]) -> list[Piece]:
-    """Return a `.pte` file with other constant methods, sealed if it was before.
+    """Return a `.pte` file in pieces, with other constant methods, sealed if it was before.
 
-    Args:
-        content: The file, which was read by `format.read_program` already.
-        keep: Returns by name whether a method stays. Trailing constants that only removed methods use are removed too.
-        constants: The new methods, with what each returns: bools, ints, floats, strs and tensors.
-
-    Returns:
-        The new file in pieces; payloads and weights are pieces of the old one.
-
-    Raises:
-        InputError: The file has its constants in its tables, as files of old versions of ExecuTorch do, or its digests
-            are damaged.
+    `format.read_program` read the file already. Trailing constants that only removed methods use are removed too. The
+    new methods return bools, ints, floats, strs and tensors; payloads and weights are pieces of the old file.
+    InputError: The file has its constants in its tables, as files of old versions of ExecuTorch do, or its digests are
+    damaged.
     """
     extent = header.read_pte(content)
     base = extent.base
@@ -55,6 +48,7 @@ def rewrite(content: memoryview, keep: Callable[[str], bool], constants: Mapping
     kept = [plan for plan in program.execution_plan if keep(plan.name)]
     gone = [plan for plan in program.execution_plan if not keep(plan.name)]
     offsets, pieces = _trim(program.constant_segment, segments, kept, gone)
+    inside = _find_inside(program, len(segments), sum(map(len, pieces)))
     for name, outputs in constants.items():
         kept.append(_plan(name, _add_values(outputs, offsets, pieces)))
     index = program.constant_segment.segment_index
@@ -66,8 +60,20 @@ def rewrite(content: memoryview, keep: Callable[[str], bool], constants: Mapping
     program.execution_plan = kept
     program.constant_segment = schema.SubsegmentOffsets(segment_index=index, offsets=offsets)
     if seal is None:
-        return _assemble(program, segments, aligned, _find_alignment(base))
-    return _seal(program, segments, aligned, _find_alignment(base), seal.data)
+        return _assemble(program, segments, aligned, _find_alignment(base), inside)
+    return _seal(program, segments, aligned, _find_alignment(base), inside, seal.data)
+
+
+def _find_inside(program: Any, count: int, size: int) -> dict[int, int]:
+    """Return which of the first segments are among the constants that stay, and where there."""
+    index, found = program.constant_segment.segment_index, {}
+    if index < count:
+        around = program.segments[index].offset
+        for number, one in enumerate(program.segments[:count]):
+            start = one.offset - around
+            if number != index and one.size and start >= 0 and start + one.size <= size:
+                found[number] = start
+    return found
 
 
 def _add_values(outputs: Iterable[Any], offsets: list[int], pieces: list[Piece]) -> list[Any]:
@@ -103,13 +109,19 @@ def _take_seal(program: Any, segments: list[list[Piece]], aligned: list[int]) ->
 
 
 def _seal(
-    program: Any, segments: list[list[Piece]], aligned: list[int], base: int, data: Mapping[str, str]
+    program: Any,
+    segments: list[list[Piece]],
+    aligned: list[int],
+    base: int,
+    inside: Mapping[int, int],
+    data: Mapping[str, str],
 ) -> list[Piece]:
     """Return a file with a seal as its last segment."""
     program.named_data = [*(program.named_data or []), schema.NamedData(digests.KEY, len(segments))]
-    reserved = bytes(digests.size(len(segments), data))
-    pieces = _assemble(program, [*segments, [reserved]], [*aligned, _BASE], base)
-    starts = [len(pieces[0]) + segment.offset for segment in program.segments]
+    reserved = bytes(digests.size(len(segments) - len(inside), data))
+    pieces = _assemble(program, [*segments, [reserved]], [*aligned, _BASE], base, inside)
+    parts = container.parts([(segment.offset, segment.size) for segment in program.segments])
+    starts = [len(pieces[0]) + start for start, _ in parts]
     ranges = digests.RangeDigests(starts)
     for piece in pieces:
         ranges.write(piece)
@@ -144,17 +156,21 @@ def _constants(plans: Iterable[Any]) -> set[int]:
     return {tensor.data_buffer_idx for tensor in tensors if tensor.allocation_info is None} - {0}
 
 
-def _assemble(program: Any, segments: Sequence[list[Piece]], aligned: Sequence[int], base: int) -> list[Piece]:
+def _assemble(
+    program: Any, segments: Sequence[list[Piece]], aligned: Sequence[int], base: int, inside: Mapping[int, int]
+) -> list[Piece]:
+    """Return the file; the segments in `inside` are where that says, among the constants."""
     pieces: list[Piece] = []
     end = 0
-    program.segments = []
-    for parts, alignment in zip(segments, aligned, strict=True):
-        pieces.append(bytes(-end % alignment))
-        end += len(pieces[-1])
-        size = sum(map(len, parts))
-        program.segments.append(schema.DataSegment(offset=end, size=size))
-        pieces += parts
-        end += size
+    program.segments = [schema.DataSegment(offset=0, size=sum(map(len, parts))) for parts in segments]
+    for number, (parts, alignment) in enumerate(zip(segments, aligned, strict=True)):
+        if number not in inside:
+            pieces.append(bytes(-end % alignment))
+            program.segments[number].offset = end + len(pieces[-1])
+            pieces += parts
+            end = program.segments[number].offset + program.segments[number].size
+    for number, offset in inside.items():
+        program.segments[number].offset = program.segments[program.constant_segment.segment_index].offset + offset
     return [header.add_pte_header(write_tables(program), max(base, _BASE), end), *pieces]
 
 

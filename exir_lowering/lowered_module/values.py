@@ -20,17 +20,10 @@ STORABLE = "None, bool, int, float, str, torch.Tensor, and lists, tuples and dic
 
 
 def encode(where: str, value: Any, tensors: list[torch.Tensor]) -> Any:
-    """Return a value as JSON.
+    """Return a value as JSON, which refers to the tensors in it by their positions in `tensors`; they are added there.
 
-    Only exact types are accepted: what comes back is what was stored.
-
-    Args:
-        where: What the value is, to begin messages with.
-        value: The value.
-        tensors: Receives the tensors in it; the JSON refers to their positions.
-
-    Raises:
-        InputError: It is, or contains, something that cannot be stored, or it contains itself.
+    Only exact types are accepted: what comes back is what was stored. InputError, beginning with `where`:
+    It is, or contains, something that cannot be stored, or it contains itself.
     """
     try:
         return _encode(where, value, tensors)
@@ -45,11 +38,7 @@ class Tensors:
         self._left = dict(enumerate(tensors))
 
     def take(self, number: Any) -> torch.Tensor:
-        """Return a tensor by its number, once.
-
-        Raises:
-            TypeError, LookupError: There is no such tensor, or it was already taken.
-        """
+        """Return a tensor by its number, once; TypeError or LookupError if there is none or it was already taken."""
         if type(number) is not int:
             raise TypeError(f"{number!r} is not the number of a tensor")
         return self._left.pop(number)
@@ -58,9 +47,7 @@ class Tensors:
 def decode(json: Any, tensors: Tensors, depth: int = 0) -> Any:
     """Return the value that `encode` converted to JSON.
 
-    Raises:
-        ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError: The JSON is not what `encode`
-            returns.
+    Other JSON: ValueError, TypeError, LookupError, AttributeError, RecursionError or OverflowError.
     """
     if depth > DEEPEST:
         raise ValueError(f"a value that is nested more than {DEEPEST} deep")
@@ -89,8 +76,7 @@ def _not_finite(text: Any) -> float:
 def storable(where: str, tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor as it is stored: its values, in the default order in memory.
 
-    Raises:
-        InputError: It has no values on the CPU, or its type is not known to ExecuTorch.
+    InputError: It has no values on the CPU, or its type is not known to ExecuTorch.
     """
     problem = None
     if type(tensor) is not torch.Tensor or isinstance(tensor, FakeTensor):

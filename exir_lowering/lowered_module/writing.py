@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from exir_lowering.lowered_module.source import Source
-from exir_lowering.pte import saving
+from exir_lowering.pte import digests, mapping, saving
 from exir_lowering.pte.debug_info import SUFFIX, VERSION, DebugInfo
 
 
 def write_module(
-    target: Path,
-    pieces: Iterable[bytes | memoryview],
-    source: Source,
+    target: Path,  # where the `.pte` file goes
+    pieces: Iterable[bytes | memoryview],  # the content of the `.pte` file
+    source: Source,  # what it was made from; its data files are copied
+    # returns ExecuTorch's bundled program for the path of the `.pte` file, or None
     bundle: Callable[[Path], bytes | None],
 ) -> None:
-    """Write a module's files: all of them, or none.
-
-    Args:
-        target: Where the `.pte` file goes.
-        pieces: The content of the `.pte` file.
-        source: The file that it was made from; its data files are copied.
-        bundle: Returns ExecuTorch's bundled program for the path of the `.pte` file, or None.
-
-    Raises:
-        OSError: One cannot be written.
-    """
+    """Write a module's files: all of them, or none and an OSError."""
     with saving.Staging() as staging:
-        digest = hashlib.sha256()
-        made = staging.add(target, partial(_write, pieces, digest))
-        beside = {".bpte": bundle(made), SUFFIX: _debug(source, digest.hexdigest())}
+        made = staging.add(target, lambda file: file.writelines(pieces))
+        beside = {".bpte": bundle(made), SUFFIX: _debug(source, made)}
         data = {target.parent / path.name: path for path in source.data}
         for copy, path in data.items():
             if not _is_same(copy, path):
@@ -51,17 +40,13 @@ def write_module(
             target.with_suffix(suffix).unlink(missing_ok=True)
 
 
-def _write(pieces: Iterable[bytes | memoryview], digest: Any, file: BinaryIO) -> None:
-    """Write a file, and update a hash with its content."""
-    for piece in pieces:
-        digest.update(piece)
-        file.write(piece)
-
-
-def _debug(source: Source, sha256: str) -> bytes | None:
+def _debug(source: Source, made: Path) -> bytes | None:
     """Return the debug information of a file that has the source's methods; None when nothing is known."""
     methods = source.debug()
-    return DebugInfo(VERSION, sha256, methods).to_json().encode() if methods else None
+    if not methods:
+        return None
+    content = mapping.open_file(made, "save", "a path", ".pte").content
+    return DebugInfo(VERSION, digests.identity(content), methods).to_json().encode()
 
 
 def _is_same(target: Path, path: Path) -> bool:

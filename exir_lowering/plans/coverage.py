@@ -12,11 +12,7 @@ _LISTED = 12
 
 
 def require_coverage(plan: LoweringPlan, options: LoweringOptions) -> None:
-    """Check that as much is delegated as the options require.
-
-    Raises:
-        CoverageError: A method falls short; the message lists what stays on the host.
-    """
+    """Check that as much is delegated as the options require; a CoverageError lists what stays on the host."""
     required = 1.0 if options.require_full else options.require_coverage
     short = [method for method in plan.methods if method.coverage < required]
     if not short:

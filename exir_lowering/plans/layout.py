@@ -20,18 +20,11 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The positions of vertices and lines.
+    """The positions of vertices and lines."""
 
-    Attributes:
-        ranks: The row of each vertex.
-        centres: The centre of each vertex.
-        routes: The points of each edge's line, from the bottom of its source to the top of its target.
-        width: The width of the drawing.
-        height: The height of the drawing.
-    """
-
-    ranks: list[int]
+    ranks: list[int]  # the row of each vertex
     centres: list[Point]
+    # the points of each edge's line, from the bottom of its source to the top of its target
     routes: dict[tuple[int, int], tuple[Point, ...]]
     width: float
     height: float
@@ -57,12 +50,7 @@ class _Rows:
 
 
 def place(vertices: int, edges: Sequence[tuple[int, int]]) -> Layout:
-    """Lay out a directed acyclic graph.
-
-    Args:
-        vertices: The number of its vertices, which are numbered in topological order.
-        edges: Its edges, each once.
-    """
+    """Lay out a directed acyclic graph, whose vertices are numbered in topological order; it has each edge once."""
     rows = _with_lanes(_ranks(vertices, edges), edges)
     _order(rows)
     x = _positions(rows)

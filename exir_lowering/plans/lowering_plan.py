@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from exir_lowering.model import State
 from exir_lowering.plans import data, dot, page, text
 from exir_lowering.plans.values import MethodPlan, Unchanged
 
@@ -14,9 +15,11 @@ class LoweringPlan:
 
     Attributes:
         methods: A plan for each method, in the order in which they were given.
+        states: What the methods keep for later calls, and which of them share it.
     """
 
     methods: tuple[MethodPlan, ...]
+    states: tuple[State, ...] = field(default=(), kw_only=True)
 
     @property
     def backend_ids(self) -> tuple[str, ...]:
@@ -30,8 +33,9 @@ class LoweringPlan:
             unchanged: The plan of the same methods without rewrites.
         """
         pairs = zip(self.methods, unchanged.methods, strict=True)
-        return LoweringPlan(
-            tuple(
+        return replace(
+            self,
+            methods=tuple(
                 replace(
                     method,
                     unchanged=Unchanged(
@@ -39,7 +43,7 @@ class LoweringPlan:
                     ),
                 )
                 for method, other in pairs
-            )
+            ),
         )
 
     def to_text(self, *, width: int = 120) -> str:

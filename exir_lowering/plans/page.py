@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from exir_lowering.plans import layout
 from exir_lowering.plans.data import as_data
 from exir_lowering.plans.picture import label, picture
-from exir_lowering.plans.text import to_text
+from exir_lowering.plans.text import group_refused, group_rewritings, rewritten, to_text
 
 if TYPE_CHECKING:
     from exir_lowering.plans.lowering_plan import LoweringPlan
@@ -53,6 +53,11 @@ def _data(plan: LoweringPlan) -> dict[str, Any]:
     for method, shown in zip(plan.methods, data["methods"], strict=True):
         drawn = picture(method)
         shown["picture"] = asdict(drawn)
+        shown["rewritten"] = {
+            "saving": rewritten(method),
+            "done": list(group_rewritings(method.rewritings)),
+            "refused": list(group_refused(method.refused_rewrites)),
+        }
         for vertex, values in zip(drawn.vertices, shown["picture"]["vertices"], strict=True):
             values["label"] = label(vertex)
     return data

@@ -16,72 +16,40 @@ from exir_lowering.plans.values import MethodPlan
 
 @dataclass(frozen=True, slots=True)
 class Vertex:
-    """A partition, or connected host operators.
+    """A partition, or connected host operators."""
 
-    Attributes:
-        id: Unique in the picture: "partition:" and the partition's id, or "host:" and a number.
-        kind: Which of the two.
-        title: Its label: the partition's id, or a host region's number and its nested graph.
-        backend: The backend that runs it, None for the host.
-        nodes: The names of its operators, in the method's order.
-        rank: Its row: edges lead to later rows.
-        x: The horizontal position of its centre, rightwards.
-        y: The vertical position of its centre, downwards.
-    """
-
-    id: str
+    id: str  # unique: "partition:" and the partition's id, or "host:" and a number
     kind: Literal["partition", "host"]
-    title: str
-    backend: str | None
-    nodes: tuple[str, ...]
-    rank: int
-    x: float
-    y: float
+    title: str  # the partition's id, or a host region's number and its nested graph
+    backend: str | None  # None for the host
+    nodes: tuple[str, ...]  # the names of its operators, in the method's order
+    rank: int  # its row: edges lead to later rows
+    x: float  # of its centre, rightwards
+    y: float  # of its centre, downwards
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """What one vertex hands to another.
+    """What one vertex hands to another."""
 
-    Attributes:
-        source: The id of the vertex that makes the values.
-        target: The id of the vertex that reads them.
-        bytes: Bytes of the values, each counted once; 0 from a call to the nested graph that it calls.
-        points: The points of the line.
-    """
-
-    source: str
-    target: str
-    bytes: int
-    points: tuple[tuple[float, float], ...]
+    source: str  # the id of the vertex that makes the values
+    target: str  # the id of the vertex that reads them
+    bytes: int  # of the values, each counted once; 0 from a call to the nested graph that it calls
+    points: tuple[tuple[float, float], ...]  # of the line
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A method, drawn.
+    """A method, drawn."""
 
-    Attributes:
-        vertices: The vertices, in topological order.
-        edges: The edges.
-        width: The width of the drawing.
-        height: The height of the drawing.
-    """
-
-    vertices: tuple[Vertex, ...]
+    vertices: tuple[Vertex, ...]  # in topological order
     edges: tuple[Edge, ...]
     width: float
     height: float
 
 
 def picture(method: MethodPlan) -> Picture:
-    """Contract a method's partitions and host operators, and lay out the result.
-
-    Args:
-        method: The method.
-
-    Raises:
-        ValueError: The partitions form a cycle, so they cannot be run in any order.
-    """
+    """Contract a method's partitions and host operators, and lay out the result; ValueError if those form a cycle."""
     members = _regions(method, _contract(method))
     owner = {name: key for key, names in members.items() for name in names}
     crossing = _crossing(method, owner)

@@ -31,25 +31,12 @@ _TOGETHER = 4
 
 
 def plan_method(
-    edge: EdgeMethod,
-    tagged: Sequence[TaggedMethod],
+    edge: EdgeMethod,  # as it was before the first partitioner
+    tagged: Sequence[TaggedMethod],  # the result of each partitioner, in their order
     extracted: ExtractedMethod,
-    costs: CostModel | None = None,
+    costs: CostModel | None = None,  # None: the default model
 ) -> MethodPlan:
-    """Describe one method.
-
-    Args:
-        edge: The method in Edge dialect, as it was before the first partitioner.
-        tagged: The result of each partitioner, in their order.
-        extracted: The method and its partitions.
-        costs: What operators cost; None for the default model.
-
-    Returns:
-        The plan, which holds no node and no tensor.
-
-    Raises:
-        InputError: The costs are wrong.
-    """
+    """Describe one method in a plan that holds no node and no tensor; InputError if the costs are wrong."""
     program = edge.program
     placed = _Placed(program, extracted.partitions)
     measured = _measure(program, placed)
@@ -81,19 +68,14 @@ def plan_method(
 
 @dataclass
 class _Placed:
-    """The operators of a method with their partitions.
-
-    Attributes:
-        planned: The operators, nested graphs included.
-        partition_of: The partition of each node, getitem and the nodes of moved nested graphs included.
-        name_of: The names of the operators' nodes.
-    """
+    """The operators of a method with their partitions."""
 
     program: ExportedProgram
     partitions: Sequence[Partition]
-    planned: list[PlannedNode] = field(default_factory=list)
+    planned: list[PlannedNode] = field(default_factory=list)  # nested graphs included
+    # getitems and the nodes of moved nested graphs included
     partition_of: dict[Node, str] = field(default_factory=dict)
-    name_of: dict[Node, str] = field(default_factory=dict)
+    name_of: dict[Node, str] = field(default_factory=dict)  # the names of the operators' nodes
 
     def __post_init__(self) -> None:
         named = {name: partition.id for partition in self.partitions for name in partition.nodes}
@@ -150,19 +132,12 @@ def _producer(node: Node) -> Node:
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """Bytes of a method.
+    """Bytes of a method."""
 
-    Attributes:
-        weights: Bytes of each parameter, buffer and constant; tied ones share a key.
-        readers: The weights that each partition (None: the host) reads.
-        bytes_in: Bytes of the values that each partition reads from outside.
-        bytes_out: Bytes of the values that each partition returns.
-    """
-
-    weights: dict[int, int]
-    readers: dict[str | None, set[int]]
-    bytes_in: Counter[str]
-    bytes_out: Counter[str]
+    weights: dict[int, int]  # of each parameter, buffer and constant; tied ones share a key
+    readers: dict[str | None, set[int]]  # the weights that each partition (None: the host) reads
+    bytes_in: Counter[str]  # of the values that each partition reads from outside
+    bytes_out: Counter[str]  # of the values that each partition returns
 
 
 def _measure(program: ExportedProgram, placed: _Placed) -> _Measured:

@@ -30,15 +30,10 @@ _ATTENTION = "aten.scaled_dot_product_attention"
 
 
 def cost_of(nodes: Iterable[Node], place: str, model: CostModel | None = None) -> float:
-    """Return the seconds that operators take at a place, without calls of delegates and without moving data.
+    """Return the seconds that operators take at "host" or at a backend, without calls of delegates and moving data.
 
-    Args:
-        nodes: The operators; getitems cost nothing.
-        place: "host", or a backend.
-        model: What operators cost; None for the default model, which also counts where a model has no cost.
-
-    Raises:
-        InputError: The model raised, or a cost is not a finite number of at least 0.
+    Getitems cost nothing. The default model counts for None, and where a model has no cost. InputError: The model
+    raised, or a cost is not a finite number of at least 0.
     """
     costs = _Costs(model)
     return sum((costs.node(node, place, calls=False) for node in nodes if graphs.is_operator(node)), 0.0)
@@ -46,23 +41,14 @@ def cost_of(nodes: Iterable[Node], place: str, model: CostModel | None = None) -
 
 def predict(
     program: ExportedProgram,
-    partition_of: Mapping[Node, str],
-    backend_of: Mapping[str, str],
-    model: CostModel | None = None,
+    partition_of: Mapping[Node, str],  # with getitems and the nodes of nested graphs
+    backend_of: Mapping[str, str],  # by partition
+    model: CostModel | None = None,  # None: the default model
 ) -> Predicted:
-    """Predict the latency of a method, nested graphs included.
+    """Predict the latency of a method in Edge dialect before partitions are taken out, nested graphs included.
 
     Of the branches of a cond the one that takes longer counts. The graph of a map or scan counts once for each element
-    of what it goes over, that of a loop once, as nobody knows how often it runs.
-
-    Args:
-        program: The method in Edge dialect, before partitions are taken out.
-        partition_of: The partition of each node that is in one, getitems and nodes of nested graphs included.
-        backend_of: The backend of each partition.
-        model: What operators cost; None for the default model.
-
-    Raises:
-        InputError: The model raised, or a cost is not a finite number of at least 0.
+    of what it goes over, that of a loop once, as nobody knows how often it runs. Errors are those of `cost_of`.
     """
     walk = _Walk(partition_of, backend_of, _Costs(model))
     sums = walk.graph(program.graph_module, frozenset(graphs.lifted_inputs(program)), None)
@@ -137,27 +123,15 @@ class _Sums:
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """What a walk over a method found.
+    """What a walk over a method found."""
 
-    Attributes:
-        sums: The seconds.
-        guessed: How many operators the model has no cost for.
-    """
-
-    sums: _Sums
-    guessed: int
+    sums: _Sums  # the seconds
+    guessed: int  # how many operators the model has no cost for
 
     def describe(
         self, edge: EdgeMethod, names: Mapping[Node, str], host: Sequence[HostNode], advice: Sequence[Advice]
     ) -> Prediction:
-        """Return it as a value, with what would remove the largest costs on the host.
-
-        Args:
-            edge: The method, with the rewrites that were refused.
-            names: The names of nodes in the plan.
-            host: The operators on the host, with reasons.
-            advice: What would reduce the number of partitions.
-        """
+        """Return it as a value, with what would remove the largest costs on the host."""
         sums = self.sums
         ranked = sorted(((sum(n.values()), operator) for operator, n in sums.by_operator.items()), key=_most)
         refused = {node.node: node for node in host}

@@ -66,6 +66,9 @@ def to_text(plan: LoweringPlan, width: int = 120) -> str:
     # The terminal and the environment (FORCE_COLOR, COLUMNS) must not affect the text.
     console = Console(file=out, width=width, force_terminal=False, color_system=None, highlight=False, emoji=False)
     console.print(table(plan))
+    if plan.states:
+        for part in (*_section("State", len(plan.states)), *_list_nodes([("-", str(each)) for each in plan.states])):
+            console.print(part, markup=False)
     for method in plan.methods:
         for part in _parts(method, width):
             console.print(part, markup=False)
@@ -87,11 +90,11 @@ def _parts(method: MethodPlan, width: int) -> Iterator[RenderableType]:
         yield from _section("On the host", len(method.host))
         yield from _list_nodes(list(_group(method.host)))
     if method.rewritings:
-        yield from _section(_rewritten(method), len(method.rewritings))
-        yield from _list_nodes(list(_group_rewritings(method.rewritings)))
+        yield from _section(f"Rewritten: {rewritten(method)}", len(method.rewritings))
+        yield from _list_groups(group_rewritings(method.rewritings))
     if method.refused_rewrites:
         yield from _section("Not rewritten", len(method.refused_rewrites))
-        yield from _list_nodes(list(_group_refused(method.refused_rewrites)))
+        yield from _list_groups(group_refused(method.refused_rewrites))
     if method.adjustments:
         yield from _section("Dropped or cut", len(method.adjustments))
         adjustments = method.adjustments
@@ -124,7 +127,7 @@ def _cost(cost: HostCost) -> str:
     return f"{cost.count:,} x {cost.operator}: {cost.would_remove or 'no reason given'}"
 
 
-def _rewritten(method: MethodPlan) -> str:
+def rewritten(method: MethodPlan) -> str:
     """Return what rewrites changed in all."""
     fewer = sum(len(one.removed) - len(one.made) for one in method.rewritings)
     saved = sum(one.bytes_saved for one in method.rewritings)
@@ -133,10 +136,18 @@ def _rewritten(method: MethodPlan) -> str:
         before, now = method.unchanged, method.prediction.seconds
         words.append(f"partitions {before.partitions:,} -> {len(method.partitions):,}")
         words.append(f"predicted {wording.duration(before.seconds)} -> {wording.duration(now)}")
-    return f"Rewritten: {', '.join(words)}"
+    return ", ".join(words)
 
 
-def _group_rewritings(rewritings: Sequence[Rewriting]) -> Iterator[tuple[str, str]]:
+Group = tuple[str, str, str]
+"""How often something was found, what it is, and one place where it is."""
+
+
+def _list_groups(groups: Iterator[Group]) -> Iterator[RenderableType]:
+    return _list_nodes([(times, f"{what}\n{place}") for times, what, place in groups])
+
+
+def group_rewritings(rewritings: Sequence[Rewriting]) -> Iterator[Group]:
     """Yield rewritings grouped by what they replaced, the most frequent first, each group with one source line."""
     groups: dict[tuple[str, str], list[Rewriting]] = {}
     for one in rewritings:
@@ -145,10 +156,10 @@ def _group_rewritings(rewritings: Sequence[Rewriting]) -> Iterator[tuple[str, st
         example = next((one for one in ones if one.source), ones[0])
         source = wording.middle(example.source, _SOURCE)
         place = f"{example.removed[0]} -> {example.kept}" + (f": {source}" if source else "")
-        yield f"{len(ones):,} x", f"{name}: {operators}\n{place}"
+        yield f"{len(ones):,} x", f"{name}: {operators}", place
 
 
-def _group_refused(refused: Sequence[RefusedRewrite]) -> Iterator[tuple[str, str]]:
+def group_refused(refused: Sequence[RefusedRewrite]) -> Iterator[Group]:
     """Yield refusals grouped by their reason, the most frequent first, each group with one source line."""
     groups: dict[tuple[str, str, str, str], list[RefusedRewrite]] = {}
     for one in refused:
@@ -157,7 +168,7 @@ def _group_refused(refused: Sequence[RefusedRewrite]) -> Iterator[tuple[str, str
         example = next((one for one in ones if one.source), ones[0])
         source = wording.middle(example.source, _SOURCE)
         place = f"{example.node}" + (f": {source}" if source else "")
-        yield f"{len(ones):,} x", f"{name}, {operator}: {reason}{'; ' if advice else ''}{advice}\n{place}"
+        yield f"{len(ones):,} x", f"{name}, {operator}: {reason}{'; ' if advice else ''}{advice}", place
 
 
 def _section(title: str, count: int) -> Iterator[RenderableType]:

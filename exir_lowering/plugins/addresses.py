@@ -30,8 +30,7 @@ def note_made(backend: Backend) -> Backend:
 def find_address(backend: Backend) -> str:
     """Return where another process finds a backend, as "module:class".
 
-    Raises:
-        NoAddressError: It was given as an object with a state of its own, or its class cannot be imported.
+    Raises NoAddressError if it was given as an object with a state of its own, or its class cannot be imported.
     """
     from exir_lowering.plugins.backend import ExecutorchBackend
 
@@ -47,11 +46,7 @@ def find_address(backend: Backend) -> str:
 
 
 def load_class(address: str) -> Any:
-    """Return the class at an address.
-
-    Raises:
-        PluginLoadError: It cannot be imported here.
-    """
+    """Return the class at an address; PluginLoadError if it cannot be imported here."""
     module, _, name = address.partition(":")
     try:
         found = _look_up(importlib.import_module(module), name)

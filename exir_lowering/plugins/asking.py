@@ -12,6 +12,7 @@ from torch.export import ExportedProgram
 
 from exir_lowering.errors import InputError, PartitionerContractError
 from exir_lowering.errors.interrupts import let_through
+from exir_lowering.graphs import sources
 from exir_lowering.model import Adjustment, Rejection
 from exir_lowering.plugins import refusals
 from exir_lowering.plugins.refusals import Refusals
@@ -71,7 +72,10 @@ def _run(who: str, partitioner: Partitioner, view: ExportedProgram) -> Any:
         raise PartitionerContractError(f"{who}: {error}", violation=error.violation, details=error.details) from error
     except Exception as error:
         let_through(error)
-        raise PartitionerContractError(f"{who} raised {type(error).__name__}: {error}", violation="raised") from error
+        raised = sources.find_raised_at(error, type(partitioner))
+        at = "" if raised is None else f"\n  raised at {raised}"
+        message = f"{who} raised {type(error).__name__}: {error}{at}"
+        raise PartitionerContractError(message, violation="raised") from error
     if not isinstance(getattr(result, "tagged_exported_program", None), ExportedProgram):
         raise PartitionerContractError(
             f"{who} returned {type(result).__name__}, expected a PartitionResult with the tagged ExportedProgram.",

@@ -28,30 +28,17 @@ _INSTALL = {"OpenvinoBackend": ': pip install "exir-lowering[openvino]"'}
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Nothing executes a backend's payloads here.
+    """Nothing executes a backend's payloads here."""
 
-    Attributes:
-        reason: Why, as a clause.
-        advice: What to do, as sentences.
-    """
-
-    reason: str
-    advice: str
+    reason: str  # a clause
+    advice: str  # sentences that say what to do
 
 
 def executor(backend_id: str, given: Mapping[str, Any] | None = None) -> Delegate | Missing | None:
-    """Find what executes a backend's payloads.
+    """Find what executes a backend's payloads: an available delegate, preferably a given one, or None: the runtime.
 
-    Args:
-        backend_id: The id that is in the file.
-        given: A call's delegates, by id.
-
-    Returns:
-        An available delegate (preferably a given one), None for the runtime itself, or why nothing executes them.
-
-    Raises:
-        BackendFailure: The delegate raised in `is_available`.
-        PluginLoadError: The delegate could not be created, or its id is provided twice.
+    Returns `Missing` if nothing does. Raises BackendFailure if the delegate fails in `is_available`, PluginLoadError if
+    it cannot be created or its id is provided twice.
     """
     own = installed.own_backends()
     has = f"It has {', '.join(sorted(own)) or 'none'}."
@@ -79,12 +66,7 @@ def executor(backend_id: str, given: Mapping[str, Any] | None = None) -> Delegat
 
 
 def warn_unavailable(backend_ids: Iterable[str], *, stacklevel: int) -> None:
-    """Warn, once per backend, that payloads for it cannot be executed on this machine.
-
-    Args:
-        backend_ids: The backends.
-        stacklevel: As for `warnings.warn`, relative to the caller.
-    """
+    """Warn, once per backend, that payloads for it cannot be executed here; `stacklevel` counts from the caller."""
     for backend_id in backend_ids:
         try:
             found = executor(backend_id)

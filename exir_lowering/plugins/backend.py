@@ -221,8 +221,7 @@ def takes_context(method: Callable[..., Any]) -> bool:
 def context_argument(method: Callable[..., Any], context: BackendContext | None) -> dict[str, BackendContext]:
     """Return the keyword arguments for a backend's method: the context, if it has a parameter of that name.
 
-    Raises:
-        BackendContractError: The parameter has no default, and there is no context to pass.
+    Raises BackendContractError if the parameter has no default, and there is no context to pass.
     """
     parameter = inspect.signature(method).parameters.get("context")
     if parameter is None or (context is None and parameter.default is not inspect.Parameter.empty):

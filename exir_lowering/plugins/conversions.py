@@ -22,17 +22,14 @@ ASKED = ("ops_to_not_decompose", "transform_for_pre_decomposition")
 
 
 _XNNPACK = "executorch.backends.xnnpack.partition"
+_CONSTRAINTS = "exir_lowering.backends.xnnpack.constraints"
 _LINEAR = [torch.nn.functional.linear, torch.nn.Linear]
 
 
 def describe_requests(partitioner: Any) -> Sequence[Any] | None:
-    """Return what the requests of a partitioner depend on beside its class and the program.
+    """Return what the requests of a partitioner depend on beside its class and the program; None if nothing is known.
 
-    Args:
-        partitioner: The partitioner.
-
-    Returns:
-        Data, and other partitioners that it asks; None if nothing is known.
+    These are data, and other partitioners that it asks.
     """
     kind = type(partitioner)
     if not any(name in vars(partitioner) for name in (*ASKED, DECLARATION)):
@@ -59,6 +56,14 @@ def _describe_xnnpack(partitioner: Any) -> Sequence[Any] | None:
     for config in partitioner.target_partitioner_configs.values():
         settings = dict(vars(config))
         settings.pop("src_partitions", None)  # what it found last, which it finds anew each time
+        check = settings.pop("check_constraints", None)  # what it takes: it matters for what it asks to keep whole
+        if check is not None and config.get_original_aten() is not None:
+            inner = getattr(check, "args", (None,))[0]
+            if getattr(getattr(check, "func", None), "__module__", "") != _CONSTRAINTS:
+                return None
+            if getattr(inner, "__func__", None) is not type(config).check_constraints:
+                return None
+            settings["check_constraints"] = _CONSTRAINTS
         modules = settings.pop("linear_modules", None)
         if not type(config).__module__.startswith(f"{_XNNPACK}.config.") or modules not in (None, _LINEAR):
             return None

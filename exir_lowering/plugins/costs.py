@@ -41,16 +41,7 @@ class CostModel(Protocol):
 
 
 def check_cost(model: Any, what: str, cost: Any) -> float:
-    """Return a model's answer as a number.
-
-    Args:
-        model: The model, for the message.
-        what: What was asked, for the message.
-        cost: The answer.
-
-    Raises:
-        InputError: It is not a finite number of at least 0.
-    """
+    """Return a model's answer as a number; InputError if it is not a finite number of at least 0."""
     number = isinstance(cost, Real) and not isinstance(cost, bool)
     if not number or not 0 <= cost <= sys.float_info.max:
         raise InputError(
@@ -60,19 +51,7 @@ def check_cost(model: Any, what: str, cost: Any) -> float:
 
 
 def ask_cost(model: Any, what: str, *arguments: Any) -> Any:
-    """Ask a model for a cost.
-
-    Args:
-        model: The model.
-        what: The name of its method or property.
-        arguments: What its method is given.
-
-    Returns:
-        Its answer as it is.
-
-    Raises:
-        InputError: The model raised.
-    """
+    """Return a model's answer, as it is, to a method or property of that name; InputError if the model raises."""
     try:
         asked = getattr(model, what)
         return asked(*arguments) if what in _METHODS else asked

@@ -151,9 +151,6 @@ def count_work(node: Node) -> float:
 
     These are multiply-adds of products and convolutions, elements of the windows that a pooling reads, elements that a
     reduction reads, and elements of the results of all others. A symbolic size counts with its hint.
-
-    Args:
-        node: The operator.
     """
     return _work(_name(node), node)
 

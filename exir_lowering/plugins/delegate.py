@@ -63,8 +63,7 @@ _NOTHING = _Nothing()
 def check_identifier(identifier: object) -> None:
     """Check that an event can be recorded under an identifier.
 
-    Raises:
-        ValueError: It is neither an int from 0 to 2**31 - 1 nor a non-empty str without null characters.
+    Raises ValueError unless it is an int from 0 to 2**31 - 1 or a non-empty str without null characters.
     """
     if isinstance(identifier, str) and identifier and "\0" not in identifier:
         return

@@ -11,19 +11,12 @@ from exir_lowering.plugins import registry
 
 @dataclass(frozen=True, slots=True)
 class PluginInfo:
-    """One installed plug-in.
+    """One installed plug-in."""
 
-    Attributes:
-        group: The entry-point group.
-        id: The entry's name.
-        provider: The distribution and object that provide it.
-        error: Why it cannot be used, "" if it can.
-    """
-
-    group: str
-    id: str
-    provider: str
-    error: str
+    group: str  # the entry-point group
+    id: str  # the entry's name
+    provider: str  # the distribution and object
+    error: str  # why it cannot be used, "" if it can
 
 
 def list_installed() -> Iterator[PluginInfo]:

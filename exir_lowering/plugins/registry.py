@@ -95,11 +95,7 @@ def register_partitioner(plugin_id: str) -> Callable[[_Factory], _Factory]:
 
 
 def check_class(who: str, plugin: object, kind: type, attribute: str) -> str:
-    """Return the id of a plug-in class.
-
-    Raises:
-        PluginLoadError: It is not a class of that kind, has no id, or cannot be created.
-    """
+    """Return the id of a plug-in class; PluginLoadError if it has none, cannot be created, or is not of that kind."""
     if not isinstance(plugin, type) or not issubclass(plugin, kind):
         raise PluginLoadError(f"{who}: got {plugin!r}, expected a subclass of exir_lowering.{kind.__name__}.")
     plugin_id = getattr(plugin, attribute, None)
@@ -188,8 +184,7 @@ def find_backend(backend_id: str, given: Mapping[str, Any] | None = None) -> Bac
 def as_backend(backend_id: str, candidate: Any) -> Backend:
     """Turn a Backend object, a Backend class or a BackendDetails class into a Backend.
 
-    Raises:
-        PluginLoadError: It is something else, creating it raised, or its `parallel` is not one of `PARALLEL`.
+    Raises PluginLoadError for anything else, a class that raises, or a `parallel` that is not one of `PARALLEL`.
     """
     from executorch.exir.backend.backend_details import BackendDetails
 
@@ -253,11 +248,7 @@ def find_delegate(delegate_id: str, given: Mapping[str, Any] | None = None) -> D
 
 
 def as_delegate(delegate_id: str, candidate: Any) -> Delegate:
-    """Turn a Delegate object or class into a Delegate.
-
-    Raises:
-        PluginLoadError: It is something else, or creating it raised.
-    """
+    """Turn a Delegate object or class into a Delegate; PluginLoadError for anything else, or if creating it raises."""
     if isinstance(candidate, type) and issubclass(candidate, Delegate):
         return _make(f"Delegate {delegate_id!r}", candidate)
     if isinstance(candidate, Delegate):
@@ -268,13 +259,9 @@ def as_delegate(delegate_id: str, candidate: Any) -> Delegate:
 
 
 def find_payload_checks(backend_id: str) -> PayloadChecks | None:
-    """Find what checks the payloads of a backend; None when no plug-in does.
+    """Find what checks the payloads of a backend, by the id in a file; None when no plug-in does.
 
-    Args:
-        backend_id: The id of a backend in a file.
-
-    Raises:
-        PluginLoadError: It is provided twice, cannot be imported, or is not a `PayloadChecks` class.
+    Raises PluginLoadError if it is provided twice, cannot be imported, or is not a `PayloadChecks` class.
     """
     if backend_id not in known_ids(PAYLOADS):
         return None
@@ -290,8 +277,7 @@ def find_payload_checks(backend_id: str) -> PayloadChecks | None:
 def check_delegates(given: Any) -> Mapping[str, Any]:
     """Check the `delegates=` argument of a call and return it as a mapping.
 
-    Raises:
-        InputError: It is neither a mapping from ids nor a sequence of delegates, or two have the same id.
+    Raises InputError unless it is a mapping from ids or a sequence of delegates, no two of which have the same id.
     """
     if given is None:
         return {}
@@ -315,11 +301,7 @@ def check_delegates(given: Any) -> Mapping[str, Any]:
 
 
 def check_backends(given: Any) -> None:
-    """Check the `backends=` argument of a call.
-
-    Raises:
-        InputError: It is not a mapping from ids.
-    """
+    """Check the `backends=` argument of a call; InputError if it is not a mapping from ids."""
     if given is not None and (not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given)):
         raise InputError(f"backends={given!r}: expected a mapping from ids to backends, such as {{'My': My()}}.")
 
@@ -337,9 +319,8 @@ def known_ids(group: str) -> set[str]:
 def load(group: str, plugin_id: str) -> Any:
     """Return a plug-in. A class may be both registered and the object of an entry point of its package.
 
-    Raises:
-        UnknownPluginError: No distribution provides the id.
-        PluginLoadError: It is provided twice, or cannot be imported.
+    Raises UnknownPluginError if no distribution provides the id, PluginLoadError if it is provided twice, or cannot be
+    imported.
     """
     providers = providers_of(group, plugin_id)
     if not providers:
@@ -421,7 +402,8 @@ def _details_class(name: str) -> type[BackendDetails] | None:
 
 
 def _suggest(wanted: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(wanted, known, n=3)
+    stems = {wanted.lower().removesuffix(kind) for kind in ("", "partitioner", "backend", "delegate")}
+    close = [name for name in known if name.lower() in stems] or difflib.get_close_matches(wanted, known, n=3)
     if close:
         return f"Did you mean {' or '.join(map(repr, close))}?"
     return f"Known: {', '.join(known) or 'none'}."

@@ -31,14 +31,10 @@ def register_rewrite(rewrite: _Class) -> _Class:
 def find_rewrites(chosen: str | Sequence[Any]) -> tuple[Rewrite, ...]:
     """Return the rewrites that an option names, each once, in their order.
 
-    Args:
-        chosen: "none", the name of a rewrite or of a set of them such as "safe", or a sequence of such names and of
-            Rewrite objects and classes.
-
-    Raises:
-        InputError: Something in the sequence is none of these, or two rewrites have the same name.
-        UnknownPluginError: No distribution provides a name.
-        PluginLoadError: One is provided twice, cannot be imported, or is not a rewrite.
+    The option is "none", the name of a rewrite or of a set of them such as "safe", or a sequence of such names and of
+    Rewrite objects and classes. Raises InputError for anything else or two of the same name, UnknownPluginError for a
+    name that no distribution provides, and PluginLoadError for one that is provided twice, cannot be imported, or is
+    not a rewrite.
     """
     found: dict[str, Rewrite] = {}
     for one in [chosen] if isinstance(chosen, str) else chosen:

@@ -35,26 +35,16 @@ _ITEMS = {INT_LIST: INT, TENSOR_LIST: TENSOR, OPTIONAL_TENSOR_LIST: TENSOR}
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """The instructions of a method, with what they refer to.
-
-    Attributes:
-        chains: The instructions.
-        values: The values.
-        operators: The operators that are called, each with its overload.
-        signatures: What each of them takes.
-        delegates: How many delegates there are.
-        inputs: The values that are its inputs.
-        outputs: The values that are its outputs.
-        results: The kinds of values that instructions make, by value; `check_calls` finds them.
-    """
+    """The instructions of a method, with what they refer to."""
 
     chains: Sequence[Sequence[PlanInstruction]]
     values: Sequence[ValueSpec]
-    operators: Sequence[tuple[str, str]]
-    signatures: Sequence[Signature | None]
-    delegates: int
-    inputs: frozenset[int]
+    operators: Sequence[tuple[str, str]]  # that are called, each with its overload
+    signatures: Sequence[Signature | None]  # of the operators
+    delegates: int  # how many there are
+    inputs: frozenset[int]  # indices of values, as are the outputs
     outputs: frozenset[int]
+    # The kinds of values that instructions make, by value; `check_calls` finds them.
     results: dict[int, Kinds] = field(default_factory=dict)
 
     def instructions(self) -> Iterator[PlanInstruction]:
@@ -87,12 +77,7 @@ class Body:
 def read_instruction(table: Table, size: int) -> PlanInstruction:
     """Return the kind of an instruction, what it calls or where it jumps to, and the values it takes.
 
-    Args:
-        table: Its table.
-        size: How many values the method has.
-
-    Raises:
-        CorruptError: It is of an unknown kind, or refers to a value that does not exist.
+    Raise a CorruptError when it is of an unknown kind, or refers to a value beyond the `size` that the method has.
     """
     code, content = table.number(Instruction.INSTR_ARGS_TYPE, "B"), table.table(Instruction.INSTR_ARGS)
     if code not in _OPERANDS or content is None:
@@ -138,16 +123,9 @@ _OPERANDS: Mapping[int, _Operands] = MappingProxyType(
 
 
 def check_calls(body: Body) -> frozenset[int]:
-    """Check the instructions of a method.
+    """Check the instructions of a method; raise a CorruptError when the runtime must not be given one of them.
 
-    Args:
-        body: The instructions.
-
-    Returns:
-        The inputs that are None in the file and that an instruction reads as something else.
-
-    Raises:
-        CorruptError: The runtime must not be given one of them.
+    Return the inputs that are None in the file and that an instruction reads as something else.
     """
     for chain in body.chains:
         for code, target, arguments in chain:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from exir_lowering.pte import data_slots, header
@@ -20,36 +20,22 @@ from exir_lowering.pte.value_kinds import MemoryLayout, check_index, layout
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """What the methods of a file may refer to.
+    """What the methods of a file may refer to."""
 
-    Attributes:
-        segments: The segments, not copied.
-        named: The segments that have a name.
-        constants: Where each constant starts in its segment, and the segment.
-        initial: The same for the initial values of each list of mutable tensors.
-        inline_constants: The constants that an old file holds in its tables.
-        inline_payloads: The payloads that are in the tables.
-    """
-
-    segments: tuple[memoryview, ...]
+    segments: tuple[memoryview, ...]  # not copied
     named: Mapping[str, memoryview]
-    constants: tuple[tuple[int, memoryview], ...]
-    initial: tuple[tuple[tuple[int, memoryview], ...], ...]
-    inline_constants: tuple[memoryview, ...]
-    inline_payloads: tuple[memoryview, ...]
+    constants: tuple[tuple[int, memoryview], ...]  # where each starts in its segment, and the segment
+    initial: tuple[tuple[tuple[int, memoryview], ...], ...]  # the same for each list of mutable tensors
+    inline_constants: tuple[memoryview, ...]  # in the tables of an old file
+    inline_payloads: tuple[memoryview, ...]  # in the tables
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """Named data of a `.ptd` file.
+    """Named data of a `.ptd` file."""
 
-    Attributes:
-        content: The data, not copied.
-        layout: The layout of the tensor that it is; None for what only a backend reads.
-    """
-
-    content: memoryview
-    layout: MemoryLayout | None
+    content: memoryview  # not copied
+    layout: MemoryLayout | None  # of the tensor that it is; None for what only a backend reads
 
     def fits(self, need: MemoryLayout | int) -> bool:
         """Return whether this is the tensor, or has the number of bytes, that a program needs."""
@@ -62,18 +48,16 @@ class Weight:
 
 
 def open_program(file: memoryview) -> tuple[Table, Data]:
-    """Return the root of a `.pte` file's tables, and what its methods may refer to.
-
-    Args:
-        file: The file's content, which is not copied.
-
-    Raises:
-        CorruptError: The file is not a `.pte` file.
-    """
+    """Return the root of a `.pte` file's tables, and what its methods may refer to; a CorruptError for another file."""
     extent = header.read_pte(file)
     program = root(file[: extent.tables])
     segments = _segments(program.tables(Program.SEGMENTS), file[extent.base : extent.base + extent.space])
     constants = program.table(Program.CONSTANT_SEGMENT)
+    _check_overlaps(
+        list(segment_ranges(program.tables(Program.SEGMENTS))),
+        {table.number(NamedData.SEGMENT_INDEX, "I") for table in program.tables(Program.NAMED_DATA)},
+        constants.number(SubsegmentOffsets.SEGMENT_INDEX, "I") if constants is not None else -1,
+    )
     data = Data(
         segments,
         _read_named(program.tables(Program.NAMED_DATA), segments),
@@ -86,13 +70,9 @@ def open_program(file: memoryview) -> tuple[Table, Data]:
 
 
 def read_data(file: memoryview) -> dict[str, Weight]:
-    """Find the data in a `.ptd` file, by name.
+    """Find the data in a `.ptd` file, by name; the file is neither copied nor read beyond its tables.
 
-    Args:
-        file: The file's content, which is neither copied nor read beyond its tables.
-
-    Raises:
-        CorruptError: The file is not a valid `.ptd` file.
+    Raise a CorruptError when it is not a valid `.ptd` file.
     """
     extent = header.read_ptd(file)
     table = root(file[: extent.tables])
@@ -105,13 +85,35 @@ def read_data(file: memoryview) -> dict[str, Weight]:
 
 
 def segment_ranges(tables: Iterable[Table]) -> Iterator[tuple[int, int]]:
-    """Return where each segment starts, relative to the first one, and its size, as a file says.
-
-    Args:
-        tables: The tables of the segments, of a `.pte` or a `.ptd` file: both have the same fields.
-    """
+    """Return where each segment of a file of either kind starts, relative to the first, and its size, as it says."""
     for table in tables:
         yield table.number(DataSegment.OFFSET, "Q"), table.number(DataSegment.SIZE, "Q")
+
+
+def parts(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the parts that the segments of a file are in: where each starts, and the number of the segment there.
+
+    Each ends where the next one starts; a segment that starts inside another one is in that one's part.
+    """
+    found, end = [], 0
+    for number in sorted(range(len(ranges)), key=lambda each: (ranges[each][0], ranges[each][1] > 0, -ranges[each][1])):
+        start, size = ranges[number]
+        if start >= end:
+            found.append((start, number))
+        end = max(end, start + size)
+    return found
+
+
+def _check_overlaps(ranges: Sequence[tuple[int, int]], named: Set[int], constants: int) -> None:
+    """Check that segments overlap only where named data is among the constants, or inside other named data."""
+    around, end = -1, 0
+    holders = {*named, constants}
+    for number in sorted(range(len(ranges)), key=lambda each: (ranges[each][0], -ranges[each][1], each in named)):
+        start, size = ranges[number]
+        if start >= end:
+            around, end = number, start + size
+        elif size and (start + size > end or number not in named or around not in holders):
+            raise CorruptError(f"segment {number} has bytes of segment {around}")
 
 
 def _layout(entry: Table) -> MemoryLayout | None:

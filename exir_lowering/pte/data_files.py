@@ -24,15 +24,10 @@ Given: TypeAlias = "One | Sequence[One] | None"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DataFile:
-    """A data file.
-
-    Attributes:
-        file: The file.
-        weights: Its data, by name; not copied.
-    """
+    """A data file."""
 
     file: MappedFile
-    weights: Mapping[str, Weight]
+    weights: Mapping[str, Weight]  # its data, by name; not copied
 
     @property
     def named(self) -> dict[str, memoryview]:
@@ -46,23 +41,13 @@ class DataFile:
 
 
 class DataFiles:
-    """The data files of a program, which stay as they are while the program is in use.
-
-    Attributes:
-        files: The files, as they were given.
-        named: The content of their data, by name.
-        tensors: The same, with what tensors they are.
-    """
+    """The data files of a program, which stay as they are while the program is in use."""
 
     def __init__(self, files: Sequence[DataFile]) -> None:
-        """Take files.
-
-        Raises:
-            InputError: Two have different data of the same name.
-        """
+        """Take files; raise an InputError when two have different data of the same name."""
         self.files = tuple(files)
-        self.named: dict[str, memoryview] = {}
-        self.tensors: dict[str, Weight] = {}
+        self.named: dict[str, memoryview] = {}  # the content of their data, by name
+        self.tensors: dict[str, Weight] = {}  # the same, with what tensors they are
         owner: dict[str, DataFile] = {}
         for file in self.files:
             for name, content in file.named.items():
@@ -90,9 +75,7 @@ class DataFiles:
         """Return the path of one file with all data, for the runtime; None when there is none.
 
         Several files, and content in memory, are written to one temporary file when it is first needed.
-
-        Raises:
-            InputError: It cannot be written.
+        Raise an InputError when that fails.
         """
         if not self.files:
             return None
@@ -120,32 +103,20 @@ class DataFiles:
         return path
 
     def content(self) -> dict[str, memoryview]:
-        """Return the data of the files, by name, so that writing to it changes nothing on the disk.
-
-        Raises:
-            InputError: A file was replaced in the meantime.
-        """
+        """Return the data, by name, so that writing to it changes nothing on the disk; an InputError when replaced."""
         files = [container.read_data(one.file.writable()) for one in self.files]
         return {name: weight.content for file in files for name, weight in file.items()}
 
     def check(self) -> None:
-        """Check that the files are still those that were read.
-
-        Raises:
-            InputError: One was replaced or changed.
-        """
+        """Check that the files are still those that were read; raise an InputError when one was replaced or changed."""
         for one in self.files:
             one.file.check()
 
 
 def read(given: Any) -> DataFiles:
-    """Read data files.
+    """Read data files: a path, the content of a file, or a sequence of these; None for no file.
 
-    Args:
-        given: A path, the content of a file, or a sequence of these; None for no file.
-
-    Raises:
-        InputError: It is something else, or a file cannot be read or is damaged.
+    Raise an InputError when it is something else, or a file cannot be read or is damaged.
     """
     several = isinstance(given, (list, tuple))
     files = []

@@ -27,9 +27,7 @@ class _Datum:
 def write(file: BinaryIO, files: Sequence[memoryview]) -> None:
     """Write one `.ptd` file with the data of several; of data with the same name the first is taken.
 
-    Args:
-        file: Where it is written.
-        files: The files, which were read by `container.read_data` already.
+    The files were read by `container.read_data` already.
     """
     data: dict[str, _Datum] = {}
     for content in files:

@@ -30,20 +30,12 @@ KERNEL, DELEGATE, MOVE, JUMP, FREE = (
 
 def output_counts(
     chains: Sequence[Sequence[PlanInstruction]],
-    memory: Sequence[Hashable],
-    items: Mapping[int, Sequence[int]],
-    given: Collection[int],
+    memory: Sequence[Hashable],  # for each value its planned memory and its type; None without planned memory
+    items: Mapping[int, Sequence[int]],  # the values in lists of values
+    given: Collection[int],  # the values there before the first instruction, besides those numbered before an input
     last_input: int,
 ) -> dict[int, tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Return for each delegate that is called the values it is called with, and how many of them may be outputs.
-
-    Args:
-        chains: The instructions of a method.
-        memory: For each value its planned memory and its type; None for a value without planned memory.
-        items: The values in lists of values.
-        given: The values that are there before the first instruction, besides those that are numbered before an input.
-        last_input: The last input of the method.
-    """
+    """Return for each delegate that is called the values it is called with, and how many of them may be outputs."""
     calls: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
     seen = {*given, *range(last_input + 1)}
     # How often each piece of memory was named since it was written.

@@ -1,4 +1,4 @@
-"""What the debug handles of a `.pte` file stand for: kept beside it as `model.debug.json`, tied to it by its hash."""
+"""What the debug handles of a `.pte` file stand for: kept beside it as `model.debug.json`, tied to it by its digest."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any, Generic, TypeVar
 from exir_lowering.errors import InputError
 from exir_lowering.graphs.sources import Frame
 
-VERSION = 1
-"""Incremented when a field of the JSON changes its meaning or is removed."""
+VERSION = 2
+"""Incremented when a field of the JSON changes its meaning or is removed; version 1 had the file's SHA-256."""
 
 SUFFIX = ".debug.json"
 
@@ -85,19 +85,19 @@ class DebugInfo:
 
     Attributes:
         version: The version of the JSON format.
-        sha256: The SHA-256 of the `.pte` file, as 64 hexadecimal digits.
+        digest: What identifies the `.pte` file, in hexadecimal: see `digests.identity`.
         methods: The methods by name.
     """
 
     version: int
-    sha256: str
+    digest: str
     methods: Mapping[str, MethodDebug]
 
     def to_json(self) -> str:
         """Return it as compact JSON, the same for the same file. Tables hold repeated values, referred to by number.
 
         Returns:
-            `{"version", "sha256", "operators": [name], "modules": ["path: Class"], "stacks": [[module]],
+            `{"version", "digest", "operators": [name], "modules": ["path: Class"], "stacks": [[module]],
             "files": [path], "functions": [name], "frames": [[file, line, function, code]],
             "traces": [[line, frame, ...]], "methods": {name: {"nodes": [[handle, name, operator, stack, trace]],
             "delegates": [[backend, instruction, [handle], [[identifier, [handle]]]]], "kernels": [[instruction,
@@ -117,7 +117,7 @@ class DebugInfo:
             version = tree["version"]
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise InputError(f"this is not debug information ({type(error).__name__}: {error})") from None
-        if version != VERSION:
+        if version not in (1, VERSION):
             raise InputError(f"its version is {version!r}, but this exir-lowering reads version {VERSION}")
         try:
             return _read(tree)
@@ -151,7 +151,7 @@ class _Writer:
             name: list(getattr(self, name))
             for name in ("operators", "modules", "files", "functions", "stacks", "traces", "frames")
         }
-        return {"version": info.version, "sha256": info.sha256, "methods": methods, **tables}
+        return {"version": info.version, "digest": info.digest, "methods": methods, **tables}
 
     def _method(self, method: MethodDebug) -> dict[str, Any]:
         return {
@@ -203,7 +203,7 @@ def _read(tree: Any) -> DebugInfo:
         return MethodDebug({handle: tuple(found) for handle, found in nodes.items()}, delegates, kernels)
 
     methods = {_text(name): method(part) for name, part in tree["methods"].items()}
-    return DebugInfo(VERSION, _text(tree["sha256"]), methods)
+    return DebugInfo(VERSION, _text(tree["sha256" if tree["version"] == 1 else "digest"]), methods)
 
 
 def _trace(line: Any, numbers: list[Any], frames: list[Frame]) -> tuple[int | None, tuple[Frame, ...]]:

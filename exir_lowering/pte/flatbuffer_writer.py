@@ -52,11 +52,9 @@ class FlatbufferWriter:
         return int(self._builder.EndVector())
 
     def add_table(self, fields: Mapping[int, tuple[Any, int]]) -> int:
-        """Add a table.
+        """Add a table of fields by their position in the schema, each with its kind.
 
-        Args:
-            fields: Its fields by their position in the schema, each with its kind; one that is 0 is left out, so 0 has
-                to be its default.
+        One that is 0 is left out, so 0 has to be its default.
         """
         self._builder.StartObject(max(fields, default=-1) + 1)
         for slot, (kind, value) in fields.items():
@@ -70,11 +68,6 @@ class FlatbufferWriter:
         return int(self._builder.EndObject())
 
     def finish(self, root: int, identifier: bytes) -> bytes:
-        """Return the flatbuffer.
-
-        Args:
-            root: Its root table.
-            identifier: The four bytes that tell its format.
-        """
+        """Return the flatbuffer with a root table; the identifier is the four bytes that tell its format."""
         self._builder.Finish(root, file_identifier=identifier)
         return bytes(self._builder.Output())

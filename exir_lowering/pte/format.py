@@ -60,53 +60,31 @@ _NEEDED: Mapping[int, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Delegation:
-    """A part of a method that a backend executes.
+    """A part of a method that a backend executes."""
 
-    Attributes:
-        number: Which of the method's delegates it is, from 0.
-        backend: The backend's id.
-        payload: The size of its payload in bytes.
-        arguments: How many values it is called with, inputs first.
-        outputs: The last of these values, which it may return.
-        counts: How many of these it returns, the likeliest number first: see `dataflow`.
-    """
-
-    number: int
+    number: int  # which of the method's delegates it is, from 0
     backend: str
-    payload: int
-    arguments: int
-    outputs: tuple[ValueSpec, ...]
-    counts: tuple[int, ...]
+    payload: int  # its size in bytes
+    arguments: int  # how many values it is called with, inputs first
+    outputs: tuple[ValueSpec, ...]  # the last of these values, which it may return
+    counts: tuple[int, ...]  # how many of these it returns, the likeliest number first: see `dataflow`
 
 
 @dataclass(frozen=True, slots=True)
 class MethodSpec:
-    """A method of a file.
-
-    Attributes:
-        name: Its name.
-        inputs: What it takes.
-        lost: The inputs that are None in the file but read as something else: integers that were dynamic at export.
-        operators: The kernels it calls.
-        backends: The backends it calls.
-        arenas: The sizes of its planned memory.
-        external: The weights that are in a data file, by name: the layout of the tensor that each is, or how many bytes
-            a backend reads.
-        delegations: The parts that backends execute, in the order in which the runtime sets them up.
-        outputs: What it returns.
-        kernels: For each instruction that calls a kernel its operator, such as "aten.add.out".
-    """
+    """A method of a file."""
 
     name: str
     inputs: tuple[ValueSpec, ...]
-    lost: frozenset[int]
-    operators: tuple[str, ...]
+    lost: frozenset[int]  # inputs that are None in the file but read as something else: integers dynamic at export
+    operators: tuple[str, ...]  # the kernels it calls
     backends: tuple[str, ...]
-    arenas: tuple[int, ...]
+    arenas: tuple[int, ...]  # the sizes of its planned memory
+    # The weights that are in a data file: the layout of the tensor that each is, or how many bytes a backend reads.
     external: Mapping[str, MemoryLayout | int]
-    delegations: tuple[Delegation, ...]
+    delegations: tuple[Delegation, ...]  # in the order in which the runtime sets them up
     outputs: tuple[ValueSpec, ...]
-    kernels: Mapping[int, str]
+    kernels: Mapping[int, str]  # the operator of each instruction that calls a kernel, such as "aten.add.out"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +97,10 @@ class _Called:
 
 
 def read_program(file: memoryview, find_checks: FindChecks) -> dict[str, MethodSpec]:
-    """Read the methods of a `.pte` file, by name in the order of names.
+    """Read the methods of a `.pte` file, in the order of names; it is neither copied nor read beyond its tables.
 
-    Args:
-        file: The file's content, which is neither copied nor read beyond its tables.
-        find_checks: Finds what checks the payloads of a backend; `exir_lowering.plugins.payload` has it.
-
-    Raises:
-        CorruptError: The file is not a `.pte` file, or not one that the runtime may be given.
+    Raise a CorruptError when it is not a `.pte` file, or not one that the runtime may be given.
+    `exir_lowering.plugins.payload` has `find_checks`.
     """
     program, data = open_program(file)
     methods: dict[str, MethodSpec] = {}

@@ -26,28 +26,17 @@ _PTD_PADDED = 48  # what ExecuTorch puts between the identifier and the tables
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Where the parts of a file are.
+    """Where the parts of a file are."""
 
-    Attributes:
-        tables: Where the tables end.
-        base: Where the segments start; 0 when there are none.
-        space: How many bytes the segments have.
-    """
-
-    tables: int
-    base: int
-    space: int
+    tables: int  # where they end
+    base: int  # where the segments start; 0 when there are none
+    space: int  # of the segments, in bytes
 
 
 def read_pte(file: memoryview, whole: int | None = None) -> Extent:
-    """Read the header of a `.pte` file.
+    """Read the header of a `.pte` file; its first bytes are enough when `whole` says how many it has.
 
-    Args:
-        file: The file's content, of which only the first bytes are read.
-        whole: How many bytes the file has, when `file` is only the start of it.
-
-    Raises:
-        CorruptError: The file is not a `.pte` file, or is shorter than its header says.
+    Raise a CorruptError when it is not a `.pte` file, or is shorter than its header says.
     """
     available = len(file) if whole is None else whole
     if len(file) < 8:
@@ -73,24 +62,15 @@ def read_pte(file: memoryview, whole: int | None = None) -> Extent:
 
 
 def grow_pte(tables: bytearray, more: int) -> None:
-    """Increase the size of the segments in the header of a `.pte` file.
-
-    Args:
-        tables: What comes before the segments; changed in place.
-        more: How many bytes were added.
-    """
+    """Increase the size of the segments in the header of a `.pte` file, in place, by the bytes that were added."""
     magic, length, size, base, space = _PTE.unpack_from(tables, _AT)
     _PTE.pack_into(tables, _AT, magic, length, size, base, space + more)
 
 
 def read_ptd(file: memoryview) -> Extent:
-    """Read the header of a `.ptd` file.
+    """Read the header of a `.ptd` file, of which only the first bytes are read.
 
-    Args:
-        file: The file's content, of which only the first bytes are read.
-
-    Raises:
-        CorruptError: The file is not a `.ptd` file, or is shorter than its header says.
+    Raise a CorruptError when it is not a `.ptd` file, or is shorter than its header says.
     """
     if len(file) < _AT + _PTD.size:
         raise CorruptError(f"it has {len(file)} bytes")
@@ -109,13 +89,7 @@ def read_ptd(file: memoryview) -> Extent:
 
 
 def add_pte_header(flatbuffer: bytes, alignment: int, space: int) -> bytes:
-    """Return what comes before the segments of a `.pte` file.
-
-    Args:
-        flatbuffer: Its tables, without a header.
-        alignment: What the start of the segments is aligned to.
-        space: How many bytes the segments have.
-    """
+    """Return what precedes a `.pte` file's segments of `space` bytes: tables with a header, padded to an alignment."""
     size = _PTE.size + len(flatbuffer)  # it keeps the tables' alignment
     base = -(-size // alignment) * alignment
     header = _PTE.pack(_PTE_HEADER_MAGIC, _PTE.size, size, base, space)
@@ -123,13 +97,7 @@ def add_pte_header(flatbuffer: bytes, alignment: int, space: int) -> bytes:
 
 
 def add_ptd_header(flatbuffer: bytes, alignment: int, space: int) -> bytes:
-    """Return what comes before the segments of a `.ptd` file.
-
-    Args:
-        flatbuffer: Its tables, without a header.
-        alignment: What the start of the segments is aligned to.
-        space: How many bytes the segments have.
-    """
+    """Return what precedes a `.ptd` file's segments of `space` bytes: tables with a header, padded to an alignment."""
     base = -(-(_PTD_PADDED + len(flatbuffer)) // alignment) * alignment
     header = _PTD.pack(_PTD_HEADER_MAGIC, _PTD.size, _PTD_PADDED, len(flatbuffer), base, space)
     return _insert(flatbuffer, header.ljust(_PTD_PADDED, b"\0")).ljust(base, b"\0")

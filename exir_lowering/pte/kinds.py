@@ -18,15 +18,10 @@ _ONNX_FIELDS = b"\x12\x1a\x22\x32\x3a\x42"  # the tags of the fields that may fo
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of file.
+    """A kind of file."""
 
-    Attributes:
-        name: What it is, with an article.
-        advice: What to do with it, as a sentence.
-    """
-
-    name: str
-    advice: str
+    name: str  # what it is, with an article
+    advice: str  # what to do with it, as a sentence
 
     @property
     def short(self) -> str:
@@ -93,11 +88,7 @@ def kind_of_content(content: memoryview) -> Kind | None:
 
 
 def kind_of_file(path: Path) -> Kind | None:
-    """Return the kind of a file; None for an unknown one.
-
-    Raises:
-        OSError: It cannot be read.
-    """
+    """Return the kind of a file; None for an unknown one."""
     with path.open("rb") as file:
         if not file.read(1):
             return None

@@ -20,30 +20,15 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MappedFile:
-    """A file, or the content of one.
+    """A file, or the content of one."""
 
-    Attributes:
-        name: What messages call it.
-        source: Its path, or its content.
-        content: Its content, not copied and not to be written to.
-        identity: Which file it was when it was opened; None for content.
-    """
-
-    name: str
-    source: str | bytes
-    content: memoryview
-    identity: tuple[int, ...] | None
+    name: str  # what messages call it
+    source: str | bytes  # its path, or its content
+    content: memoryview  # not copied, and not to be written to
+    identity: tuple[int, ...] | None  # which file it was when it was opened; None for content
 
     def parse(self, parse: Callable[[memoryview], Result], expected: Kind) -> Result:
-        """Return what a function parses the file into.
-
-        Args:
-            parse: The function.
-            expected: What the file should be.
-
-        Raises:
-            InputError: The file is empty, of another kind, or the function raises a CorruptError.
-        """
+        """Return what a function parses the file into; an empty file, or its CorruptError, is an InputError."""
         if not self.content:
             raise InputError(f"{self.name} cannot be loaded: it is empty.")
         try:
@@ -63,8 +48,7 @@ class MappedFile:
     def writable(self) -> memoryview:
         """Return the content so that writing to it changes nothing on the disk, as tensors on it need.
 
-        Raises:
-            InputError: The file was replaced or changed in the meantime, or cannot be read.
+        Raise an InputError when the file was replaced or changed in the meantime, or cannot be read.
         """
         if isinstance(self.source, bytes):
             return memoryview(bytearray(self.source))
@@ -74,11 +58,7 @@ class MappedFile:
         return content
 
     def check(self) -> None:
-        """Check that the path still leads to this file, as it was.
-
-        Raises:
-            InputError: Another file is there, it was changed, or it is gone.
-        """
+        """Check that the path still leads to this file, as it was; else raise an InputError."""
         if self.identity is None:
             return
         try:
@@ -97,16 +77,9 @@ class MappedFile:
 
 
 def open_file(given: object, who: str, expected: str, kind: str) -> MappedFile:
-    """Open a file.
+    """Open a file, given by its path or content; raise an InputError when it is neither, or cannot be read.
 
-    Args:
-        given: Its path or content.
-        who: What takes it, to begin a message with.
-        expected: What is expected, as a noun.
-        kind: The ending of such files, for their name in messages.
-
-    Raises:
-        InputError: It is neither, or the file cannot be read.
+    `who` takes it, and begins messages; `expected` is a noun, and `kind` the ending of such files, for their names.
     """
     if isinstance(given, (bytes, bytearray, memoryview)):
         return in_memory(f"the {kind} content of {len(given)} bytes", bytes(given))
@@ -124,12 +97,7 @@ def open_file(given: object, who: str, expected: str, kind: str) -> MappedFile:
 
 
 def in_memory(name: str, content: bytes) -> MappedFile:
-    """Return content that does not come from a file on the disk.
-
-    Args:
-        name: What messages call it.
-        content: The content.
-    """
+    """Return content that does not come from a file on the disk; messages call it by the name."""
     return MappedFile(name, content, memoryview(content), None)
 
 

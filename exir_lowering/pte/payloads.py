@@ -85,20 +85,10 @@ FindChecks = Callable[[str], PayloadChecks | None]
 
 
 def check_payload(backend: str, payload: memoryview, find_checks: FindChecks) -> CheckedPayload | None:
-    """Check a payload, without what it is called with.
+    """Check a payload, without what it is called with; return what remains to be checked, None when nothing checks it.
 
-    Args:
-        backend: The id of its backend.
-        payload: The payload, which is not copied.
-        find_checks: Finds what checks it.
-
-    Returns:
-        What remains to be checked of it; None when nothing checks the backend's payloads.
-
-    Raises:
-        CorruptError: The payload is damaged.
-        PluginLoadError: What checks it cannot be loaded.
-        BackendFailure: What checks it raised an error.
+    Raise a CorruptError when it is damaged, a PluginLoadError or a BackendFailure when what checks it cannot be loaded
+    or fails.
     """
     checks = find_checks(backend)
     if checks is None:
@@ -110,31 +100,14 @@ def check_payload(backend: str, payload: memoryview, find_checks: FindChecks) ->
 
 
 def check_call(backend: str, payload: CheckedPayload, arguments: Sequence[ValueSpec]) -> None:
-    """Check what a payload is called with.
-
-    Args:
-        backend: The id of its backend.
-        payload: The payload.
-        arguments: What the file says about the values that it is called with.
-
-    Raises:
-        CorruptError: They are not what the payload needs.
-        BackendFailure: What checks it raised an error.
-    """
+    """Check what a payload is called with; raise a CorruptError, or a BackendFailure when what checks it fails."""
     _guard(backend, payload, lambda: payload.check_call(arguments))
 
 
 def find_weights(backend: str, payload: CheckedPayload, data: Data, external: dict[str, MemoryLayout | int]) -> None:
-    """Check the weights of a payload that are in the file's named data, and note those that are not.
+    """Check the weights of a payload that are in the file's named data, and add those that are not to `external`.
 
-    Args:
-        backend: The id of its backend.
-        payload: The payload.
-        data: What is in the file.
-        external: What the weights in a data file have to be, by name; this is added to it.
-
-    Raises:
-        CorruptError: The file has fewer bytes of one than the payload reads.
+    Raise a CorruptError when the file has fewer bytes of one than the payload reads.
     """
     for name, size in payload.weights.items():
         found = data.named.get(name)

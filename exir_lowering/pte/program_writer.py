@@ -26,34 +26,19 @@ _ARENA = 1  # number 0 is no memory
 
 @dataclass(frozen=True, slots=True)
 class PayloadCall:
-    """A method that does nothing but call a payload.
-
-    Attributes:
-        method: Its name.
-        backend: The id of the payload's backend.
-        payload: The payload.
-        specs: What the partitioner told the backend: keys and values.
-        arguments: What the payload is called with: tensors and None.
-        inputs: Which of the arguments, all of them tensors, the method takes.
-        outputs: Which of the arguments it returns. Those that it takes too are in memory of its own.
-    """
+    """A method that does nothing but call a payload."""
 
     method: str
     backend: str
     payload: memoryview
-    specs: Sequence[tuple[str, bytes]]
-    arguments: Sequence[ValueSpec]
-    inputs: Sequence[int]
-    outputs: Sequence[int]
+    specs: Sequence[tuple[str, bytes]]  # what the partitioner told the backend: keys and values
+    arguments: Sequence[ValueSpec]  # what the payload is called with: tensors and None
+    inputs: Sequence[int]  # which of the arguments, all of them tensors, the method takes
+    outputs: Sequence[int]  # which of them it returns; those that it takes too are in memory of its own
 
 
 def write_call(call: PayloadCall, named: Mapping[str, memoryview]) -> bytes:
-    """Return a `.pte` file with one method.
-
-    Args:
-        call: The method.
-        named: The file's named data; names of the same object share one segment.
-    """
+    """Return a `.pte` file with one method and named data; names of the same object share one segment."""
     nothing = memoryview(b"")  # where constants would be
     shared = {id(content): content for content in named.values()}
     segments = [nothing, call.payload, *shared.values()]

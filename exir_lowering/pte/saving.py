@@ -58,18 +58,7 @@ class Staging:
             file.close()
 
     def add(self, target: Path, write: Write) -> Path:
-        """Write a file beside its target, and make it durable.
-
-        Args:
-            target: Where it is to go.
-            write: Writes its content.
-
-        Returns:
-            Where it is until it is moved.
-
-        Raises:
-            OSError: It cannot be written.
-        """
+        """Write a file beside its target, make it durable, and return where it is until it is moved."""
         _remove_left_behind(target)
         temporary, file = _create(target)
         self._files[target] = temporary, file
@@ -79,14 +68,7 @@ class Staging:
         return temporary
 
     def publish(self, last: Path) -> None:
-        """Move all files to their targets, in the order in which they were added but for one.
-
-        Args:
-            last: The target of the file that is moved when all others are there.
-
-        Raises:
-            OSError: One cannot be moved.
-        """
+        """Move all files to their targets, in the order in which they were added, but `last` after all others."""
         for target in self._files:
             if target.is_dir():  # known before the first one is moved
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
@@ -107,28 +89,12 @@ class Staging:
 
 
 def replace_file(path: Path, write: Write) -> None:
-    """Write a file beside its target and move it there, so that a failure leaves what was there.
-
-    Args:
-        path: Its target.
-        write: Writes the content.
-
-    Raises:
-        OSError: It cannot be written.
-    """
+    """Write a file beside its target and move it there, so that a failure leaves what was there."""
     replace_files({path: write}, path)
 
 
 def replace_files(files: Mapping[Path, Write], last: Path) -> None:
-    """Write files beside their targets, and move them there once all are complete.
-
-    Args:
-        files: For each target what writes the content; they are moved in this order.
-        last: The one that is moved after all others.
-
-    Raises:
-        OSError: One cannot be written.
-    """
+    """Write files beside their targets; once all are complete, move them there in this order, but `last` at the end."""
     with Staging() as staging:
         for path, write in files.items():
             staging.add(path, write)
@@ -197,11 +163,7 @@ def _sync(folder: Path) -> None:
 
 
 def pte_path(path: str | os.PathLike[str]) -> Path:
-    """Return where a `.pte` file goes.
-
-    Raises:
-        InputError: The path does not end in `.pte`.
-    """
+    """Return where a `.pte` file goes; raise an InputError when the path does not end in `.pte`."""
     try:
         target = Path(path)
     except TypeError as error:

@@ -46,31 +46,18 @@ _ACCEPTED: Mapping[str, Kinds] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """What a kernel takes.
+    """What a kernel takes."""
 
-    Attributes:
-        types: The types of its arguments, as TorchScript names them.
-        accepted: The kinds of values that it takes for each of them; `ANYTHING` where that is not known.
-        written: Which of them it writes to.
-        results: How many values follow its arguments in a call: what it returns.
-        returned: The kinds of what it returns; `ANYTHING` where that follows from its arguments.
-    """
-
-    types: tuple[str, ...]
-    accepted: tuple[Kinds, ...]
-    written: frozenset[int]
-    results: int
-    returned: Kinds = ANYTHING
+    types: tuple[str, ...]  # of its arguments, as TorchScript names them
+    accepted: tuple[Kinds, ...]  # the kinds of values for each of them; `ANYTHING` where that is not known
+    written: frozenset[int]  # which of them it writes to
+    results: int  # how many values follow its arguments in a call: what it returns
+    returned: Kinds = ANYTHING  # the kinds of what it returns; `ANYTHING` where that follows from its arguments
 
 
 @lru_cache(maxsize=1024)
 def signature(name: str, overload: str) -> Signature | None:
-    """Return what a kernel takes, None when that is not known.
-
-    Args:
-        name: Its name with the namespace, such as "aten::add".
-        overload: Its overload.
-    """
+    """Return what a kernel takes, None when that is not known; its name has the namespace, such as "aten::add"."""
     own = _OWN.get((name, overload))
     if own is not None:
         return own

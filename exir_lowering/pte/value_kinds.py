@@ -121,17 +121,7 @@ def check_index(index: int, size: int, who: str, what: str) -> None:
 
 
 def layout(table: Table, dtype: int, sizes: int, order: int) -> MemoryLayout:
-    """Read the layout of a tensor.
-
-    Args:
-        table: The table that says so.
-        dtype: The field with its element type.
-        sizes: The field with its shape.
-        order: The field with its dimensions from outer to inner.
-
-    Raises:
-        CorruptError: No tensor can have this layout.
-    """
+    """Read the layout of a tensor from these fields of a table; raise a CorruptError when no tensor can have it."""
     code = table.number(dtype, "b")
     if code not in DTYPES:
         raise CorruptError(f"a tensor has the {REFUSED.get(code, 'unknown element type')} {code}")

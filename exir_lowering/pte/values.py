@@ -50,26 +50,14 @@ _NEEDED: Mapping[int, int] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """Where a tensor lies in planned memory.
+    """Where a tensor lies in planned memory."""
 
-    Attributes:
-        arena: The number of the memory.
-        offset: The byte where it starts there.
-    """
-
-    arena: int
-    offset: int
+    arena: int  # the number of the memory
+    offset: int  # the byte where it starts there
 
 
 def check_arenas(arenas: Sequence[int]) -> None:
-    """Refuse planned memory that this process cannot have: it would be killed for taking it.
-
-    Args:
-        arenas: The sizes of a method's planned memory.
-
-    Raises:
-        CorruptError: A size is negative, or their sum is more than there is.
-    """
+    """Raise a CorruptError for sizes that are negative, or in sum more than there is: taking it kills the process."""
     if any(size < 0 for size in arenas):
         raise CorruptError(f"its planned memory has the sizes {list(arenas)}")
     free = free_memory()
@@ -93,11 +81,7 @@ def allocation(tensor: Table) -> Allocation | None:
 
 
 def external_name(tensor: Table) -> str | None:
-    """Return the name of the data that a tensor has in a data file, None when it has none there.
-
-    Raises:
-        CorruptError: It is in neither kind of file.
-    """
+    """Return the name of a tensor's data in a data file, or None; a CorruptError when it is in neither kind of file."""
     extra = tensor.table(slots.Tensor.EXTRA_TENSOR_INFO)
     if extra is None:
         return None
@@ -113,11 +97,7 @@ def constant_index(tensor: Table) -> int:
 
 
 def stored_content(tensor: Table, data: Data) -> tuple[int, memoryview]:
-    """Return where the content of a tensor starts, whose `constant_index` is not 0, and in what.
-
-    Raises:
-        CorruptError: It refers to something that does not exist.
-    """
+    """Return where the content of a tensor starts, whose `constant_index` is not 0, and in what; or a CorruptError."""
     constant, planned = constant_index(tensor), tensor.has(slots.Tensor.ALLOCATION_INFO)
     if not planned and data.inline_constants:
         check_index(constant, len(data.inline_constants), "a tensor", "constants")
@@ -134,17 +114,9 @@ def stored_content(tensor: Table, data: Data) -> tuple[int, memoryview]:
 def read_value(
     number: int, table: Table, arenas: Sequence[int], data: Data, external: dict[str, MemoryLayout | int]
 ) -> ValueSpec:
-    """Read a value of a method.
+    """Read a value of a method, and add what its weight in a data file has to be to `external`, by name.
 
-    Args:
-        number: Its number, for messages.
-        table: Its table.
-        arenas: The sizes of the method's planned memory.
-        data: What it may refer to.
-        external: What the weights in a data file have to be, by name; this is added to it.
-
-    Raises:
-        CorruptError: It refers to something that does not exist.
+    Raise a CorruptError when it refers to something that does not exist; messages have its number.
     """
     kind = table.number(slots.EValue.VAL_TYPE, "B")
     content = table.table(slots.EValue.VAL)
@@ -195,8 +167,7 @@ def _check_content(
 ) -> tuple[bool, bool]:
     """Check that a tensor of a size lies inside the memory, or the part of the file, that it is given.
 
-    Returns:
-        Whether it lies in planned memory, and whether its content is in a file.
+    Return whether it lies in planned memory, and whether its content is in a file.
     """
     planned = allocation(table)
     if planned is not None:

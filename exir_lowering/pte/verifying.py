@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from typing import Literal, TypeAlias
 
@@ -22,11 +21,7 @@ LIMIT = 32_000_000
 
 
 def check_level(verify: object) -> None:
-    """Check what a caller wants to be verified.
-
-    Raises:
-        InputError: It is not a valid level.
-    """
+    """Check what a caller wants to be verified; raise an InputError when it is not a valid level."""
     if not (isinstance(verify, bool) or (isinstance(verify, str) and verify == "full")):
         raise InputError(f'load: verify: got {verify!r}, expected True, False or "full".')
 
@@ -34,37 +29,24 @@ def check_level(verify: object) -> None:
 def check_program(file: MappedFile, verify: Verify) -> Seal | None:
     """Check the tables of a program, and return its digests; None for one that has none, such as ExecuTorch's own.
 
-    Args:
-        file: The program, which was already read.
-        verify: As for `check_all`.
-
-    Raises:
-        InputError: It is damaged.
+    `verify` is as for `check_all`. Raise an InputError when it is damaged.
     """
     try:
         seal = _seal(file.content)
     except (SealError, CorruptError) as error:
         raise _damage_error(file, str(error)) from None
     if seal is not None and verify:
-        base, ranges = _segment_ranges(file.content)
-        if len(ranges) != len(seal.segments) + 1 or hashlib.sha256(file.content[:base]).digest() != seal.tables:
+        base, parts = _parts(file.content)
+        if len(parts) != len(seal.segments) + 1 or seal.kind.of(file.content[:base]) != seal.tables:
             raise _change_error(file, "what its tables say")
     return seal
 
 
 def check_all(file: MappedFile, seal: Seal | None, data: DataFiles, needed: frozenset[str], verify: Verify) -> None:
-    """Check that a program's data files belong to it, and that all of them are intact.
+    """Check that a program's data files belong to it, and that all of them are intact; else raise an InputError.
 
-    Args:
-        file: The program.
-        seal: Its digests.
-        data: Its data files.
-        needed: The names of the weights that it looks for in them.
-        verify: False checks that the data files are those that were emitted with the program; True also all tables,
-            and the rest if it is not larger than `LIMIT`; "full" everything.
-
-    Raises:
-        InputError: A file is damaged, or a data file is another program's.
+    `needed` are the weights that it looks for in them. `verify` False checks that the data files are those that were
+    emitted with the program; True also all tables, and the rest if it is not larger than `LIMIT`; "full" everything.
     """
     sealed = [(one, _data_digest(one)) for one in data.files]
     if seal is not None:
@@ -92,33 +74,30 @@ def _change_error(file: MappedFile, what: str) -> InputError:
     )
 
 
-def _segment_ranges(content: memoryview) -> tuple[int, list[tuple[int, int]]]:
-    """Return where the first segment of a `.pte` file starts, and each segment relative to it with its size."""
+def _parts(content: memoryview) -> tuple[int, list[tuple[int, int]]]:
+    """Return where the first segment of a `.pte` file starts, and the parts that its segments are in."""
     extent = header.read_pte(content)
-    return extent.base, list(container.segment_ranges(root(content[: extent.tables]).tables(Program.SEGMENTS)))
+    ranges = list(container.segment_ranges(root(content[: extent.tables]).tables(Program.SEGMENTS)))
+    return extent.base, container.parts(ranges)
 
 
 def _seal(content: memoryview) -> Seal | None:
-    """Return the seal of a program, which was already read; None when it has none.
-
-    Raises:
-        SealError: It is damaged, or something else is.
-    """
+    """Return the seal of a program, which was already read; None when it has none; a SealError when it is damaged."""
     _, found = container.open_program(content)
     sealed = found.named.get(digests.KEY)
     if sealed is None:
-        if bytes(content[-len(digests.END) :]) == digests.END:
+        if digests.is_sealed(content):
             raise SealError("it ends with digests that its tables do not mention")
         return None
     return digests.decode(sealed)
 
 
 def _check_segments(file: MappedFile, seal: Seal) -> None:
-    base, ranges = _segment_ranges(file.content)
-    starts = [base + offset for offset, _ in ranges]
-    for number, (start, end) in enumerate(itertools.pairwise(starts)):
-        if hashlib.sha256(file.content[start:end]).digest() != seal.segments[number]:
-            raise _change_error(file, _segment(number, start, end))
+    base, parts = _parts(file.content)
+    pairs = itertools.pairwise(parts)
+    for expected, ((start, number), (end, _)) in zip(seal.segments, pairs, strict=True):
+        if seal.kind.of(file.content[base + start : base + end]) != expected:
+            raise _change_error(file, _segment(number, base + start, base + end))
 
 
 def _segment(number: int, start: int, end: int) -> str:
@@ -155,7 +134,7 @@ def _check_data(one: DataFile, digest: str, *, whole: bool) -> None:
             raise _change_error(one.file, "what its tables say")
         if not whole:
             return
-        expected = digests.decode_segments(listed)
+        expected, kind = digests.decode_segments(listed)
         tables = root(content[: extent.tables]).tables(FlatTensor.SEGMENTS)
         ranges = [(base + offset, size) for offset, size in container.segment_ranges(tables)]
     except (SealError, CorruptError) as error:
@@ -167,5 +146,5 @@ def _check_data(one: DataFile, digest: str, *, whole: bool) -> None:
         if any(content[end:start]):
             raise _change_error(one.file, f"bytes {end} to {start}, between two segments,")
         end = start + size
-        if number < len(expected) and hashlib.sha256(content[start:end]).digest() != expected[number]:
+        if number < len(expected) and kind.of(content[start:end]) != expected[number]:
             raise _change_error(one.file, _segment(number, start, end))

@@ -37,60 +37,34 @@ DAMAGED = "the file may be damaged. Make or copy it again."
 
 @dataclass(slots=True, eq=False)
 class Handle:
-    """What is executed: a payload that a delegate compiled.
+    """What is executed: a payload that a delegate compiled."""
 
-    Attributes:
-        who: The delegate, its class, and the method that it is part of, for messages.
-        delegate: The delegate.
-        content: What its `compile` returned.
-        plan: What the file says about it.
-        counts: How many outputs it may return. One number is left when it has been executed.
-        lines: Returns the lines of the model that a failure is about.
-    """
-
-    who: str
+    who: str  # the delegate, its class, and the method that it is part of, for messages
     delegate: Delegate
-    content: Any
-    plan: Delegation
-    counts: tuple[int, ...]
-    lines: Lines = no_lines
+    content: Any  # what its `compile` returned
+    plan: Delegation  # what the file says about it
+    counts: tuple[int, ...]  # how many outputs it may return; one number is left when it has been executed
+    lines: Lines = no_lines  # returns the lines of the model that a failure is about
 
 
 @dataclass(frozen=True, slots=True)
 class Compilation:
-    """A payload that a delegate is to compile.
+    """A payload that a delegate is to compile."""
 
-    Attributes:
-        where: The method and its file, to begin messages with.
-        method: The name of the method.
-        plan: What the file says about this part of the method.
-        payload: The payload.
-        specs: Its compile specs.
-        find_data: Returns named data of the file by its key, None when there is none of that name.
-        recorder: Takes the events of the delegate; None when nothing is ever profiled.
-        lines: Returns the lines of the model that a failure is about.
-    """
-
-    where: str
-    method: str
-    plan: Delegation
+    where: str  # the method and its file, to begin messages with
+    method: str  # its name
+    plan: Delegation  # what the file says about this part of the method
     payload: bytes
     specs: Sequence[CompileSpec]
-    find_data: Callable[[str], bytes | None]
-    recorder: Recorder | None = None
-    lines: Lines = no_lines
+    find_data: Callable[[str], bytes | None]  # named data of the file by its key, None for an unknown one
+    recorder: Recorder | None = None  # of the delegate's events; None when nothing is ever profiled
+    lines: Lines = no_lines  # returns the lines of the model that a failure is about
 
 
 def compile_payload(delegate: Delegate, job: Compilation) -> Handle:
     """Let a delegate compile a payload.
 
-    Args:
-        delegate: The delegate.
-        job: The payload, and what there is to know about it.
-
-    Raises:
-        BackendUnavailableError: The delegate says that what it needs is missing.
-        BackendFailure: The delegate raised something else.
+    Raise a BackendUnavailableError when it says that what it needs is missing, a BackendFailure for all else it raises.
     """
     plan = job.plan
     who = f"{job.where}: delegate {plan.backend!r} ({type(delegate).__module__}.{type(delegate).__qualname__})"
@@ -162,12 +136,7 @@ def _describe_error(error: Exception) -> str:
 def settle(handle: Handle, execute: Callable[[int], None]) -> None:
     """Execute with a number of outputs; while several are possible, try each until that many are returned.
 
-    Args:
-        handle: What is executed. It keeps the number that was right.
-        execute: Executes with a number of outputs; it raises a LoweringError when the delegate fails.
-
-    Raises:
-        LoweringError: What was raised for the likeliest number.
+    The handle keeps the number that was right. Raise the LoweringError of the likeliest number when none is.
     """
     if len(handle.counts) == 1:
         return execute(handle.counts[0])
@@ -183,14 +152,8 @@ def settle(handle: Handle, execute: Callable[[int], None]) -> None:
 def execute(handle: Handle, inputs: list[Any], count: int) -> list[tuple[ValueSpec, Any]]:
     """Let a delegate execute, and check all that it returns; return each output after what the file says about it.
 
-    Args:
-        handle: What is executed.
-        inputs: The inputs.
-        count: How many outputs it has.
-
-    Raises:
-        BackendFailure: The delegate raised.
-        BackendContractError: It returned something other than the file says, or wrote into an input.
+    Raise a BackendFailure when the delegate raises, a BackendContractError when it does not return `count` outputs that
+    are what the file says, or writes into an input.
     """
     lent = tuple(inputs)  # the list is the delegate's; what numpy or C code writes is not counted
     before = versions(lent)

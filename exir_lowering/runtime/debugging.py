@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import warnings
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from typing import TypeAlias
 from exir_lowering.errors import InputError, find_named_handle
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs import sources
+from exir_lowering.pte import digests, mapping
 from exir_lowering.pte.debug_info import SUFFIX, DebugInfo, MethodDebug
 
 Lines: TypeAlias = Callable[[int, BaseException], str]
@@ -26,16 +26,11 @@ def no_lines(number: int, error: BaseException) -> str:
 
 @dataclass(slots=True, eq=False)
 class DebugFile:
-    """The debug information of a `.pte` file, read when it is first needed.
+    """The debug information of a `.pte` file, read when it is first needed."""
 
-    Attributes:
-        source: The path of the `.pte` file, or its content.
-        path: The debug information's path; None when there is none.
-        asked: Whether the caller named it: then it has to be valid; otherwise an invalid one is ignored with a warning.
-    """
-
-    source: str | bytes
-    path: Path | None
+    source: str | bytes  # the path of the `.pte` file, or its content
+    path: Path | None  # the debug information's; None when there is none
+    # Whether the caller named it: then it has to be valid; otherwise an invalid one is ignored with a warning.
     asked: bool = False
     _read: bool = field(default=False, init=False)
     _info: DebugInfo | None = field(default=None, init=False)
@@ -43,8 +38,7 @@ class DebugFile:
     def method(self, name: str) -> MethodDebug | None:
         """Return what is known about a method; None when nothing is.
 
-        Raises:
-            InputError: The caller named the file, and it cannot be read or belongs to another `.pte` file.
+        Raise an InputError when the caller named the file, and it cannot be read or belongs to another `.pte` file.
         """
         if not self._read:
             try:
@@ -79,30 +73,25 @@ class DebugFile:
         who = f"The debug information {str(self.path)!r} cannot be used"
         try:
             info = DebugInfo.from_json(self.path.read_bytes())
-            digest = _digest(self.source)
+            program = mapping.open_file(self.source, "load", "the path or content of a .pte file", ".pte")
+            digest = digests.identity(program.content)
         except InputError as error:
             raise InputError(f"{who}: {error}. Save the artifact again.") from error
         except (OSError, ValueError) as error:
             let_through(error)
             raise InputError(f"{who}: {error}.") from error
-        if info.sha256 != digest:
+        if info.digest != digest:
             raise InputError(
-                f"{who}: it belongs to another .pte file, or to this one before it was made again (SHA-256 "
-                f"{info.sha256[:12]}..., the file has {digest[:12]}...). Save the artifact again: it writes both."
+                f"{who}: it belongs to another .pte file, or to this one before it was made again (digest "
+                f"{info.digest[:12]}..., the file has {digest[:12]}...). Save the artifact again: it writes both."
             )
         return info
 
 
 def find(source: str | bytes, given: object) -> DebugFile:
-    """Find the debug information of a program.
+    """Find the debug information of a program: what the caller gave, or `model.debug.json` beside `model.pte` for None.
 
-    Args:
-        source: The program's path or content.
-        given: What the caller gave as its path; None looks for `model.debug.json` beside `model.pte`.
-
-    Raises:
-        InputError: What the caller gave is not the path of a file, is not debug information, or belongs to another
-            program.
+    Raise an InputError when what was given is not the path of a file, not debug information, or another program's.
     """
     if given is None:
         beside = Path(source).with_suffix(SUFFIX) if isinstance(source, str) and Path(source).name else None
@@ -112,13 +101,3 @@ def find(source: str | bytes, given: object) -> DebugFile:
     file = DebugFile(source, Path(os.fsdecode(given)), asked=True)
     file.method("")  # what was asked for is checked at once
     return file
-
-
-def _digest(source: str | bytes) -> str:
-    if isinstance(source, bytes):
-        return hashlib.sha256(source).hexdigest()
-    digest = hashlib.sha256()
-    with open(source, "rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()

@@ -21,12 +21,7 @@ if TYPE_CHECKING:
 def rename_backends(file: ProgramFile, ids: Collection[str]) -> tuple[ProgramFile, dict[str, str]]:
     """Give backends of a file other ids, in memory: the runtime keeps those that it has, available or not.
 
-    Args:
-        file: The file. It is not changed.
-        ids: The ids.
-
-    Returns:
-        The file with other ids of the same length, and the new ids by the old ones.
+    Return the file with other ids of the same length, and the new ids by the old ones; the one given is not changed.
     """
     content = bytearray(file.content())
     names = {old: f"{old[:-1]}{'~' if old[-1] != '~' else '_'}" for old in ids}
@@ -42,23 +37,14 @@ def rename_backends(file: ProgramFile, ids: Collection[str]) -> tuple[ProgramFil
 
 
 class OriginalGraphs(Delegate):
-    """Stands in for a backend: ignores its payloads, and executes the graphs that the file keeps beside them.
-
-    Args:
-        backend_id: The backend.
-        reason: Why it is missing here, as a clause.
-    """
+    """Stands in for a backend: ignores its payloads, and executes the graphs that the file keeps beside them."""
 
     def __init__(self, backend_id: str, reason: str) -> None:
-        self.backend_id, self.reason = backend_id, reason
+        self.backend_id, self.reason = backend_id, reason  # why it is missing here, as a clause
         self._torch = registry.find_delegate(originals.BACKEND)
 
     def compile(self, processed: bytes, compile_specs: list[CompileSpec], context: DelegateContext) -> Any:
-        """Read the original graph of the partition.
-
-        Raises:
-            BackendUnavailableError: The file does not keep it.
-        """
+        """Read the original graph of the partition; raise a BackendUnavailableError when the file does not keep it."""
         payload = context.named_data(originals.key(context.method, context.number))
         if payload is None:
             raise BackendUnavailableError(

@@ -21,18 +21,12 @@ _FALLBACK = (
 
 
 def find_delegates(file: ProgramFile, given: Mapping[str, Any], unavailable: Unavailable) -> Mapping[str, Delegate]:
-    """Find a delegate for each backend that the runtime does not have itself.
+    """Find a delegate for each backend that the runtime does not have itself; those given, by id, come first.
 
-    Args:
-        file: The file.
-        given: The call's delegates, by id.
-        unavailable: What to do about a backend that nothing here executes: "error", or "fallback" to the original
-            graphs of its partitions, with a warning.
-
-    Raises:
-        BackendUnavailableError: Nothing executes a backend, or what executes it is not available here.
-        BackendFailure: A delegate raised when it was asked whether it is available.
-        PluginLoadError: A delegate could not be created, or its id is provided twice.
+    `unavailable` says what to do where nothing here executes a backend: "error", or "fallback" to the original graphs
+    of its partitions, with a warning. Raise a BackendUnavailableError when nothing executes a backend, or what does is
+    not available here, a BackendFailure when a delegate raised when it was asked whether it is available, and a
+    PluginLoadError when one could not be created, or its id is provided twice.
     """
     found: dict[str, Delegate] = {}
     for backend, method in file.backends.items():

@@ -16,16 +16,10 @@ from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, KINDS, NULL, Tensor
 
 
 def prepare(where: str, method: MethodSpec, inputs: Sequence[Any], names: Sequence[str] | None = None) -> list[Any]:
-    """Return the inputs as the runtime takes them.
+    """Return the inputs as the runtime takes them; none of what the caller gave is changed.
 
-    Args:
-        where: The method and its file, to begin messages with.
-        method: What the file says about the method.
-        inputs: What the caller gave. None of it is changed.
-        names: What messages call the inputs; by default they are numbered.
-
-    Raises:
-        InputError: An input is missing, surplus, or not what the file says.
+    Messages begin with `where`, the method and its file, and call inputs by `names`, or number them. Raise an
+    InputError when one is missing, surplus, or not what the file says.
     """
     if len(inputs) != len(method.inputs):
         expected = ", ".join(f"{index}: {describe(value)}" for index, value in enumerate(method.inputs))
@@ -53,9 +47,7 @@ def prepare(where: str, method: MethodSpec, inputs: Sequence[Any], names: Sequen
 def with_tensors(method: MethodSpec, inputs: Sequence[Any]) -> list[Any]:
     """Return inputs with numbers as tensors where the method takes a tensor without dimensions that can hold them.
 
-    Args:
-        method: What the file says about the method.
-        inputs: The inputs of a caller that has numbers instead of tensors; there may be too many or too few.
+    The caller has numbers instead of tensors, and there may be too many or too few.
     """
     wanted: list[Any] = [value.content for value in method.inputs]
     return [

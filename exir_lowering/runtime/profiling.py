@@ -143,14 +143,7 @@ class _Step:
 
 
 def profile(method: MethodSpec, runs: int, events: Iterable[TraceEvent], debug: MethodDebug | None) -> Profile:
-    """Add up what was recorded.
-
-    Args:
-        method: What the file says about the method.
-        runs: How often it was run.
-        events: What was recorded.
-        debug: What is known about its debug handles.
-    """
+    """Add up what was recorded in so many runs; `debug` is what is known about the method's debug handles."""
     whole = _Sum()
     steps: dict[int, _Step] = {}
     for event in events:

@@ -62,8 +62,8 @@ class LoadedProgram:
     """A `.pte` file that is open in an engine; `load` makes it.
 
     Methods are set up when they first run, those that call Python delegates when the file is loaded. What a method
-    writes into its buffers is kept for its next run, and no other method changes it, unless the file was made with
-    `share_mutable_buffers`: then its methods share them.
+    writes into its buffers is kept for its next run, and no other method changes it, unless the methods share state:
+    `emit(share_state=...)`.
     """
 
     _file: ProgramFile
@@ -152,10 +152,11 @@ class LoadedProgram:
         """Keep a delegate from running the method that it is called from: both would write into the same memory."""
         epoch = locks.epoch()  # what another thread of the parent ran, a forked child does not run
         running = [name for number, name in self._running if number == epoch]
-        if method in running or (running and self._file.shares_state):
+        shared = method in self._file.sharing and not self._file.sharing.isdisjoint(running)
+        if method in running or shared:
             raise InputError(
                 f"run: {self._file.where(method)} is running: a delegate that it calls cannot run it again"
-                f"{', nor a method that shares its memory' if self._file.shares_state else ''}. Load the file once "
+                f"{', nor a method that shares its memory' if shared else ''}. Load the file once "
                 "more for that."
             )
         self._running.add((epoch, method))

@@ -19,18 +19,11 @@ from exir_lowering.runtime.debugging import DebugFile
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProgramFile:
-    """A `.pte` file that was checked.
-
-    Attributes:
-        file: The file.
-        data: Its data files.
-        methods: What it says about its methods, by name.
-        debug: Its debug information.
-    """
+    """A `.pte` file that was checked."""
 
     file: MappedFile
     data: DataFiles
-    methods: Mapping[str, file_format.MethodSpec]
+    methods: Mapping[str, file_format.MethodSpec]  # what it says about them, by name
     debug: DebugFile
 
     @property
@@ -45,17 +38,14 @@ class ProgramFile:
     def content(self) -> memoryview:
         """Return the content of the file, which is mapped, not read; writing to it changes nothing on the disk.
 
-        Raises:
-            InputError: It can no longer be read, or another file has taken its place.
+        Raise an InputError when it can no longer be read, or another file has taken its place.
         """
         return self.file.writable()
 
     def open(self, *, profiled: bool = False) -> Any:
-        """Open the file and its data in ExecuTorch's runtime; see `open_program`.
+        """Open the file and its data in ExecuTorch's runtime, which may raise a RuntimeError; see `open_program`.
 
-        Raises:
-            InputError: Another file has taken the place of one of them since it was checked.
-            RuntimeError: The runtime refuses the file.
+        Raise an InputError when another file has taken the place of one of them since it was checked.
         """
         program = open_program(self.file.source, self.data.path(), profiled=profiled)
         # The runtime opens paths. What it has open is what was checked if it is there still.
@@ -73,23 +63,20 @@ class ProgramFile:
         return found
 
     @property
-    def shares_state(self) -> bool:
-        """Whether methods were planned to share their buffers: each has the same memory 2 for them, and no memory 3.
+    def sharing(self) -> frozenset[str]:
+        """The methods that were planned to share their state: they have the same memory 2 for it, and no memory 3.
 
-        In all other files each method has memory of its own.
+        All other methods have memory of their own.
         """
-        arenas = [method.arenas for method in self.methods.values()]
-        return len(arenas) > 1 and all(len(sizes) == 3 and sizes[2] == arenas[0][2] > 0 for sizes in arenas)
+        sizes = {name: method.arenas[2] for name, method in self.methods.items() if len(method.arenas) == 3}
+        one = len(set(sizes.values())) == 1 and all(len(method.arenas) <= 3 for method in self.methods.values())
+        return frozenset(sizes) if one and len(sizes) > 1 and all(sizes.values()) else frozenset()
 
 
 def read_source(source: object) -> tuple[MappedFile, Mapping[str, file_format.MethodSpec]]:
     """Return a `.pte` file, and what it says about its methods.
 
-    Args:
-        source: What the caller gave.
-
-    Raises:
-        InputError: It is neither a path nor content, cannot be read, or is damaged.
+    Raise an InputError when what the caller gave is neither a path nor content, cannot be read, or is damaged.
     """
     file = mapping.open_file(source, "load", "the path or the content of a .pte file", ".pte")
     return file, file.parse(lambda content: file_format.read_program(content, find_checks), kinds.PTE)
@@ -101,16 +88,7 @@ def needed_weights(methods: Mapping[str, file_format.MethodSpec]) -> frozenset[s
 
 
 def check_weights(file: MappedFile, data: DataFiles, methods: Mapping[str, file_format.MethodSpec]) -> None:
-    """Check that the data files have the weights that a program asks for.
-
-    Args:
-        file: The program's file.
-        data: The data files that the caller gave.
-        methods: The methods of the program.
-
-    Raises:
-        InputError: A data file is needed and none was given, or those that were lack weights.
-    """
+    """Check that the data files have the weights that a program asks for; raise an InputError when they lack one."""
     needed = needed_weights(methods)
     missing = sorted(needed - data.named.keys())
     if not missing:

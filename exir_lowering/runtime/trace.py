@@ -11,36 +11,22 @@ METHOD, KERNEL, DELEGATE = "Method::execute", "OPERATOR_CALL", "DELEGATE_CALL"
 
 @dataclass(frozen=True, slots=True)
 class TraceEvent:
-    """Something that took time.
+    """Something that took time."""
 
-    Attributes:
-        name: What the runtime calls it, such as "DELEGATE_CALL".
-        instruction: The number of the instruction of which it is a part; -1 for none.
-        identifier: What a delegate calls it; None for an event of the runtime itself.
-        nanoseconds: How long it took.
-        start: When it began, in nanoseconds since an arbitrary point in time.
-    """
-
-    name: str
-    instruction: int
-    identifier: int | str | None
-    nanoseconds: int
-    start: int = 0
+    name: str  # what the runtime calls it, such as "DELEGATE_CALL"
+    instruction: int  # the number of the instruction of which it is a part; -1 for none
+    identifier: int | str | None  # what a delegate calls it; None for an event of the runtime itself
+    nanoseconds: int  # how long it took
+    start: int = 0  # when it began, in nanoseconds since an arbitrary point in time
 
 
 @dataclass(slots=True, eq=False)
 class Trace:
-    """Records what the interpreter does. It is also a `Recorder` of delegates.
-
-    Attributes:
-        events: What was recorded.
-        active: Whether a delegate is being executed.
-        instruction: The instruction that is being executed.
-    """
+    """Records what the interpreter does. It is also a `Recorder` of delegates."""
 
     events: list[TraceEvent] = field(default_factory=list)
-    active: bool = False
-    instruction: int = -1
+    active: bool = False  # whether a delegate is being executed
+    instruction: int = -1  # the one that is being executed
 
     def now(self) -> int:
         """Return the time in nanoseconds."""

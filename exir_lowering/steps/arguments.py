@@ -28,11 +28,7 @@ EDGE_DIALECT = "EDGE"
 
 
 def check_program(who: str, value: Any) -> ExportedProgram:
-    """Check that a value is an ExportedProgram.
-
-    Raises:
-        InputError: It is not.
-    """
+    """Check that a value is an ExportedProgram; raise InputError if it is not."""
     if isinstance(value, ExportedProgram):
         return value
     hint = ""
@@ -40,6 +36,8 @@ def check_program(who: str, value: Any) -> ExportedProgram:
         hint = " A manager has several methods: pass it alone."
     elif isinstance(value, ExecutorchProgramManager):
         hint = " Its programs are already emitted: pass those that it was made from."
+    elif isinstance(value, (list, tuple)):
+        hint = " Several programs are given as a mapping of method names to them: {'forward': program}."
     elif hasattr(value, "forward"):
         hint = " Export the module first: torch.export.export(module, example_inputs)."
     raise InputError(f"{who}: got {type(value).__name__}, expected a torch.export.ExportedProgram.{hint}")
@@ -55,46 +53,27 @@ TransformPasses = _PassesLike | Mapping[str, _PassesLike] | None
 
 @dataclass(frozen=True, slots=True)
 class RequestedMethod:
-    """One method to lower, as the caller gave it.
-
-    Attributes:
-        name: The method's name.
-        program: The program, in ATen or Edge dialect.
-        partitioners: Its partitioners, in priority order.
-        passes: The passes that run over it in Edge dialect; None for none.
-    """
+    """One method to lower, as the caller gave it."""
 
     name: str
-    program: ExportedProgram
-    partitioners: tuple[Partitioner, ...]
-    passes: Passes | None
+    program: ExportedProgram  # in ATen or Edge dialect
+    partitioners: tuple[Partitioner, ...]  # in priority order
+    passes: Passes | None  # what runs over it in Edge dialect
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to lower.
+    """What to lower."""
 
-    Attributes:
-        methods: The methods, in the order in which they were given.
-        constant_methods: Values, by name, that also become methods: those of an EdgeProgramManager.
-    """
-
-    methods: tuple[RequestedMethod, ...]
-    constant_methods: Mapping[str, Any]
+    methods: tuple[RequestedMethod, ...]  # in the order in which they were given
+    constant_methods: Mapping[str, Any]  # values that also become methods: those of an EdgeProgramManager
 
 
 def read_request(programs: Any, partitioners: Any, transform_passes: Any = None) -> Request:
-    """Turn what a caller passed into one value per method.
+    """Turn what a caller passed to `lower` into one value per method; what is wrong in it is an InputError.
 
-    Args:
-        programs: A program, which is the method "forward", programs by method name, or an EdgeProgramManager.
-        partitioners: As for `lower`.
-        transform_passes: As for `lower`.
-
-    Raises:
-        InputError: There is no program, a method name is invalid or unknown, or something is not an
-            ExportedProgram, a partitioner or a pass.
-        UnknownPluginError, PluginLoadError: A partitioner's name cannot be resolved.
+    A program alone is the method "forward". UnknownPluginError or PluginLoadError: a partitioner's name is not
+    resolved.
     """
     methods, constant_methods = _methods(programs)
     chosen = list_partitioners(partitioners, methods)
@@ -104,15 +83,9 @@ def read_request(programs: Any, partitioners: Any, transform_passes: Any = None)
 
 
 def choose_rewrites(options: LoweringOptions, default: str) -> tuple[Rewrite, ...]:
-    """Return the rewrites that a call applies.
+    """Return the rewrites that a call applies: the default, "safe" or "none", if the options do not say it.
 
-    Args:
-        options: The options.
-        default: What is applied if they do not say it: "safe" or "none".
-
-    Raises:
-        InputError: The options name something that is no rewrite.
-        UnknownPluginError, PluginLoadError: A rewrite cannot be found or loaded.
+    InputError: it is no rewrite. UnknownPluginError, PluginLoadError: it cannot be found or loaded.
     """
     return find_rewrites(default if options.rewrites is None else options.rewrites)
 
@@ -134,6 +107,10 @@ def _check_names(methods: Mapping[Any, Any]) -> dict[str, ExportedProgram]:
     for name, candidate in methods.items():
         if not isinstance(name, str) or not name:
             raise InputError(f"programs: got the method name {name!r}, expected a non-empty string.")
+        if not name.isprintable() or any(map(str.isspace, name)):
+            raise InputError(
+                f"programs: the method name {name!r} contains a space or a character that cannot be printed."
+            )
         if "/" in name:
             raise InputError(
                 f"programs: the method name {name!r} contains a slash, which separates names in partition ids."
@@ -170,13 +147,7 @@ def _passes(who: str, value: Any) -> Passes:
 def list_partitioners(value: Any, methods: Collection[str]) -> dict[str, list[Partitioner]]:
     """Return the partitioners of each method in priority order; a method without any stays on the host.
 
-    Args:
-        value: As for `lower`.
-        methods: The names of the methods.
-
-    Raises:
-        InputError: A method name is unknown, or something is not a partitioner.
-        UnknownPluginError, PluginLoadError: A partitioner's name cannot be resolved.
+    InputError: no such method, or no partitioner. UnknownPluginError, PluginLoadError: a name cannot be resolved.
     """
     if not isinstance(value, Mapping):
         common = _list("partitioners", value)
@@ -214,11 +185,7 @@ def _one(who: str, value: Any) -> Partitioner:
 
 
 def check_options(value: Any) -> LoweringOptions:
-    """Return the options; None means the defaults.
-
-    Raises:
-        InputError: It is something else.
-    """
+    """Return the options; None means the defaults. Raise InputError for anything else."""
     if value is None:
         return LoweringOptions()
     if not isinstance(value, LoweringOptions):
@@ -227,11 +194,7 @@ def check_options(value: Any) -> LoweringOptions:
 
 
 def require_edge(name: str, candidate: ExportedProgram) -> None:
-    """Check that a method's program is in Edge dialect.
-
-    Raises:
-        InputError: It is not.
-    """
+    """Check that a method's program is in Edge dialect; raise InputError if it is not."""
     if not is_edge(candidate):
         raise InputError(
             f"Method {name!r} is in {candidate.dialect} dialect, expected Edge dialect. Use exir_lowering.lower, which "
@@ -245,11 +208,7 @@ def is_edge(candidate: ExportedProgram) -> bool:
 
 
 def check_destination(who: str, backend_id: Any, compile_specs: Any) -> None:
-    """Check a backend id and compile specs.
-
-    Raises:
-        InputError: One has the wrong type.
-    """
+    """Check the types of a backend id and compile specs; raise InputError if one is wrong."""
     if not isinstance(backend_id, str):
         raise InputError(f"{who}: got {backend_id!r} as the backend id, expected a string.")
     if isinstance(compile_specs, (str, bytes)) or not all(isinstance(s, CompileSpec) for s in compile_specs):
@@ -257,15 +216,7 @@ def check_destination(who: str, backend_id: Any, compile_specs: Any) -> None:
 
 
 def find_operator(who: str, name: str) -> Any:
-    """Return an operator by its name.
-
-    Args:
-        who: What the name was given to, for the error.
-        name: Such as `aten.add.Tensor`.
-
-    Raises:
-        InputError: torch has no such operator.
-    """
+    """Return an operator by a name such as `aten.add.Tensor`; raise InputError, which says who named it, if unknown."""
     parts = name.removeprefix("torch.ops.").split(".")
     found: Any = torch.ops
     with contextlib.suppress(AttributeError, RuntimeError):

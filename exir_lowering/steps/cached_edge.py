@@ -32,13 +32,7 @@ KIND = "edge"
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """A program to convert: its key, and its memory, which its Edge program shares.
-
-    Attributes:
-        method: The method.
-        key: The key.
-        pieces: The memory of the program's tensors.
-    """
+    """A program to convert: its key, and the memory of its tensors, which its Edge program shares."""
 
     method: RequestedMethod
     key: Key
@@ -46,18 +40,9 @@ class _Given:
 
 
 def convert_cached(method: RequestedMethod, session: Session, convert: Callable[[], EdgeMethod]) -> EdgeMethod:
-    """Take the Edge program of a method from the session's cache, or convert it.
+    """Take the Edge program of a method from the session's cache, or convert it; the result is equal in any case.
 
-    Args:
-        method: The method, whose program is not in Edge dialect.
-        session: The call, with its cache.
-        convert: Converts it.
-
-    Returns:
-        The method in Edge dialect, equal in any case. Its tensors are those of the given program, but for new ones.
-
-    Raises:
-        LoweringError: Whatever `convert` raises.
+    Its tensors are those of the given program, but for new ones. Whatever `convert` raises is passed on.
     """
     cache = session.cache
     if not cache.active:
@@ -88,11 +73,7 @@ def _reason(error: Exception) -> str:
 
 
 def _identify(method: RequestedMethod, options: LoweringOptions, storages: Storages) -> _Given:
-    """Find the key of a method's conversion.
-
-    Raises:
-        NoKeyError, NotSerialisableError: It has none.
-    """
+    """Find the key of a method's conversion; raise NoKeyError or NotSerialisableError if it has none."""
     if method.passes is not None:
         raise NoKeyError("transform passes run over it")
     if options.edge == "check":
@@ -125,10 +106,9 @@ def _reading(program: ExportedProgram) -> Iterator[None]:
 
 
 def _flatten(converted: EdgeMethod, given: _Given) -> tuple[Any, list[bytes]]:
-    """Turn an Edge program into data; its memory that the given program has too is not copied.
+    """Turn an Edge program into data, without copies of memory that the given program has too.
 
-    Raises:
-        NotSerialisableError: It has something that data cannot describe.
+    Raise NotSerialisableError if it has something that data cannot describe.
     """
     encoded = _encode(converted.program)
     chunks = [encoded.graph]

@@ -25,17 +25,11 @@ KIND = "preprocess"
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """A partition whose result is looked for.
-
-    Attributes:
-        partition: The partition.
-        key: Its key; None if it has none.
-        handles: The number of each debug handle; None if they are in the key.
-    """
+    """A partition whose result is looked for."""
 
     partition: Partition
-    key: Key | None
-    handles: Mapping[int, int] | None = None
+    key: Key | None  # None if it has none
+    handles: Mapping[int, int] | None = None  # the number of each; None if they are in the key
 
     def canonical(self) -> Partition:
         """Return what the backend lowers: the partition with its handles numbered."""
@@ -47,16 +41,7 @@ class _Task:
 def preprocess_cached(group: BackendGroup, backend: Backend, session: Session) -> list[LoweredPartition]:
     """Lower a group as `preprocess` does, with results of the session's cache where it has them.
 
-    Args:
-        group: All partitions of all methods that go to the backend.
-        backend: The backend.
-        session: The call, with its cache.
-
-    Returns:
-        The partitions with their payloads, in the group's order; the same bytes as without a cache.
-
-    Raises:
-        BackendFailure, BackendContractError: As for `preprocess`.
+    The payloads have the same bytes as without a cache; their order, and errors, are as for `preprocess`.
     """
     cache = session.cache
     if not cache.active:

@@ -25,11 +25,7 @@ def fingerprint(graph_module: GraphModule) -> Fingerprint:
 
 
 def check_extracted(method: ExtractedMethod) -> None:
-    """Check the owner and the partitions that an extraction made.
-
-    Raises:
-        InvariantError: A signature does not match its graph, or a tag or an unresolved attribute is left.
-    """
+    """Check the owner and the partitions that an extraction made; raise InvariantError if something does not fit."""
     check_program(f"method {method.name}", method.program)
     for partition in method.partitions:
         check_program(f"partition {partition.id}", partition.program)
@@ -37,14 +33,9 @@ def check_extracted(method: ExtractedMethod) -> None:
 
 
 def check_program(what: str, program: ExportedProgram) -> None:
-    """Check that a program's signature and tables fit its graph.
+    """Check that a program's signature and tables fit its graph, and that no tag or unresolved attribute is left.
 
-    Args:
-        what: What it is, for the error.
-        program: The program.
-
-    Raises:
-        InvariantError: They do not, or a tag or an unresolved attribute is left.
+    Raise InvariantError, which says what program it is, if not.
     """
     nodes = list(program.graph.nodes)
     placeholders = [node.name for node in nodes if node.op == "placeholder"]

@@ -20,9 +20,8 @@ from exir_lowering._upstream.tracing import DECOMPOSITIONS, ConversionState
 def converting(programs: Iterable[ExportedProgram], *, gradients: bool) -> Iterator[None]:
     """Set aside what `neutral` does for a conversion, and leave nothing behind. The lock of conversions must be held.
 
-    Args:
-        programs: What is converted. Its default dtype is that of its export: operators without a dtype use it.
-        gradients: Whether they are enabled, as by default: without them, a conversion decomposes other operators.
+    The default dtype is that of the programs' export: operators without one use it. Without gradients, which are
+    enabled by default, a conversion decomposes other operators.
     """
     before = ConversionState()
     _converting.append(before)

@@ -18,15 +18,7 @@ from exir_lowering.pte.debug_info import DebugDelegate, DebugNode, MethodDebug
 def record(
     programs: Mapping[str, ExportedProgram], emitted: Mapping[str, Sequence[EmittedCall]]
 ) -> dict[str, MethodDebug]:
-    """Describe the methods of a file.
-
-    Args:
-        programs: The lowered programs.
-        emitted: For each of them, the calls that ExecuTorch emitted.
-
-    Returns:
-        A description per method, without anything that belongs to the programs.
-    """
+    """Describe the methods of a file by the calls that ExecuTorch emitted; nothing of it belongs to the programs."""
     return {name: _method(program.graph_module, emitted.get(name, ())) for name, program in programs.items()}
 
 
@@ -35,9 +27,7 @@ def with_rewritten(
 ) -> dict[str, MethodDebug]:
     """Add what rewrites removed: its debug handles lead to the lines that they led to.
 
-    Args:
-        methods: The descriptions of the methods.
-        unchanged: The programs before they were rewritten, of some of the methods.
+    `unchanged` are the programs before they were rewritten, of some of the methods.
     """
     return {name: _with_missing(method, unchanged.get(name)) for name, method in methods.items()}
 

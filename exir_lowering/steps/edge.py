@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import partial
 
-import torch
 from executorch.exir import EdgeCompileConfig
 from executorch.exir.verification.verifier import EXIREdgeDialectVerifier
 from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx import Node
 
 from exir_lowering import graphs
 from exir_lowering._upstream import locks
@@ -37,6 +38,7 @@ from exir_lowering.steps.conversions import converting
 from exir_lowering.steps.session import Session
 from exir_lowering.steps.source_recovery import recover_sources
 from exir_lowering.steps.transform import run_passes
+from exir_lowering.steps.write_back import check_written, separate
 
 
 def to_edge(
@@ -44,19 +46,13 @@ def to_edge(
 ) -> tuple[EdgeMethod, ...]:
     """Convert each program that is not in Edge dialect, as ExecuTorch's `to_edge_transform_and_lower` does.
 
-    Args:
-        methods: The methods. Operators that their partitioners want whole are not decomposed, and their passes run over
-            the result. Their programs are not changed.
-        session: Its option `edge_compile_config` is used.
-        decomposed: Whether the programs are functional and nothing in them is to be decomposed.
-
-    Returns:
-        The methods in Edge dialect; the programs of those that were already in it, and have no passes, are the same
-        objects.
-
-    Raises:
-        InputError: A program cannot be converted, or a pass failed.
+    Operators that partitioners want whole are not decomposed, and passes run over the result; if `decomposed`, the
+    programs are functional and nothing is decomposed. The given programs are not changed; one already in Edge dialect,
+    without passes, is returned itself. Raise InputError if a program cannot be converted, or a pass failed.
     """
+    methods = tuple(methods)
+    for method in methods:
+        check_written(method.name, method.program)
     with session.timed("edge"):
         return tuple(
             _edge(method, session, decomposed)
@@ -65,21 +61,21 @@ def to_edge(
 
 
 def as_edge(methods: Iterable[RequestedMethod]) -> tuple[EdgeMethod, ...]:
-    """Accept programs in Edge dialect as they are.
-
-    Raises:
-        InputError: One is not in Edge dialect.
-    """
+    """Accept programs in Edge dialect as they are; InputError if one is not, or fails `check_written`."""
     methods = tuple(methods)
     for method in methods:
         require_edge(method.name, method.program)
-    return tuple(EdgeMethod(method.name, method.program, method.partitioners) for method in methods)
+        check_written(method.name, method.program)
+    return tuple(
+        EdgeMethod(method.name, _with_parameters_as_state(method.program), method.partitioners) for method in methods
+    )
 
 
 def _edge(method: RequestedMethod, session: Session, decomposed: bool) -> EdgeMethod:
     """Convert a program, unless it is in Edge dialect or its Edge program is known, and run the passes over it."""
     if is_edge(method.program) and method.passes is None:
-        return EdgeMethod(method.name, method.program, method.partitioners)
+        (given,) = as_edge([method])
+        return given
     make = partial(_make_edge, method, session.options, decomposed)
     return make() if is_edge(method.program) else convert_cached(method, session, make)
 
@@ -95,7 +91,7 @@ def _make_edge(method: RequestedMethod, options: LoweringOptions, decomposed: bo
             edge, uncovered = _convert(method, options, config, decomposed)
         if method.passes is not None:
             edge = run_passes(method.name, edge, method.passes, config, _config(options))
-    return EdgeMethod(method.name, edge, method.partitioners, origin, uncovered)
+    return EdgeMethod(method.name, _with_parameters_as_state(edge), method.partitioners, origin, uncovered)
 
 
 def _convert(
@@ -107,8 +103,10 @@ def _convert(
     own = _config(options)
     try:
         conversion = Conversion(method.name, own)
-        private = isolate(graphs.copy_program(method.program))
+        private = _private_copy(method.program)
         converted = conversion.rename(private) if decomposed else conversion.convert(private, method.partitioners)
+        if _lacks_state(converted):
+            raise Uncovered("a parameter is written, and not read")
         recover_sources(method.program, converted)
     except Exception as error:  # ExecuTorch converts what is valid, and says what is wrong with what is not
         let_through(error)
@@ -136,47 +134,66 @@ def _convert_as_executorch(
 def _convert_once(method: RequestedMethod, config: EdgeCompileConfig) -> ExportedProgram:
     """Convert a program, with what partitioners keep whole added to the configuration."""
     name, partitioners = method.name, {method.name: list(method.partitioners)}
-    private = isolate(graphs.copy_program(method.program))
     try:
-        manager = gen_edge_manager(partitioners, {name: private}, config, None)
-    except SpecViolationError:
-        private = isolate(graphs.copy_program(method.program))
-        if not _clone_writes(private):
-            raise
+        manager = gen_edge_manager(partitioners, {name: _private_copy(method.program)}, config, None)
+        again = _lacks_state(manager.exported_program(name))
+    except SpecViolationError:  # of one value that is written twice, or of a parameter that is written and not read
+        again = True
+    if again:
+        private = _private_copy(method.program, distinct=True)
         manager = gen_edge_manager(partitioners, {name: private}, config, None)
     converted: ExportedProgram = manager.exported_program(name)
     recover_sources(method.program, converted)
     return converted
 
 
-def _clone_writes(program: ExportedProgram) -> int:
-    """Clone, in the graph itself, each value that is copied into an input or a buffer; return how many there are.
+def _lacks_state(program: ExportedProgram) -> bool:
+    """Return whether a parameter that is written was removed: ExecuTorch removes those that are not read."""
+    inputs, outputs = program.graph_signature.input_specs, program.graph_signature.output_specs
+    written = {spec.target for spec in outputs if spec.kind is OutputKind.PARAMETER_MUTATION}
+    return not written <= {spec.target for spec in inputs}
 
-    A signature names a mutation by its value, so torch cannot describe a program that writes one value to two buffers.
-    """
-    writes = [
-        node
-        for node in program.graph.nodes
-        if node.target is torch.ops.aten.copy_.default and node.args[0].op == "placeholder"
-    ]
-    for write in writes:
-        with program.graph.inserting_before(write):
-            clone = program.graph.call_function(torch.ops.aten.clone.default, (write.args[1],))
-        clone.meta = dict(write.args[1].meta)
-        write.update_arg(1, clone)
-    return len(writes)
+
+def _private_copy(program: ExportedProgram, *, distinct: bool = False) -> ExportedProgram:
+    """Copy a program for a conversion, which may write state in another order; see `separate`."""
+    private = isolate(graphs.copy_program(program))
+    separate(private, distinct=distinct)
+    if not distinct:
+        return private
+    given = {spec.arg.name: spec.target for spec in private.graph_signature.input_specs}
+    writing = {node for node in private.graph.nodes if graphs.is_mutating(node) or _calls_graphs(private, node)}
+    written = [node for node in private.graph.find_nodes(op="placeholder") if not writing.isdisjoint(node.users)]
+    return _with_state(private, {given[node.name] for node in written})
+
+
+def _calls_graphs(program: ExportedProgram, node: Node) -> bool:
+    return any(True for _ in graphs.nested_graphs(program.graph_module, node))
+
+
+def _with_parameters_as_state(program: ExportedProgram) -> ExportedProgram:
+    """Return a program whose written parameters are buffers: ExecuTorch takes parameters for constants."""
+    signature = program.graph_signature
+    written = {spec.target for spec in signature.output_specs if spec.kind is OutputKind.PARAMETER_MUTATION}
+    return _with_state(isolate(graphs.copy_program(program)), written) if written else program
+
+
+def _with_state(copied: ExportedProgram, names: Collection[str | None]) -> ExportedProgram:
+    """Make parameters buffers, in a private copy."""
+    for spec in copied.graph_signature.input_specs:
+        if spec.kind is InputKind.PARAMETER and spec.target is not None and spec.target in names:
+            spec.kind, spec.persistent = InputKind.BUFFER, True
+            copied.state_dict[spec.target] = copied.state_dict[spec.target].detach()
+    for spec in copied.graph_signature.output_specs:
+        if spec.kind is OutputKind.PARAMETER_MUTATION:
+            spec.kind = OutputKind.BUFFER_MUTATION
+    return copied
 
 
 def check_preserved(method: EdgeMethod, owner: ExportedProgram, options: LoweringOptions) -> None:
     """Check that what partitioners kept from decomposition was delegated, and that the rest is valid Edge dialect.
 
-    Args:
-        method: The method; nothing is checked if it was given in Edge dialect.
-        owner: What remains of its program after the partitions were taken out.
-        options: As given to `to_edge`.
-
-    Raises:
-        PartitionerContractError: A preserved operator is left on the host, where no kernel exists for it.
+    `owner` is what remains of the method's program after the partitions were taken out. Nothing is checked if it was
+    given in Edge dialect. Raise PartitionerContractError for a preserved operator on the host, where it has no kernel.
     """
     if method.converted_from is None:
         return

@@ -45,17 +45,9 @@ def explain_conversion(
     config: EdgeCompileConfig,
     convert: Callable[[EdgeCompileConfig], ExportedProgram],
 ) -> InputError:
-    """Describe why a method was not converted.
+    """Return the InputError that says why a method was not converted.
 
-    Args:
-        name: The method.
-        program: The program from `torch.export`.
-        error: What the conversion raised.
-        config: The configuration of the conversion.
-        convert: Converts the program with another configuration.
-
-    Returns:
-        The error to raise, from the given one.
+    `error` is what the conversion raised, and `convert` converts the program with another configuration.
     """
     if checks_validity(config):
         unchecked = with_allowed(config, (), checked=False)
@@ -74,16 +66,10 @@ def explain_conversion(
 def explain_invalid(
     name: str, program: ExportedProgram, config: EdgeCompileConfig, asked: EdgeCompileConfig
 ) -> InputError | None:
-    """Describe what makes a program invalid Edge dialect.
+    """Return the InputError that says what makes a program with Edge operators invalid, None if it is valid.
 
-    Args:
-        name: The method.
-        program: The program with Edge operators.
-        config: What it was converted with; ExecuTorch has added what partitioners keep whole.
-        asked: The caller's configuration.
-
-    Returns:
-        The error to raise, None if the program is valid.
+    `config` is what it was converted with: ExecuTorch has added to what the caller asked for what partitioners keep
+    whole.
     """
     foreign = _refused_operators(program, with_allowed(config, ()))
     targets = [nodes[0][1].target for nodes in foreign.values()]
@@ -261,15 +247,11 @@ def _buffers_by_memory(program: ExportedProgram) -> dict[Any, str]:
 
 
 class OutVariants:
-    """ExecuTorch's pass that gives operators their out variants; it records those that have none.
-
-    Attributes:
-        method: The number of the method that the pass processed last.
-        missing: The operators of that method that have no out variant.
-    """
+    """ExecuTorch's pass that gives operators their out variants; it records those that have none."""
 
     def __init__(self, inner: Callable[[GraphModule], Any]) -> None:
         self._inner = inner
+        # the method that the pass processed last, by number, and what has no out variant in it
         self.method, self.missing = -1, dict[str, list[Found]]()
 
     def __call__(self, graph_module: GraphModule) -> Any:
@@ -288,16 +270,9 @@ class OutVariants:
 def explain_emission(
     programs: Mapping[str, ExportedProgram], error: Exception, config: ExecutorchBackendConfig, variants: OutVariants
 ) -> InputError:
-    """Describe why lowered programs were not emitted.
+    """Return the InputError that says why lowered programs were not emitted.
 
-    Args:
-        programs: The lowered programs.
-        error: What the emission raised.
-        config: The configuration of the emission.
-        variants: The pass that recorded the operators.
-
-    Returns:
-        The error to raise, from the given one.
+    `error` is what the emission raised; the pass has recorded which operators have no out variant.
     """
     if not variants.missing:
         return InputError(

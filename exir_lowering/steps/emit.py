@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +16,7 @@ from torch.export import ExportedProgram
 from exir_lowering import graphs
 from exir_lowering._upstream import locks
 from exir_lowering._upstream.acceleration import accelerating
+from exir_lowering._upstream.contents import comparing_contents
 from exir_lowering._upstream.delegates import forgetting_delegates
 from exir_lowering._upstream.edge import EdgeProgramManager, edge_record, without_validity_checks
 from exir_lowering._upstream.emission import EmittedCall, data_file_contents, emitting, pte_contents
@@ -29,12 +28,13 @@ from exir_lowering.graphs.isolation import isolate
 from exir_lowering.plans.report import Report
 from exir_lowering.pte import saving
 from exir_lowering.pte.debug_info import SUFFIX, VERSION, DebugInfo, MethodDebug
-from exir_lowering.steps import edge_errors, originals, placement, sealing, shared_state
-from exir_lowering.steps.branch_results import copy_before_views
+from exir_lowering.steps import edge_errors, originals, placement, sealing, shared_state, sharing
 from exir_lowering.steps.conversions import converting
 from exir_lowering.steps.debug_recording import record, with_rewritten
-from exir_lowering.steps.in_place import write_in_place
+from exir_lowering.steps.host_memory import copy_where_misread, plan_as_written
 from exir_lowering.steps.placement import StoredData
+from exir_lowering.steps.shared_state import ShareState
+from exir_lowering.steps.write_back import write_back
 
 _SHOWN = 8
 """How many of the largest entries `print(artifact)` shows."""
@@ -70,10 +70,8 @@ class Artifact:
 
     @property
     def debug_info(self) -> DebugInfo:
-        """What the debug handles in the file stand for; made anew at each access, with the hash of the file."""
-        digest = _Digest()
-        self.manager.write_to_file(digest)
-        return DebugInfo(VERSION, digest.sha256.hexdigest(), self.methods)
+        """What the debug handles in the file stand for, with what identifies the file."""
+        return DebugInfo(VERSION, sealing.identity(self.manager), self.methods)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the `.pte` file, with its data files and debug information next to it, piece by piece.
@@ -114,6 +112,7 @@ class Artifact:
         lines = [repr(self)]
         lines += [
             f"  {datum.bytes:,} B: {datum.kind} {datum.key} in {datum.file or 'the .pte file'}"
+            + (f" ({datum.note})" if datum.note else "")
             for datum in self.stored[:_SHOWN]
         ]
         if len(self.stored) > _SHOWN:
@@ -132,6 +131,7 @@ def emit(
     external_weights: placement.Policy | None,
     keep_originals: bool,
     report: Report,
+    share_state: ShareState = "auto",
     recorded: Mapping[str, ExportedProgram] | None = None,
     accelerate: bool = True,
     in_place: bool = False,
@@ -142,7 +142,15 @@ def emit(
     settings = converting(programs.values(), gradients=False)
     with locks.conversion(), collector.heap_frozen(), settings, accelerating(accelerate):
         artifact = _emit(
-            programs, config, constant_methods, external_weights, keep_originals, report, recorded, in_place
+            programs,
+            config,
+            constant_methods,
+            external_weights,
+            keep_originals,
+            report,
+            share_state,
+            recorded,
+            in_place,
         )
         artifact = replace(artifact, methods=with_rewritten(artifact.methods, unchanged or {}))
     sealing.seal(artifact.manager)  # it reads all that was emitted, while other threads convert
@@ -156,28 +164,31 @@ def _emit(
     external_weights: placement.Policy | None,
     keep_originals: bool,
     report: Report,
+    share_state: ShareState,
     recorded: Mapping[str, ExportedProgram] | None,
     in_place: bool,
 ) -> Artifact:
     _check_arguments(programs, config, constant_methods)
     config = config or ExecutorchBackendConfig()
-    shared_state.check(programs, config.memory_planning_pass)
+    states = shared_state.choose(report.states, share_state, config.memory_planning_pass)
+    shared_state.check(programs, states)
     # ExecuTorch rewrites the graphs that it emits.
     copies = {name: isolate(graphs.copy_program(program)) for name, program in programs.items()}
     for copied in copies.values():
         _keep_initial_values(copied)
-        copy_before_views(copied)
-        if in_place:
-            write_in_place(copied)
+        copy_where_misread(copied)
+        write_back(copied, in_place=in_place)
     if keep_originals:
         originals.attach(copies)
     _import_kernels(copies)
     if external_weights is not None:
         placement.place(copies, config, external_weights)
+    if any(state.shared for state in states):
+        config = shared_state.share(copies, states, config)
     emitted_from = [*programs.values(), *copies.values()]
-    variants = edge_errors.OutVariants(config.to_out_var_pass)
+    variants = edge_errors.OutVariants(plan_as_written(config.to_out_var_pass))
     try:
-        with forgetting_delegates(emitted_from):
+        with forgetting_delegates(emitted_from), comparing_contents():
             edge = EdgeProgramManager(copies, dict(constant_methods or {}), without_validity_checks())
             with sealing.reserving(edge), emitting() as emitted:
                 manager = edge.to_executorch(replace(config, to_out_var_pass=variants))
@@ -190,8 +201,9 @@ def _emit(
     if recorded is not None:
         _complete(manager, emitted)
         etrecord = _etrecord(recorded, manager)
+    sharing.share(manager, config)
     stored = placement.list_stored(copies, config, manager)
-    return Artifact(manager, report, stored, record(programs, emitted), etrecord)
+    return Artifact(manager, replace(report, states=states), stored, record(programs, emitted), etrecord)
 
 
 def _check_arguments(
@@ -213,9 +225,8 @@ def _check_arguments(
 
 def _keep_initial_values(program: ExportedProgram) -> None:
     """Mark buffers whose state does not start at 0: ExecuTorch drops initial values that are not marked."""
-    signature = program.graph_signature
-    written = set(signature.buffers_to_mutate.values())
-    buffers = signature.inputs_to_buffers  # torch makes this table anew at each access
+    written = graphs.written_state(program)
+    buffers = program.graph_signature.inputs_to_buffers  # torch makes this table anew at each access
     for node in program.graph.nodes:
         buffer = buffers.get(node.name) if node.op == "placeholder" else None
         value = program.state_dict.get(buffer, program.constants.get(buffer)) if buffer in written else None
@@ -265,17 +276,6 @@ def _etrecord(recorded: Mapping[str, ExportedProgram], manager: ExecutorchProgra
     except Exception as error:
         let_through(error)
         raise InputError(f"etrecord: ExecuTorch's ETRecord cannot be made: {type(error).__name__}: {error}") from error
-
-
-class _Digest(io.BufferedIOBase):
-    """A file that keeps only the hash of what is written."""
-
-    def __init__(self) -> None:
-        self.sha256 = hashlib.sha256()
-
-    def write(self, data: Any, /) -> int:
-        self.sha256.update(data)
-        return len(data)
 
 
 def _write_record(record: Any, file: BinaryIO) -> None:

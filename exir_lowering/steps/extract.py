@@ -40,6 +40,7 @@ from exir_lowering.graphs import (
     qualified_name,
     quotient,
     walk,
+    written_state,
 )
 from exir_lowering.graphs.quotient import Piece, Unit
 from exir_lowering.model import CallSite, ExtractedMethod, Partition, Rejection, TaggedMethod
@@ -51,22 +52,16 @@ _PENDING = "pending_partition"
 """The key of LoweredBackendModule.meta under which a delegate that is not yet lowered names its partition."""
 
 
-def extract(tagged: TaggedMethod, *, earlier: int = 0, non_convex: str = "split") -> ExtractedMethod:
-    """Move the claimed nodes of a method into partitions.
+def extract(
+    tagged: TaggedMethod, *, earlier: int = 0, non_convex: str = "split", shared: frozenset[str] = frozenset()
+) -> ExtractedMethod:
+    """Move the claimed nodes of a method into partitions, for which the owner then calls pending delegates.
 
-    Args:
-        tagged: The method with its tags. It is not changed.
-        earlier: How many partitions earlier partitioners took from the method: the ids are numbered from there.
-        non_convex: What to do with a tag that would form a cycle: "split" it into convex pieces, or "raise".
-
-    Returns:
-        The owner program, which calls a pending delegate for each partition, and the partitions.
-
-    Raises:
-        PartitionerContractError: A tag is not convex and `non_convex` is "raise", or a `no_copy` constant would
-            have to be shared.
+    The tagged method is not changed. Partitions' ids are numbered from `earlier`, the number that earlier partitioners
+    took. What is `shared` with other methods stays with the method. A tag that would form a cycle is split into convex
+    pieces; `non_convex="raise"` raises PartitionerContractError, as does sharing a `no_copy` constant.
     """
-    sweep = _MethodSweep(tagged, earlier, non_convex)
+    sweep = _MethodSweep(tagged, earlier, non_convex, shared)
     return sweep.run()
 
 
@@ -77,6 +72,7 @@ class _MethodSweep:
     tagged: TaggedMethod
     earlier: int
     non_convex: str
+    shared: frozenset[str]
     partitions: list[Partition] = field(default_factory=list)
     nested_partitions: list[Partition] = field(default_factory=list)
     rejections: list[Rejection] = field(default_factory=list)
@@ -84,7 +80,7 @@ class _MethodSweep:
 
     @cached_property
     def mutated(self) -> frozenset[str]:
-        return ownership.mutated_targets(self.program)
+        return written_state(self.program) | self.shared
 
     @property
     def program(self) -> ExportedProgram:
@@ -244,7 +240,7 @@ class _GraphSweep:
     def _ownership(self, piece_of: Mapping[Node, Piece]) -> Ownership:
         if self.path:
             return ownership.nested_graph(piece_of, self.lifted)
-        return ownership.top_graph(self.method.program, piece_of, self.lifted)
+        return ownership.top_graph(self.method.program, piece_of, self.lifted, self.method.shared)
 
     # -- what stays ----------------------------------------------------------------------------------------------
 

@@ -24,11 +24,7 @@ from exir_lowering.steps.session import Session
 def attach(programs: Mapping[str, ExportedProgram]) -> None:
     """Add its original graph to each delegate, except to those that are such graphs themselves.
 
-    Args:
-        programs: Copies of lowered programs; their delegates are replaced.
-
-    Raises:
-        InputError: A partition has an operator that cannot be kept.
+    The programs are copies, whose delegates are replaced. Raise InputError if a partition's operator cannot be kept.
     """
     sites = {
         (method, number): (path, module, name)
@@ -57,8 +53,7 @@ def attach(programs: Mapping[str, ExportedProgram]) -> None:
 def check_numbers(programs: Mapping[str, ExportedProgram], manager: ExecutorchProgramManager) -> None:
     """Check that a file numbers its delegates as the originals are numbered.
 
-    Raises:
-        InputError: A pass of the emission removed or reordered delegate calls.
+    Raise InputError if a pass of the emission removed or reordered delegate calls.
     """
     plans = {plan.name: plan for plan in manager.executorch_program.execution_plan}
     for method, program in programs.items():

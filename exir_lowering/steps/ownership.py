@@ -8,55 +8,45 @@ mutation stays an output of the host program.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind, OutputSpec
 from torch.fx import Node
 
+from exir_lowering import graphs
 from exir_lowering.errors import PartitionerContractError
 from exir_lowering.graphs import DELEGATION_TAG
 from exir_lowering.graphs.quotient import Piece
 
-_MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
-
 
 @dataclass(frozen=True, slots=True)
 class Ownership:
-    """What the partitions of one graph own.
+    """What the partitions of one graph own."""
 
-    Attributes:
-        inputs: For each piece, the lifted placeholders that it owns, in graph order, with their names in it.
-        mutations: For each piece, the values that it writes to buffers it owns, with the owner's output specs.
-    """
-
+    # for each piece, the lifted placeholders that it owns, in graph order, with their names in it
     inputs: Mapping[Piece, Mapping[Node, str]]
+    # for each piece, the values that it writes to buffers it owns, with the owner's output specs
     mutations: Mapping[Piece, tuple[tuple[Node, OutputSpec], ...]]
 
 
-def mutated_targets(program: ExportedProgram) -> frozenset[str]:
-    """Return the names of the parameters and buffers that the program writes."""
-    specs = program.graph_signature.output_specs
-    return frozenset(spec.target for spec in specs if spec.kind in _MUTATIONS and spec.target is not None)
-
-
-def top_graph(program: ExportedProgram, piece_of: Mapping[Node, Piece], lifted: Mapping[Node, InputSpec]) -> Ownership:
+def top_graph(
+    program: ExportedProgram,
+    piece_of: Mapping[Node, Piece],
+    lifted: Mapping[Node, InputSpec],
+    shared: Collection[str] = (),
+) -> Ownership:
     """Decide for the top graph, where partitioners tag the constants that their partitions are to own.
 
-    Args:
-        program: The tagged program.
-        piece_of: The piece of each claimed node.
-        lifted: The lifted inputs, see `graphs.lifted_inputs`.
-
-    Raises:
-        PartitionerContractError: A constant marked `no_copy` is tagged and read outside of its tag.
+    No partition may own what is `shared` with other methods. Raise PartitionerContractError if a constant marked
+    `no_copy` is tagged and read outside of its tag.
     """
-    mutated = mutated_targets(program)
+    mutated = graphs.written_state(program)
     inputs: dict[Piece, dict[Node, str]] = {}
     state: dict[str, tuple[Node, Piece]] = {}
     for node, spec in lifted.items():
-        if DELEGATION_TAG not in node.meta:
+        if DELEGATION_TAG not in node.meta or spec.target in shared:
             continue
         _check_no_copy(node)
         names = _names_in_pieces(node, piece_of)
@@ -80,11 +70,8 @@ def top_graph(program: ExportedProgram, piece_of: Mapping[Node, Piece], lifted: 
 def nested_graph(piece_of: Mapping[Node, Piece], lifted: Mapping[Node, InputSpec]) -> Ownership:
     """Decide for a graph that a higher-order operator calls: a partition owns each constant that it reads.
 
-    Partitioners cannot tag these: in a branch a weight is a placeholder like any other.
-
-    Args:
-        piece_of: The piece of each claimed node.
-        lifted: The branch's placeholders that stand for a constant which the program does not mutate.
+    Partitioners cannot tag these: in a branch a weight is a placeholder like any other. `lifted` are those that stand
+    for a constant which the program does not mutate.
     """
     inputs: dict[Piece, dict[Node, str]] = {}
     for node in lifted:

@@ -34,25 +34,15 @@ from exir_lowering.graphs.quotient import Unit
 
 @dataclass
 class PartitionBuilder:
-    """Builds the program of one unit.
+    """Builds the program of one unit."""
 
-    Attributes:
-        owner: The program from which the unit is taken.
-        module: The graph in it that contains the unit.
-        path: The attribute path of that graph.
-        lifted: The placeholders of that graph that stand for constants of the owner, with their specs.
-        unit: The nodes to move.
-        owned: The lifted placeholders that the unit is to own, in graph order, with their names in it.
-        user_inputs: After `build`, the nodes that a call of the partition passes.
-    """
-
-    owner: ExportedProgram
-    module: GraphModule
-    path: tuple[str, ...]
-    lifted: Mapping[Node, InputSpec]
-    unit: Unit
-    owned: Mapping[Node, str]
-    user_inputs: list[Node] = field(default_factory=list)
+    owner: ExportedProgram  # from which the unit is taken
+    module: GraphModule  # the graph in it that contains the unit
+    path: tuple[str, ...]  # of attributes, to that graph
+    lifted: Mapping[Node, InputSpec]  # the placeholders of that graph that stand for constants of the owner
+    unit: Unit  # the nodes to move
+    owned: Mapping[Node, str]  # the lifted placeholders to own, in graph order, with their names in it
+    user_inputs: list[Node] = field(default_factory=list)  # after `build`, what a call of the partition passes
     graph: Graph = field(default_factory=Graph)
     env: dict[Node, Node] = field(default_factory=dict)
     root: dict[str, Any] = field(default_factory=dict)

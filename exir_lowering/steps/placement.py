@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
 import torch
 from executorch.exir import ExecutorchBackendConfig, ExecutorchProgramManager
 from rich import box
@@ -24,6 +26,8 @@ Policy: TypeAlias = "str | Callable[[str, int], str | None]"
 """The data file of all weights, or a function from a weight's key and bytes to its file, None for the `.pte`."""
 
 _DEFAULT_FILE = "_default_external_constant"  # of ExecuTorch, for external_constants=True
+_BLOCK = 2**20  # what is compared at a time
+_LARGE = 1024  # a weight whose copies are reported
 _NOT_IN_A_NAME = frozenset("/\\\0")
 _FILE = "constant_tag"  # ExecuTorch's key of node.meta for the data file of a constant, which its emitter reads
 
@@ -36,9 +40,13 @@ class StoredData:
         kind: "payload" of a delegate, "data" that delegates find by its key, or "constant" of the host's operators,
             literals aside.
         key: The partition of a payload, the key of data, the name of a constant in the model.
-        bytes: How many bytes; content with several keys is stored once, and counted under the first.
+        bytes: How many bytes; content with several names is stored once, and counted under that of a constant, or
+            under the first.
         file: The data file, "" for the `.pte` file.
         methods: The methods that use it, in order.
+        also: The other names of the same bytes, each with its kind.
+        copies: The weights, from 1,024 bytes, that a payload's backend has in a form of its own, in it or in data,
+            although others have them too: they are stored more than once.
     """
 
     kind: Literal["payload", "data", "constant"]
@@ -46,20 +54,22 @@ class StoredData:
     bytes: int
     file: str
     methods: tuple[str, ...]
+    also: tuple[str, ...] = ()
+    copies: tuple[str, ...] = ()
+
+    @property
+    def note(self) -> str:
+        """What `also` and `copies` say, "" if they are empty."""
+        notes = [f"also {name}" for name in self.also[:1]] + [f"{len(self.also) - 1} more"] * (len(self.also) > 1)
+        return ", ".join(notes + [f"its own form of {name}" for name in self.copies])
 
 
 def place(programs: Mapping[str, ExportedProgram], config: ExecutorchBackendConfig, policy: Policy) -> None:
     """Move the delegates' named data and the host's constants to where a policy puts them.
 
-    Args:
-        programs: Copies of the lowered programs: their delegates are replaced, their constants are marked. Literals
-            stay in the `.pte` file.
-        config: How they are emitted.
-        policy: Where weights go. It is called with the keys of named data and the names of parameters and buffers, once
-            per key and size.
-
-    Raises:
-        InputError: The policy is invalid, or the configuration also sets one.
+    The programs are copies: delegates are replaced, constants are marked; literals stay in the `.pte` file. The policy
+    is called with the keys of named data and the names of parameters and buffers, once per key and size. Raise
+    InputError if it is invalid, or the configuration also sets one.
     """
     if config.external_constants:
         raise InputError(
@@ -83,7 +93,7 @@ def place(programs: Mapping[str, ExportedProgram], config: ExecutorchBackendConf
 
 def _constants(program: ExportedProgram) -> Iterator[tuple[Node, str, torch.Tensor]]:
     """Yield what a program reads and does not write, except literals, which ExecuTorch keeps in the `.pte` file."""
-    written = set(program.graph_signature.buffers_to_mutate.values())
+    written = graphs.written_state(program)
     for node, spec in graphs.lifted_inputs(program).items():
         value = program.state_dict.get(spec.target, program.constants.get(spec.target))
         if isinstance(value, torch.Tensor) and spec.target not in written and "_lifted_tensor" not in node.name:
@@ -120,61 +130,129 @@ def _ask(policy: Any, key: str, size: int) -> Any:
 def list_stored(
     programs: Mapping[str, ExportedProgram], config: ExecutorchBackendConfig, manager: ExecutorchProgramManager
 ) -> tuple[StoredData, ...]:
-    """List what a file and its data files store, the largest first.
-
-    Args:
-        programs: The programs, as they were handed to the emitter.
-        config: How they were emitted.
-        manager: What was emitted.
-    """
-    pieces = named_data_pieces(manager)
+    """List what a file and its data files store, the largest first; the programs are those that the emitter got."""
+    contents = _Contents(named_data_pieces(manager))
     theirs = config.external_constants
     file_of = theirs if callable(theirs) else lambda node: _DEFAULT_FILE if theirs else node.meta.get(_FILE)
-    users: dict[tuple[str, str, str, int], list[str]] = {}
-    seen: dict[Any, tuple[str, str, str, int]] = {}
+    names: dict[Any, dict[tuple[str, str], list[str]]] = {}
+    holders: list[_Holder] = []
     for method, program in programs.items():
-        for content, entry in _entries(method, program, file_of, pieces):
-            methods = users.setdefault(seen.setdefault(content, entry), [])
-            if method not in methods:
-                methods.append(method)
-    rows = [
-        StoredData(kind, key, size, file, tuple(methods))  # type: ignore[arg-type]
-        for (kind, key, file, size), methods in users.items()
-    ]
+        for content, kind, key in _entries(method, program, file_of, contents, holders):
+            names.setdefault(content, {}).setdefault((kind, key), []).append(method)
+    rows, copies = [], _copies(holders)
+    for content, known in names.items():
+        file, size, _ = content
+        (kind, key), *others = sorted(known, key=lambda name: name[0] != "constant")
+        methods = tuple(dict.fromkeys(method for each in known.values() for method in each))
+        also = tuple(" ".join(other) for other in others)
+        own = tuple(copies.get(content, ()))
+        rows.append(StoredData(kind, key, size, file, methods, also, own))  # type: ignore[arg-type]
     return tuple(sorted(rows, key=lambda row: (-row.bytes, row.kind, row.key)))
 
 
 def table(rows: Sequence[StoredData], limit: int | None = None) -> Table:
-    """Return a table of what is stored.
-
-    Args:
-        rows: What `stored` returned.
-        limit: How many rows to show; one more row sums up the rest.
-    """
+    """Return a table of what is stored; beyond the limit of rows, one more row sums up the rest."""
     shown = Table(title="Stored data", box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    for column in ("kind", "key", "bytes", "file", "methods"):
+    for column in ("kind", "key", "bytes", "file", "methods", "note"):
         shown.add_column(column, justify="right" if column == "bytes" else "left", overflow="fold")
     for row in rows[:limit]:
-        shown.add_row(*map(Text, (row.kind, row.key, f"{row.bytes:,}", row.file or ".pte", ", ".join(row.methods))))
+        methods = ", ".join(row.methods)
+        shown.add_row(*map(Text, (row.kind, row.key, f"{row.bytes:,}", row.file or ".pte", methods, row.note)))
     rest = rows[limit:] if limit is not None else ()
     if rest:
         shown.add_row("", f"{len(rest)} more", f"{sum(row.bytes for row in rest):,}", "", "")
     return shown
 
 
+@dataclass(frozen=True, slots=True)
+class _Holder:
+    """Who has weights: a delegate, or the host."""
+
+    payload: Any  # what identifies the delegate's payload; None for the host
+    weights: Mapping[int, str]  # the names of the weights, by their storages
+    contents: Set[Any]  # what is stored for it, the payload aside
+
+
+def _copies(holders: Iterable[_Holder]) -> dict[Any, dict[str, None]]:
+    """Return, by payload, the weights that its delegate has in a form of its own, while others have them too."""
+    by_weight: dict[int, list[_Holder]] = defaultdict(list)
+    for holder in holders:
+        for weight in holder.weights:
+            by_weight[weight].append(holder)
+    found: dict[Any, dict[str, None]] = defaultdict(dict)
+    for weight, having in by_weight.items():
+        for one in having if len(having) > 1 else ():
+            if any(one.payload != other.payload and one.contents.isdisjoint(other.contents) for other in having):
+                found[one.payload][one.weights[weight]] = None
+    return found
+
+
+class _Contents:
+    """Contents by file: equal ones are stored once."""
+
+    def __init__(self, named: Mapping[str, Any]) -> None:
+        self._named, self._known = named, defaultdict[tuple[str, int], list[Any]](list)
+        self._data: dict[tuple[str, str], tuple[str, int, int]] = {}
+
+    def of_data(self, key: str, file: str, size: int) -> tuple[str, int, int]:
+        """Return what identifies named data: its file, its size, its number among those."""
+        if (key, file) not in self._data:
+            content = self._named[key]
+            plain = np.frombuffer(content, np.uint8) if isinstance(content, bytes) else content
+            self._data[key, file] = self._number(file, size, plain)
+        return self._data[key, file]
+
+    def of_constant(self, value: torch.Tensor, file: str) -> tuple[str, int, int]:
+        """Return what identifies a constant."""
+        size = value.numel() * value.element_size()
+        if value.untyped_storage().nbytes() != size:
+            value = value.contiguous()
+        memory = torch.empty(0, dtype=torch.uint8).set_(value.untyped_storage())
+        return self._number(file, size, memory.numpy()[:size])
+
+    def _number(self, file: str, size: int, content: Any) -> tuple[str, int, int]:
+        known = self._known[file, size]
+        for number, other in enumerate(known):
+            if other is content or _are_equal(other, content):
+                return file, size, number
+        known.append(content)
+        return file, size, len(known) - 1
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    """Return whether contents of the same size are equal; those on disk are not looked at."""
+    if not (isinstance(one, np.ndarray) and isinstance(other, np.ndarray)):
+        return False
+    blocks = range(0, len(one), _BLOCK)
+    return all(np.array_equal(one[start : start + _BLOCK], other[start : start + _BLOCK]) for start in blocks)
+
+
 def _entries(
-    method: str, program: ExportedProgram, file_of: Callable[[Node], str | None], pieces: Mapping[str, int]
-) -> Iterator[tuple[Any, tuple[str, str, str, int]]]:
-    """Yield what a method stores, with a name for its content: the emitter keeps equal contents once."""
+    method: str,
+    program: ExportedProgram,
+    file_of: Callable[[Node], str | None],
+    contents: _Contents,
+    holders: list[_Holder],
+) -> Iterator[tuple[Any, str, str]]:
+    """Yield what a method stores: its content, its kind and its name; note who has which weights."""
     for path, module, name in graphs.delegates(program.graph_module):
         delegate = getattr(module, name)
-        payload = delegate.processed_bytes
-        yield ("payload", payload), ("payload", ".".join((method, *path, name)), "", len(payload))
+        payload = "", len(delegate.processed_bytes), delegate.processed_bytes
+        yield payload, "payload", ".".join((method, *path, name))
+        found = set()
         for key, file, size in named_data_entries(delegate):
-            yield ("data", pieces[key]), ("data", key, file and f"{file}.ptd", size)
-    for node, name, value in _constants(program):
+            found.add(content := contents.of_data(key, file and f"{file}.ptd", size))
+            yield content, "data", key
+        theirs = _constants(delegate.original_module)
+        weights = {_storage(value): target for _, target, value in theirs if value.nbytes >= _LARGE}
+        holders.append(_Holder(payload, weights, found))
+    for node, target, value in _constants(program):
         if node.users:
             file = file_of(node) or ""
-            place = (value.untyped_storage().data_ptr(), value.storage_offset(), value.shape, value.stride())
-            size = value.numel() * value.element_size()
-            yield ("constant", place), ("constant", name, file and f"{file}.ptd", size)
+            content = contents.of_constant(value, file and f"{file}.ptd")
+            holders.append(_Holder(None, {_storage(value): target}, {content}))
+            yield content, "constant", target
+
+
+def _storage(value: torch.Tensor) -> int:
+    return value.untyped_storage().data_ptr()

@@ -13,6 +13,7 @@ from torch.export import ExportedProgram
 from exir_lowering import graphs
 from exir_lowering._upstream import locks
 from exir_lowering._upstream.acceleration import accelerating
+from exir_lowering._upstream.contents import keeping_contents
 from exir_lowering.errors import BackendContractError, BackendFailure, LoweringError, find_named_handle
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs import checksums, debug_handles, sources
@@ -30,24 +31,16 @@ _LISTED = 6
 def preprocess(
     group: BackendGroup, backend: Backend, session: Session, *, sharing: BackendGroup | None = None
 ) -> list[LoweredPartition]:
-    """Lower a group.
+    """Lower a group: all partitions of all methods that go to the backend; return them in the group's order.
 
-    Args:
-        group: All partitions of all methods that go to the backend.
-        backend: The backend. It gets copies of the graphs and the user's own tensors.
-        session: With its option `check_weights`, the weights' checksums are compared before and after. Each finished
-            partition is shown, as far as the backend reports it.
-        sharing: The group with whose weights those of this one share pieces, if that is a larger one.
-
-    Returns:
-        The partitions with their payloads, in the group's order.
-
-    Raises:
-        BackendFailure: The backend raised.
-        BackendContractError: The results are not as requested, or a weight changed.
+    The backend gets copies of the graphs and the user's own tensors; with the option `check_weights`, the weights'
+    checksums are compared before and after. Each finished partition is shown, as far as the backend reports it.
+    `sharing` is the group with whose weights those of this one share pieces, if that is a larger one. Raise
+    BackendFailure if the backend raised, BackendContractError if the results are not as requested, or a weight changed.
     """
     programs = [partition.program for partition in group.partitions]
-    with session.progress.count(f"lower for {group.backend_id}", len(group.partitions)) as advance:
+    keeping = keeping_contents(session.options.accelerate)
+    with keeping, session.progress.count(f"lower for {group.backend_id}", len(group.partitions)) as advance:
         if backend.parallel == "none":
             with locks.conversion(), converting(programs, gradients=True), accelerating(session.options.accelerate):
                 return _preprocess(group, backend, session.options.check_weights, advance, sharing or group)
@@ -259,17 +252,7 @@ def _check_handles(backend_id: str, partition: Partition, handle_map: Any) -> No
 
 
 def describe_failure(backend_id: str, backend: Backend, partitions: Any, error: Exception) -> LoweringError:
-    """Describe a backend's failure.
-
-    Args:
-        backend_id: The backend's id.
-        backend: The backend.
-        partitions: What it was given.
-        error: What it raised.
-
-    Returns:
-        An error that names the backend, the line in it, the partitions, and the lines of the model.
-    """
+    """Return an error that names the backend, the line in it, the partitions, and the lines of the model."""
     lines = [f"Backend {backend_id!r} failed: {type(error).__name__}: {error}"]
     raised = sources.find_raised_at(error, getattr(backend, "details", type(backend)))
     if raised is not None and not isinstance(error, LoweringError):  # which already has the details

@@ -14,11 +14,7 @@ T = TypeVar("T")
 
 
 class Progress:
-    """Shows named steps with a count.
-
-    Args:
-        enabled: Whether to show anything at all.
-    """
+    """Shows named steps with a count, if enabled."""
 
     def __init__(self, enabled: bool) -> None:
         console = Console(stderr=True)

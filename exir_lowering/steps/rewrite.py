@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch.export import ExportedProgram
@@ -15,7 +14,8 @@ from exir_lowering._upstream.programs import fake_mode_of
 from exir_lowering.errors import InputError
 from exir_lowering.graphs import collector, debug_handles
 from exir_lowering.graphs.isolation import isolate
-from exir_lowering.model import EdgeMethod
+from exir_lowering.graphs.ranges import bound_together
+from exir_lowering.model import EdgeMethod, State
 from exir_lowering.plugins.costs import CostModel
 from exir_lowering.plugins.rewrite import Rewrite
 from exir_lowering.steps import checks
@@ -24,32 +24,27 @@ from exir_lowering.steps.rewriting.editor import Editor
 from exir_lowering.steps.rewriting.probing import choose
 from exir_lowering.steps.rewriting.walk import Walk
 from exir_lowering.steps.session import Session
+from exir_lowering.steps.shared_state import shareable
 
 
-def rewrite(methods: Sequence[EdgeMethod], rewrites: Sequence[Rewrite], session: Session) -> tuple[EdgeMethod, ...]:
-    """Rewrite each method.
+def rewrite(
+    methods: Sequence[EdgeMethod], rewrites: Sequence[Rewrite], session: Session, states: Sequence[State] = ()
+) -> tuple[EdgeMethod, ...]:
+    """Rewrite each method; the rewrites are tried in order at a node, with the session's `assume` and `costs`.
 
-    Args:
-        methods: The methods. Their programs are not changed.
-        rewrites: The rewrites, in the order in which they are tried at a node.
-        session: Its options `assume` and `costs` are used.
-
-    Returns:
-        The methods with what was rewritten; the programs in which nothing was are the same objects.
-
-    Raises:
-        InputError: No method has an input of which something is assumed, or the costs are wrong.
-        RewriteContractError: A rewrite raised, or did not give an equal value.
+    The given programs are not changed; those in which nothing was rewritten are the same objects. What can be one
+    memory in a file is what every method leaves there. Raise InputError if no method has an input of which something is
+    assumed, or the costs are wrong, and RewriteContractError if a rewrite raised, or did not give an equal value.
     """
     assumed = _assumptions(methods, session.options.assume)
     if not rewrites:
         return tuple(methods)
-    writers = Counter(buffer for method in methods for buffer in _written(method))
-    settings = _Settings(rewrites, session.options.costs, writers)
+    settings = _Settings(rewrites, session.options.costs)
     programs = [method.program for method in methods]
     with session.timed("rewrite"), locks.conversion(), converting(programs, gradients=True), collector.paused():
+        editors = _open(methods, assumed, shareable(states))
         each = session.progress.each("rewrite", methods)
-        return tuple(_rewrite(method, assumed[method.name], settings) for method in each)
+        return tuple(_rewrite(method, editors.get(method.name), settings) for method in each)
 
 
 def _assumptions(methods: Sequence[EdgeMethod], assume: Mapping[str, str]) -> dict[str, dict[str, str]]:
@@ -69,35 +64,39 @@ def _input_names(program: ExportedProgram) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """What is the same for all methods.
+    """What is the same for all methods."""
 
-    Attributes:
-        rewrites: The rewrites, in their order.
-        costs: What operators cost; None for the default model.
-        writers: By buffer, how many methods write to it.
-    """
-
-    rewrites: Sequence[Rewrite]
-    costs: CostModel | None
-    writers: Mapping[str, int]
+    rewrites: Sequence[Rewrite]  # in their order
+    costs: CostModel | None  # of operators; None for the default model
 
     def only(self, when: str) -> list[Rewrite]:
         """Return the rewrites that are applied under a condition."""
         return [rewrite for rewrite in self.rewrites if rewrite.when == when]
 
 
-def _written(method: EdgeMethod) -> set[str]:
-    return set(method.program.graph_signature.buffers_to_mutate.values())
+def _open(
+    methods: Sequence[EdgeMethod],
+    assumed: Mapping[str, Mapping[str, str]],
+    shared: Sequence[Collection[tuple[str, str]]],
+) -> dict[str, Editor]:
+    """Make an editor for each method, except where values are not known, or depend on the order of writes."""
+    editors = {}
+    for method in methods:
+        mode = fake_mode_of(method.program.graph_module)
+        if mode is not None and not any(map(graphs.is_mutating, method.program.graph.nodes)):
+            program = isolate(debug_handles.copy_with_handles(method.program))
+            volatile = {name for each in shared for user, name in each if user == method.name}
+            mode = fake_mode_of(program.graph_module) or mode
+            editors[method.name] = Editor(program, mode, assumed[method.name], volatile)
+    known = [each for each in shared if all(user in editors for user, _ in each)]
+    bound_together([[(editors[user].ranges, name) for user, name in each] for each in known])
+    return editors
 
 
-def _rewrite(method: EdgeMethod, assume: Mapping[str, str], settings: _Settings) -> EdgeMethod:
-    mode = fake_mode_of(method.program.graph_module)
-    if mode is None or any(map(graphs.is_mutating, method.program.graph.nodes)):
-        return method  # values are not known, or depend on the order of writes
-    program = isolate(debug_handles.copy_with_handles(method.program))
-    own = _written(method)
-    volatile = {buffer for buffer, count in settings.writers.items() if count > (buffer in own)}
-    editor = Editor(program, fake_mode_of(program.graph_module) or mode, assume, volatile)
+def _rewrite(method: EdgeMethod, editor: Editor | None, settings: _Settings) -> EdgeMethod:
+    if editor is None:
+        return method
+    program = editor.program
     walk = Walk(method.name, editor, settings.only("always"))
     walk.run(list(editor.graph.nodes))
     _take_better_forms(method, walk, editor, settings)

@@ -12,15 +12,15 @@ from executorch.exir import ExecutorchProgramManager
 from exir_lowering._upstream.delegates import add_last_named_data
 from exir_lowering._upstream.emission import (
     adding_to_data_files,
-    cord_piece,
+    cord_pieces,
     data_file_contents,
     pte_contents,
-    set_cord_piece,
+    set_cord_pieces,
     write_buffer,
 )
 from exir_lowering.errors import InvariantError
 from exir_lowering.pte import digests, flatbuffer, header
-from exir_lowering.pte.container import segment_ranges
+from exir_lowering.pte.container import parts, segment_ranges
 from exir_lowering.pte.flatbuffer import CorruptError
 from exir_lowering.pte.slots import DataSegment, Program
 
@@ -29,8 +29,7 @@ from exir_lowering.pte.slots import DataSegment, Program
 def reserving(edge: Any) -> Iterator[None]:
     """Reserve space for the digests in what an `EdgeProgramManager` emits while the context lasts.
 
-    Raises:
-        ValueError: A delegate provides named data with the same key.
+    Raise ValueError if a delegate provides named data with the same key.
     """
     add_last_named_data(edge, digests.KEY, digests.RESERVED)
     with adding_to_data_files(_data_segments):
@@ -38,16 +37,14 @@ def reserving(edge: Any) -> Iterator[None]:
 
 
 def seal(manager: ExecutorchProgramManager) -> None:
-    """Write the digests into their reserved space.
-
-    Args:
-        manager: What was emitted while the space was reserved; it is changed.
-
-    Raises:
-        InvariantError: The reserved space is missing.
-    """
+    """Write the digests into the space that was reserved when the file was emitted; InvariantError if it is missing."""
     data = {name: _seal_data(cord) for name, cord in data_file_contents(manager).items()}
     _seal_program(pte_contents(manager), {data_name(name): digest for name, digest in data.items()})
+
+
+def identity(manager: ExecutorchProgramManager) -> str:
+    """Return what identifies the `.pte` file that was sealed, in hexadecimal."""
+    return digests.identity(bytes(cord_pieces(pte_contents(manager))[-1]))
 
 
 def data_name(name: str) -> str:
@@ -66,19 +63,19 @@ def _data_segments(buffers: Sequence[Any]) -> tuple[str, bytes]:
 
 
 def _seal_data(cord: Any) -> str:
-    tables, segments = cord_piece(cord, 0), cord_piece(cord, -1)
+    tables, *content = cord_pieces(cord)
     try:
-        digest = digests.data_digest(tables, digests.NO_DIGEST, segments)
-        set_cord_piece(cord, 0, digests.with_data_digest(tables, digests.NO_DIGEST, digest))
+        digest = digests.data_digest(tables, digests.XXH3.zeros, bytes(content[-1]))
+        set_cord_pieces(cord, [digests.with_data_digest(tables, digests.XXH3.zeros, digest), *content])
     except digests.SealError as error:
         raise InvariantError(f"An emitted data file cannot be sealed: {error}.") from error
     return digest
 
 
 def _seal_program(cord: Any, data: Mapping[str, str]) -> None:
-    tables = bytearray(cord_piece(cord, 0))
-    reserved = len(digests.RESERVED)
-    if cord_piece(cord, -1) != digests.RESERVED:
+    first, *content, last = cord_pieces(cord)
+    tables = bytearray(first)
+    if bytes(last) != digests.RESERVED:
         raise InvariantError("An emitted program cannot be sealed: the reserved segment is not its last one.")
     try:
         base, starts, last_size = _segments(memoryview(tables), len(cord))
@@ -87,23 +84,20 @@ def _seal_program(cord: Any, data: Mapping[str, str]) -> None:
     sealed = digests.size(len(starts) - 1, data)
     # ExecuTorch has no way to change a size in tables that it has written.
     struct.pack_into("<Q", tables, last_size, sealed)
-    header.grow_pte(tables, sealed - reserved)
-    set_cord_piece(cord, 0, bytes(tables))
+    header.grow_pte(tables, sealed - len(digests.RESERVED))
     made = digests.RangeDigests([base, *(base + start for start in starts[1:])])
-    cord.write_to_file(made)
+    made.write(tables)
+    for piece in content:
+        write_buffer(piece, made)
     first, *rest = made.digests()
-    set_cord_piece(cord, -1, digests.Seal(first, tuple(rest), data).encode())
+    seal = digests.Seal(first, tuple(rest), data).encode()
+    set_cord_pieces(cord, [bytes(tables), *content, seal])
 
 
 def _segments(tables: memoryview, whole: int) -> tuple[int, list[int], int]:
-    """Return where the segments start, each relative to the first one, and where in the tables the last one's size is.
+    """Return where the parts start, each relative to the first one, and where in the tables the last one's size is.
 
-    Args:
-        tables: What comes before the segments.
-        whole: The size of the file in bytes.
-
-    Raises:
-        CorruptError: The file has no segments, or its header does not say where they are.
+    The tables come before the segments. Raise CorruptError if there are none, or the header does not place them.
     """
     extent = header.read_pte(tables, whole)
     found = list(flatbuffer.root(tables[: extent.tables]).tables(Program.SEGMENTS))
@@ -112,4 +106,8 @@ def _segments(tables: memoryview, whole: int) -> tuple[int, list[int], int]:
     last = found[-1]
     if not last.has(DataSegment.SIZE):
         raise CorruptError("its last segment is empty")
-    return extent.base, [start for start, _ in segment_ranges(found)], last.position + last.fields[DataSegment.SIZE]
+    return (
+        extent.base,
+        [start for start, _ in parts(list(segment_ranges(found)))],
+        last.position + last.fields[DataSegment.SIZE],
+    )

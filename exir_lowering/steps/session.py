@@ -14,19 +14,12 @@ from exir_lowering.steps.progress import Progress
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One call of the compiler; progress is shown while it is entered.
-
-    Attributes:
-        options: How to lower.
-        progress: Shows the steps of long work.
-        times: Seconds by step.
-        cache: The cache of results, and what it did.
-    """
+    """One call of the compiler; progress is shown while it is entered."""
 
     options: LoweringOptions
     progress: Progress = field(init=False)
-    times: Times = field(init=False, default_factory=Times)
-    cache: Cache = field(init=False)
+    times: Times = field(init=False, default_factory=Times)  # seconds by step
+    cache: Cache = field(init=False)  # with what it did
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "progress", Progress(self.options.progress))

@@ -1,72 +1,378 @@
-"""State that the methods of a file share: the runtime shares the buffers that it holds, not those of delegates."""
+"""State that the methods of a file share: what was one memory when it was exported, or what the caller says.
+
+ExecuTorch's runtime shares memory between methods by number: all that a client lets them share, or nothing. So in a
+file with shared state all state has places of its own in memory 2, which methods keep free of everything else.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+import copy
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
 
+import torch
+from executorch.exir import ExecutorchBackendConfig
+from executorch.exir.passes import MemoryPlanningPass
 from torch.export import ExportedProgram
+from torch.export.graph_signature import ExportGraphSignature, InputKind, OutputKind, OutputSpec, TensorArgument
+from torch.fx import GraphModule, Node
 
 from exir_lowering import graphs
 from exir_lowering.errors import InputError
+from exir_lowering.graphs.copies import memory_key
+from exir_lowering.model import EdgeMethod, State
+
+ShareState: TypeAlias = bool | Literal["auto"] | Sequence[str]
+"""What is shared: "auto" what was one memory, True what has one name, names what they name, False nothing."""
+
+_MEMORY = 2
+_DATA_FILE = "constant_tag"
+"""The key of node.meta under which ExecuTorch finds the data file of a constant."""
+
+_READ_BEHIND = 64
+"""XNNPACK reads that far behind a tensor."""
 
 _KEEPS = (
     "keeps it, and the runtime shares only what it holds itself. Leave state on the host: own_state=False for the "
-    "partitioners of this package, no tag_mutated_buffer in one of ExecuTorch."
+    "partitioners of this package, no tag_mutated_buffer in one of ExecuTorch. Or emit with share_state=False."
 )
 
 
-def check(programs: Mapping[str, ExportedProgram], planning: Any) -> None:
-    """Check that no delegate owns a buffer that its method is to share with another one.
+@dataclass(frozen=True, slots=True, eq=False)
+class _Member:
+    """A lifted input of a method that may be state."""
 
-    Args:
-        programs: The lowered methods.
-        planning: ExecuTorch's memory planning pass, or one per method.
+    method: str
+    name: str
+    tensor: torch.Tensor
+    read: bool
+    written: bool
 
-    Raises:
-        InputError: The pass shares buffers, and a delegate writes into one that another method also has, or reads one
-            that another method writes into.
+
+def list_states(methods: Iterable[EdgeMethod]) -> tuple[State, ...]:
+    """List what methods write and keep, and what has the memory or a name of that in methods that only read it.
+
+    There is a state for each memory that was exported: that of the programs from which the methods were converted. It
+    is shared if several methods have it, and one writes it.
     """
-    passes = planning.values() if isinstance(planning, Mapping) else (planning,)
-    if len(programs) < 2 or not any(getattr(each, "share_mutable_buffers", False) for each in passes):
-        return
-    parts = {method: list(_list_delegated(program)) for method, program in programs.items()}
-    whole = {method: [program, *(part for _, part in parts[method])] for method, program in programs.items()}
-    has = {method: {name for part in every for name in _buffers(part)} for method, every in whole.items()}
-    writes = {method: {name for part in every for name in _list_written(part)} for method, every in whole.items()}
-    for method, delegates in parts.items():
-        for backend, part in delegates:
-            own = set(_list_written(part))
-            for buffer in _buffers(part):
-                users = has if buffer in own else writes
-                other = next((name for name in programs if name != method and buffer in users[name]), None)
-                if other is not None:
-                    problem = _KEEPS if buffer in own else _reads(method, other)
-                    raise InputError(
-                        f"The buffer {buffer!r} is state of the methods {method!r} and {other!r}, which "
-                        f"share_mutable_buffers=True asks to share, but in {method!r} a delegate of {backend!r} "
-                        f"{problem}"
-                    )
-
-
-def _reads(method: str, other: str) -> str:
-    return (
-        f"reads it: it is a constant there, with the value that it had at export, whatever {other!r} writes. Leave the "
-        f"operators of {method!r} that read it on the host: a RuledPartitioner with deny(...) for them, or no "
-        "partitioner for the method."
+    members = [member for method in methods for member in _members(method)]
+    names = {member.name for member in members if member.written}
+    memories = {memory_key(member.tensor) for member in members if member.written}
+    groups: dict[Hashable, dict[str, _Member]] = {}
+    for member in members:
+        key = memory_key(member.tensor)
+        if member.name in names or key in memories:
+            group = groups.setdefault(key, {})
+            if member.method in group:  # under another name
+                group = groups.setdefault((key, member.method, member.name), {})
+            group[member.method] = member
+    overlaps = _list_overlaps(members)
+    return tuple(
+        replace(_state(group), overlapping=tuple(overlaps.get(memory_key(next(iter(group.values())).tensor), ())))
+        for group in groups.values()
     )
 
 
-def _list_delegated(program: ExportedProgram) -> Iterator[tuple[str, ExportedProgram]]:
-    """Yield the delegates of a method: backend id and original program."""
-    for _, module, attribute in graphs.delegates(program.graph_module):
-        lowered: Any = getattr(module, attribute)
-        yield lowered.backend_id, lowered.original_module
+def _list_overlaps(members: Iterable[_Member]) -> dict[Hashable, dict[tuple[str, str], None]]:
+    """Return, for memory that is written, what of other methods lies in it but is not the same elements."""
+    found: dict[Hashable, dict[tuple[str, str], None]] = {}
+    spans = []
+    for member in members:
+        tensor = member.tensor
+        if isinstance(memory_key(tensor), tuple):
+            last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+            spans.append((tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size(), member))
+    begun: list[tuple[int, int, _Member]] = []
+    for span in sorted(spans, key=lambda span: span[:2]):
+        begun = [other for other in begun if other[1] > span[0]]
+        for other in begun:
+            for one, two in ((span[2], other[2]), (other[2], span[2])):
+                if one.written and one.method != two.method and memory_key(one.tensor) != memory_key(two.tensor):
+                    found.setdefault(memory_key(one.tensor), {})[two.method, two.name] = None
+        begun.append(span)
+    return found
 
 
-def _buffers(program: ExportedProgram) -> Iterator[str]:
-    yield from program.graph_signature.inputs_to_buffers.values()
+def _members(method: EdgeMethod) -> list[_Member]:
+    given, program = method.converted_from or method.program, method.program
+    written = graphs.written_state(program)
+    found = []
+    for node, spec in graphs.lifted_inputs(program).items():
+        name = str(spec.target)
+        tables = (given.state_dict, given.constants, program.state_dict, program.constants)
+        tensor = next((table[name] for table in tables if isinstance(table.get(name), torch.Tensor)), None)
+        if tensor is not None and (node.users or name in written):
+            found.append(_Member(method.name, name, tensor, bool(node.users), name in written))
+    return sorted(found, key=lambda member: not member.written)
 
 
-def _list_written(program: ExportedProgram) -> Iterator[str]:
-    yield from program.graph_signature.buffers_to_mutate.values()
+def _state(members: Mapping[str, _Member]) -> State:
+    tensor = next(iter(members.values())).tensor
+    written = tuple(name for name, member in members.items() if member.written)
+    return State(
+        {method: member.name for method, member in members.items()},
+        tuple(name for name, member in members.items() if member.read),
+        written,
+        str(tensor.dtype).removeprefix("torch."),
+        tuple(tensor.shape),
+        tensor.numel() * tensor.element_size(),
+        len(members) > 1 and bool(written),
+    )
+
+
+def choose(states: Sequence[State], share: ShareState, planning: Any) -> tuple[State, ...]:
+    """Return the states of a file: those that are to be shared as one, all others by method.
+
+    ExecuTorch's memory planning pass, or one per method, may ask for sharing too. Raise InputError if what to share is
+    not known, or cannot be shared.
+    """
+    if share is not False:
+        _check_overlaps(states)
+    passes = list(planning.values()) if isinstance(planning, Mapping) else [planning]
+    if any(getattr(each, "share_mutable_buffers", False) for each in passes):
+        if share is False:
+            raise InputError(
+                "share_state: got False, but the memory planning pass of the config has share_mutable_buffers=True. "
+                "Remove one of them."
+            )
+        share = True if share == "auto" else share
+    elif share == "auto" and not all(getattr(each, "alloc_mutable_buffers", True) for each in passes):
+        share = False  # who gives the methods memory for their buffers shares it, or not
+    if isinstance(share, bool):
+        chosen = {name: None for state in states for name in state.names.values()} if share else {}
+    elif share == "auto":
+        return tuple(each for state in states for each in ([state] if state.shared else _split(state)))
+    else:
+        chosen = _check_names(states, share)
+    found = [each for state in states for each in ([state] if _is_named(state, chosen) else _split(state))]
+    for name in chosen:
+        same = [state for state in found if name in state.names.values()]
+        if len(same) > 1:
+            place = found.index(same[0])
+            found = [state for state in found if state not in same]
+            found.insert(place, _join(name, same))
+    return tuple(found)
+
+
+def _check_overlaps(states: Iterable[State]) -> None:
+    for state in states:
+        for other, name in state.overlapping:
+            method, own = next(iter(state.names.items()))
+            raise InputError(
+                f"share_state: {name!r} of method {other!r} is a view of {own!r} of method {method!r}, or overlaps it, "
+                "and is written: only state of the same elements, shape and strides can be shared. Register the same "
+                "tensor in both, and view it in the model; or emit with share_state=False."
+            )
+
+
+def _is_named(state: State, names: Mapping[str, None]) -> bool:
+    return any(name in names for name in state.names.values())
+
+
+def _check_names(states: Sequence[State], share: Any) -> dict[str, None]:
+    if isinstance(share, str) or not isinstance(share, (Sequence, set, frozenset)):
+        raise InputError(f'share_state: got {share!r}, expected "auto", True, False or a list of names of state.')
+    if not all(isinstance(name, str) for name in share):
+        raise InputError(f"share_state: got {share!r}, expected names.")
+    known = dict.fromkeys(name for state in states for name in state.names.values())
+    for name in share:
+        if name not in known:
+            listed = ", ".join(map(repr, known)) or "no state"
+            raise InputError(f"share_state: {name!r} is not state of any method. They have {listed}.")
+        if len({method for state in states if name in state.names.values() for method in state.names}) < 2:
+            raise InputError(f"share_state: {name!r} is state of one method only, so there is nothing to share.")
+    return dict.fromkeys(share)
+
+
+def _split(state: State) -> Iterator[State]:
+    for method, name in state.names.items():
+        only = {method: name}
+        read, written = (tuple(one for one in users if one == method) for users in (state.read_by, state.written_by))
+        yield replace(state, names=only, read_by=read, written_by=written, shared=False)
+
+
+def _join(name: str, states: Sequence[State]) -> State:
+    first, *others = states
+    names, read, written = dict(first.names), first.read_by, first.written_by
+    for other in others:
+        one, two = next(iter(names)), next(iter(other.names))
+        if (first.dtype, first.shape) != (other.dtype, other.shape):
+            raise InputError(
+                f"share_state: {name!r} is {first.dtype} {list(first.shape)} in method {one!r} and {other.dtype} "
+                f"{list(other.shape)} in method {two!r}: they cannot be one state. Name those that are to be shared, "
+                "or rename one of them in the model."
+            )
+        if both := names.keys() & other.names.keys():
+            raise InputError(
+                f"share_state: method {min(both)!r} has two buffers that other methods share with {name!r}. Name those "
+                "that are to be shared."
+            )
+        names.update(other.names)
+        read, written = read + other.read_by, written + other.written_by
+    return replace(first, names=names, read_by=read, written_by=written, shared=bool(written))
+
+
+def shareable(states: Iterable[State]) -> list[set[tuple[str, str]]]:
+    """Return what may be one memory in a file, whatever will be asked of `choose`: methods with their names for it."""
+    groups: list[tuple[set[Any], set[tuple[str, str]]]] = []
+    for state in states:
+        keys: set[Any] = {(name, state.dtype, state.shape) for name in state.names.values()}
+        members = set(state.names.items())
+        for group in [group for group in groups if not group[0].isdisjoint(keys)]:
+            groups.remove(group)
+            keys, members = keys | group[0], members | group[1]
+        groups.append((keys, members))
+    return [members for _, members in groups if len({method for method, _ in members}) > 1]
+
+
+def list_namesakes(states: Iterable[State]) -> list[tuple[str, tuple[str, ...]]]:
+    """List what several methods write under one name, with one shape, but do not share: names and methods."""
+    writers: dict[Any, tuple[str, ...]] = {}
+    for state in states:
+        for method, name in state.names.items():
+            if method in state.written_by and not state.shared:
+                key = (name, state.dtype, state.shape)
+                writers[key] = (*writers.get(key, ()), method)
+    return [(key[0], methods) for key, methods in writers.items() if len(methods) > 1]
+
+
+def elsewhere(states: Iterable[State], method: str) -> frozenset[str]:
+    """Return the names of what a method shares with others: delegates must not have it, as they keep it."""
+    return frozenset(state.names[method] for state in states if state.shared and method in state.names)
+
+
+def check(programs: Mapping[str, ExportedProgram], states: Sequence[State]) -> None:
+    """Check that no delegate owns what its method shares.
+
+    Raise InputError if a delegate writes what another method has too, or reads what another one writes.
+    """
+    for method, program in programs.items():
+        shared = {state.names[method]: state for state in states if state.shared and method in state.names}
+        for _, module, attribute in graphs.delegates(program.graph_module) if shared else ():
+            lowered: Any = getattr(module, attribute)
+            own = graphs.written_state(lowered.original_module)
+            for spec in graphs.lifted_inputs(lowered.original_module).values():
+                if spec.target in shared:
+                    raise _refuse(str(spec.target), shared[spec.target], method, lowered.backend_id, spec.target in own)
+
+
+def _refuse(name: str, state: State, method: str, backend: str, written: bool) -> InputError:
+    other = next(one for one in (*state.written_by, *state.names) if one != method)
+    problem = _KEEPS if written else (
+        f"reads it: it is a constant there, with the value that it had at export, whatever {other!r} writes. Leave the "
+        f"operators of {method!r} that read it on the host: a RuledPartitioner with deny(...) for them, or no "
+        "partitioner for the method."
+    )  # fmt: skip
+    return InputError(
+        f"The buffer {name!r} is state that the methods {method!r} and {other!r} share, but in {method!r} a delegate "
+        f"of {backend!r} {problem}"
+    )
+
+
+def share(
+    copies: Mapping[str, ExportedProgram], states: Sequence[State], config: ExecutorchBackendConfig
+) -> ExecutorchBackendConfig:
+    """Make programs share state, and return the configuration that plans their memory for it.
+
+    The private copies are changed: what another method writes is a buffer, with its initial value. Raise InputError if
+    methods have different initial values for a state, or the pass that plans memory cannot be used.
+    """
+    shared = {(method, name): state for state in states if state.shared for method, name in state.names.items()}
+    places: dict[Hashable, int] = {}
+    offsets: dict[str, dict[str, int]] = {}
+    initial: dict[int, tuple[str, torch.Tensor]] = {}
+    planners = {method: _planner(config.memory_planning_pass, method) for method in copies}
+    alignment = max(planner.alignment for planner in planners.values())
+    end = 0
+    for method, program in copies.items():
+        written = graphs.written_state(program)
+        for node, spec in graphs.lifted_inputs(program).items():
+            name = str(spec.target)
+            state = shared.get((method, name))
+            tensor = program.state_dict.get(name, program.constants.get(name))
+            if (state is None and name not in written) or not isinstance(tensor, torch.Tensor):
+                continue
+            if state is not None:
+                _check_initial(name, initial.setdefault(id(state), (method, tensor)), method, tensor)
+                spec.kind, spec.persistent = InputKind.BUFFER, name in program.state_dict
+                node.meta.pop(_DATA_FILE, None)
+                if bool(tensor.count_nonzero()):
+                    node.meta["et_init_buffer"] = True
+                if name not in written and config.do_quant_fusion_and_const_prop:
+                    _write_itself(program, node, name)
+            key = (method, name) if state is None else id(state)
+            if key not in places:
+                places[key] = end
+                end += -(-tensor.numel() * tensor.element_size() // alignment) * alignment
+            offsets.setdefault(method, {})[name] = places[key]
+    size = end + _READ_BEHIND
+    planned = {name: _StatePlanning(planner, offsets.get(name, {}), size) for name, planner in planners.items()}
+    return replace(config, memory_planning_pass=planned)
+
+
+def _write_itself(program: ExportedProgram, node: Node, name: str) -> None:
+    """Let a method that only reads a state write it as it is, which emits nothing: ExecuTorch would fold a constant."""
+    output = program.graph.output_node()
+    output.args = ((node, *output.args[0]),)
+    spec = OutputSpec(OutputKind.BUFFER_MUTATION, TensorArgument(node.name), name)
+    program.graph_signature.output_specs.insert(0, spec)
+
+
+def _check_initial(name: str, first: tuple[str, torch.Tensor], method: str, tensor: torch.Tensor) -> None:
+    other, expected = first
+    if memory_key(tensor) != memory_key(expected):
+        one, two = (each.detach().contiguous().reshape(-1).view(torch.uint8) for each in (tensor, expected))
+        if not torch.equal(one, two):
+            raise InputError(
+                f"share_state: {name!r} starts with different values in the methods {other!r} and {method!r}, so it "
+                "cannot be one state. Export both from the same state of the model, or do not share it."
+            )
+
+
+def _planner(planning: Any, method: str) -> MemoryPlanningPass:
+    given = planning
+    if isinstance(planning, Mapping):
+        given = planning.get(method, ExecutorchBackendConfig().memory_planning_pass)
+    if not isinstance(given, MemoryPlanningPass) or not given.alloc_mutable_buffers:
+        raise InputError(
+            f"share_state: the memory of method {method!r} is planned by {type(given).__name__}, which cannot leave "
+            "out state that is shared: expected ExecuTorch's MemoryPlanningPass, with alloc_mutable_buffers=True. "
+            "Emit with share_state=False to share nothing."
+        )
+    planner = copy.copy(given)
+    planner.alloc_mutable_buffers = planner.share_mutable_buffers = False
+    return planner
+
+
+class _StatePlanning:
+    """Plans the memory of a method, with its state in a memory of some size that all methods have in common."""
+
+    def __init__(self, planner: MemoryPlanningPass, offsets: Mapping[str, int], size: int) -> None:
+        self.enable_non_cpu_memory_planning = False  # set by ExecuTorch
+        self._planner, self._offsets, self._size = planner, offsets, size
+
+    def run(self, graph_module: GraphModule, signature: ExportGraphSignature) -> Any:
+        """Plan the memory; called by ExecuTorch in the place of a pass of its own.
+
+        Raise InputError if something else was planned into the memory of state, or a pass has removed state.
+        """
+        self._planner.enable_non_cpu_memory_planning = self.enable_non_cpu_memory_planning
+        result = self._planner.run(graph_module, signature)
+        if not self._offsets:
+            return result
+        sizes, left = result.graph_module.meta["non_const_buffer_sizes"], dict(self._offsets)
+        buffers = signature.inputs_to_buffers
+        for node in result.graph_module.graph.find_nodes(op="placeholder"):
+            name = buffers.get(node.target)
+            if name in left:
+                spec = node.meta["spec"]
+                if spec.const:  # only read here, and so taken for a weight
+                    node.meta.pop(_DATA_FILE, None)
+                spec.realign(self._planner.alignment)
+                spec.mem_id, spec.mem_offset = _MEMORY, left.pop(name)
+        if left or len(sizes) != _MEMORY:
+            what = f"a pass of the config has removed {min(left)!r}" if left else "more than one memory is planned"
+            raise InputError(f"share_state: state cannot be shared: {what}. Change the config, or share nothing.")
+        sizes.append(self._size)
+        return result

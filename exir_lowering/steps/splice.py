@@ -14,14 +14,10 @@ from exir_lowering.model import ExtractedMethod, LoweredPartition
 
 
 def splice(methods: Iterable[ExtractedMethod], lowered: Mapping[str, LoweredPartition]) -> dict[str, ExportedProgram]:
-    """Replace the pending delegate at each call site by the lowered one.
+    """Replace each call site's pending delegate by the lowered one, by id; return the programs by method.
 
-    Args:
-        methods: The methods after their last extraction, each with the partitions of all its extractions.
-        lowered: The lowered partitions by id.
-
-    Returns:
-        The programs by method; their graph modules now contain the payloads.
+    Each method is the one after its last extraction, with the partitions of all its extractions. The graph modules of
+    the programs now contain the payloads.
     """
     programs: dict[str, ExportedProgram] = {}
     for method in methods:

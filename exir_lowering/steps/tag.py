@@ -33,20 +33,11 @@ def make_fake_state(program: ExportedProgram) -> FakeState:
 
 
 def tag(method: str, program: ExportedProgram, partitioner: Partitioner, state: FakeState) -> TaggedMethod:
-    """Run one partitioner on one method.
+    """Run one partitioner on one method in Edge dialect; return a copy of the program with tags.
 
-    Args:
-        method: The method's name.
-        program: The method in Edge dialect. It is not changed.
-        partitioner: The partitioner; it sees the graph, fake parameters and buffers, and the real constants.
-        state: The fake parameters and buffers, see `make_fake_state`.
-
-    Returns:
-        A copy of the program with tags.
-
-    Raises:
-        PartitionerContractError: The partitioner raised, returned something invalid, changed the graph, tagged an input
-            or the output, or used a tag without a destination.
+    The partitioner sees the graph, fake parameters and buffers (`make_fake_state`), and the real constants. Raise
+    PartitionerContractError if it raised, returned something invalid, changed the graph, tagged an input or the output,
+    or used a tag without a destination.
     """
     who = f"Partitioner {type(partitioner).__name__} on method {method!r}"
     view = graphs.copy_program(program)

@@ -26,22 +26,12 @@ _EXPECTED = (
 def run_passes(
     name: str, program: ExportedProgram, passes: Passes, config: EdgeCompileConfig | None, asked: EdgeCompileConfig
 ) -> ExportedProgram:
-    """Run passes over a program and check the result.
+    """Run passes, or a manager of passes, over a program in Edge dialect, and check the result.
 
-    Args:
-        name: The method.
-        program: The program in Edge dialect. The passes may change it; its tensors are the model's.
-        passes: The passes, or a manager of passes.
-        config: The configuration that the result must be valid for, with what partitioners keep whole; None for a
-            program that was already in Edge dialect, whose own verifier decides.
-        asked: The caller's configuration.
-
-    Returns:
-        The program that the passes made.
-
-    Raises:
-        InputError: A pass raised, returned something invalid, wrote into a tensor of the model, or made an invalid
-            program.
+    They may change the program; its tensors are the model's. `config`, with what partitioners keep whole, is what the
+    result must be valid for; None if the program was already in Edge dialect: its own verifier decides. The caller's
+    configuration is `asked`. Raise InputError if a pass raised, returned something invalid, wrote into a tensor of the
+    model, or made an invalid program.
     """
     tensors = _tensors(program)
     who = f"Method {name!r}: transform_passes ({', '.join(_names(passes))})"

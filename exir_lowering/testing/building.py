@@ -40,17 +40,10 @@ def case(
     least: int = 1,
     **rest: Any,
 ) -> Case:
-    """Make a case of one method.
+    """Make a case of one method, which computes `function` of its module and its inputs.
 
-    Args:
-        name: The case's name.
-        demand: What has to hold.
-        function: What the method computes, given its module and its inputs.
-        inputs: Its inputs.
-        hold: Makes what its module holds.
-        sizes: For each name in a shape its sizes in the first and the second call.
-        least: The least size of the names.
-        rest: Further attributes of the case.
+    `hold` makes what the module holds. `sizes` has for each name in a shape its sizes in the first and the second call,
+    `least` their least size, and `rest` further attributes of the case.
     """
     known = dict(sizes or {})
     return Case(name, demand, lambda: {"forward": CaseMethod(function, inputs, hold(), known, least)}, **rest)

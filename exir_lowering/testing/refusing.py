@@ -19,10 +19,6 @@ def describe_refusal(error: BackendFailure, programs: Mapping[str, ExportedProgr
     A refusal is a NotImplementedError or a LoweringError that names what is refused: an operator, a value, a weight or
     an element type of the program. Other exceptions are failures, a KeyError of a table of operators too: whoever gets
     it cannot tell a gap in the backend from a defect, nor what to leave on the host.
-
-    Args:
-        error: What the engine raised.
-        programs: The program, in Edge dialect.
     """
     cause = error.__cause__
     if not isinstance(cause, (NotImplementedError, LoweringError)) or isinstance(cause, InvariantError):

@@ -135,17 +135,11 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A case that is ready to be lowered.
+    """A case that is ready to be lowered."""
 
-    Attributes:
-        aten: Its programs from `torch.export`.
-        edge: The same in Edge dialect.
-        calls: Calls in order, the methods in turn.
-    """
-
-    aten: Mapping[str, ExportedProgram]
-    edge: Mapping[str, ExportedProgram]
-    calls: tuple[Call, ...]
+    aten: Mapping[str, ExportedProgram]  # from `torch.export`
+    edge: Mapping[str, ExportedProgram]  # the same in Edge dialect
+    calls: tuple[Call, ...]  # in order, the methods in turn
 
 
 _made: dict[Callable[[], Mapping[str, CaseMethod]], Sample] = {}

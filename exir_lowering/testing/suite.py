@@ -61,21 +61,13 @@ class SuiteSettings:
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """The cases, for one backend.
-
-    Attributes:
-        subject: What is tried.
-        cases: The cases.
-        note: Why nothing is executed, "" when it is.
-        unavailable: The failure of a delegate that was given and is not available here, None where it is.
-        results: The results so far, by case.
-    """
+    """The cases, for one backend."""
 
     subject: Subject
     cases: tuple[Case, ...]
-    note: str
-    unavailable: CaseResult | None = None
-    results: dict[str, CaseResult] = field(default_factory=dict)
+    note: str  # why nothing is executed, "" when it is
+    unavailable: CaseResult | None = None  # the failure of a given delegate that is not available here
+    results: dict[str, CaseResult] = field(default_factory=dict)  # so far, by case
 
     def run(self, case: Case) -> CaseResult:
         """Try one case, once."""
@@ -91,16 +83,9 @@ class Suite:
 
 
 def make_suite(settings: SuiteSettings) -> Suite:
-    """Check the arguments of `check_backend`, and find what they leave out.
+    """Check the arguments of `check_backend`, and find what they leave out; none of the cases has been tried yet.
 
-    Args:
-        settings: The arguments.
-
-    Returns:
-        The cases, none of which has been tried yet.
-
-    Raises:
-        InputError, UnknownPluginError, PluginLoadError: As for `check_backend`.
+    Raises InputError, UnknownPluginError and PluginLoadError as `check_backend` does.
     """
     cases = _choose_cases(settings.cases)
     for name, tolerance in (("atol", settings.atol), ("rtol", settings.rtol)):

@@ -47,47 +47,27 @@ class Unsupported(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is tried.
-
-    Attributes:
-        backend_id: The backend's id.
-        backend: The backend, None for the one that is found by its id.
-        delegate: The delegate, None for one that the runtime has itself.
-        partitioner: Makes the partitioner for a case.
-        may_refuse: Whether the backend may refuse a case; not where its own partitioner takes the operators.
-        engines: What executes the files, () for nothing.
-        atol: The absolute tolerance, None for that of `tolerances`.
-        rtol: The relative one.
-    """
+    """What is tried."""
 
     backend_id: str
-    backend: Any
-    delegate: Delegate | type[Delegate] | None
+    backend: Any  # None for the one that is found by its id
+    delegate: Delegate | type[Delegate] | None  # None for one that the runtime has itself
     partitioner: Callable[[Case], Partitioner]
-    may_refuse: Callable[[Case], bool]
-    engines: tuple[Engine, ...]
-    atol: float | None
+    may_refuse: Callable[[Case], bool]  # not where the backend's own partitioner takes the operators
+    engines: tuple[Engine, ...]  # what executes the files, () for nothing
+    atol: float | None  # None for that of `tolerances`
     rtol: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A case that is lowered.
-
-    Attributes:
-        subject: What is tried.
-        case: The case.
-        sample: Its programs and calls.
-        lowered: What the backend made from it.
-        content: The `.pte` file, or b"" when nothing executes it.
-        engine: What executes it.
-    """
+    """A case that is lowered."""
 
     subject: Subject
     case: Case
     sample: Sample
     lowered: LoweredMethods
-    content: bytes
+    content: bytes  # the `.pte` file, or b"" when nothing executes it
     engine: Engine
 
     def watch(self, change: Change | None = None, *, probe: bool = False) -> WatchedDelegate | None:
@@ -104,11 +84,7 @@ class Trial:
         return load(self.content, delegates=delegates, engine=self.engine)
 
     def load(self, delegate: WatchedDelegate | None) -> LoadedProgram:
-        """Load the file.
-
-        Raises:
-            Broken: It cannot be loaded.
-        """
+        """Load the file; Broken if it cannot be loaded."""
         try:
             return self.open(delegate)
         except Exception as error:
@@ -116,11 +92,7 @@ class Trial:
             raise Broken("compile", f"the file cannot be loaded: {error}") from error
 
     def run(self, program: LoadedProgram, call: Call, when: str) -> None:
-        """Make a call, and compare what it gives.
-
-        Raises:
-            Broken: It fails, or gives something else.
-        """
+        """Make a call, and compare what it gives; Broken if it fails, or gives something else."""
         where = f"{when} of method {call.method!r} ({self.engine})"
         try:
             outputs = program.run(call.method, *call.inputs)
@@ -164,9 +136,8 @@ class Trial:
 def lower_case(subject: Subject, case: Case, sample: Sample) -> LoweredMethods:
     """Lower a case.
 
-    Raises:
-        Unsupported: The backend does not take it.
-        Broken: The backend or the partitioner breaks its contract, or fails.
+    Raises Unsupported if the backend does not take it, Broken if the backend or the partitioner fails or breaks its
+    contract.
     """
     before = take_fingerprint(sample.edge)
     partitioner = subject.partitioner(case)
@@ -229,11 +200,7 @@ def list_event_names(lowered: LoweredMethods) -> set[str]:
 
 
 def check_debug_handles(lowered: LoweredMethods) -> None:
-    """Check that debug handle maps name operators of their partitions; ExecuTorch's own classes may give any map.
-
-    Raises:
-        Broken: One does not.
-    """
+    """Check that debug handle maps name operators of their partitions, else Broken; ExecuTorch's own may give any."""
     for module in _list_modules(lowered):
         found = debug_handles.find_unknown(
             module.meta.get("debug_handle_map") or {}, module.original_module.graph_module

@@ -25,34 +25,21 @@ class _WatchedHandle:
 
 
 class WatchedDelegate(Delegate):
-    """Hands everything on to another delegate.
+    """Hands everything on to another delegate, with payloads changed by `change` before they are compiled.
 
-    Args:
-        inner: The delegate.
-        change: Changes payloads before they are compiled.
-        probe: Whether the second execution of each payload is first tried with a wrong number of inputs.
-
-    Attributes:
-        written: Inputs that `execute` wrote to, in words.
-        accepted: Wrong numbers of inputs that `execute` took without raising, in words.
-        raised: What `destroy` raised.
-        compiled: How many payloads were compiled.
-        destroyed: How many handles were destroyed.
-        again: How many handles were destroyed more than once.
-        kept: The handles that can be looked at without keeping them.
-        held: Those that cannot and that hold others, such as tuples and lists, after `destroy` had them.
+    With `probe`, the second execution of each payload is first tried with a wrong number of inputs.
     """
 
     def __init__(self, inner: Delegate, change: Change | None = None, *, probe: bool = False) -> None:
         self.inner, self.change, self.probe = inner, change, probe
-        self.written: list[str] = []
-        self.accepted: list[str] = []
-        self.raised: list[str] = []
-        self.compiled = 0
-        self.destroyed = 0
-        self.again = 0
-        self.kept: list[weakref.ref[Any]] = []
-        self.held: list[Any] = []
+        self.written: list[str] = []  # inputs that `execute` wrote to, in words
+        self.accepted: list[str] = []  # wrong numbers of inputs that `execute` took without raising
+        self.raised: list[str] = []  # what `destroy` raised
+        self.compiled = 0  # payloads
+        self.destroyed = 0  # handles
+        self.again = 0  # handles that were destroyed more than once
+        self.kept: list[weakref.ref[Any]] = []  # handles that can be looked at without keeping them
+        self.held: list[Any] = []  # handles that cannot and that hold others, such as tuples and lists, after `destroy`
 
     def is_available(self) -> bool:
         """Ask the delegate."""

@@ -33,27 +33,19 @@ _Vertex = int | str
 
 @dataclass(frozen=True, slots=True)
 class AssignedValue:
-    """A result of a unit that others read.
+    """A result of a unit that others read."""
 
-    Attributes:
-        weight: What it costs to move it to another place.
-        producer: The unit that makes it, or `HOST`.
-        readers: The units that read it, each once, without the producer; `HOST` may be one.
-    """
-
-    weight: int
-    producer: int
-    readers: tuple[int, ...]
+    weight: int  # what it costs to move it to another place
+    producer: int  # the unit that makes it, or `HOST`
+    readers: tuple[int, ...]  # units, each once, without the producer; `HOST` may be one
 
 
 @dataclass(frozen=True, slots=True)
 class AssignmentProblem:
     """Units, places and values.
 
-    Attributes:
-        costs: For each unit, what it costs at each place, None where it cannot be; each unit has a possible place.
-            Place 0 is the host, the others follow in priority order.
-        values: The values.
+    For each unit, `costs` has what it costs at each place, None where it cannot be; each unit has a possible place.
+    Place 0 is the host, the others follow in priority order.
     """
 
     costs: Sequence[Sequence[int | None]]
@@ -101,10 +93,9 @@ def assign_greedily(problem: AssignmentProblem) -> Assignment:
 def find_cheapest(problem: AssignmentProblem) -> Assignment:
     """Assign every unit to a place.
 
-    Returns:
-        With one place besides the host, an optimum: among several, the one with the fewest units there. With B of
-        them, at most B times the optimum, see above. Never worse than `assign_greedily` and `assign_to_host`. Equal
-        problems give equal results.
+    With one place besides the host, an optimum: among several, the one with the fewest units there. With B of them, at
+    most B times the optimum, see above. Never worse than `assign_greedily` and `assign_to_host`. Equal problems give
+    equal results.
     """
     if problem.places == 2:
         return expand(problem, assign_to_host(problem), 1)
@@ -139,16 +130,9 @@ Partitions = Callable[[Sequence[int]], "list[list[int]]"]
 def assign_with_calls(problem: AssignmentProblem, calls: Sequence[int], partitions: Partitions) -> Assignment:
     """Assign every unit to a place if each partition also has a cost, which no cut can express.
 
-    From `find_cheapest` and from `assign_greedily`, whole partitions go back to the host while that lowers the cost.
-
-    Args:
-        problem: The problem.
-        calls: For each place, what a partition costs there; 0 for the host.
-        partitions: Returns the partitions that an assignment makes.
-
-    Returns:
-        An assignment that costs, its calls included, no more than those of `find_cheapest`, `assign_greedily` and
-        `assign_to_host`.
+    From `find_cheapest` and from `assign_greedily`, whole partitions go back to the host while that lowers the cost:
+    calls included, no more than those two and `assign_to_host` cost. `calls` has the cost of a partition at each place,
+    0 for the host; `partitions` returns those that an assignment makes.
     """
     if not any(calls):
         return find_cheapest(problem)

@@ -18,17 +18,11 @@ from exir_lowering.partitioners.supports.support import No, Scope, Support, make
 
 @dataclass
 class Claims:
-    """What a partitioner claims of one program, graph by graph.
-
-    Attributes:
-        program: The program; its nodes get tags.
-        compile_specs: The compile specs of each backend.
-        by: The partitioner's name, for the rejections.
-    """
+    """What a partitioner claims of one program, graph by graph; the program's nodes get tags."""
 
     program: ExportedProgram
     compile_specs: Mapping[str, Sequence[CompileSpec]]
-    by: str
+    by: str  # the partitioner's name, for the rejections
     _destinations: dict[str, DelegationSpec] = field(default_factory=dict)
     _rejections: dict[str, Rejection] = field(default_factory=dict)
     _adjustments: list[Adjustment] = field(default_factory=list)
@@ -51,12 +45,8 @@ class Claims:
     ) -> None:
         """Claim the proposals of a graph within limits, and give each operator that is left a reason.
 
-        Args:
-            scope: The graph.
-            proposals: The proposals, in topological order.
-            limits: How small and how large a partition may be.
-            groups: Nodes that must stay together.
-            why: Returns why an operator is left, None if a reason has already been given.
+        The proposals are in topological order, the groups are nodes that must stay together; `why` returns None for an
+        operator whose reason has already been given.
         """
         kept, rejections, adjustments = capacity.apply(proposals, limits, scope, groups=groups, by=self.by)
         self._claim(scope, kept)
@@ -93,11 +83,9 @@ class Claims:
     def result(self, *, constants: Collection[Node] | None = None, state: bool = False) -> ExplainedResult:
         """Give partitions the constants that they read, and return the result.
 
-        Args:
-            constants: The placeholders that partitions may own; by default every parameter, buffer and constant that
-                is not written.
-            state: Whether a buffer that one partition alone reads and writes moves into it. Its backend must
-                then keep state; one that does not gives wrong results, or worse.
+        By default every parameter, buffer and constant that is not written may be owned. With `state`, a buffer that
+        one partition alone reads and writes moves into it. Its backend must then keep state; one that does not gives
+        wrong results, or worse.
         """
         tag_constant_data(self.program)
         if constants is not None:

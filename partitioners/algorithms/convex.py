@@ -145,13 +145,7 @@ def contract(
 def list_group_operators(number: int, group: Iterable[Any], known: Container[Node]) -> list[Node]:
     """Return the operators of a group, each once: a getitem stands for its producer, and constants are omitted.
 
-    Args:
-        number: The group's number, for errors.
-        group: Its nodes.
-        known: The computing nodes of the graph.
-
-    Raises:
-        InputError: It contains something that is not a node of the graph.
+    Raises InputError, with the group's number, if it contains something that is not a node of the graph.
     """
     found: dict[Node, None] = {}
     for node in group:

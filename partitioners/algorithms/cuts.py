@@ -35,25 +35,16 @@ _PASSES = 8
 
 @dataclass(frozen=True, slots=True)
 class CutProblem:
-    """What is cut.
+    """What is cut; no vertex exceeds a limit, and None is no limit."""
 
-    Attributes:
-        successors: For each vertex, the vertices after it, each once; vertices are numbered in topological order.
-        sizes: For each vertex, its number of operators.
-        weights: For each vertex, the numbers of the constants that it reads, each once.
-        weight_bytes: The bytes of each constant; a piece has each of its constants once.
-        nets: For each value, its bytes and the vertices that make or read it, each once.
-        max_size: The most operators of a piece, None for no limit; no vertex exceeds it.
-        max_weight_bytes: The most bytes of constants of a piece, None for no limit; no vertex exceeds it.
-    """
-
-    successors: Sequence[Sequence[int]]
-    sizes: Sequence[int]
-    weights: Sequence[Sequence[int]]
-    weight_bytes: Sequence[int]
+    successors: Sequence[Sequence[int]]  # for each vertex, those after it, each once; in topological order
+    sizes: Sequence[int]  # for each vertex, its number of operators
+    weights: Sequence[Sequence[int]]  # for each vertex, the numbers of the constants that it reads, each once
+    weight_bytes: Sequence[int]  # of each constant; a piece has each of its constants once
+    # For each value, its bytes and the vertices that make or read it, each once.
     nets: Sequence[tuple[int, Sequence[int]]]
-    max_size: int | None = None
-    max_weight_bytes: int | None = None
+    max_size: int | None = None  # the most operators of a piece
+    max_weight_bytes: int | None = None  # the most bytes of constants of a piece
 
 
 def count_crossing(nets: Sequence[tuple[int, Sequence[int]]], pieces: Sequence[int]) -> int:
@@ -64,11 +55,7 @@ def count_crossing(nets: Sequence[tuple[int, Sequence[int]]], pieces: Sequence[i
 def cut(problem: CutProblem) -> list[int]:
     """Cut a graph: at or near the optimum for small graphs, in near-linear time for large ones.
 
-    Args:
-        problem: The graph and the limits.
-
-    Returns:
-        For each vertex, the number of its piece, from 0; along each edge, it does not decrease.
+    Returns the number of each vertex's piece, from 0; along each edge, it does not decrease.
     """
     graph = _Graph(problem)
     if graph.bound[1] <= 1:

@@ -65,21 +65,13 @@ def apply(
     groups: Iterable[Iterable[Node]] = (),
     by: str,
 ) -> tuple[list[Proposal], list[Rejection], list[Adjustment]]:
-    """Cut what is too large, drop what is too small, then what is too many.
+    """Cut what is too large, drop what is too small, then what is too many, of the proposals of one graph.
 
     What crosses a cut is counted in bytes: each value once for each piece that reads it and did not make it. A value
     from outside counts from the second piece on; constants do not count, since each piece has its own.
 
-    Args:
-        proposals: The proposals of one graph, in topological order.
-        limits: The limits.
-        scope: The graph.
-        groups: Nodes that must stay together.
-        by: The partitioner's name, for the rejections.
-
-    Returns:
-        The proposals that are left, in topological order, a rejection for each operator that lost its partition, and an
-        adjustment for each proposal that was cut or dropped.
+    Returns the proposals that are left, in topological order as they were given, a rejection for each operator that
+    lost its partition, and an adjustment for each proposal that was cut or dropped.
     """
     work = _Work(limits, scope, by, _number_groups(groups))
     with collector.paused():

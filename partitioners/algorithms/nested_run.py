@@ -20,33 +20,20 @@ from exir_lowering.plugins import asking, refusals
 
 @dataclass(frozen=True)
 class Run:
-    """What a partitioner did to a program, from which its tags were removed again.
+    """What a partitioner did to a program, from which its tags were removed again."""
 
-    Attributes:
-        tags: The tag of each node of the program that it claimed, including constants.
-        destinations: The destination of each tag.
-        rejections: The reason for each operator that it could see and left.
-        adjustments: What it says about partitions that it dropped or cut.
-    """
-
-    tags: Mapping[Node, str]
-    destinations: Mapping[str, DelegationSpec]
-    rejections: tuple[Rejection, ...]
-    adjustments: tuple[Adjustment, ...]
+    tags: Mapping[Node, str]  # of each node of the program that it claimed, including constants
+    destinations: Mapping[str, DelegationSpec]  # of each tag
+    rejections: tuple[Rejection, ...]  # of each operator that it could see and left
+    adjustments: tuple[Adjustment, ...]  # of partitions that it dropped or cut
 
 
 def run(partitioner: Partitioner, program: ExportedProgram, out_of_sight: Iterable[Node] = ()) -> Run:
-    """Run a partitioner and remove its tags from the program.
+    """Run a partitioner and remove its tags from the program, which must have none before.
 
-    Args:
-        partitioner: The partitioner.
-        program: The program, without tags; it has none afterwards.
-        out_of_sight: Operators that it must not take: it sees an operator instead that no backend supports. A call of a
-            graph with such an operator is not taken either.
-
-    Raises:
-        InputError: The partitioner refuses its arguments.
-        PartitionerContractError: It raised, or broke its contract.
+    It must not take the operators out of sight: it sees one instead that no backend supports. A call of a graph with
+    such an operator is not taken either. Raises InputError if it refuses its arguments, PartitionerContractError if it
+    raises, or breaks its contract.
     """
     who = f"Partitioner {type(partitioner).__name__}"
     names = {
@@ -117,13 +104,8 @@ def ask_preserved(
 ) -> tuple[list[Any], Callable[[Node], bool] | None]:
     """Ask partitioners what not to decompose.
 
-    Args:
-        partitioners: The partitioners.
-        ep: The program.
-        visible: Whether the partitioner with that number may take a node.
-
-    Returns:
-        As ExecuTorch's `Partitioner.ops_to_not_decompose`, for all of them together.
+    Returns what ExecuTorch's `Partitioner.ops_to_not_decompose` does, for all of them together; `visible` says whether
+    the partitioner with that number may take a node.
     """
     asked = [partitioner.ops_to_not_decompose(ep) for partitioner in partitioners]
     operators = list(dict.fromkeys(operator for wanted, _ in asked for operator in wanted))

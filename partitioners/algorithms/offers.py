@@ -17,42 +17,27 @@ from exir_lowering.partitioners.supports.support import No, Scope, Support, make
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What can go where in one graph.
+    """What can go where in one graph."""
 
-    Attributes:
-        labels: For each operator, the places that take it, each with the label of its partitions there.
-        groups: Nodes that stay together.
-        pinned: Operators that cannot be on the host.
-        why: Returns why no place takes an operator, None if that is unknown.
-    """
-
+    # For each operator, the places that take it, each with the label of its partitions.
     labels: Mapping[Node, Mapping[str, str]]
-    groups: Sequence[Sequence[Node]]
-    pinned: frozenset[Node]
-    why: Callable[[Node], No | None]
+    groups: Sequence[Sequence[Node]]  # nodes that stay together
+    pinned: frozenset[Node]  # operators that cannot be on the host
+    why: Callable[[Node], No | None]  # why no place takes an operator, None if that is unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Offers:
-    """What can go where in a program.
+    """What can go where in a program."""
 
-    Attributes:
-        places: The backends, in priority order.
-        specs: The destination of the partitions with each label.
-        of: Returns the offer for a graph.
-        merge: Whether partitions with the same label may be merged, and groups must be convex.
-        constants: The parameters, buffers and constants that partitions may own; None for all that are not written.
-        rejections: The rejections of operators so far.
-        adjustments: The adjustments of partitions so far.
-    """
-
-    places: tuple[str, ...]
-    specs: Mapping[str, DelegationSpec]
-    of: Callable[[Scope], Offer]
-    merge: bool = True
+    places: tuple[str, ...]  # the backends, in priority order
+    specs: Mapping[str, DelegationSpec]  # the destination of the partitions with each label
+    of: Callable[[Scope], Offer]  # the offer for a graph
+    merge: bool = True  # whether partitions with the same label may be merged, and groups must be convex
+    # Parameters, buffers and constants that partitions may own; None: all that are not written.
     constants: frozenset[Node] | None = None
-    rejections: Sequence[Rejection] = ()
-    adjustments: Sequence[Adjustment] = ()
+    rejections: Sequence[Rejection] = ()  # so far
+    adjustments: Sequence[Adjustment] = ()  # so far
 
 
 def offers_of_supports(supports: Mapping[str, Support], compile_specs: Mapping[str, Sequence[CompileSpec]]) -> Offers:

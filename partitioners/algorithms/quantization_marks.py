@@ -14,11 +14,7 @@ def clear_marks(nodes: Iterable[Node], claimed: Collection[Node]) -> None:
     """Clear the marks by which XNNPACK treats a quantize or dequantize as part of an operator that is not claimed.
 
     Its checks mark the neighbours of an operator before they refuse the operator. A node that is claimed by itself and
-    still marked is compiled to nothing, and the results are wrong.
-
-    Args:
-        nodes: The nodes of a program, inputs first.
-        claimed: The nodes that a partitioner claimed.
+    still marked is compiled to nothing, and the results are wrong. The nodes are those of a program, inputs first.
     """
     valid: set[Node] = set()
     for node in reversed(list(nodes)):

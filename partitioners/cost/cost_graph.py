@@ -27,11 +27,7 @@ from exir_lowering.plugins import HOST, CostModel
 
 
 class ExactCosts:
-    """A model's answers, checked and exact.
-
-    Raises:
-        InputError: The model has no cost for an operator on the host, or an answer is not a valid cost.
-    """
+    """A model's answers, checked and exact: InputError for an invalid one, or an operator without one on the host."""
 
     def __init__(self, model: CostModel) -> None:
         self.model = model
@@ -100,33 +96,19 @@ def _describe_unknown(model: CostModel, names: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CostGraph:
-    """One graph as a problem in whole numbers; `scale` of them are one unit of cost.
+    """One graph as a problem in whole numbers; `scale` of them are one unit of cost."""
 
-    Attributes:
-        nodes: Its computing nodes.
-        units: The sets of nodes that stay at one place, each in graph order.
-        unit_of: The number of each node's unit.
-        places: The names of the places, the host first.
-        problem: The problem.
-        calls: For each place, what a partition costs.
-        scale: How many whole numbers make one unit of cost.
-        offer: What can go where.
-        groups: Units that must be one vertex when partitions are made.
-        touching: For each unit, the values that it makes or reads.
-        measure: The unit of costs, for messages.
-    """
-
-    nodes: list[Node]
-    units: list[list[Node]]
-    unit_of: Mapping[Node, int]
-    places: tuple[str, ...]
+    nodes: list[Node]  # that compute
+    units: list[list[Node]]  # sets of nodes that stay at one place, each in graph order
+    unit_of: Mapping[Node, int]  # the number of each node's unit
+    places: tuple[str, ...]  # the host first
     problem: AssignmentProblem
-    calls: list[int]
+    calls: list[int]  # for each place, what a partition costs
     scale: int
     offer: Offer
-    groups: list[list[Node]]
-    touching: Mapping[int, list[AssignedValue]]
-    measure: str
+    groups: list[list[Node]]  # units that must be one vertex when partitions are made
+    touching: Mapping[int, list[AssignedValue]]  # for each unit, the values that it makes or reads
+    measure: str  # the unit of costs, for messages
 
     def cheapest(self) -> list[int]:
         """Return the best assignment found: the place of each unit."""
@@ -269,12 +251,8 @@ def group_together(nodes: Sequence[Node], offer: Offer, *, close: bool) -> list[
 def units_together(program: ExportedProgram, partitioner: Partitioner) -> list[list[Node]]:
     """Return the operators that a partitioner takes, in the units that `CostPartitioner.from_partitioner` assigns.
 
-    Args:
-        program: A program in Edge dialect; its tags are removed.
-        partitioner: The partitioner.
-
-    Raises:
-        PartitionerContractError: The partitioner raised or broke its contract.
+    The program, in Edge dialect, loses its tags. Raises PartitionerContractError if the partitioner raises or breaks
+    its contract.
     """
     offers = offers_of_partitioner(program, partitioner)
     found = []

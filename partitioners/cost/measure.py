@@ -97,15 +97,10 @@ def measure_costs(
 
 @dataclass(frozen=True, slots=True)
 class _Excerpt:
-    """Operators as a program of their own.
+    """Operators as a program of their own."""
 
-    Attributes:
-        program: The program, in Edge dialect.
-        operators: The signatures of its operators; in a group, the one with the most arithmetic is first.
-    """
-
-    program: ExportedProgram
-    operators: tuple[str, ...]
+    program: ExportedProgram  # in Edge dialect
+    operators: tuple[str, ...]  # their signatures; in a group, the one with the most arithmetic is first
 
 
 class _KeepingBackend(Backend):
@@ -254,21 +249,13 @@ def _make_probes() -> dict[str, ExportedProgram]:
 
 @dataclass(slots=True)
 class _TimedProgram:
-    """A program that is run repeatedly.
-
-    Attributes:
-        key: Its key.
-        place: The place of its operators.
-        method: The method that runs it.
-        program: The program.
-        seconds: The shortest time so far.
-    """
+    """A program that is run repeatedly."""
 
     key: str
-    place: str
-    method: Callable[..., Any]
+    place: str  # of its operators
+    method: Callable[..., Any]  # runs it
     program: ExportedProgram
-    seconds: float = float("inf")
+    seconds: float = float("inf")  # the shortest so far
     inputs: list[Any] = field(init=False)
 
     def __post_init__(self) -> None:

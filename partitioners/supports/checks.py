@@ -40,8 +40,7 @@ def ops(*operators: Any) -> Support:
 def check_operator(name: str) -> None:
     """Check that an operator name can exist.
 
-    Raises:
-        InputError: Its namespace is loaded and does not have it; close names are suggested.
+    Raises InputError if its namespace is loaded and does not have it; close names are suggested.
     """
     known = graphs.known_operators()
     namespace = name.partition(".")[0]

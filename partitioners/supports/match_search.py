@@ -36,18 +36,12 @@ _COMMUTATIVE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What to search for: a template, and the check that may refuse a match.
+    """What to search for: a template, and the check that may refuse a match."""
 
-    Attributes:
-        name: Its name in messages.
-        template: The graph.
-        priority: Higher priorities choose first.
-        accept: Returns whether to take a match, given its nodes, inputs and results.
-    """
-
-    name: str
+    name: str  # in messages
     template: Template
-    priority: int
+    priority: int  # higher ones choose first
+    # Whether to take a match, given its nodes, inputs and results.
     accept: Callable[[tuple[Node, ...], Mapping[str, Any], tuple[Node, ...]], bool]
 
 

@@ -27,19 +27,15 @@ class Found:
 
 @dataclass(slots=True)
 class Matching:
-    """The matches of one graph.
+    """The matches of one graph."""
 
-    Attributes:
-        found: The chosen matches in topological order, by their last nodes where the order is free.
-        reasons: For nodes that were nearly in a match, the candidate's number and why they are not in one.
-        nearest: For candidates without a match, the first node that nearly matched, and why it did not.
-        comparisons: How many times a part of a pattern was compared with a node or value.
-    """
-
+    # The chosen ones in topological order, by their last nodes where it is free.
     found: list[Found] = field(default_factory=list)
+    # For nodes that were nearly in a match, the candidate's number and why not.
     reasons: dict[Node, tuple[int, str]] = field(default_factory=dict)
+    # For candidates without a match, the first node that nearly matched, and why it did not.
     nearest: dict[int, tuple[Node, str]] = field(default_factory=dict)
-    comparisons: int = 0
+    comparisons: int = 0  # how many times a part of a pattern was compared with a node or value
 
 
 def find(scope: Scope, candidates: Sequence[Candidate]) -> Matching:

@@ -81,18 +81,9 @@ def _name_overload(target: Any) -> str:
 def read_template(
     name: str, function: Callable[..., Any], example_inputs: Sequence[torch.Tensor] | None = None
 ) -> Template:
-    """Read a function as a template.
+    """Read a function as a template; the example inputs, a tensor for each parameter, are for one in any PyTorch.
 
-    Args:
-        name: The pattern's name, for messages.
-        function: The function.
-        example_inputs: A tensor for each parameter, for a function in any PyTorch.
-
-    Returns:
-        The template.
-
-    Raises:
-        InputError: The function is not a pattern; the message says what to change.
+    Raises InputError if it is not a pattern; the message says what to change.
     """
     inputs = _read_parameters(name, function)
     if example_inputs is None:

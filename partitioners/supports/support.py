@@ -187,8 +187,7 @@ def _parenthesize(support: Support) -> str:
 def as_support(candidate: SupportLike) -> Support:
     """Turn a `Support`, a torch.fx `OperatorSupportBase` or a function from a node to a bool into a `Support`.
 
-    Raises:
-        InputError: It is none of these.
+    Raises InputError for anything else.
     """
     if isinstance(candidate, Support):
         return candidate
@@ -205,8 +204,7 @@ def as_support(candidate: SupportLike) -> Support:
 def make_check(support: Support, scope: Scope) -> Check:
     """Bind a support, so that an error in it is reported with the node.
 
-    Raises:
-        PartitionerContractError: From the check, if the support raises or answers anything but None or a `No`.
+    The check raises PartitionerContractError if the support raises or answers anything but None or a `No`.
     """
     check = _call_guarded(support, "binding to the graph", lambda: support.bind(scope))
 

@@ -45,9 +45,8 @@ class HeldNumber:
 class TemplateOperator:
     """An operator of a pattern.
 
-    Attributes:
-        arguments: For each name that it may have, the arguments in the order of the schema. An argument is a
-            `TemplateOperator`, a `TemplateInput`, a `HeldNumber`, `ANY`, a sequence of these, or a plain value.
+    For each name that it may have, `arguments` has the arguments in the order of the schema: a `TemplateOperator`, a
+    `TemplateInput`, a `HeldNumber`, `ANY`, a sequence of these, or a plain value.
     """
 
     arguments: Mapping[str, tuple[Any, ...]]
@@ -68,15 +67,10 @@ def _read(term: Any) -> Iterator[TemplateOperator | TemplateInput]:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """The graph of a pattern.
+    """The graph of a pattern."""
 
-    Attributes:
-        operators: Its operators in topological order; the last one is the anchor.
-        results: The operators whose values may be used outside of a match.
-    """
-
-    operators: tuple[TemplateOperator, ...]
-    results: tuple[TemplateOperator, ...]
+    operators: tuple[TemplateOperator, ...]  # in topological order; the last one is the anchor
+    results: tuple[TemplateOperator, ...]  # those whose values may be used outside of a match
 
     @property
     def names(self) -> tuple[tuple[str, ...], ...]:

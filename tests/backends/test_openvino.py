@@ -28,6 +28,9 @@ needs_nncf = pytest.mark.skipif(find_spec("nncf") is None and not CI, reason="ne
 # OpenVINO computes with bfloat16 where a CPU has it, whatever the file says; oneDNN's variable tells it not to.
 FLOAT32 = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI", "OMP_NUM_THREADS": "1"}
 
+# Without these instructions its int8 products saturate: https://docs.openvino.ai/latest/pot_saturation_issue.html
+EXACT_INT8 = any(torch.cpu.get_capabilities().get(name) for name in ("avx512_vnni", "avx_vnni"))
+
 HIDDEN = """
 import sys
 from importlib.abc import MetaPathFinder
@@ -178,7 +181,7 @@ def cases() -> Iterator[tuple[str, exir_lowering.LoweredMethods, list[Call]]]:
 
     if find_spec("nncf") is not None:
         program, x = quantized(), image()
-        yield "int8", lower(program), [("forward", (x,), program.module()(x), 0.02)]
+        yield "int8", lower(program), [("forward", (x,), program.module()(x), 0.02)] if EXACT_INT8 else []
 
 
 @dataclass(frozen=True)
@@ -266,7 +269,7 @@ def test_int8(ran: Ran) -> None:
     """ExecuTorch's OpenVINOQuantizer: the program is delegated whole and runs as the quantised program does."""
     lowered = ran.lowered["int8"]
     assert backends(lowered) == ["OpenvinoBackend"] and not lowered.report.methods[0].host
-    assert ran.equal("int8") == 1
+    assert ran.equal("int8") == EXACT_INT8
 
 
 def quantized() -> ExportedProgram:

@@ -401,7 +401,7 @@ def test_plan_says_what_lower_does(main: Main, models: Path, tmp_path: Path) -> 
     target = tmp_path / "m.pte"
     lowered = json.loads(main("lower", models / "mixed.pt2", "-p", "xnnpack", "-o", target, "--json")[1])
     assert _without_comparison(lowered) == _without_comparison(planned)
-    assert set(lowered) == {"version", "methods", "payload_bytes", "seconds", "left_to_executorch", "cache"}
+    assert set(lowered) == {"version", "methods", "payload_bytes", "seconds", "left_to_executorch", "cache", "states"}
 
 
 def test_plan_writes_pictures(main: Main, models: Path, tmp_path: Path) -> None:
@@ -761,3 +761,38 @@ def test_too_little_memory_is_told(main: Main, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr("exir_lowering.plugins.listing.list_installed", listed)
     refused(main("plugins"), "exir-lower plugins: there is not enough memory.", code=1)
+
+
+class Counts(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(3))
+        self.register_buffer("other", torch.zeros(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.other.add_(1.0)
+        return self.total.add_(x) * self.other[0]
+
+
+def test_state_that_methods_of_several_files_share(main: Main, tmp_path: Path) -> None:
+    torch.export.save(export(Counts(), (torch.ones(3),)), tmp_path / "counts.pt2")
+    target, given = tmp_path / "x.pte", [f"{name}={tmp_path / 'counts.pt2'}" for name in ("first", "second")]
+
+    def lowered(*options: str) -> tuple[str, list[float]]:
+        code, out, err = main("lower", *given, "-p", "xnnpack", "-o", target, "--json", *options)
+        assert code == 0, err
+        loaded = exir_lowering.load(target)
+        found = [loaded.run(name, torch.ones(3))[0][0].item() for name in ("first", "second", "first")]
+        states = json.loads(out)["states"]
+        assert all(state["shared"] is (len(state["names"]) == 2) for state in states)
+        return err, found
+
+    err, found = lowered()
+    assert "warning: first and second each write a 'total' of their own (and other)" in err or (
+        "warning: first and second each write a 'other' of their own (and total)" in err
+    )
+    assert "--share-state all" in err and "--share-state none" in err and found == [1, 1, 4]
+    for options, expected in (("all", [1, 4, 9]), ("total", [1, 2, 6]), ("none", [1, 1, 4])):
+        err, found = lowered("--share-state", options)
+        assert "warning" not in err and found == expected, options
+    refused(main("lower", *given, "-o", target, "--share-state", "totals"), "--share-state:", "'totals'", "'total'")

@@ -21,7 +21,7 @@ from torch.fx import Node
 from exir_lowering import LoweringOptions, lower
 from exir_lowering.errors import InputError
 from exir_lowering.graphs import operator_name, source_line
-from exir_lowering.graphs.ranges import TOP, Range, ValueRanges
+from exir_lowering.graphs.ranges import TOP, Range, ValueRanges, bound_together
 
 sys.path.insert(0, str(ROOT / "tests" / "benchmarks"))
 from lowering_models import export_model
@@ -567,6 +567,27 @@ def test_a_buffer_is_bounded_if_every_run_keeps_it_so(write: Callable[[Any, Any]
     assert ranges.bounded_state == ({"kept"} if bounded else frozenset())
     assert (ranges.bounded(program.graph.output_node().args[0][1]) is None) is bounded
     assert not ValueRanges(program, volatile=("kept",)).bounded_state
+
+
+@pytest.mark.parametrize(
+    ("writes", "bounded"),
+    [
+        ((lambda self, x: x.tanh(), lambda self, x: x.sigmoid()), True),
+        ((lambda self, x: torch.where(x > 0, self.kept, x.sin()), lambda self, x: self.kept.clamp(-1, 1)), True),
+        ((lambda self, x: x.tanh(), lambda self, x: x), False),
+        ((lambda self, x: self.kept.neg(), lambda self, x: self.kept + 1), False),
+        ((lambda self, x: x.tanh(), lambda self, x: self.kept), True),
+    ],
+)
+def test_what_programs_share_is_bounded_if_each_keeps_it_so(writes: Any, bounded: bool) -> None:
+    programs = [edge(Kept(write), (X,)) for write in writes]
+    every = [ValueRanges(program, volatile=("kept",)) for program in programs]
+    bound_together([[(ranges, "kept") for ranges in every]])
+    for ranges, program in zip(every, programs, strict=True):
+        assert ranges.bounded_state == ({"kept"} if bounded else frozenset())
+        doubt = ranges.bounded(next(n for n in program.graph.find_nodes(op="placeholder") if n.name == "b_kept"))
+        assert (doubt is None) is bounded
+        assert doubt is None or "a method that may share it" in doubt.reason
 
 
 def test_a_buffer_that_takes_from_an_unbounded_one_is_unbounded() -> None:

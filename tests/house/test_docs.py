@@ -1,6 +1,11 @@
-"""The Python in the README and the docs runs, page by page, and prints what is shown; links and named modules exist."""
+"""What the README and the docs show runs, page by page, and prints what is shown; links and named modules exist.
+
+All Python of a page comes first, then its commands (`bash`), beside the C++ that is shown.
+"""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import forked
@@ -9,8 +14,10 @@ import pytest
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
-SHOWN = re.compile(r"```python\n(.*?)```\n\n```text\n(.*?)```", re.DOTALL)
-"""A block of Python, and what it prints."""
+COMMANDS = re.compile(r"```bash\n(.*?)```", re.DOTALL)
+CPP = re.compile(r"`(\w+\.cpp)`[^`]*```cpp\n(.*?)```", re.DOTALL)
+SHOWN = re.compile(r"```(python|bash)\n(?:(?!```).)*```\n\n```text\n(.*?)```", re.DOTALL)
+"""The language of a block, and what the block prints."""
 
 
 def _pages_with_code() -> list[Path]:
@@ -68,9 +75,20 @@ def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
     script.write_text(code)
     done = forked.run(script, cwd=tmp_path, quiet=False, fresh=page.name == "README.md")
     assert done.returncode == 0, done.stderr[-3000:]
-    printed = _plain(done.stdout)
-    for _, shown in SHOWN.findall(page.read_text()):
-        assert _plain(shown) in printed, (shown, printed)
+    printed = {"python": _plain(done.stdout), "bash": _plain(_run_commands(page.read_text(), tmp_path))}
+    for language, shown in SHOWN.findall(page.read_text()):
+        assert _plain(shown) in printed[language], (shown, printed[language])
+
+
+def _run_commands(text: str, folder: Path) -> str:
+    """Run the commands of a page, and return what they print."""
+    for name, code in CPP.findall(text):
+        (folder / name).write_text(code)
+    path = f'exir-lower() {{ "{sys.executable}" -m exir_lowering "$@"; }}\npython() {{ "{sys.executable}" "$@"; }}\n'
+    script = "set -eo pipefail\n" + path + "".join(COMMANDS.findall(text))
+    done = subprocess.run(["bash", "-c", script], cwd=folder, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
 
 
 def _plain(text: str) -> str:

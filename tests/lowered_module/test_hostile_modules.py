@@ -316,6 +316,16 @@ def test_a_record_that_is_wrong(name: str, saved: bytes, tmp_path: Path) -> None
     assert "model.pte" in str(caught.value) or "forward" in str(caught.value)
 
 
+@pytest.mark.parametrize("outputs", [[], ["{}", "{}"], [3], [True]])
+def test_a_record_that_is_not_one_text(outputs: list[Any], saved: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "model.pte"
+    changed = {record.RECORD: outputs}
+    path.write_bytes(b"".join(tables.rewrite(memoryview(saved), lambda name: name != record.RECORD, changed)))
+    for verify in (True, False):
+        with pytest.raises(InputError, match=r"model\.pte"):
+            LoweredModule.load(path, verify=verify)
+
+
 def test_a_type_that_has_changed(saved: bytes, tmp_path: Path) -> None:
     """The context is what the type's own function makes of it; it fails when the structure is built."""
     spec = text("tests.hostile.Dot", '[["x", "y", "z"], []]', 3)

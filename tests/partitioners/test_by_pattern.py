@@ -665,6 +665,21 @@ def top_and_sum(x: Any, y: Any, z: Any) -> Any:
 RANDOM = [Pattern(siblings), Pattern(top_and_sum, priority=1), Pattern(sigmoid_tanh), Pattern(swish)]
 
 
+def test_forms_that_rewrites_propose_cause_no_warning() -> None:
+    """A rewrite asks which of two forms is taken, with a program that has nothing else."""
+
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.silu(x).sigmoid().tanh().mean(-1)
+
+    partitioner = PatternPartitioner("echo", Pattern(swish, (X,)), Pattern(sigmoid_tanh, (X,)))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        lowered = exir_lowering.lower(torch.export.export(Model(), (X,)), partitioner)
+    assert not [str(one.message) for one in caught if "matches nothing" in str(one.message)]
+    assert len(lowered.report.methods[0].partitions) == 2
+
+
 @settings(max_examples=300, deadline=None)
 @given(seed=st.integers(0, 10**6), size=st.integers(1, 60), everything=st.booleans())
 def test_matched_nodes_are_never_split(seed: int, size: int, everything: bool) -> None:

@@ -151,7 +151,9 @@ PROGRAMS: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "empty": (dict, ("empty", "at least one method")),
     "key": (lambda: {7: EDGE["decode"]}, ("method name 7", "expected a non-empty string")),
     "no-name": (lambda: {"": EDGE["decode"]}, ("method name ''", "expected a non-empty string")),
-    "list": (lambda: [EDGE["decode"]], ("got list", "expected a torch.export.ExportedProgram")),
+    "list": (lambda: [EDGE["decode"]], ("got list", "a mapping of method names")),
+    "space": (lambda: {"de code": EDGE["decode"]}, ("'de code'", "contains a space")),
+    "control": (lambda: {"de\x1b[2Jcode": EDGE["decode"]}, ("'de\\x1b[2Jcode'", "a character that cannot be printed")),
     "graph-module": (lambda: EDGE["decode"].graph_module, ("GraphModule", "torch.export.export(")),
 }
 
@@ -213,10 +215,11 @@ def test_something_that_is_no_partitioner(case: str) -> None:
 
 
 @pytest.mark.optimised
-def test_a_partitioner_name_that_nobody_provides() -> None:
-    words = ("'xnpack'", "exir_lowering.partitioners", "Did you mean 'xnnpack'?", "exir-lower plugins")
-    error = refused(UnknownPluginError, words, lambda: lower("xnpack"))
-    check(error.plugin_id == "xnpack", "plugin_id is the name that was asked for")
+@pytest.mark.parametrize("name", ["xnpack", "XnnpackPartitioner"])
+def test_a_partitioner_name_that_nobody_provides(name: str) -> None:
+    words = (repr(name), "exir_lowering.partitioners", "Did you mean 'xnnpack'?", "exir-lower plugins")
+    error = refused(UnknownPluginError, words, lambda: lower(name))
+    check(error.plugin_id == name, "plugin_id is the name that was asked for")
 
 
 OPTIONS: dict[str, tuple[Any, tuple[str, ...]]] = {
@@ -441,7 +444,7 @@ def test_a_partitioner_that_returns_something_else(value: Any) -> None:
 @pytest.mark.optimised
 def test_a_partitioner_that_raises() -> None:
     cause = KeyError("aten.foo")
-    words = ("Returns", "'decode'", "raised KeyError: 'aten.foo'")
+    words = ("Returns", "'decode'", "raised KeyError: 'aten.foo'", "raised at File", "raise self.value")
     error = refused(PartitionerContractError, words, lambda: lower({"decode": Returns(cause)}))
     check(error.violation == "raised", error.violation)
     check(error.__cause__ is cause, "the partitioner's own exception is the cause")

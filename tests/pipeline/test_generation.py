@@ -71,11 +71,10 @@ def prompt(length: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def emitted(programs: dict[str, ExportedProgram], partitioner: Any) -> bytes:
-    """Lower methods to one file, in which they share their buffers."""
-    config = ExecutorchBackendConfig(memory_planning_pass=MemoryPlanningPass(share_mutable_buffers=True))
+    """Lower methods to one file, in which they share the cache, which is one memory, beside a constant method."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return exir_lowering.lower(programs, partitioner).emit(config).buffer
+        return exir_lowering.lower(programs, partitioner).emit(constant_methods={"get_max_seq_len": LENGTH}).buffer
 
 
 @pytest.fixture(scope="module", params=PARTITIONERS)
@@ -111,6 +110,16 @@ def test_greedy_tokens(file: tuple[str, bytes], model: LlamaForCausalLM, engine:
         assert generate(program, length) == want
 
 
+def test_a_method_is_rewritten_beside_another_one_as_it_is_alone(programs: dict[str, ExportedProgram]) -> None:
+    """Both bound what they write into the cache."""
+    together = exir_lowering.plan(programs, "xnnpack")
+    for name, method in zip(programs, together.methods, strict=True):
+        (alone,) = exir_lowering.plan({name: programs[name]}, "xnnpack").methods
+        assert (len(method.host), len(method.rewritings)) == (len(alone.host), len(alone.rewritings))
+        assert not method.refused_rewrites
+    assert len(together.states) == 6 and all(state.shared for state in together.states)
+
+
 def test_the_weights_are_in_the_file_once(file: tuple[str, bytes], programs: dict[str, ExportedProgram]) -> None:
     word, both = file
     assert len(both) <= 1.05 * len(emitted({"prefill": programs["prefill"]}, PARTITIONERS[word]))
@@ -129,12 +138,14 @@ def test_a_cache_inside_of_a_delegate_is_not_shared() -> None:
             return self.count * 1
 
     counts = {name: export(Count(), (torch.ones(1),)) for name in ("first", "second")}
-    with pytest.raises(exir_lowering.InputError) as caught:
-        emitted(counts, "reference")
-    for part in ("'count'", "'first'", "'second'", "'reference'", "own_state=False"):
-        assert part in str(caught.value)
+    planning = MemoryPlanningPass(share_mutable_buffers=True)
+    for options in ({"share_state": True}, {"config": ExecutorchBackendConfig(memory_planning_pass=planning)}):
+        with pytest.raises(exir_lowering.InputError) as caught:
+            exir_lowering.lower(counts, "reference").emit(**options)
+        for part in ("'count'", "'first'", "'second'", "'reference'", "own_state=False"):
+            assert part in str(caught.value)
     with pytest.raises(exir_lowering.InputError, match="'count'"):
-        emitted(counts, {"first": "reference"})
-    assert emitted({"first": counts["first"]}, "reference")
-    program = exir_lowering.load(emitted(counts, PARTITIONERS["reference"]))
+        exir_lowering.lower(counts, {"first": "reference"}).emit(share_state=["count"])
+    lowered = exir_lowering.lower(counts, PARTITIONERS["reference"])
+    program = exir_lowering.load(lowered.emit(share_state=True).buffer)
     assert [program.run(method, torch.ones(1))[0].item() for method in ("first", "second", "first")] == [1, 2, 3]

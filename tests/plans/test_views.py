@@ -12,6 +12,7 @@ from pathlib import Path
 import fake_plans
 import networkx as nx
 import pytest
+import torch
 from browser import browser, needs_browser
 from fake_plans import HOSTILE, method, node
 from hypothesis import given, settings, strategies as st
@@ -21,6 +22,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
+import exir_lowering
 from exir_lowering.plans import layout, table, to_dot, to_html, to_json, to_text, wording
 from exir_lowering.plans.lowering_plan import LoweringPlan
 from exir_lowering.plans.picture import Picture, picture
@@ -392,7 +394,7 @@ def test_page_needs_nothing_else(name: str) -> None:
     assert data
     read, written = json.loads(data[1]), json.loads(to_json(PLANS[name]))
     for made in read["methods"]:
-        del made["picture"]
+        del made["picture"], made["rewritten"]
     assert read["methods"] == written["methods"]
 
 
@@ -585,6 +587,27 @@ def test_browser_switches_methods(page: Page) -> None:
     assert page.all("#panel-title") == []
     assert page.texts("#lists h2") == ["Largest costs on the host (1)"]
     assert "1 of 2 in partitions" in page.text("#summary")
+
+
+class Attends(torch.nn.Module):
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x, mask).mean(-1)
+
+
+@needs_browser
+def test_browser_shows_what_was_rewritten_and_what_not(page: Page) -> None:
+    inputs = (torch.ones(1, 2, 4, 8), torch.zeros(4, 4))
+    plan = exir_lowering.plan(torch.export.export(Attends(), inputs), "xnnpack")
+    (made,) = plan.methods
+    assert made.rewritings and made.refused_rewrites
+    page.open(plan)
+    titles, shown = page.texts("#lists h2"), page.text("#lists")
+    assert any(
+        re.fullmatch(rf"Rewritten: .* operators fewer, .* \({len(made.rewritings)}\)", title) for title in titles
+    )
+    assert f"Not rewritten ({len(made.refused_rewrites)})" in titles
+    assert all(f"{one.rewrite}: " in shown for one in made.rewritings)
+    assert all(f"{one.rewrite}, {one.operator}: {one.reason}" in shown for one in made.refused_rewrites)
 
 
 @needs_browser

@@ -83,3 +83,16 @@ def test_quantised_patterns_are_not_shared() -> None:
         assert torch.equal(one, two)
         counts = [len(each.report.methods[0].partitions) for each in (plain, safe)]
         assert counts[1] <= counts[0]
+
+
+class Found(nn.Module):
+    """Two calls whose sizes depend on data have symbols of their own."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.flatten().nonzero().sum(), (x.flatten().nonzero() + 1).sum(), x.flatten() * 2
+
+
+def test_sizes_that_depend_on_data_are_not_known_to_be_equal() -> None:
+    found = versions(Found(), (X,), [CommonSubexpressions])
+    assert found.before.count("aten.view_copy.default") == 3 and found.after.count("aten.view_copy.default") == 1
+    assert found.after.count("aten.nonzero.default") == 2

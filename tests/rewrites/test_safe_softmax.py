@@ -176,3 +176,25 @@ def test_what_only_looks_like_one_is_left_alone(number: int) -> None:
     assert found.before == found.after
     plain, rewritten = (one.run("forward", x)[0] for one in (found.plain, found.rewritten))
     assert bits(plain) == bits(rewritten)
+
+
+class Added(nn.Module):
+    """A mask of unknown content, added to something of fewer dimensions."""
+
+    def __init__(self, scores: torch.Tensor) -> None:
+        super().__init__()
+        self.scores = scores
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = torch.where(x > 0, x.clamp(-3, 3), -INF)
+        result: torch.Tensor = torch.ops.aten._safe_softmax(mask + self.scores, -1)
+        return result
+
+
+@pytest.mark.parametrize("scores", [torch.tensor(0.5), torch.randn(5), torch.randn(3, 1)], ids=["()", "(5)", "(3, 1)"])
+def test_scores_may_be_broadcast_to_the_mask(scores: torch.Tensor) -> None:
+    x = torch.randn(2, 3, 5)
+    x[0, 1], x[1, 2, 0] = -1.0, NAN
+    found = versions(Added(scores), (x,), [SafeSoftmax])
+    assert "aten.any.dim" in found.after and "aten.eq.Scalar" not in found.after
+    found.check(x, exact=True)

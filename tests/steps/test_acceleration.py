@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import os
 import pickle
+import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
 from typing import Any
 
 import models
@@ -27,6 +31,7 @@ from torch.fx.traceback import NodeSource
 from torch.utils import _pytree as pytree
 
 from exir_lowering import LoweringOptions, lower
+from exir_lowering._upstream import locks, replacing
 from exir_lowering._upstream.acceleration import accelerating, work
 
 PLAIN = LoweringOptions(accelerate=False)
@@ -190,6 +195,43 @@ def test_an_interrupt_leaves_nothing_behind() -> None:
             lower(edge, "xnnpack").emit()
         assert is_restored()
     assert lower(given, "xnnpack").emit().buffer == expected
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_an_interrupt_after_any_call_of_entering_and_leaving_changes_nothing(others: int) -> None:
+    """Python looks for signals after each call. Where the context is in use further out, it stays as it is there."""
+    outside = [accelerating() for _ in range(others)]
+    for context in outside:
+        context.__enter__()
+    expected = [getattr(owner, name) for owner, name in REPLACED]
+    ended = False
+    for number in itertools.count():
+        calls = itertools.count()
+
+        def interrupt(frame: FrameType, event: str, _: object, at: int = number, calls: Iterator[int] = calls) -> None:
+            ours = frame.f_code.co_filename in (locks.__file__, replacing.__file__)
+            # What comes at the very start of __exit__ cannot be caught in Python.
+            looks = event == "c_return" or (event == "call" and frame.f_code.co_name != "__exit__")
+            if ours and looks and next(calls) == at:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+        sys.setprofile(interrupt)
+        try:
+            with accelerating():
+                pass
+            ended = True
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.setprofile(None)
+        assert [getattr(owner, name) for owner, name in REPLACED] == expected, number
+        if ended:
+            break
+    assert number > (20 if others else 100)
+    for context in outside:
+        context.__exit__(None, None, None)
+    assert is_restored()
 
 
 # -- modules that wait to be compiled ----------------------------------------------------------------------------------

@@ -96,7 +96,8 @@ def test_a_program_is_converted_again_and_again_and_stays_as_it_is(name: str) ->
     as_it_is = lower(program, XnnpackPartitioner(), options=LoweringOptions(rewrites="none")).emit().buffer
     # But for the digests, which ours has besides, and which move the segments.
     theirs, ours = (deserialize_pte_binary(content).program for content in (bytes(upstream.buffer), as_it_is))
-    assert ours.execution_plan == theirs.execution_plan
+    if name != "nonzero":  # ExecuTorch plans columns, which its kernel does not write
+        assert ours.execution_plan == theirs.execution_plan
     assert ours.constant_buffer == theirs.constant_buffer
     assert ours.backend_delegate_data == theirs.backend_delegate_data
 
@@ -119,10 +120,9 @@ def test_what_the_runtime_computes_is_what_the_model_computes(name: str, partiti
     expected = program.module()(*model.inputs)
     plan(program, partitioner)
     file = lower(program, partitioner).emit().buffer
-    # ExecuTorch's kernel of nonzero returns another order of dimensions than the file says, which mul refuses.
-    engine: Any = "interpreter" if (name, partitioner) == ("nonzero", "xnnpack") else "runtime"
-    (got,) = load(file, engine=engine).run("forward", *model.inputs)
-    torch.testing.assert_close(got, expected)
+    for engine in ("runtime", "interpreter"):
+        (got,) = load(file, engine=engine).run("forward", *model.inputs)
+        torch.testing.assert_close(got, expected)
 
 
 class _Breaking(TagPartitioner):

@@ -9,7 +9,7 @@ import sys
 from importlib import metadata, util
 from pathlib import Path
 
-_DEPENDENCIES = ("torch", "executorch", "jinja2", "networkx", "platformdirs", "rich", "pytest")
+_DEPENDENCIES = ("torch", "executorch", "jinja2", "networkx", "platformdirs", "rich", "xxhash", "pytest")
 
 
 def copy_tracked(folder: Path, target: Path) -> Path:

@@ -27,14 +27,9 @@ _DTYPES: Mapping[int, frozenset[torch.dtype]] = MappingProxyType(
 
 
 def check_call(found: Graph, arguments: Sequence[ValueSpec]) -> None:
-    """Check what a payload is called with.
+    """Check the values that a payload is called with, given the graph in it.
 
-    Args:
-        found: The graph in the payload.
-        arguments: The values that it is called with.
-
-    Raises:
-        CorruptError: One is not a tensor, or lacks the type or shape that the graph reads or makes.
+    Raises CorruptError if one is not a tensor, or lacks the type or shape that the graph reads or makes.
     """
     try:
         _check(found, arguments)

@@ -43,57 +43,34 @@ BITS: Mapping[int, int] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class GraphValue:
-    """A value of a graph.
+    """A value of a graph."""
 
-    Attributes:
-        id: Its number, by which nodes refer to it.
-        datatype: Its element type.
-        dims: Its shape, in XNNPACK's order of dimensions.
-        constant: Whether its content is in the file.
-        external: Its position among the values with which the payload is called; None for a value inside the graph.
-        given: Whether it is an input of the graph.
-        returned: Whether it is an output of the graph.
-    """
-
-    id: int
-    datatype: int
-    dims: tuple[int, ...]
-    constant: bool
-    external: int | None
-    given: bool
-    returned: bool
+    id: int  # by which nodes refer to it
+    datatype: int  # of its elements
+    dims: tuple[int, ...]  # its shape, in XNNPACK's order of dimensions
+    constant: bool  # whether its content is in the file
+    external: int | None  # its position among the values of a call; None for a value inside the graph
+    given: bool  # whether it is an input of the graph
+    returned: bool  # whether it is an output of the graph
 
 
 @dataclass(frozen=True, slots=True)
 class NodeType:
-    """A type of node.
-
-    Attributes:
-        name: Its name.
-        fields: The fields of its table, in their order.
-        flags: The flags that it may have: those that ExecuTorch writes.
-    """
+    """A type of node."""
 
     name: str
-    fields: tuple[str, ...]
-    flags: frozenset[int] = frozenset({0})
+    fields: tuple[str, ...]  # of its table, in their order
+    flags: frozenset[int] = frozenset({0})  # those that ExecuTorch writes
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node of a graph.
+    """A node of a graph."""
 
-    Attributes:
-        number: Its position.
-        type: Its type.
-        numbers: Its fields that are numbers, values by their ids.
-        lists: Its fields that are lists.
-    """
-
-    number: int
+    number: int  # its position
     type: NodeType
-    numbers: Mapping[str, int]
-    lists: Mapping[str, tuple[int, ...]]
+    numbers: Mapping[str, int]  # its fields that are numbers, values by their ids
+    lists: Mapping[str, tuple[int, ...]]  # its fields that are lists
 
     @property
     def inputs(self) -> tuple[int, ...]:
@@ -111,17 +88,11 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """The graph in a payload.
+    """The graph in a payload."""
 
-    Attributes:
-        values: Its values, by their ids.
-        nodes: Its nodes, in the order in which they are computed.
-        weights: How many bytes it reads of each constant in a file's named data.
-    """
-
-    values: Mapping[int, GraphValue]
-    nodes: tuple[Node, ...]
-    weights: Mapping[str, int]
+    values: Mapping[int, GraphValue]  # by their ids
+    nodes: tuple[Node, ...]  # in the order in which they are computed
+    weights: Mapping[str, int]  # how many bytes it reads of each constant in a file's named data
 
 
 INPUTS = frozenset({"input", "input1", "input2", "input3", "input4", "input5", "filter", "bias"})

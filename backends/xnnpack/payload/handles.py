@@ -18,17 +18,9 @@ _OWN = 65535
 
 
 def replace_handles(payload: bytes, handles: Mapping[int, int]) -> bytes:
-    """Return a payload with other debug handles.
+    """Return the payload that ExecuTorch writes for a partition with other debug handles; `handles` replaces each.
 
-    Args:
-        payload: The payload.
-        handles: What each handle is replaced by.
-
-    Returns:
-        The payload that ExecuTorch writes for a partition with those handles.
-
-    Raises:
-        CorruptError: The payload is damaged, or has a handle that is not among these.
+    Raises CorruptError if the payload is damaged, or has a handle that is not among these.
     """
     changed = bytearray(payload)
     tables, _ = split_payload(memoryview(changed))

@@ -60,17 +60,11 @@ _OF_GROUPS = (PerChannelGroupQuant.SCALE, PerChannelGroupQuant.SCALE_BUFFER_IDX,
 
 @dataclass(frozen=True, slots=True)
 class _Constants:
-    """Where the constants of a payload are.
+    """Where the constants of a payload are."""
 
-    Attributes:
-        sizes: The size of each in bytes; None if it is in a file's named data.
-        names: The names of those in named data.
-        read: How many bytes are read of each name.
-    """
-
-    sizes: Sequence[int | None]
-    names: Mapping[int, str]
-    read: dict[str, int] = field(default_factory=dict)
+    sizes: Sequence[int | None]  # in bytes; None for one that is in a file's named data
+    names: Mapping[int, str]  # of those in named data
+    read: dict[str, int] = field(default_factory=dict)  # how many bytes are read of each name
 
     def take(self, index: int, size: int, who: str) -> None:
         """Record that some bytes of a constant are read."""
@@ -86,11 +80,8 @@ class _Constants:
 def read_graph(payload: memoryview) -> Graph:
     """Read the graph in a payload, and check everything that does not depend on its arguments.
 
-    Args:
-        payload: The payload. It is not copied, and only its tables are read.
-
-    Raises:
-        CorruptError: The payload is damaged, or has an unknown version.
+    The payload is not copied, and only its tables are read. Raises CorruptError if it is damaged, or has an unknown
+    version.
     """
     try:
         return _read(payload)
@@ -247,13 +238,8 @@ def _check_scales(
 ) -> None:
     """Check the scales of channels or groups: in the tables, or in a constant.
 
-    Args:
-        table: The table that says where they are.
-        fields: Its fields for the scales, for the number of the constant, and for how many scales this has.
-        needed: How many scales are needed.
-        size: The bytes of a scale in a constant.
-        constants: The constants.
-        who: The value, for messages.
+    The fields are the table's for the scales, for the number of the constant, and for how many scales this has; `size`
+    is the bytes of a scale in a constant.
     """
     scales, constant, length = fields
     index, count = table.number(constant, "I"), table.number(length, "I")

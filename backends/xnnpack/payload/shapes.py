@@ -18,15 +18,7 @@ class _Mismatch(Exception):
 
 
 def check_nodes(values: Mapping[int, GraphValue], nodes: Sequence[Node]) -> None:
-    """Check that each value is made once, before it is read.
-
-    Args:
-        values: The values of a graph.
-        nodes: Its nodes.
-
-    Raises:
-        CorruptError: A value is not made, is made twice, or is read too early.
-    """
+    """Check that each value is made once, before it is read; CorruptError if not."""
     made = {id_ for id_, value in values.items() if value.constant or value.given}
     for node in nodes:
         for id_ in node.inputs:
@@ -42,15 +34,9 @@ def check_nodes(values: Mapping[int, GraphValue], nodes: Sequence[Node]) -> None
 
 
 def infer(values: Mapping[int, GraphValue], nodes: Sequence[Node], given: Mapping[int, Dims]) -> dict[int, Dims]:
-    """Return the shapes of all values of a graph.
+    """Return the shapes of all values of a graph that `check_nodes` has checked, from the inputs' shapes, by their ids.
 
-    Args:
-        values: The values.
-        nodes: The nodes, which `check_nodes` has checked.
-        given: The shapes of the inputs, by the ids of the values.
-
-    Raises:
-        CorruptError: A node cannot take the shapes of its inputs.
+    Raises CorruptError if a node cannot take the shapes of its inputs.
     """
     shapes = {id_: value.dims for id_, value in values.items() if value.constant}
     shapes.update(given)

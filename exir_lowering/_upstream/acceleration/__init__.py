@@ -33,10 +33,8 @@ __all__ = [
 def accelerating(accelerate: bool = True) -> Iterator[None]:
     """Reuse, in this thread and while the context lasts, what torch's and ExecuTorch's conversions would compute again.
 
-    Contexts nest: an inner one goes on with what the outer one knows.
-
-    Args:
-        accelerate: Whether to; if not, this thread does not, even inside another such context.
+    Contexts nest: an inner one goes on with what the outer one knows. With False, this thread does not, even inside
+    another.
     """
     if not accelerate:
         token = working.set(None)

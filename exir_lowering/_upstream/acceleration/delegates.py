@@ -18,17 +18,7 @@ __all__ = [
 
 
 def results_of(module: Any, args: list[Any], mode: FakeTensorMode, work: Work) -> Any:
-    """Return the fake results of a call of a delegate.
-
-    Args:
-        module: The lowered module.
-        args: The fake tensors that it is given.
-        mode: Their mode.
-        work: What the thread remembers.
-
-    Raises:
-        UnknownFormError: The program has to be run.
-    """
+    """Return the fake results of a call of a delegate; UnknownFormError if the program has to be run."""
     program = module.original_module
     signature, nodes = program.graph_signature, list(program.graph.nodes)
     placeholders = [node for node in nodes if node.op == "placeholder"]

@@ -56,8 +56,7 @@ def mode_of(node: Node) -> FakeTensorMode | None:
 def form_of(value: Any, mode: FakeTensorMode) -> Any:
     """Return the form of a fake tensor of a mode; a tuple of forms for a list of them.
 
-    Raises:
-        UnknownFormError: There is more to it: symbolic sizes, known elements, another kind of value.
+    UnknownFormError: There is more to it: symbolic sizes, known elements, another kind of value.
     """
     if type(value) is FakeTensor:
         if (
@@ -89,18 +88,7 @@ def make(form: Any, mode: FakeTensorMode) -> Any:
 
 
 def infer(node: Node, forms: dict[Node, Any], mode: FakeTensorMode, work: Work, value: Callable[[Node], Any]) -> Any:
-    """Return the form of the result of a node.
-
-    Args:
-        node: A node that calls something.
-        forms: The forms of its inputs.
-        mode: The mode of the values.
-        work: What the thread remembers.
-        value: Returns the fake value of an input, if it is needed.
-
-    Raises:
-        UnknownFormError: Forms do not say what it is.
-    """
+    """Return the form of the result of a node that calls something; UnknownFormError if forms do not say what it is."""
     if node.target is operator.getitem:
         source, index = node.args
         if not isinstance(source, Node) or type(index) is not int or isinstance(forms[source], Form):
@@ -119,11 +107,7 @@ def _form_in(forms: dict[Node, Any], value: Any) -> Any:
 
 
 def key_of(target: Any, described: Any) -> Any:
-    """Return what the form of a result follows from: an operator and what describes its arguments.
-
-    Raises:
-        UnknownFormError: The operator writes, or returns views.
-    """
+    """Return what a form follows from: operator and arguments; UnknownFormError if it writes or returns views."""
     return (_functional(target), described, *_state())
 
 
@@ -157,12 +141,7 @@ def _functional(target: Any) -> Any:
 def describe(value: Any, form: Callable[[Any], Any]) -> tuple[Any, ...]:
     """Return what identifies arguments: the forms of the values among them, and the content of the rest.
 
-    Args:
-        value: Arguments.
-        form: Returns the form of what is neither simple nor a list.
-
-    Raises:
-        UnknownFormError: Something cannot be identified.
+    `form` is asked about what is neither simple nor a list. UnknownFormError: Something cannot be identified.
     """
     kind = type(value)
     if kind in _SIMPLE:

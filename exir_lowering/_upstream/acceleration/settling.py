@@ -55,15 +55,7 @@ def _only_traces(kind: Any) -> bool:
 
 
 def settle(module: GraphModule, work: Work) -> bool:
-    """Give each node of a graph the value that tracing would give it.
-
-    Args:
-        module: The graph; some of its nodes may have other values, or none.
-        work: What the thread remembers.
-
-    Returns:
-        Whether it was possible; otherwise the graph has to be traced.
-    """
+    """Give each node of a graph the value that tracing would give it; False if that needs tracing."""
     nodes = list(module.graph.nodes)
     mode = next((mode for mode in map(mode_of, nodes) if mode is not None), None)
     if mode is None:

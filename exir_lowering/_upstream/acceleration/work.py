@@ -15,27 +15,19 @@ __all__ = [
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """What one thread remembers from its outermost `accelerating()` on; forgotten with it.
+    """What one thread remembers from its outermost `accelerating()` on; forgotten with it."""
 
-    Attributes:
-        results: Fake results of operators, by operator and inputs, in the order in which one pass computed them.
-        kept: What the keys of `results` name by identity, so that no identity is used twice.
-        hints: The annotations of classes that are written as JSON.
-        known: Whether each pass of XNNPACK is what the conditions for it were written for.
-        retraced: The program of XNNPACK's partition whose nodes have the values that tracing would give them.
-        running: The class of XNNPACK's pass that runs, if its condition was written for it.
-        forms: The forms of results, by operator and the forms of its inputs.
-        tables: Tables of signatures, by identity.
-    """
-
+    # fake results of operators, by operator and inputs, in the order in which one pass computed them
     results: dict[Any, list[Any]] = field(default_factory=dict)
+    # what the keys of `results` name by identity, so that no identity is used twice
     kept: dict[int, Any] = field(default_factory=dict)
-    retraced: Any = None
-    hints: dict[type, Any] = field(default_factory=dict)
+    retraced: Any = None  # XNNPACK's partition whose nodes have the values that tracing would give them
+    hints: dict[type, Any] = field(default_factory=dict)  # the annotations of classes that are written as JSON
+    # whether each pass of XNNPACK is what the conditions for it were written for
     known: dict[Any, bool] = field(default_factory=dict)
-    running: Any = None
-    forms: dict[Any, Any] = field(default_factory=dict)
-    tables: dict[Any, Any] = field(default_factory=dict)
+    running: Any = None  # the class of XNNPACK's pass that runs, if its condition was written for it
+    forms: dict[Any, Any] = field(default_factory=dict)  # of results, by operator and the forms of its inputs
+    tables: dict[Any, Any] = field(default_factory=dict)  # of signatures, by identity
 
 
 working: ContextVar[Work | None] = ContextVar("exir_lowering_accelerating", default=None)

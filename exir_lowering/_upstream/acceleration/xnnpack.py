@@ -42,20 +42,13 @@ _PASSES = "executorch.backends.xnnpack._passes"
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """When a pass has nothing to do.
+    """When a pass has nothing to do."""
 
-    Attributes:
-        digest: What its source had when the condition was written: see `source_digest`.
-        idle: Takes the pass's class and a graph; returns whether the pass finds nothing in it. It may raise anything.
-        traces: Whether the pass ends with tracing the graph; it then has nothing to do only if the graph was just
-            traced.
-        modules: Modules of helpers whose source counts too.
-    """
-
-    digest: str
+    digest: str  # of its source when the condition was written: see `source_digest`
+    # takes the pass's class and a graph; returns whether the pass finds nothing in it; may raise anything
     idle: Callable[[Any, Graph], bool]
-    traces: bool = True
-    modules: tuple[str, ...] = ()
+    traces: bool = True  # it ends with tracing the graph; it then has nothing to do only if the graph was just traced
+    modules: tuple[str, ...] = ()  # helpers whose source counts too
 
 
 def _calls(graph: Graph) -> Iterable[Node]:

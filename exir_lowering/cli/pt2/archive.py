@@ -19,22 +19,14 @@ class Archive:
 
     torch writes members without compression and without anything odd in their names. Others are refused, so that what
     is read is never more than what the file has, and has one meaning only.
-
-    Attributes:
-        sizes: The size of each member, by its name without the archive's folder.
     """
 
-    sizes: Mapping[str, int]
+    sizes: Mapping[str, int]  # by the member's name without the archive's folder
 
     def __init__(self, file: BinaryIO) -> None:
-        """Read the list of members.
+        """Read the list of members; the file stays open as long as members are read.
 
-        Args:
-            file: The file, which stays open as long as members are read.
-
-        Raises:
-            UnsafeFileError: It is a ZIP file of a kind that torch does not write.
-            InputError: It is not a ZIP file.
+        Raises UnsafeFileError for a ZIP file of a kind that torch does not write, InputError for what is no ZIP file.
         """
         try:
             self._zip = zipfile.ZipFile(file)
@@ -59,11 +51,7 @@ class Archive:
         return name in self._members
 
     def read(self, name: str) -> bytearray:
-        """Return what is in a member.
-
-        Raises:
-            InputError: There is no such member, or it is damaged.
-        """
+        """Return what is in a member; InputError if there is no such member, or it is damaged."""
         member = self._members.get(name)
         if member is None:
             raise InputError(f"it has no member {name!r}")
@@ -88,11 +76,7 @@ def _folder(names: list[str]) -> str:
 
 
 def _check(member: zipfile.ZipInfo) -> None:
-    """Check that a member is what torch writes.
-
-    Raises:
-        UnsafeFileError: It is not.
-    """
+    """Check that a member is what torch writes; UnsafeFileError if it is not."""
     name = member.filename
     parts = name.split("/")
     if not name.isprintable() or "\\" in name or not all(parts) or {".", ".."} & {*parts}:

@@ -64,13 +64,9 @@ def is_symbol(name: str) -> bool:
 
 
 def check_expression(text: str) -> None:
-    """Check a symbolic expression.
+    """Check a symbolic expression: "Mul(Integer(2), Symbol('s0', integer=True))", or "2*s0" in old files.
 
-    Args:
-        text: The expression as torch writes it: "Mul(Integer(2), Symbol('s0', integer=True))", or "2*s0" in old files.
-
-    Raises:
-        UnsafeFileError: It is not made of numbers, symbols, arithmetic and functions of sizes.
+    Raises UnsafeFileError unless it is made of numbers, symbols, arithmetic and functions of sizes.
     """
     _Checker("symbolic expression", text, _check_expression_call, names=True).check()
 
@@ -78,8 +74,7 @@ def check_expression(text: str) -> None:
 def check_guard(text: str) -> None:
     """Check a guard, such as "L['x'].size()[0] <= 8".
 
-    Raises:
-        UnsafeFileError: It is not made of numbers, arguments, their sizes, arithmetic and comparisons.
+    Raises UnsafeFileError unless it is made of numbers, arguments, their sizes, arithmetic and comparisons.
     """
     _Checker("guard", text, _check_guard_call, names=False).check()
 

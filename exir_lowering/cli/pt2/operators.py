@@ -62,15 +62,9 @@ def list_registered() -> frozenset[str]:
 
 
 def check_target(name: str, known: frozenset[str]) -> None:
-    """Check the name of what a node calls.
+    """Check the name of what a node calls, among the operators known in this process.
 
-    Args:
-        name: The name.
-        known: The operators that are registered in this process.
-
-    Raises:
-        UnsafeFileError: It is not in the closed lists.
-        InputError: It is not registered in this process.
+    Raises UnsafeFileError if it is not in the closed lists, InputError if it is not registered here.
     """
     higher = _HIGHER_ORDER.fullmatch(name)
     if name in FUNCTIONS or (higher and higher[1] in HIGHER_ORDER):
@@ -91,8 +85,7 @@ def check_target(name: str, known: frozenset[str]) -> None:
 def check_source(name: str) -> None:
     """Check a name in a node's `source_fn_stack`: what the model called, which torch looks up but does not call.
 
-    Raises:
-        UnsafeFileError: The way to it leaves torch, over a module that is imported there.
+    Raises UnsafeFileError if the way to it leaves torch, over a module that is imported there.
     """
     first, *rest = name.split(".")
     if first != "torch":

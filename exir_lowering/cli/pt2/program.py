@@ -38,17 +38,9 @@ Rule = Callable[[Any], None]
 
 
 def parse(kind: str, content: bytes | bytearray) -> Any:
-    """Read JSON as a class of torch's schema.
+    """Read JSON as the class of torch's schema with that name; all values in it have the types of their fields.
 
-    Args:
-        kind: The class's name.
-        content: The JSON.
-
-    Returns:
-        An instance, which has only values of the types that its fields have.
-
-    Raises:
-        InputError: The JSON is something else.
+    Raises InputError if the JSON is something else.
     """
     try:
         tree = json.loads(content.decode())
@@ -64,15 +56,10 @@ def parse(kind: str, content: bytes | bytearray) -> Any:
 
 
 def check_program(program: Any) -> None:
-    """Check each text of a program that is more than data.
+    """Check each text of a program that is more than data; the program is `parse`'s, of torch's schema.
 
-    Args:
-        program: The `ExportedProgram` of torch's schema; `parse` made it.
-
-    Raises:
-        UnsafeFileError: A text is not what torch writes in its place, or the program needs an object of a class of its
-            own.
-        InputError: The program needs an operator or type that this process does not have.
+    Raises UnsafeFileError for a text that torch does not write in its place, or an object of a class of the program's
+    own, and InputError for an operator or type that this process does not have.
     """
     known = operators.list_registered()
     own = {
@@ -91,19 +78,14 @@ def check_program(program: Any) -> None:
 def check_path(name: Any) -> None:
     """Check the name of a parameter, buffer or constant, such as "layers.0.weight".
 
-    Raises:
-        UnsafeFileError: It cannot be part of a Python string literal.
+    Raises UnsafeFileError if it cannot be part of a Python string literal.
     """
     if PATH.fullmatch(name) is None or not name.isprintable():
         raise UnsafeFileError(f"it has a weight with the name {name[:100]!r}")
 
 
 def check_device(device: Any) -> None:
-    """Check the device of a tensor.
-
-    Raises:
-        InputError: It is not one of `DEVICES`.
-    """
+    """Check the device of a tensor; InputError if it is not one of `DEVICES`."""
     if device not in DEVICES:
         raise InputError(f"it has a tensor on the device {device[:100]!r}; expected one of {sorted(DEVICES)}")
 

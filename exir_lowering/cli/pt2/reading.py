@@ -26,20 +26,10 @@ def read_program(path: Path) -> ExportedProgram:
     """Read a program that `torch.export.save` wrote, from a stranger too: nothing in the file is executed.
 
     The file is opened once. What torch would unpickle, import, evaluate or call by its name is checked first; the parts
-    of the archive are read here, and torch gets what was checked instead of the file.
+    of the archive are read here, and torch gets what was checked instead of the file. Example inputs with values of
+    classes are left out.
 
-    Args:
-        path: The `.pt2` file.
-
-    Returns:
-        The program. Its example inputs are left out when they have values of classes.
-
-    Raises:
-        UnsafeFileError: Something in it would run code, or is not what `torch.export.save` writes; the message says
-            what, as a clause.
-        InputError: It is damaged, or needs what this process does not have; the message says what, as a clause.
-        OSError: The file cannot be read.
-        Exception: What torch raises for a program that it cannot read.
+    UnsafeFileError and InputError say what is wrong as a clause; an OSError, and whatever torch raises, goes through.
     """
     with path.open("rb") as file:
         parts = _read_parts(file)

@@ -27,19 +27,9 @@ _PAYLOAD = re.compile(r"[\w.\-]+")
 
 
 def read_tensors(archive: Archive, model: str, part: Literal["weights", "constants"]) -> dict[str, torch.Tensor]:
-    """Return the parameters and buffers of a model, or its constants.
+    """Return the parameters and buffers of a model, or its constants; what shares memory in the file shares it here.
 
-    Args:
-        archive: The archive.
-        model: The model's name in it.
-        part: Which of the two.
-
-    Returns:
-        The tensors by name; those that share memory in the file share it here.
-
-    Raises:
-        UnsafeFileError: They can only be read in a way that runs code.
-        InputError: They are damaged.
+    Raises UnsafeFileError if they can only be read in a way that runs code, InputError if they are damaged.
     """
     legacy = f"data/{part}/{model}.pt"
     if legacy in archive:
@@ -52,9 +42,7 @@ def read_tensors(archive: Archive, model: str, part: Literal["weights", "constan
 def read_state(what: str, content: bytes | bytearray) -> dict[str, torch.Tensor]:
     """Return tensors by name that `torch.save` wrote.
 
-    Raises:
-        UnsafeFileError: They can only be read in a way that runs code.
-        InputError: They are something else.
+    Raises UnsafeFileError if they can only be read in a way that runs code, InputError if they are something else.
     """
     if not content:
         return {}
@@ -71,15 +59,8 @@ def read_examples(where: str, content: bytes | bytearray) -> Any:
     """Return the inputs that a program was exported with, None when they are left out.
 
     Lowering does not need them. They are left out when they have values of classes, such as named tuples and data
-    classes, that torch can only read by unpickling: what a class does then is not known.
-
-    Args:
-        where: The member that they are in, for messages.
-        content: What `torch.save` wrote.
-
-    Raises:
-        UnsafeFileError: They call something other than value classes, which is an attempt to run code.
-        InputError: They are damaged.
+    classes, that torch can only read by unpickling: what a class does then is not known. What calls something other
+    than value classes is an attempt to run code (UnsafeFileError); what is damaged is an InputError.
     """
     if not content:
         return None

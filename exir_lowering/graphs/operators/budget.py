@@ -47,14 +47,7 @@ def free_memory() -> int | None:
 
 
 def check_memory(size: int) -> None:
-    """Check that memory is available.
-
-    Args:
-        size: How many bytes.
-
-    Raises:
-        InputError: The machine does not have that much.
-    """
+    """Check that so many bytes of memory are available; InputError if the machine does not have them."""
     free = free_memory() if size > _LOOK else None
     if free is not None and size > free - _LOOK:
         raise InputError(

@@ -146,13 +146,7 @@ def find(name: str) -> Operator | None:
 
 
 def find_kernel(namespace: str, name: str, overload: str) -> Operator | None:
-    """Return the out variant of an operator of the list, which ExecuTorch's files call.
-
-    Args:
-        namespace: Such as "aten".
-        name: Such as "add".
-        overload: Such as "out".
-    """
+    """Return the out variant ("aten", "add", "out") of an operator of the list, which ExecuTorch's files call."""
     full = f"{namespace}.{name}.{overload or 'default'}"
     operator = _find_registered(full)
     if operator is None or full in _IN_PLACE:

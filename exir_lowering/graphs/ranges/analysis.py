@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 import torch
@@ -51,8 +51,8 @@ class ValueRanges:
         assume: Properties of inputs that the caller promises, by the inputs' names: "finite" (no element is NaN, and
             each is at most 1e6 in magnitude) or "finite_rows" (no row along the last dimension is entirely -inf,
             entirely False or, of integers, entirely 0).
-        volatile: Names of buffers of which nothing is known, although the program keeps them bounded or never writes to
-            them: another program writes to them.
+        volatile: Names of buffers that another program may write to: of them nothing is known, whatever this program
+            writes, unless `bound_together` finds it.
 
     Raises:
         InputError: The program has no such input, or there is no such property.
@@ -70,6 +70,7 @@ class ValueRanges:
         self._ranges: dict[Node, Result] = {}
         self._inputs = {name for name in program.graph_signature.user_inputs if isinstance(name, str)}
         self._volatile = frozenset(volatile)
+        self._bounded: frozenset[str] = frozenset()
         self._kept: frozenset[str] | None = None
         self._rows = masks.Rows(self)
 
@@ -147,9 +148,10 @@ class ValueRanges:
 
     @property
     def bounded_state(self) -> frozenset[str]:
-        """The names of the buffers that the program mutates and keeps NaN or at most 2**40 in magnitude.
+        """The names of the buffers that are mutated and stay NaN or at most 2**40 in magnitude.
 
-        This is relied on in all ranges. It holds if no one else writes to the buffers.
+        This is relied on in all ranges. It holds if no one else writes to the buffers, except to those that are
+        volatile.
         """
         if self._kept is None:
             self._kept = self._prove_state()
@@ -167,6 +169,14 @@ class ValueRanges:
         """Return the name of the mutated buffer that a node stands for, None if it is something else."""
         return self._constants.mutated(node)
 
+    def is_volatile(self, state: str) -> bool:
+        """Return whether another program may write to a buffer.
+
+        Args:
+            state: The buffer's name.
+        """
+        return state in self._volatile
+
     def _analyse(self, node: Node) -> None:
         """Find the range of a node, and of those operands only that it depends on: not of what is normalised."""
         ranges, stack = self._ranges, [node]
@@ -181,11 +191,7 @@ class ValueRanges:
             stack.pop()
 
     def _known(self, node: Node) -> Result:
-        """Return the range of an operand.
-
-        Raises:
-            _MissingError: It has not been found yet.
-        """
+        """Return the range of an operand; _MissingError if it has not been found yet."""
         if node not in self._ranges:
             raise _MissingError(node)
         return self._ranges[node]
@@ -242,26 +248,13 @@ class ValueRanges:
 
     def _prove_state(self) -> frozenset[str]:
         """Find the buffers that are bounded at first, and after each run that finds them so."""
-        signature, output = self._program.graph_signature, self._program.graph.output_node()
-        written = {
-            str(spec.target): value
-            for spec, value in zip(signature.output_specs, output.args[0], strict=False)
-            if spec.kind is OutputKind.BUFFER_MUTATION and isinstance(value, Node)
-        }
-        kept = frozenset(
-            state
-            for node in self._program.graph.find_nodes(op="placeholder")
-            if (state := self._constants.mutated(node)) in written
-            and state not in self._volatile
-            and (first := self._constants.stored(node)) is not None
-            and first.is_floating_point()
-            and self._constants.extremes(first).magnitude <= _STATE_BOUND
-        )
+        written, shared = self._written(), self._bounded
+        kept = shared.union(state for state in self.initially_bounded() if state in written) - (self._volatile - shared)
         before = self._ranges
         for attempt in range(3):
-            kept = kept if attempt < 2 else frozenset()
+            kept = kept if attempt < 2 else shared
             self._kept, self._ranges = kept, {}
-            still = frozenset(each for each in kept if self.of(written[each]).magnitude <= _STATE_BOUND)
+            still = shared | {each for each in kept - shared if self.of(written[each]).magnitude <= _STATE_BOUND}
             if still == kept:
                 break
             kept = still
@@ -269,6 +262,59 @@ class ValueRanges:
             before.setdefault(node, found)  # what was found before does not depend on buffers
         self._ranges = before
         return kept
+
+    def _written(self) -> dict[str, Node]:
+        signature, output = self._program.graph_signature, self._program.graph.output_node()
+        return {
+            str(spec.target): value
+            for spec, value in zip(signature.output_specs, output.args[0], strict=False)
+            if spec.kind is OutputKind.BUFFER_MUTATION and isinstance(value, Node)
+        }
+
+    def initially_bounded(self) -> Iterator[str]:
+        """Yield the names of the mutated buffers that are bounded at first."""
+        for node in self._program.graph.find_nodes(op="placeholder"):
+            state, first = self._constants.mutated(node), self._constants.stored(node)
+            if state is None or first is None or not first.is_floating_point():
+                continue
+            if self._constants.extremes(first).magnitude <= _STATE_BOUND:
+                yield state
+
+    def keeps_bounded(self, state: str) -> bool:
+        """Return whether the program keeps a buffer bounded that is, or does not write to it.
+
+        Args:
+            state: The buffer's name.
+        """
+        value = self._written().get(state)
+        return value is None or self.of(value).magnitude <= _STATE_BOUND
+
+    def rely_on(self, states: frozenset[str]) -> None:
+        """Begin again, with what is known about volatile buffers.
+
+        Args:
+            states: The names of those that stay bounded, whoever writes them.
+        """
+        self._bounded, self._kept, self._ranges = states, None, {}
+
+
+def bound_together(shared: Sequence[Collection[tuple[ValueRanges, str]]]) -> None:
+    """Find which of the buffers that programs share all of them keep bounded, and let the analyses rely on that.
+
+    Args:
+        shared: For each buffer, the analyses of all programs that have it, which were not asked anything yet, with its
+            name, which is volatile in them.
+    """
+    first = {ranges: frozenset(ranges.initially_bounded()) for each in shared for ranges, _ in each}
+    kept = [each for each in shared if all(name in first[ranges] for ranges, name in each)]
+    for attempt in range(4):
+        kept = kept if attempt < 3 else []
+        for ranges in first:
+            ranges.rely_on(frozenset(name for each in kept for other, name in each if other is ranges))
+        still = [each for each in kept if all(ranges.keeps_bounded(name) for ranges, name in each)]
+        if len(still) == len(kept):
+            return
+        kept = still
 
 
 class _MissingError(Exception):

@@ -11,15 +11,7 @@ from exir_lowering.options import ASSUMPTIONS
 
 
 def check(program: ExportedProgram, assume: Mapping[str, str]) -> dict[str, str]:
-    """Return the assumptions, if they are about inputs of a program.
-
-    Args:
-        program: The program.
-        assume: A property of `ASSUMPTIONS` for names of inputs.
-
-    Raises:
-        InputError: The program has no such input, or there is no such property.
-    """
+    """Return the assumptions by input (see `ASSUMPTIONS`); InputError if there is no such input or no such property."""
     inputs = [str(name) for name in program.graph_signature.user_inputs if isinstance(name, str)]
     for name, promised in assume.items():
         if name not in inputs:

@@ -55,19 +55,13 @@ def product(sizes: Iterable[Any]) -> float:
 
 
 class Call:
-    """A call of an operator whose inputs have been analysed.
-
-    Attributes:
-        node: The node.
-        dtype: The type of its result's elements, None if it is not known or there are several results.
-        lookup: Returns the range of an input.
-    """
+    """A call of an operator whose inputs have been analysed."""
 
     __slots__ = ("dtype", "lookup", "node")
 
     def __init__(self, node: Node, lookup: Callable[[Node], Range]) -> None:
         self.node, self.lookup = node, lookup
-        self.dtype = dtype_of(node)
+        self.dtype = dtype_of(node)  # None if it is not known, or there are several results
 
     def get(self, position: int, name: str = "", default: Any = None) -> Any:
         """Return an argument."""

@@ -15,6 +15,7 @@ from torch.fx.node import map_arg
 from exir_lowering._upstream.ambient import neutral
 from exir_lowering._upstream.operators import mutates_arguments, wrapped_operator
 from exir_lowering.errors.interrupts import let_through
+from exir_lowering.graphs.copies import written_state
 from exir_lowering.graphs.operators.names import target_name
 from exir_lowering.graphs.ranges.calls import product, shape_of
 from exir_lowering.graphs.ranges.values import TOP, Range, whole
@@ -32,9 +33,7 @@ _NAMESPACES = ("aten.", "dim_order_ops.", "quantized_decomposed.")
 class Constants:
     """The values of a program that depend on nothing but its weights.
 
-    Args:
-        program: The program; it may be edited while this is used.
-        volatile: The names of buffers that someone else writes to.
+    The program may be edited while this is used. Someone else may write to the state that `volatile` names.
     """
 
     def __init__(self, program: ExportedProgram, volatile: Collection[str] = ()) -> None:
@@ -58,7 +57,7 @@ class Constants:
         return found if _is_real(found) else None
 
     def mutated(self, node: Node) -> str | None:
-        """Return the name of the buffer that a placeholder stands for, if the program, or someone else, mutates it."""
+        """Return the name of the state that a placeholder stands for, if the program, or someone else, mutates it."""
         self._read_signature()
         return self._mutated.get(node.name) if node.op == "placeholder" else None
 
@@ -93,12 +92,12 @@ class Constants:
         if len(specs) == self._specs:
             return
         self._specs = len(specs)
-        mutated = self._volatile.union(self._program.graph_signature.buffers_to_mutate.values())
+        mutated = self._volatile | written_state(self._program)
         for spec in specs:
             name, target = getattr(spec.arg, "name", None), spec.target
             if spec.kind in _STORED and isinstance(name, str) and target is not None:
                 self._targets[name] = target
-                if spec.kind is InputKind.BUFFER and target in mutated:
+                if target in mutated:  # a parameter, too: another method may write it
                     self._mutated[name] = target
 
     def _depends_on_constants(self, node: Node) -> bool:

@@ -37,22 +37,18 @@ def _blame_magnitude(ranges: ValueRanges, node: Node) -> Doubt:
         )
     state = ranges.state_name(node)
     if state is not None:
+        who = "a method that may share it writes" if ranges.is_volatile(state) else "the model writes"
+        each = ", in every method that has it" if ranges.is_volatile(state) else ""
         return Doubt(
             node,
-            f"the model writes values that are not known to be bounded into its buffer {state}",
-            "bound what is written into the buffer, for example with a normalisation or a clamp",
+            f"{who} values that are not known to be bounded into its buffer {state}",
+            f"bound what is written into the buffer{each}, for example with a normalisation or a clamp",
         )
     return Doubt(node, f"{_call(node)} can be infinite{_at(node)}", NOTHING)
 
 
 def masked(ranges: ValueRanges, node: Node, what: str) -> Doubt:
-    """Say that a row of a value may be masked entirely.
-
-    Args:
-        ranges: The analysis.
-        node: The value.
-        what: What its rows may entirely be, such as "-inf".
-    """
+    """Say that a row of a value may be masked entirely: be nothing but `what`, such as "-inf"."""
     if ranges.is_input(node):
         return Doubt(
             node,

@@ -29,11 +29,7 @@ _COMPARISONS = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 
 
 class Rows:
-    """Answers about the rows of the values of a graph.
-
-    Args:
-        ranges: The analysis of the graph.
-    """
+    """Answers about the rows of the values of a graph."""
 
     def __init__(self, ranges: ValueRanges) -> None:
         self._ranges = ranges
@@ -41,12 +37,7 @@ class Rows:
         self._truths: dict[tuple[Node, int, bool], Doubt | None] = {}
 
     def doubt(self, node: Node, dim: int) -> Doubt | None:
-        """Return None if every row has an element that is not -inf, or none at all, and otherwise why that is unclear.
-
-        Args:
-            node: A value of floating point.
-            dim: The dimension along which the rows are.
-        """
+        """Return None if every row along `dim` (of floats) has an element that is not -inf, or none; else the doubt."""
         shape = shape_of(node)
         if shape is None:
             return doubts.masked(self._ranges, node, "-inf")
@@ -57,9 +48,10 @@ class Rows:
         found = self._floor(node, dim, 0)
         if not isinstance(found, Doubt):
             return None
-        # What is no mask is in doubt since it is not bounded: an input may be the cause, and can be promised to be.
+        # What is no mask is in doubt since it is not bounded: an input or a buffer, which can be, may be the cause.
         cause = doubts.unbounded(self._ranges, found.node)
-        return cause if found.advice == doubts.NOTHING and self._ranges.is_input(cause.node) else found
+        known = self._ranges.is_input(cause.node) or self._ranges.state_name(cause.node) is not None
+        return cause if found.advice == doubts.NOTHING and known else found
 
     def _floor(self, node: Any, dim: int, depth: int) -> float | Doubt:
         """Return a number greater than -inf that every row reaches with an element (or NaN), or why there is none."""

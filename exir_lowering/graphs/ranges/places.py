@@ -31,26 +31,14 @@ _PERMUTATIONS = ("aten.permute_copy.default", "aten.permute.default")
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Rows that the rows of a value are made of.
+    """Rows that the rows of a value are made of."""
 
-    Attributes:
-        rows: Values and dimensions, counted from the last one.
-        every: Whether each row is a row of one of them, so that all of them have to be looked at; otherwise each row
-            has all elements of a row of each of them.
-    """
-
-    rows: tuple[tuple[Node, int], ...]
-    every: bool = True
+    rows: tuple[tuple[Node, int], ...]  # values and dimensions, counted from the last one
+    every: bool = True  # each row is a row of one of them: look at all; else it has all elements of a row of each
 
 
 def sources(ranges: ValueRanges, node: Node, dim: int) -> Sources | None:
-    """Return of which rows the rows of a value along a dimension consist, None if that is not known.
-
-    Args:
-        ranges: The analysis, for the content of indices.
-        node: The value.
-        dim: The dimension, counted from the last one.
-    """
+    """Return of which rows the rows of a value along a dimension, counted from the last, consist, None if not known."""
     name = target_name(node.target) if node.op == "call_function" else ""
     shape = shape_of(node)
     source = node.args[0] if node.args else None

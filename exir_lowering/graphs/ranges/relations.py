@@ -34,28 +34,15 @@ _MINIMA = ("aten.clamp.default", "aten.clamp_min.default", "aten.maximum.default
 
 @dataclass(frozen=True, slots=True)
 class _Power:
-    """A value that is, in each row, at least x_i ** 2 / `terms` + `least` for each element x_i of the row.
+    """A value that is, in each row, at least x_i ** 2 / `terms` + `least` for each element x_i of the row."""
 
-    Attributes:
-        source: The value x; the rows have the same sizes, except for dimensions of size 1.
-        terms: A number of terms.
-        least: A number greater than 0, or 0.
-    """
-
-    source: Node
+    source: Node  # x; the rows have the same sizes, except for dimensions of size 1
     terms: float
-    least: float
+    least: float  # at least 0
 
 
 def normalised(call: Call, value: Any, norm: Any, *, inverted: bool) -> Range | None:
-    """Return the range of a value that is divided by its own norm, None if it is not known to be.
-
-    Args:
-        call: The multiplication or division.
-        value: What is multiplied or divided.
-        norm: The other operand.
-        inverted: Whether it is one by the norm.
-    """
+    """Return the range of a value divided by its own norm, or times one by it (`inverted`); None if not known to be."""
     if not isinstance(value, Node) or not isinstance(norm, Node) or call.dtype is None:
         return None
     if dtype_of(value) is not call.dtype or dtype_of(norm) is not call.dtype or not call.dtype.is_floating_point:

@@ -34,11 +34,7 @@ class NotSerialisableError(InputError):
 
 
 def pack(tree: Any) -> bytes:
-    """Write a tree of JSON.
-
-    Raises:
-        NotSerialisableError: It is too large.
-    """
+    """Write a tree of JSON; NotSerialisableError if it is too large."""
     try:
         body = json.dumps(tree, separators=(",", ":"), allow_nan=False).encode()
     except (RecursionError, ValueError) as error:
@@ -49,11 +45,7 @@ def pack(tree: Any) -> bytes:
 
 
 def unpack(content: bytes) -> Any:
-    """Read a tree of JSON.
-
-    Raises:
-        InputError: The bytes are not a serialised program, have another version, or are damaged.
-    """
+    """Read a tree of JSON; InputError if it is no serialised program, has another version, or is damaged."""
     who = "This is not a serialised program"
     if not isinstance(content, bytes) or len(content) < _HEADER.size:
         given = f"{len(content)} bytes" if isinstance(content, bytes) else type(content).__name__
@@ -79,11 +71,7 @@ def unpack(content: bytes) -> Any:
 
 
 def pick(table: Sequence[Any], number: Any) -> Any:
-    """Return an entry of a table.
-
-    Raises:
-        ValueError: There is none; negative numbers do not count from the end.
-    """
+    """Return an entry of a table; ValueError if there is none: negative numbers do not count from the end."""
     if type(number) is not int or not 0 <= number < len(table):
         raise ValueError(f"there is no entry {str(number)[:20]} in a table of {len(table)}")
     return table[number]

@@ -47,14 +47,9 @@ _INFINITIES = {"int_oo": int_oo, "-int_oo": -int_oo, "oo": sympy.oo, "-oo": -sym
 
 
 def write(expression: Any, symbols: dict[str, sympy.Symbol]) -> Any:
-    """Write an expression.
+    """Write an expression; its symbols are added to the known ones, which are by name.
 
-    Args:
-        expression: It.
-        symbols: The known symbols by name; its symbols are added.
-
-    Raises:
-        NotSerialisableError: Reading the result would not give an equal expression.
+    NotSerialisableError: Reading the result would not give an equal expression.
     """
     tree = _write(expression, symbols)
     try:
@@ -90,12 +85,7 @@ def _write(expression: Any, symbols: dict[str, sympy.Symbol]) -> Any:
 
 
 def read(tree: Any, symbols: Mapping[str, sympy.Symbol]) -> Any:
-    """Read an expression.
-
-    Raises:
-        ValueError: It is not something that `write` makes.
-        LookupError: It names a symbol or function that is not known.
-    """
+    """Read an expression; ValueError if `write` does not make it, LookupError if a symbol or function is not known."""
     return _Reader(symbols).read(tree, 0)
 
 
@@ -137,11 +127,7 @@ def _check_power(base: Any, exponent: Any) -> None:
 
 
 def find_assumptions(symbol: sympy.Symbol) -> int:
-    """Return the number of what torch assumes about a symbol.
-
-    Raises:
-        NotSerialisableError: It is something else.
-    """
+    """Return the number of what torch assumes about a symbol; NotSerialisableError if it is something else."""
     for number, assumed in enumerate(ASSUMPTIONS):
         if sympy.Symbol(symbol.name, **assumed) == symbol:
             return number

@@ -19,31 +19,20 @@ _MOST = 1 << 62
 
 
 class FakeWriter:
-    """Collects the fake tensors and symbolic numbers of a program; each object is written once.
-
-    Attributes:
-        fakes: The descriptions of the fake tensors.
-        numbers: Those of symbolic numbers.
-        modes: Those of fake tensor modes.
-        symbols: The symbols, by name.
-    """
+    """Collects the fake tensors and symbolic numbers of a program; each object is written once."""
 
     def __init__(self, tensors: TensorWriter) -> None:
-        self.fakes: list[Any] = []
-        self.numbers: list[Any] = []
-        self.modes: list[Any] = []
-        self.symbols: dict[str, sympy.Symbol] = {}
+        self.fakes: list[Any] = []  # descriptions of fake tensors
+        self.numbers: list[Any] = []  # those of symbolic numbers
+        self.modes: list[Any] = []  # those of fake tensor modes
+        self.symbols: dict[str, sympy.Symbol] = {}  # by name
         self._tensors = tensors
         self._known: dict[int, int] = {}  # by id; the program keeps the objects alive
         self._environments: dict[int, tuple[int, Any]] = {}
         self._devices: dict[torch.device, str] = {}
 
     def write(self, tensor: Any) -> int:
-        """Return the number of a fake tensor.
-
-        Raises:
-            NotSerialisableError: It is not a plain dense one, or its sizes cannot be written.
-        """
+        """Return the number of a fake tensor; NotSerialisableError if not plain, not dense, or of unwritable sizes."""
         number = self._known.get(id(tensor))
         if number is None:
             described = self._describe(tensor)
@@ -78,8 +67,7 @@ class FakeWriter:
     def write_number(self, number: Any) -> Any:
         """Return a reference to a symbolic number, or its value if its expression has become one.
 
-        Raises:
-            NotSerialisableError: It depends on data, or its expression cannot be written.
+        NotSerialisableError: It depends on data, or its expression cannot be written.
         """
         node = number.node
         known = self._known.get(id(node))
@@ -135,11 +123,7 @@ class FakeWriter:
 
 
 class FakeReader:
-    """Makes fake tensors and symbolic numbers from the tables of `FakeWriter.finish`.
-
-    Attributes:
-        symbols: The symbols, by name.
-    """
+    """Makes fake tensors and symbolic numbers from the tables of `FakeWriter.finish`."""
 
     def __init__(self, tables: Mapping[str, Any], tensors: TensorReader) -> None:
         self.symbols = {

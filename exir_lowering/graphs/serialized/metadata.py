@@ -23,18 +23,13 @@ _DEEPEST_HISTORY = 200
 
 
 class MetadataWriter:
-    """Writes the metadata of nodes.
-
-    Attributes:
-        stacks: The stacks of modules, each once.
-        sources: The parts of histories, each once, and after its parents.
-    """
+    """Writes the metadata of nodes."""
 
     def __init__(self, values: ValueWriter, leave_out: Collection[str]) -> None:
         self._values = values
         self._left_out = DROPPED | frozenset(leave_out)
-        self._stacks: dict[Any, int] = {}
-        self._sources: dict[Any, int] = {}
+        self._stacks: dict[Any, int] = {}  # of modules, each once
+        self._sources: dict[Any, int] = {}  # the parts of histories, each once, and after its parents
         self._seen: dict[int, tuple[Any, int]] = {}  # by id, with the object, which stays alive
         self._graphs: dict[int, int] = {}
         self._writers: dict[str, Callable[[Any], Any]] = {
@@ -44,11 +39,7 @@ class MetadataWriter:
         }
 
     def write(self, meta: Mapping[str, Any]) -> dict[str, Any]:
-        """Write the metadata of a node.
-
-        Raises:
-            NotSerialisableError: An entry cannot be written.
-        """
+        """Write the metadata of a node; NotSerialisableError if an entry cannot be written."""
         written = {}
         for key, value in meta.items():
             if key not in self._left_out:

@@ -14,33 +14,21 @@ _LONGEST_GUARD, _DEEPEST_GUARD = 2048, 40
 
 
 def check_identifier(name: Any) -> str:
-    """Return a name that Python code may have: of a node, or of an argument.
-
-    Raises:
-        ValueError: It is none.
-    """
+    """Return a name that Python code may have, of a node or of an argument; ValueError if it is none."""
     if not isinstance(name, str) or not _IDENTIFIER.fullmatch(name) or keyword.iskeyword(name):
         raise ValueError(f"{str(name)[:80]!r} is not the name of a node or argument")
     return name
 
 
 def check_attribute(name: Any) -> str:
-    """Return the name of a graph's attribute, such as "sub_mod.weight".
-
-    Raises:
-        ValueError: It is none.
-    """
+    """Return the name of a graph's attribute, such as "sub_mod.weight"; ValueError if it is none."""
     if not isinstance(name, str) or not _ATTRIBUTE.fullmatch(name) or "__" in (name[:2], name[-2:]):
         raise ValueError(f"{str(name)[:80]!r} is not the name of an attribute")
     return name
 
 
 def check_path(name: Any) -> str:
-    """Return the name of a parameter, buffer, constant or module, which may be part of a string literal.
-
-    Raises:
-        ValueError: It is none.
-    """
+    """Return a name of a parameter, buffer, constant or module, fit for string literals; ValueError if it is none."""
     if not isinstance(name, str) or not _PATH.fullmatch(name):
         raise ValueError(f"{str(name)[:80]!r} is not the name of a parameter or module")
     return name
@@ -55,8 +43,7 @@ _FUNCTIONS = {"Eq", "Ne", "Max", "Min", "Mod", "PythonMod", "FloorDiv", "max", "
 def check_guard(text: Any) -> str:
     """Return a guard, such as "L['x'].size()[0] <= 8", which torch executes when the program becomes a module.
 
-    Raises:
-        ValueError: It is not made of numbers, arguments, their sizes, arithmetic and comparisons.
+    ValueError: It is not made of numbers, arguments, their sizes, arithmetic and comparisons.
     """
     if not isinstance(text, str) or len(text) > _LONGEST_GUARD or not text.isascii() or not text.isprintable():
         raise ValueError(f"{str(text)[:80]!r} is not a guard")

@@ -38,11 +38,7 @@ _KINDS = {kind: name for name, kind in _NAMED.items()}
 
 
 def write_signature(signature: ExportGraphSignature, values: ValueWriter) -> list[Any]:
-    """Write a program's signature.
-
-    Raises:
-        NotSerialisableError: It has an argument that is an object.
-    """
+    """Write a program's signature; NotSerialisableError if it has an argument that is an object."""
     return [
         [
             [spec.kind.name, _write_argument(spec.arg, values), spec.target, spec.persistent]
@@ -91,11 +87,7 @@ def _optional_path(name: Any) -> str | None:
 
 
 def write_calls(entries: Sequence[ModuleCallEntry], values: ValueWriter) -> list[Any]:
-    """Write how modules were called.
-
-    Raises:
-        NotSerialisableError: Their arguments have types that another process need not know.
-    """
+    """Write how modules were called; NotSerialisableError if another process need not know an argument's type."""
     return [[entry.fqn, _write_call(entry.signature, values)] for entry in entries]
 
 

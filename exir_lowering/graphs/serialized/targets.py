@@ -43,14 +43,9 @@ _NAMES = {function: name for name, function in _FUNCTIONS.items()}
 
 
 def name_target(target: Any, *, called: bool = True) -> list[str]:
-    """Return the kind and the name of what a node calls.
+    """Return the kind and the name of what a node calls; if not `called`, it may be metadata's copy of an operator.
 
-    Args:
-        target: It.
-        called: Whether a node calls it; metadata may have copies of operators.
-
-    Raises:
-        NotSerialisableError: It has no name by which `find_target` would find it.
+    NotSerialisableError: It has no name by which `find_target` would find it.
     """
     named = name_overload(target)
     if named is not None:
@@ -73,11 +68,7 @@ def name_target(target: Any, *, called: bool = True) -> list[str]:
 
 
 def find_target(kind: str, name: str) -> Any:
-    """Return what a node calls.
-
-    Raises:
-        LookupError: It is not registered in this process, or not in the closed tables.
-    """
+    """Return what a node calls; LookupError if it is not registered in this process, or not in the closed tables."""
     if kind == "function":
         return _FUNCTIONS[name]
     if kind == "higher_order":

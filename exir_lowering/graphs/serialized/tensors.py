@@ -26,11 +26,7 @@ _MOST = 1 << 62
 
 
 def name_dtype(dtype: torch.dtype) -> str:
-    """Return a dtype's name.
-
-    Raises:
-        NotSerialisableError: It is not one of `DTYPES`.
-    """
+    """Return a dtype's name; NotSerialisableError if it is not one of `DTYPES`."""
     name = str(dtype).removeprefix("torch.")
     if name not in DTYPES:
         raise NotSerialisableError(f"the dtype {dtype}")
@@ -45,11 +41,7 @@ class TensorWriter:
         self._tensors: list[torch.Tensor] = []
 
     def write(self, tensor: torch.Tensor) -> int:
-        """Return the number of a tensor.
-
-        Raises:
-            NotSerialisableError: It is not a plain dense tensor in the memory of this process.
-        """
+        """Return the number of a tensor; NotSerialisableError unless plain, dense, and in this process's memory."""
         number = self._numbers.get(id(tensor))
         if number is None:
             _require_plain(tensor)
@@ -118,14 +110,9 @@ def _extent(shape: Sequence[int], stride: Sequence[int]) -> int:
 
 
 class TensorReader:
-    """Makes tensors from their descriptions and pieces of memory, which are not copied.
+    """Makes tensors from what `TensorWriter.finish` returned, and pieces of memory, which are not copied.
 
-    Args:
-        described: What `TensorWriter.finish` returned.
-        pieces: The pieces, as one-dimensional tensors of bytes.
-
-    Raises:
-        ValueError: The pieces are not as many as the tensors need.
+    ValueError: The pieces, one-dimensional tensors of bytes, are not as many as the tensors need.
     """
 
     def __init__(self, described: Sequence[Any], pieces: Sequence[torch.Tensor]) -> None:
@@ -140,11 +127,7 @@ class TensorReader:
             raise ValueError(f"got {len(pieces)} pieces of memory, expected those that the tensors are in: {needed}")
 
     def read(self, number: int) -> torch.Tensor:
-        """Return a tensor, the same object each time.
-
-        Raises:
-            ValueError: It does not lie in its piece.
-        """
+        """Return a tensor, the same object each time; ValueError if it does not lie in its piece."""
         if number not in self._made:
             if not 0 <= number < len(self._described):
                 raise ValueError(f"no tensor has the number {number}")

@@ -33,18 +33,12 @@ _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 class ValueWriter:
-    """Writes values, and collects what they refer to.
-
-    Attributes:
-        nodes: The numbers of the current graph's nodes.
-        texts: Long texts, by their numbers.
-        operators: The kinds and names of operators, by their numbers.
-    """
+    """Writes values, and collects what they refer to."""
 
     def __init__(self, tensors: TensorWriter, fakes: FakeWriter) -> None:
-        self.nodes: Mapping[Node, int] = {}
-        self.texts: dict[str, int] = {}
-        self.operators: dict[tuple[str, ...], int] = {}
+        self.nodes: Mapping[Node, int] = {}  # of the current graph, with their numbers
+        self.texts: dict[str, int] = {}  # long ones, with their numbers
+        self.operators: dict[tuple[str, ...], int] = {}  # their kinds and names, with their numbers
         self._tensors, self._fakes = tensors, fakes
         self._targets: dict[tuple[int, bool], tuple[Any, int]] = {}  # with the operator, which stays alive
         self._writers: dict[type, Callable[[Any, int], Any]] = {
@@ -72,11 +66,7 @@ class ValueWriter:
         }
 
     def write(self, value: Any, depth: int = 0) -> Any:
-        """Write a value.
-
-        Raises:
-            NotSerialisableError: It cannot be written exactly.
-        """
+        """Write a value; NotSerialisableError if it cannot be written exactly."""
         kind = type(value)
         if kind in _NATIVE:
             return value
@@ -138,14 +128,10 @@ def _find(table: Mapping[str, Any], value: Any) -> str:
 
 
 class ValueReader:
-    """Reads what `ValueWriter` wrote.
-
-    Attributes:
-        nodes: The nodes of the current graph that are made so far.
-    """
+    """Reads what `ValueWriter` wrote."""
 
     def __init__(self, tree: Mapping[str, Any], tensors: TensorReader, fakes: FakeReader) -> None:
-        self.nodes: list[Node] = []
+        self.nodes: list[Node] = []  # of the current graph, that are made so far
         self._texts = tree["texts"]
         if not all(isinstance(text, str) for text in self._texts):
             raise ValueError("a text is not a str")
@@ -175,11 +161,7 @@ class ValueReader:
         }
 
     def read(self, tree: Any, depth: int = 0) -> Any:
-        """Read a value.
-
-        Raises:
-            ValueError, LookupError, TypeError: It is not something that `ValueWriter` makes.
-        """
+        """Read a value; ValueError, LookupError or TypeError if it is not something that `ValueWriter` makes."""
         if type(tree) is list:
             return self._many(tree, depth + 1)
         if type(tree) is not dict:

@@ -472,16 +472,22 @@ function hostCost(each) {
   return [head, make("div", { class: "soft" }, each.would_remove || "no reason given")];
 }
 
+function rewriting([times, what, place]) {
+  return [`${times} ${what}`, make("div", { class: "soft" }, place)];
+}
+
 function showLists() {
   const says = (each) => `allowing ${each.operators.join(" and ")} in ${each.backend_id} would merge ${each.before} partitions into ${each.after}`;
   const parts = [
     ["Largest costs on the host", method.prediction.largest, hostCost],
     ["Advice", method.advice, says],
+    [`Rewritten: ${method.rewritten.saving}`, method.rewritten.done, rewriting, method.rewritings.length],
+    ["Not rewritten", method.rewritten.refused, rewriting, method.refused_rewrites.length],
     ["Dropped or cut", method.adjustments, adjustment],
     ["Cannot be one partition", method.refused_merges, (each) => refusal(each)],
   ].filter(([, items]) => items.length);
-  byId("lists").replaceChildren(...parts.flatMap(([title, items, render]) =>
-    [make("h2", {}, `${title} (${count(items.length)})`), ...list(items, render)]));
+  byId("lists").replaceChildren(...parts.flatMap(([title, items, render, number = items.length]) =>
+    [make("h2", {}, `${title} (${count(number)})`), ...list(items, render)]));
 }
 
 let typing;

@@ -33,15 +33,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Where the content of a tensor is.
+    """Where the content of a tensor is."""
 
-    Attributes:
-        planned: Where it lies in planned memory, None when it does not.
-        content: Its content in the file, or its initial content when it lies in planned memory; None for none.
-    """
-
-    planned: Allocation | None
-    content: memoryview | None
+    planned: Allocation | None  # None when it does not lie in planned memory
+    content: memoryview | None  # in the file; the initial one when it lies in planned memory; None for none
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,51 +50,30 @@ class Payload:
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """The code of a method.
-
-    Attributes:
-        values: Its values.
-        storage: For each value where the content of the tensor is; None for a value that is not a tensor.
-        inputs: The values that are its inputs.
-        outputs: The values that are its outputs.
-        chains: Its instructions.
-        operators: Their operators, each with its overload.
-        payloads: What backends execute.
-        arenas: The sizes of its planned memory.
-    """
+    """The code of a method."""
 
     values: tuple[ValueSpec, ...]
-    storage: tuple[Storage | None, ...]
-    inputs: tuple[int, ...]
+    storage: tuple[Storage | None, ...]  # for each value where the content of the tensor is; None for no tensor
+    inputs: tuple[int, ...]  # indices of values, as are the outputs
     outputs: tuple[int, ...]
     chains: tuple[tuple[PlanInstruction, ...], ...]
-    operators: tuple[tuple[str, str], ...]
-    payloads: tuple[Payload, ...]
-    arenas: tuple[int, ...]
+    operators: tuple[tuple[str, str], ...]  # of the instructions, each with its overload
+    payloads: tuple[Payload, ...]  # what backends execute
+    arenas: tuple[int, ...]  # the sizes of its planned memory
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The code of a file.
+    """The code of a file."""
 
-    Attributes:
-        methods: The code of each method, by name.
-        named: The named data in the file.
-    """
-
-    methods: Mapping[str, Code]
-    named: Mapping[str, memoryview]
+    methods: Mapping[str, Code]  # by name
+    named: Mapping[str, memoryview]  # the named data in the file
 
 
 def read_code(file: memoryview, external: Mapping[str, memoryview]) -> Listing:
-    """Read the code of all methods of a file.
+    """Read the code of all methods of a `.pte` file; weights and payloads are not copied.
 
-    Args:
-        file: The content of the `.pte` file; weights and payloads are not copied.
-        external: The named data of its data file.
-
-    Raises:
-        CorruptError: The file has changed since it was checked.
+    `external` is the named data of its data file. Raise a CorruptError when the file has changed since it was checked.
     """
     program, data = open_program(file)
     named = {**external, **data.named}

@@ -40,33 +40,16 @@ _EVENTS = {KERNEL: trace.KERNEL, DELEGATE: trace.DELEGATE}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedMethod:
-    """A method that is set up.
-
-    Attributes:
-        code: Its code.
-        state: Its values.
-        kernels: What executes each operator.
-        calls: What executes each payload.
-        trace: Records what it does; None when nothing is recorded.
-    """
+    """A method that is set up."""
 
     code: Code
-    state: MethodState
-    kernels: Sequence[Kernel]
-    calls: Sequence[Kernel]
-    trace: Trace | None = None
+    state: MethodState  # its values
+    kernels: Sequence[Kernel]  # what executes each operator
+    calls: Sequence[Kernel]  # what executes each payload
+    trace: Trace | None = None  # None when nothing is recorded
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
-        """Run the method.
-
-        Args:
-            inputs: Its inputs.
-
-        Raises:
-            Stopped: An operator failed.
-            TooLong: It does not end.
-            LoweringError: A delegate failed.
-        """
+        """Run the method; raise Stopped if an operator fails, TooLong if it never ends, a delegate's LoweringError."""
         values = self.state.values
         for index, given in zip(self.code.inputs, inputs, strict=True):
             if isinstance(given, torch.Tensor):
@@ -135,12 +118,7 @@ class PythonCall:
         _close_at_exit()
 
     def __call__(self, state: MethodState, arguments: tuple[int, ...]) -> None:
-        """Execute the payload.
-
-        Args:
-            state: The values of the method.
-            arguments: Those that the payload is called with.
-        """
+        """Execute the payload with these values of the method."""
         contract.settle(self.handle, lambda count: self._execute(state, arguments, count))
 
     def _execute(self, state: MethodState, arguments: tuple[int, ...], count: int) -> None:
@@ -174,22 +152,15 @@ def _close_at_exit() -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Interpreter(Engine[PreparedMethod]):
-    """A file that Python runs; `open_interpreter` makes it.
-
-    Attributes:
-        listing: Its code.
-        external: The named data of its data file.
-        shared: The memory that methods share.
-        trace: Records what methods do; None when nothing is recorded.
-    """
+    """A file that Python runs; `open_interpreter` makes it."""
 
     name = "interpreter"
     refusal = "The interpreter refuses what would not run on a device. "
 
     listing: Listing
-    external: Mapping[str, memoryview]
-    shared: torch.Tensor | None
-    trace: Trace | None = None
+    external: Mapping[str, memoryview]  # the named data of its data file
+    shared: torch.Tensor | None  # the memory that methods share
+    trace: Trace | None = None  # None when nothing is recorded
 
     def run(self, method: MethodSpec, inputs: Sequence[Any]) -> list[Any]:
         """Run a method; see `Engine`."""
@@ -225,7 +196,7 @@ class Interpreter(Engine[PreparedMethod]):
         return recorded.events
 
     def _sharing(self, method: MethodSpec) -> Collection[str]:
-        return () if self.shared is None else self.file.methods
+        return self.file.sharing if method.name in self.file.sharing else ()
 
     def _set_up(self, method: MethodSpec) -> PreparedMethod:
         with neutral():
@@ -234,9 +205,10 @@ class Interpreter(Engine[PreparedMethod]):
     def _set_up_neutrally(self, method: MethodSpec) -> PreparedMethod:
         where, code = self.file.where(method.name), self.listing.methods[method.name]
         try:
-            arenas = memory.allocate_arenas(code.arenas[:_SHARED] if self.shared is not None else code.arenas)
-            if self.shared is not None:
-                arenas.append(self.shared)
+            shared = self.shared if method.name in self.file.sharing else None
+            arenas = memory.allocate_arenas(code.arenas if shared is None else code.arenas[:_SHARED])
+            if shared is not None:
+                arenas.append(shared)
             values = [
                 memory.make_slot(value.content, storage, arenas)
                 if isinstance(value.content, Tensor) and storage is not None
@@ -324,18 +296,9 @@ class Interpreter(Engine[PreparedMethod]):
 
 
 def open_interpreter(file: ProgramFile, given: Mapping[str, Any], unavailable: Unavailable) -> Interpreter:
-    """Open a file for the interpreter, and find its Python delegates.
+    """Open a file for the interpreter, and find its Python delegates; raise what `find_delegates` raises.
 
-    Args:
-        file: The file.
-        given: The call's delegates, by id.
-        unavailable: What to do about a backend that is missing here.
-
-    Raises:
-        InputError: The file has changed in the meantime, or needs more memory than there is.
-        BackendUnavailableError: Nothing executes a backend that the file needs.
-        BackendFailure: A delegate raised when it was asked whether it is available.
-        PluginLoadError: A delegate could not be created, or its id is provided twice.
+    Raise an InputError when the file has changed in the meantime, or needs more memory than there is.
     """
     found = find_delegates(file, given, unavailable)
     external = file.data.content()
@@ -344,9 +307,9 @@ def open_interpreter(file: ProgramFile, given: Mapping[str, Any], unavailable: U
     except CorruptError as error:
         raise InputError(f"{file.name} cannot be loaded: it has changed in the meantime: {error}.") from None
     shared = None
-    if file.shares_state:
+    if file.sharing:
         try:
-            (shared,) = memory.allocate_arenas([max(method.arenas[_SHARED] for method in file.methods.values())])
+            (shared,) = memory.allocate_arenas([max(file.methods[name].arenas[_SHARED] for name in file.sharing)])
         except memory.DoesNotFit as error:
             raise InputError(f"{file.name} cannot be loaded by the interpreter: {error}.") from None
     return Interpreter(file, found, listing, external, shared)

@@ -26,27 +26,15 @@ class NotHosted(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostedCall:
-    """A payload that is ready in the runtime, in a program of its own.
+    """A payload that is ready in the runtime, in a program of its own."""
 
-    Attributes:
-        content: The program's file, which the runtime reads.
-        run: Runs the program.
-        inputs: Which of the values of a call it takes.
-        outputs: Which of them it returns.
-    """
-
-    content: bytes
-    run: Any
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
+    content: bytes  # the program's file, which the runtime reads
+    run: Any  # runs the program
+    inputs: tuple[int, ...]  # which of the values of a call it takes
+    outputs: tuple[int, ...]  # which of them it returns
 
     def __call__(self, state: MethodState, arguments: tuple[int, ...]) -> None:
-        """Execute the payload.
-
-        Args:
-            state: The values of the method.
-            arguments: Those that the payload is called with.
-        """
+        """Execute the payload with these values of the method."""
         given = [state.get(arguments[position]) for position in self.inputs]
         for position, output in zip(self.outputs, self.run(given, clone_outputs=False), strict=True):
             state.slot(arguments[position]).write(output)
@@ -55,24 +43,15 @@ class HostedCall:
 def host(
     method: str,
     payload: Payload,
-    plan: Delegation,
-    values: Sequence[ValueSpec],
-    named: Mapping[str, memoryview],
-    data: str | None,
+    plan: Delegation,  # what the file says of it
+    values: Sequence[ValueSpec],  # that it is called with: inputs, then outputs
+    named: Mapping[str, memoryview],  # of the file
+    data: str | None,  # the path of the data file
 ) -> HostedCall:
     """Make a payload ready in ExecuTorch's runtime.
 
-    Args:
-        method: The name of its method.
-        payload: The payload.
-        plan: What the file says of it.
-        values: The values that it is called with: inputs, then outputs.
-        named: The named data of the file.
-        data: The path of its data file.
-
-    Raises:
-        NotHosted: It takes or returns something else than tensors.
-        Exception: ExecuTorch's own: the backend refuses the payload.
+    Raise NotHosted when it takes or returns something else than tensors, and what ExecuTorch raises when the backend
+    refuses it.
     """
     # What is in doubt is both: an input keeps its value, an output has none that matters.
     inputs = tuple(position for position in range(plan.arguments - min(plan.counts)) if values[position].kind != NULL)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from exir_lowering._upstream import installed
-from exir_lowering._upstream.operators import Argument, Operator, find_operator
+from exir_lowering._upstream.operators import Argument, Operator, find_operator, with_kernel
 from exir_lowering._upstream.runtime import executorch_runtime
 from exir_lowering.graphs.operators import pure as pure_operators
 from exir_lowering.graphs.operators.budget import Budget
@@ -25,17 +25,11 @@ Kernel = Callable[["MethodState", tuple[int, ...]], None]
 
 @dataclass(slots=True, eq=False)
 class MethodState:
-    """The values of a method while it runs; they stay as they are until it runs again.
+    """The values of a method while it runs; they stay as they are until it runs again."""
 
-    Attributes:
-        plan: What the file says about each value.
-        values: The values: tensors as `Slot`, numbers, strings and None as they are.
-        spending: The memory that operators take.
-    """
-
-    plan: Sequence[ValueSpec]
-    values: list[Any]
-    spending: Budget = field(default_factory=Budget)
+    plan: Sequence[ValueSpec]  # what the file says about each value
+    values: list[Any]  # tensors as `Slot`, numbers, strings and None as they are
+    spending: Budget = field(default_factory=Budget)  # the memory that operators take
 
     def get(self, index: int) -> Any:
         """Return a value as an operator takes it."""
@@ -50,11 +44,7 @@ class MethodState:
         return value.tensor if isinstance(value, Slot) else value
 
     def slot(self, index: int) -> Slot:
-        """Return a tensor.
-
-        Raises:
-            TypeError: The value is something else.
-        """
+        """Return a tensor; raise a TypeError when the value is something else."""
         value = self.values[index]
         if not isinstance(value, Slot):
             raise TypeError(f"value {index} is {value!r}, expected a tensor")
@@ -89,7 +79,7 @@ def find_kernel(name: str, overload: str) -> Kernel | None:
     found = pure_operators.find_kernel(namespace, base, overload)
     if found is None and namespace != "aten" and _registered_in_runtime(name, overload):
         found = find_operator(namespace, base, overload or "default")
-    return None if found is None else _of_torch(base, found)
+    return None if found is None else _of_torch(base, with_kernel(found))
 
 
 def _registered_in_runtime(name: str, overload: str) -> bool:

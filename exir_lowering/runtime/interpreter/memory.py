@@ -22,27 +22,14 @@ class DoesNotFit(Exception):
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """A tensor of a method, which several values may share.
+    """A tensor of a method, which several values may share."""
 
-    Attributes:
-        tensor: The tensor, always the same object; its shape changes where the file says that it may.
-        plan: What the file says about it.
-        constant: Whether its memory is the file's own, which nothing may write.
-    """
-
-    tensor: torch.Tensor
-    plan: Tensor
-    constant: bool = False
+    tensor: torch.Tensor  # always the same object; its shape changes where the file says that it may
+    plan: Tensor  # what the file says about it
+    constant: bool = False  # whether its memory is the file's own, which nothing may write
 
     def reshape(self, shape: Sequence[int]) -> None:
-        """Give the tensor a shape, on the memory that it has.
-
-        Args:
-            shape: The shape.
-
-        Raises:
-            DoesNotFit: The file has no memory for it.
-        """
+        """Give the tensor a shape, on the memory that it has; raise DoesNotFit when the file has none for it."""
         if tuple(self.tensor.shape) == tuple(shape):
             return
         self.check(shape)
@@ -51,25 +38,13 @@ class Slot:
         self._lay(self.tensor, shape)
 
     def view(self, source: Slot, shape: Sequence[int]) -> None:
-        """Put the tensor onto the memory of another one.
-
-        Args:
-            source: The other tensor.
-            shape: The shape to view it with.
-
-        Raises:
-            DoesNotFit: It is not the shape that the file says.
-        """
+        """Put the tensor, in a shape, onto the memory of another one; raise DoesNotFit for a shape against the file."""
         self.check(shape)
         self._lay(source.tensor, shape)
         self.constant = source.constant
 
     def check_writable(self) -> None:
-        """Check that the tensor may be written.
-
-        Raises:
-            DoesNotFit: Its memory is part of the file.
-        """
+        """Raise DoesNotFit when the tensor may not be written: its memory is part of the file."""
         if self.constant:
             raise DoesNotFit("a tensor whose content is part of the file would be written; the file may be damaged")
 
@@ -79,11 +54,7 @@ class Slot:
             self.tensor.resize_(0)
 
     def settle(self) -> None:
-        """Check the shape that an operator gave the tensor, and lay it out in memory as the file says.
-
-        Raises:
-            DoesNotFit: The file has no memory for it.
-        """
+        """Lay the tensor out as the file says, in the shape that an operator gave it, or raise DoesNotFit."""
         tensor, shape = self.tensor, tuple(self.tensor.shape)
         self.check(shape)
         if self.plan.dynamic and tensor.stride() != strides(shape, self.plan.dim_order):
@@ -92,24 +63,13 @@ class Slot:
             tensor.copy_(content)
 
     def write(self, content: torch.Tensor) -> None:
-        """Give the tensor the shape and the content of another one.
-
-        Args:
-            content: The other tensor.
-
-        Raises:
-            DoesNotFit: The file has no memory for it, or the tensor is part of the file.
-        """
+        """Give the tensor the shape and the content of another one, or raise DoesNotFit."""
         self.check_writable()
         self.reshape(content.shape)
         self.tensor.copy_(content)
 
     def check(self, shape: Sequence[int]) -> None:
-        """Check that the tensor may have a shape.
-
-        Raises:
-            DoesNotFit: It may not.
-        """
+        """Raise DoesNotFit when the tensor may not have a shape."""
         plan = self.plan
         if plan.unbound:
             return
@@ -129,11 +89,7 @@ class Slot:
 
 
 def allocate_arenas(sizes: Sequence[int]) -> list[torch.Tensor]:
-    """Return memory of the planned sizes, all zeros.
-
-    Raises:
-        DoesNotFit: There is not enough memory.
-    """
+    """Return memory of the planned sizes, all zeros; raise DoesNotFit when there is not enough."""
     return [_zeros(size, torch.uint8) for size in sizes]
 
 
@@ -145,16 +101,7 @@ def _zeros(size: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def make_slot(plan: Tensor, storage: Storage, memory: Sequence[torch.Tensor]) -> Slot:
-    """Make a tensor, with its initial content.
-
-    Args:
-        plan: What the file says about it.
-        storage: Where its content is.
-        memory: The planned memory.
-
-    Raises:
-        DoesNotFit: There is not enough memory.
-    """
+    """Make a tensor, with its initial content; `memory` is what was planned. DoesNotFit: there is not enough."""
     shape = (0,) * len(plan.sizes) if plan.unbound else plan.sizes
     layout = strides(shape, plan.dim_order)
     planned, content = storage.planned, storage.content

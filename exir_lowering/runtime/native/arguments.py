@@ -25,14 +25,7 @@ _memory: Callable[[int, int, int], memoryview] = ctypes.PYFUNCTYPE(
 def read_argument(handle: Handle, index: int, argument: Argument) -> Any:
     """Return an input of a delegate; a tensor is on the runtime's memory.
 
-    Args:
-        handle: What is executed.
-        index: Which input it is, for messages.
-        argument: The value.
-
-    Raises:
-        BackendFailure: It is a list or a str, or of an unknown element type.
-        InputError: It is a tensor without memory.
+    Raise a BackendFailure for a list, a str or an unknown element type, an InputError for a tensor without memory.
     """
     kind = argument.kind
     if kind == abi.TENSOR:
@@ -51,13 +44,7 @@ def read_argument(handle: Handle, index: int, argument: Argument) -> Any:
 def view_tensor(handle: Handle, argument: Argument) -> torch.Tensor:
     """Return a tensor of the runtime as one of torch, on the same memory.
 
-    Args:
-        handle: What is executed, for messages.
-        argument: The tensor.
-
-    Raises:
-        BackendFailure: It is of an unknown element type.
-        InputError: It has no memory.
+    Raise a BackendFailure when it is of an unknown element type, an InputError when it has no memory.
     """
     rank = argument.rank
     dtype = DTYPES.get(argument.dtype)

@@ -59,34 +59,21 @@ _ELSEWHERE = "A method that was not set up by exir_lowering.load"
 
 @dataclass(slots=True, eq=False)
 class _Setup:
-    """A method that the runtime is setting up.
+    """A method that the runtime is setting up."""
 
-    Attributes:
-        where: The method and its file, for messages.
-        delegates: The file's delegates, by their ids.
-        plans: Those parts of the method that they execute and that are still to come, in the runtime's order.
-        lines: Returns the lines of the model that a failure is about.
-    """
-
-    where: str
-    delegates: Mapping[str, Delegate]
-    plans: Iterator[Delegation]
-    lines: Lines
+    where: str  # the method and its file, for messages
+    delegates: Mapping[str, Delegate]  # the file's, by their ids
+    plans: Iterator[Delegation]  # what they execute and is still to come, in the runtime's order
+    lines: Lines  # returns the lines of the model that a failure is about
 
 
 class _Thread(threading.local):
-    """The state of a thread.
-
-    Attributes:
-        setups: The methods that it is setting up; one may be set up while another one is compiled.
-        failure: What was raised in a callback and is to be raised again.
-        listeners: How many callers will raise it again.
-    """
+    """The state of a thread."""
 
     def __init__(self) -> None:
-        self.setups: list[_Setup] = []
-        self.failure: BaseException | None = None
-        self.listeners = 0
+        self.setups: list[_Setup] = []  # one may be set up while another one is compiled
+        self.failure: BaseException | None = None  # what was raised in a callback and is to be raised again
+        self.listeners = 0  # how many callers will raise it again
 
 
 class Bridge:
@@ -122,14 +109,9 @@ class Bridge:
         return tuple(self._ids)
 
     def register(self, ids: Sequence[str], taken: Sequence[str]) -> None:
-        """Register ids in the runtime; those that are already registered stay as they are.
+        """Register ids in the runtime; those that are already registered stay as they are, and `taken` is what it has.
 
-        Args:
-            ids: The ids.
-            taken: What the runtime has, for messages.
-
-        Raises:
-            BackendUnavailableError: The runtime refuses one, or has no room for all; then none is registered.
+        Raise a BackendUnavailableError when the runtime has no room for all, and register none, or when it refuses one.
         """
         missing = [name for name in ids if name not in self._ids]
         if len(taken) + len(missing) > _ROOM:
@@ -153,19 +135,12 @@ class Bridge:
     @contextmanager
     def setting_up(
         self,
-        where: str,
-        plans: Sequence[Delegation],
-        delegates: Mapping[str, Delegate],
-        lines: Lines = no_lines,
+        where: str,  # the method and its file, to begin messages with
+        plans: Sequence[Delegation],  # the parts of the method that backends execute
+        delegates: Mapping[str, Delegate],  # the file's, by their ids
+        lines: Lines = no_lines,  # returns the lines of the model that a failure is about
     ) -> Iterator[None]:
-        """Serve delegates while the context lasts, in which the runtime sets up a method.
-
-        Args:
-            where: The method and its file, to begin messages with.
-            plans: The parts of the method that backends execute.
-            delegates: The file's Python delegates, by their ids.
-            lines: Returns the lines of the model that a failure is about.
-        """
+        """Serve delegates while the context lasts, in which the runtime sets up a method."""
         setups = self._thread.setups
         setups.append(_Setup(where, delegates, iter([plan for plan in plans if plan.backend in delegates]), lines))
         try:
@@ -178,8 +153,7 @@ class Bridge:
     def serving(self, delegates: Mapping[str, Delegate]) -> Iterator[None]:
         """Serve, while the context lasts, programs that something other than `load` sets up, in any thread.
 
-        Args:
-            delegates: The delegates, by their ids, which are registered.
+        The ids of the delegates are registered.
         """
         # Contexts may overlap, and end in any order.
         self._serving.append(delegates)
@@ -384,11 +358,7 @@ _bridge: Bridge | None = None
 
 @locks.uses_engine
 def bridge() -> Bridge:
-    """Return the bridge, made at its first use.
-
-    Raises:
-        BackendUnavailableError: The shim cannot be compiled or loaded.
-    """
+    """Return the bridge, made at its first use; a BackendUnavailableError if the shim cannot be compiled or loaded."""
     global _bridge
     with locks.engine():
         if _bridge is None:

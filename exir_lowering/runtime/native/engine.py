@@ -31,15 +31,12 @@ _INTERPRETER = 'load(..., engine="interpreter") runs the file without it, in Pyt
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NativeEngine(Engine[Any]):
-    """A file that is open in ExecuTorch's runtime; `open_native` makes it.
-
-    Attributes:
-        programs: The runtime's program for each method. Methods of one program share all memory, so that one method's
-            intermediate values overwrite another's state: each has a program of its own, unless they share their state.
-    """
+    """A file that is open in ExecuTorch's runtime; `open_native` makes it."""
 
     name = "runtime"
 
+    # The runtime's program for each method. Methods of one program share all memory, so that one method's intermediate
+    # values overwrite another's state: each has a program of its own, unless they share their state.
     programs: Mapping[str, Any]
 
     def run(self, method: MethodSpec, inputs: Sequence[Any]) -> list[Any]:
@@ -110,19 +107,10 @@ class NativeEngine(Engine[Any]):
 
 
 def open_native(file: ProgramFile, given: Mapping[str, Any], unavailable: Unavailable) -> NativeEngine:
-    """Open a file in ExecuTorch's runtime, and find its Python delegates.
+    """Open a file in ExecuTorch's runtime, and find its Python delegates; raise what `find_delegates` raises.
 
-    Args:
-        file: The file.
-        given: The call's delegates, by id.
-        unavailable: What to do about a backend that is missing here.
-
-    Raises:
-        InputError: The runtime refuses the file, or a delegate was given for a backend that it has itself.
-        BackendUnavailableError: Nothing executes a backend that the file needs, or Python delegates cannot be used
-            here.
-        BackendFailure: A delegate raised when it was asked whether it is available.
-        PluginLoadError: A delegate could not be created, or its id is provided twice.
+    Raise an InputError when the runtime refuses the file, or a delegate was given for a backend that it has itself, a
+    BackendUnavailableError when Python delegates cannot be used here.
     """
     failure = installed.runtime_failure()
     if failure is not None:
@@ -140,10 +128,9 @@ def open_native(file: ProgramFile, given: Mapping[str, Any], unavailable: Unavai
         _register(sorted(found))
     methods = file.methods
     try:
-        if file.shares_state:
-            programs = dict.fromkeys(methods, file.open())
-        else:
-            programs = {method: file.open() for method in methods}
+        sharing = file.sharing
+        shared = file.open() if sharing else None
+        programs = {method: shared if method in sharing else file.open() for method in methods}
     except InputError:
         raise  # another file has taken its place
     except Exception as error:
@@ -160,9 +147,8 @@ def open_native(file: ProgramFile, given: Mapping[str, Any], unavailable: Unavai
 def serving(delegates: Mapping[str, Delegate]) -> Iterator[None]:
     """Make the runtime call delegates in programs that something else opens, while the context lasts.
 
-    Raises:
-        InputError: The runtime has a backend of one of the ids itself.
-        BackendUnavailableError: Python delegates cannot be used here.
+    Raise an InputError when the runtime has a backend of one of the ids itself, a BackendUnavailableError when Python
+    delegates cannot be used here.
     """
     _check_given(delegates)
     with locks.engine():

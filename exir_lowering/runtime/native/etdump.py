@@ -15,11 +15,7 @@ _Field = slots.ProfileEvent
 
 
 def read(content: bytes) -> list[TraceEvent]:
-    """Return the events of all executions, in their order; those of loading are left out.
-
-    Raises:
-        CorruptError: The content is not an ETDump.
-    """
+    """Return the events of all executions, in order, without those of loading; a CorruptError if it is no ETDump."""
     events: list[TraceEvent] = []
     for run in root(memoryview(content)[4:]).tables(slots.ETDump.RUN_DATA):  # after its size
         if run.text(slots.RunData.NAME) == "Execute":

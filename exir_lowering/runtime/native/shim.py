@@ -58,8 +58,7 @@ FLAGS = (
 def library() -> ctypes.CDLL:
     """Return the shim, compiled if it is not in the cache.
 
-    Raises:
-        BackendUnavailableError: There is no compiler, it fails, or executorch is not one that the shim works with.
+    Raise a BackendUnavailableError without a compiler, when it fails, or for an executorch that the shim does not fit.
     """
     release = version("executorch")
     package = _package(release)

@@ -28,12 +28,7 @@ _told: set[str] = set()
 
 
 def read(folder: Path, name: str) -> bytes | None:
-    """Return a library from the cache; None when it has none that can be trusted.
-
-    Args:
-        folder: The folder of the cache.
-        name: The file.
-    """
+    """Return a library from the cache's folder; None when it has none of that name that can be trusted."""
     try:
         with _open_folder(folder) as directory:
             file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=directory)
@@ -48,13 +43,7 @@ def read(folder: Path, name: str) -> bytes | None:
 
 
 def write(folder: Path, name: str, library: bytes) -> None:
-    """Keep a library, where that is possible; the folder is made, and a file of that name is replaced.
-
-    Args:
-        folder: The folder of the cache.
-        name: The file.
-        library: The library.
-    """
+    """Keep a library, where that is possible; the folder is made, and a file of that name is replaced."""
     try:
         _check_absolute(folder)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -65,15 +54,7 @@ def write(folder: Path, name: str, library: bytes) -> None:
 
 
 def load(library: bytes, symbols: Sequence[str]) -> ctypes.CDLL:
-    """Load a library from its bytes.
-
-    Args:
-        library: The library.
-        symbols: The functions that it has to have.
-
-    Raises:
-        OSError: It cannot be loaded.
-    """
+    """Load a library from its bytes; raise an OSError when it cannot be loaded, or lacks one of these functions."""
     loaded = _from_memory(library)
     if loaded is None:
         with tempfile.TemporaryDirectory(prefix="exir-lowering-") as folder:

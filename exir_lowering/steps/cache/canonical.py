@@ -31,19 +31,10 @@ export, and a count of what the process has differentiated so far."""
 def describe_program(
     program: ExportedProgram, storages: Storages, unread: Collection[str], handles: Mapping[int, int] | None
 ) -> dict[str, list[str]]:
-    """Write a partition's program in canonical form.
+    """Write a partition's program in canonical form: return the lines of each part of its key.
 
-    Args:
-        program: The program.
-        storages: The digests of the tensors' memory.
-        unread: What the backend does not read: keys of `node.meta`, and `NAMES`.
-        handles: What each debug handle is replaced by; None to keep them.
-
-    Returns:
-        The lines of each part of its key.
-
-    Raises:
-        NoKeyError: Something in it has no canonical form.
+    `unread` is what the backend does not read: keys of `node.meta`, and `NAMES`. `handles` replaces debug handles; None
+    keeps them. Raise NoKeyError if something has no canonical form.
     """
     writer = _Writer(Forms(storages, named=NAMES not in unread), unread, handles)
     writer.write_state(program)

@@ -38,9 +38,7 @@ class Storages:
 class Forms:
     """Writes the values of one program in their canonical form.
 
-    Args:
-        storages: The digests of the tensors' memory.
-        named: Whether names stand for themselves; otherwise, for the order in which they first occur.
+    Unless `named`, names stand for the order in which they first occur.
     """
 
     def __init__(self, storages: Storages, *, named: bool) -> None:
@@ -65,11 +63,7 @@ class Forms:
         return repr(text) if self._named else f"#{self._names.setdefault(text, len(self._names))}"
 
     def form(self, value: Any) -> str:
-        """Return a value's form.
-
-        Raises:
-            NoKeyError: It has none.
-        """
+        """Return a value's form; raise NoKeyError if it has none."""
         kind = type(value)
         simple = _SIMPLE.get(kind)
         if simple is not None:
@@ -154,11 +148,7 @@ class Forms:
         return [line for environment, symbols in found for line in describe_symbols(environment, symbols)]
 
     def metadata(self, key: str, value: Any) -> str:
-        """Return the form of an entry of `node.meta`; names in it are known as such.
-
-        Raises:
-            NoKeyError: It has none.
-        """
+        """Return the form of an entry of `node.meta`, where names are known as such; NoKeyError if it has none."""
         special = self._special.get(key)
         try:
             return special(value) if special is not None else self.form(value)

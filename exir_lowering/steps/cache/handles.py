@@ -23,8 +23,7 @@ _MOST = 65_534
 def number_handles(program: ExportedProgram) -> dict[int, int] | None:
     """Return a number for each debug handle of a partition: 1 to n, in the order in which they first occur.
 
-    Returns:
-        The numbers by handle; None if an operator has no handle, or there are too many.
+    Return None if an operator has no handle, or there are too many.
     """
     numbers: dict[int, int] = {}
     for _, module in graphs.walk(program.graph_module):
@@ -51,13 +50,7 @@ def with_handles(program: ExportedProgram, handles: Mapping[int, int]) -> Export
 def put_back(result: PreprocessResult, numbers: Mapping[int, int], payloads: PayloadChecks) -> PreprocessResult:
     """Return the result of a partition that was lowered with handles 1 to n, with its own handles.
 
-    Args:
-        result: The result.
-        numbers: The number by handle.
-        payloads: What knows the payload's format.
-
-    Raises:
-        CorruptError: The payload is damaged.
+    Raise CorruptError if the payload is damaged.
     """
     handles = {number: handle for handle, number in numbers.items()}
     table = result.debug_handle_map

@@ -28,32 +28,18 @@ _MOST_FILES = 2000
 
 @dataclass(frozen=True, slots=True)
 class Maker:
-    """A backend, as far as the cache is concerned.
+    """A backend, as far as the cache is concerned."""
 
-    Attributes:
-        backend: The lines of the key about it.
-        independent: Whether each partition is lowered without regard to the others.
-        unread: What it does not read of a partition.
-        payloads: What can replace the debug handles in its payloads; None if nothing can.
-    """
-
-    backend: tuple[str, ...]
-    independent: bool
-    unread: Collection[str]
-    payloads: payload.PayloadChecks | None
+    backend: tuple[str, ...]  # the lines of the key about it
+    independent: bool  # whether each partition is lowered without regard to the others
+    unread: Collection[str]  # what it does not read of a partition
+    payloads: payload.PayloadChecks | None  # what can replace the debug handles in them; None if nothing can
 
 
 def identify(backend: Backend) -> Maker:
-    """Find out what a result depends on beside the partition.
+    """Return what identifies a backend, and what it declares; a result depends on that beside the partition.
 
-    Args:
-        backend: The backend.
-
-    Returns:
-        What identifies it, and what it declares.
-
-    Raises:
-        NoKeyError: Its code or its settings cannot be told apart from others.
+    Raise NoKeyError if its code or its settings cannot be told apart from others.
     """
     maker = backend.stands_for
     kind = maker.details if isinstance(maker, ExecutorchBackend) else type(maker)
@@ -75,8 +61,7 @@ def identify(backend: Backend) -> Maker:
 def identify_partitioner(partitioner: Partitioner) -> list[str]:
     """Return what the requests of a partitioner to the conversion depend on beside the program.
 
-    Raises:
-        NoKeyError: It does not declare that, or not by content.
+    Raise NoKeyError if it does not declare that, or not by content.
     """
     kind = type(partitioner)
     name = f"{kind.__module__}.{kind.__qualname__}"
@@ -114,8 +99,7 @@ def _distributions() -> tuple[str, ...]:
 def _source(kind: type) -> list[str]:
     """Return the digests of a class's source files: all of its package's folder, or of its module alone.
 
-    Raises:
-        NoKeyError: It has none, depends on the variables of a function, or has changed since the process started.
+    NoKeyError: it has none, depends on the variables of a function, or has changed since the process started.
     """
     name = f"{kind.__module__}.{kind.__qualname__}"
     if "<locals>" in kind.__qualname__:

@@ -18,15 +18,10 @@ class NoKeyError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What identifies a result.
+    """What identifies a result."""
 
-    Attributes:
-        kind: What the result is: "preprocess" or "edge".
-        parts: The digest of each part, by name.
-    """
-
-    kind: str
-    parts: Mapping[str, str]
+    kind: str  # of the result: "preprocess" or "edge"
+    parts: Mapping[str, str]  # the digest of each part, by name
 
     @property
     def digest(self) -> str:
@@ -40,23 +35,13 @@ class Key:
 
 
 def make_key(kind: str, parts: Mapping[str, Iterable[str]]) -> Key:
-    """Make a key from the text of each part.
-
-    Args:
-        kind: What the result is.
-        parts: The lines of each part, by name. Lines may hold anything.
-    """
+    """Make a key of some kind of result from the lines of each part, by name. Lines may hold anything."""
     digests = {name: _digest(json.dumps(list(lines))) for name, lines in parts.items()}
     return Key(kind, MappingProxyType(digests))
 
 
 def join_keys(keys: Sequence[Key], names: Sequence[str]) -> Key:
-    """Make the key of a group from those of its members, in their order.
-
-    Args:
-        keys: The members' keys, of one kind.
-        names: What each member is called, which is part of the key.
-    """
+    """Make the key of a group from those of its members, of one kind, in their order; names are part of it."""
     parts = {part: [key.parts[part] for key in keys] for part in keys[0].parts}
     return make_key(keys[0].kind, {**parts, "group": names})
 

@@ -20,11 +20,7 @@ class DamagedError(Exception):
 
 
 def flatten_results(results: Sequence[PreprocessResult]) -> tuple[list[Any], list[bytes]] | None:
-    """Turn results into data.
-
-    Returns:
-        What JSON can hold, and the chunks that it refers to by number; None if a result holds anything else.
-    """
+    """Turn results into what JSON can hold and the chunks that it refers to by number; None if one has other things."""
     chunks: list[bytes] = []
     values = [_flatten(result, chunks) for result in results]
     return None if None in values else (values, chunks)
@@ -68,11 +64,7 @@ def _flatten_handles(table: Any) -> Any:
 
 
 def restore_results(values: Any, chunks: Sequence[bytes]) -> list[PreprocessResult]:
-    """Turn data back into results.
-
-    Raises:
-        DamagedError: It is not what `flatten_results` returned.
-    """
+    """Turn data back into results; raise DamagedError if it is not what `flatten_results` returned."""
     try:
         if not isinstance(values, list):
             raise DamagedError("no list of results")

@@ -45,44 +45,25 @@ _WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | g
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What the store has for a key.
+    """What the store has for a key."""
 
-    Attributes:
-        value: What JSON can hold.
-        chunks: The chunks that it refers to.
-    """
-
-    value: Any
-    chunks: tuple[bytes, ...]
+    value: Any  # what JSON can hold
+    chunks: tuple[bytes, ...]  # those that it refers to
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What is in a store.
+    """What is in a store."""
 
-    Attributes:
-        entries: The number of entries of each kind.
-        size: The bytes of all files.
-        limit: The bytes that it keeps at most.
-    """
-
-    entries: Mapping[str, int]
-    size: int
-    limit: int
+    entries: Mapping[str, int]  # how many of each kind
+    size: int  # the bytes of all files
+    limit: int  # the bytes that it keeps at most
 
 
 class Store:
-    """A folder with entries. Any number of processes and threads may use one at the same time.
+    """A folder with entries, created if missing; OSError if it cannot be used.
 
-    Args:
-        folder: The folder, which is created if it is missing.
-        limit: How many bytes to keep.
-
-    Attributes:
-        folder: The folder.
-
-    Raises:
-        OSError: The folder cannot be used.
+    Any number of processes and threads may use one at the same time. It keeps `limit` bytes.
     """
 
     def __init__(self, folder: Path, limit: int = DEFAULT_LIMIT) -> None:
@@ -110,11 +91,7 @@ class Store:
         return Found(value, tuple(chunks))
 
     def _chunks(self, sizes: Any, rest: bytes) -> Iterator[bytes]:
-        """Yield the chunks of an entry: in the entry itself, or in files.
-
-        Raises:
-            OSError, ValueError, TypeError: One is missing or damaged.
-        """
+        """Yield an entry's chunks, in it or in files; a missing or damaged one is an OSError, ValueError, TypeError."""
         at = 0
         for size, digest in sizes:
             if digest is None:
@@ -134,11 +111,7 @@ class Store:
             yield content
 
     def write(self, key: Key, value: Any, chunks: Sequence[bytes]) -> bool:
-        """Keep a value for a key; return whether it was small enough.
-
-        Raises:
-            OSError: A file cannot be written, as the disk is full.
-        """
+        """Keep a value for a key; return whether it was small enough. A full disk is an OSError."""
         sizes: list[tuple[int, str | None]] = []
         rest = []
         for chunk in chunks:
@@ -163,12 +136,8 @@ class Store:
     def find_nearest(self, key: Key, known: list[Mapping[str, str]] | None) -> tuple[list[Mapping[str, str]], int]:
         """Return the parts of the latest entries of a key's kind, and which of them has most parts in common with it.
 
-        Args:
-            key: The key.
-            known: What this returned first for an earlier key of the same kind, so that files are read once.
-
-        Returns:
-            The parts of each entry, and the number of the nearest one, -1 if there is none.
+        That is -1 if there is none. `known` is what this returned first for an earlier key of the same kind, so that
+        files are read once.
         """
         if known is None:
             files = sorted(self._files(), key=lambda file: file[1].st_mtime_ns, reverse=True)
@@ -236,12 +205,7 @@ class Store:
                             yield file.name, state
 
     def _load(self, name: str, most: int) -> bytes:
-        """Read a file of the store.
-
-        Raises:
-            OSError: There is none, or it is a link.
-            ValueError: It is not a regular file, or too long.
-        """
+        """Read a file of the store; OSError if there is none or it is a link, ValueError if not regular or too long."""
         handle = os.open(self.folder / name, _READ)
         with os.fdopen(handle, "rb") as file:
             found = os.fstat(handle)
@@ -251,11 +215,7 @@ class Store:
         return content
 
     def _save(self, name: str, content: Sequence[bytes]) -> None:
-        """Write a file under a temporary name, and move it into place.
-
-        Raises:
-            OSError: It cannot be written.
-        """
+        """Write a file under a temporary name, and move it into place; OSError if it cannot be written."""
         temporary = self.folder / f".{secrets.token_hex(8)}.tmp"
         try:
             with os.fdopen(os.open(temporary, _WRITE, 0o600), "wb") as file:
@@ -295,8 +255,7 @@ def _entry_name(key: Key) -> str:
 def _parse(content: bytes) -> tuple[list[Any], Any, Any, bytes] | None:
     """Return an entry's key, value, sizes of chunks, and the chunks in it; None if its digest is not right.
 
-    Raises:
-        ValueError, TypeError, RecursionError: It is damaged in another way.
+    Damaged in another way, it is a ValueError, TypeError or RecursionError.
     """
     if len(content) < _HEADER.size:
         return None

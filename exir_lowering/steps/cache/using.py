@@ -24,11 +24,7 @@ LIMIT = "EXIR_LOWERING_CACHE_BYTES"
 
 
 def find_folder(option: str | os.PathLike[str] | bool = True) -> Path:
-    """Return the folder of a cache.
-
-    Args:
-        option: The folder, or True for that of the user.
-    """
+    """Return the folder of a cache; True stands for that of the user."""
     if not isinstance(option, bool):
         return Path(option)
     if os.environ.get(FOLDER):
@@ -39,11 +35,7 @@ def find_folder(option: str | os.PathLike[str] | bool = True) -> Path:
 
 
 def find_limit() -> int:
-    """Return how many bytes a cache keeps.
-
-    Raises:
-        InputError: The environment variable is not a number.
-    """
+    """Return how many bytes a cache keeps; InputError if the environment variable is not a number."""
     text = os.environ.get(LIMIT, "")
     if not text:
         return DEFAULT_LIMIT
@@ -53,11 +45,7 @@ def find_limit() -> int:
 
 
 class Cache:
-    """The cache of one call. A store that fails is a warning, and then there is none.
-
-    Args:
-        option: `LoweringOptions.cache`.
-    """
+    """The cache of one call, by `LoweringOptions.cache`. A store that fails is a warning, and then there is none."""
 
     def __init__(self, option: str | os.PathLike[str] | bool) -> None:
         self.storages = Storages()

@@ -20,26 +20,16 @@ from exir_lowering.steps.casewise.values import Description, Uncovered, renew
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A call of an operator, and what its operands are like.
+    """A call of an operator, and what its operands are like."""
 
-    Attributes:
-        key: Equal for calls that are alike: operator, arguments, and the types, sizes, strides of the operands.
-        local: Whether the key means something in one program only: it has symbols, or an operator of users, who may
-            define it anew.
-        node: One of the calls.
-        operands: The nodes that it takes, without repetition.
-        values: Their values, in the same order.
-        result: What the call returns, before its conversion.
-        overwrites: Whether the call overwrites its first operand, which nothing reads afterwards.
-    """
-
-    key: Hashable
+    key: Hashable  # equal for calls that are alike: operator, arguments, and the types, sizes, strides of the operands
+    # whether it means something in one program only: it has symbols, or an operator of users, who may define it anew
     local: bool
-    node: Node
-    operands: tuple[Node, ...]
-    values: tuple[Any, ...]
-    result: Any
-    overwrites: bool = False
+    node: Node  # one of the calls
+    operands: tuple[Node, ...]  # without repetition
+    values: tuple[Any, ...]  # those of the operands
+    result: Any  # what the call returns, before its conversion
+    overwrites: bool = False  # its first operand, which nothing reads afterwards
 
 
 class Describer:
@@ -63,17 +53,9 @@ class Describer:
         return known[1], known[2]
 
     def case(self, node: Node, target: Any, values: Sequence[Any], result: Any, *, overwrites: bool = False) -> Case:
-        """Describe a call.
+        """Describe a call whose operator is, or becomes, `target`.
 
-        Args:
-            node: The call.
-            target: Its operator, or the one that it gets.
-            values: The values of `node.all_input_nodes`.
-            result: What it returns.
-            overwrites: Whether it overwrites its first operand, which nothing reads afterwards.
-
-        Raises:
-            Uncovered: It has an operand or argument of an unexpected type.
+        `values` are those of `node.all_input_nodes`. Raise Uncovered for an operand or argument of an unexpected type.
         """
         operands = tuple(node.all_input_nodes)
         numbers = {operand: index for index, operand in enumerate(operands)}
@@ -87,24 +69,14 @@ class Describer:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Cases side by side in one graph: each has inputs and outputs of its own. Sizes with symbols are common to all.
-
-    Attributes:
-        graph: The graph.
-        inputs: Whether the operands of each case are placeholders; the others are sizes.
-        outputs: How many outputs each case has.
-    """
+    """Cases side by side in one graph: each has inputs and outputs of its own. Sizes with symbols are common to all."""
 
     graph: Graph
-    inputs: tuple[tuple[bool, ...], ...]
-    outputs: tuple[int, ...]
+    inputs: tuple[tuple[bool, ...], ...]  # of each case, whether the operands are placeholders; the others are sizes
+    outputs: tuple[int, ...]  # how many of each case
 
     def split(self, converted: Graph) -> tuple[list[list[Node | None]], list[list[Node]]]:
-        """Return the placeholders and the outputs of each case in the graph that the conversion made of this one.
-
-        Raises:
-            Uncovered: It has other placeholders.
-        """
+        """Return each case's placeholders and outputs in the converted graph; Uncovered if it has other inputs."""
         placeholders = [node for node in converted.nodes if node.op == "placeholder"]
         if len(placeholders) != sum(node.op == "placeholder" for node in self.graph.nodes):
             raise Uncovered("a constant that tracing adds")
@@ -114,11 +86,7 @@ class Rows:
 
 
 def place_side_by_side(cases: Sequence[Case]) -> Rows:
-    """Make one graph of cases that have nothing to do with each other.
-
-    Raises:
-        Uncovered: A result is of an unexpected type.
-    """
+    """Make one graph of cases that have nothing to do with each other; Uncovered if a result's type is unexpected."""
     graph = Graph()
     rows: list[list[Node | None]] = [
         [_placeholder(graph, f"case{number}_{index}", value) for index, value in enumerate(case.values)]
@@ -146,11 +114,7 @@ def place_side_by_side(cases: Sequence[Case]) -> Rows:
 
 
 def _add_sizes(graph: Graph, cases: Sequence[Case]) -> dict[Any, Node]:
-    """Add an input that has the symbolic sizes among the operands, and a node for each of them.
-
-    Raises:
-        Uncovered: No case has a tensor.
-    """
+    """Add an input that has the symbolic sizes among the operands, and a node for each; Uncovered without a tensor."""
     values = [value for case in cases for value in case.values]
     sizes = {value.node.expr: value for value in values if isinstance(value, torch.SymInt)}
     if not sizes:

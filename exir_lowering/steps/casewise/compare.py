@@ -49,11 +49,7 @@ def list_differences(ours: ExportedProgram, theirs: ExportedProgram, *, limit: i
 
 
 def require_equal(method: str, ours: ExportedProgram, theirs: ExportedProgram) -> None:
-    """Check that our Edge conversion of a method made what ExecuTorch's makes.
-
-    Raises:
-        LoweringError: It did not; the error says where they differ.
-    """
+    """Check that our Edge conversion of a method made what ExecuTorch's makes; else, LoweringError says where not."""
     found = list_differences(ours, theirs, limit=_SHOWN)
     if found:
         raise LoweringError(

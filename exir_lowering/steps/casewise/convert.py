@@ -35,29 +35,17 @@ from exir_lowering.steps.casewise.verify import verify
 
 
 class Conversion:
-    """Converts one program; remembers what went ExecuTorch's way, and why.
-
-    Attributes:
-        uncovered: The steps that went ExecuTorch's way, each with the reason.
-    """
+    """Converts one program; remembers what went ExecuTorch's way, and why."""
 
     def __init__(self, name: str, config: EdgeCompileConfig) -> None:
-        self.uncovered: tuple[str, ...] = ()
+        self.uncovered: tuple[str, ...] = ()  # the steps that did, each with the reason
         self._name, self._config = name, config
 
     def convert(self, program: ExportedProgram, partitioners: Sequence[Any]) -> ExportedProgram:
-        """Convert a program.
+        """Convert a program, a private copy, to Edge dialect.
 
-        Args:
-            program: The program, a private copy.
-            partitioners: The partitioners; operators that they want whole are not decomposed.
-
-        Returns:
-            The program in Edge dialect. The configuration allows what the partitioners keep whole.
-
-        Raises:
-            Uncovered: The program cannot be converted by cases.
-            Exception: Whatever partitioners, torch and ExecuTorch raise.
+        Operators that partitioners want whole are not decomposed, and the configuration allows them then. Raise
+        Uncovered if it cannot be converted by cases, or whatever partitioners, torch and ExecuTorch raise.
         """
         inputs = [node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"]
         sizes = [size for value in inputs if isinstance(value, torch.Tensor) for size in value.shape]
@@ -81,17 +69,7 @@ class Conversion:
         return program
 
     def rename(self, program: ExportedProgram) -> ExportedProgram:
-        """Convert a program that is functional and decomposed already.
-
-        Args:
-            program: The program, a private copy.
-
-        Returns:
-            The program in Edge dialect.
-
-        Raises:
-            Exception: Whatever torch and ExecuTorch raise.
-        """
+        """Convert a private copy that is functional and decomposed already; raise what torch and ExecuTorch do."""
         return self._to_edge(program, self._config.preserve_ops)
 
     def _decompose(self, step: str, program: ExportedProgram, table: Mapping[Any, Any]) -> ExportedProgram:

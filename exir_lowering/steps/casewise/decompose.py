@@ -73,26 +73,14 @@ _MAKING_SIZES = _COMPUTING | {torch.ops.aten.sym_size.int}
 
 
 class Decomposition:
-    """The stage that decomposes operators as a table says.
-
-    Attributes:
-        name: For the history of nodes.
-        key: The operators that the table decomposes, and how.
-        gradients: It runs without, as `run_decompositions`.
-        decomposes: It does.
-    """
+    """The stage that decomposes operators as a table says; it runs without gradients, as `run_decompositions`."""
 
     name = "Interpreter_PropagateUnbackedSymInts"  # that of the interpreter in which torch decomposes
     gradients = False
     decomposes = True
 
     def __init__(self, table: Mapping[Any, Any], inlined: frozenset[Node] = frozenset()) -> None:
-        """Describe the stage.
-
-        Args:
-            table: The operators to decompose, as for `run_decompositions`.
-            inlined: The calls whose histories name this stage already.
-        """
+        """Describe the stage, by a table as for `run_decompositions` and the calls whose histories name it already."""
         self._table, self._inlined = dict(table), inlined
         self._whole, self._in_python = split_table(table)
         self.key = _one_of_equals(("decompose", frozenset((op, _identity(do)) for op, do in self._table.items())))
@@ -203,14 +191,9 @@ def _program(rows: Rows) -> ExportedProgram:
 
 
 def decompose(program: ExportedProgram, table: Mapping[Any, Any]) -> ExportedProgram:
-    """Return what `run_decompositions` makes of a program.
+    """Return what `run_decompositions` makes of a program with a table.
 
-    Args:
-        program: The program. Its graph may be changed to one that computes the same.
-        table: The operators to decompose, as for `run_decompositions`.
-
-    Raises:
-        Uncovered: The program has something that cannot be decomposed by cases.
+    The program's graph may be changed to one that computes the same. Raise Uncovered for what cannot be done by cases.
     """
     _check_program(program)
     mode = fake_mode_of(program.graph_module)

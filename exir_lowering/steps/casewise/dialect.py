@@ -54,14 +54,7 @@ _PROMOTED = frozenset(
 
 
 class Dialect:
-    """The stage that replaces core ATen operators by those of Edge dialect.
-
-    Attributes:
-        name: For the history of nodes.
-        key: What of the configuration decides.
-        gradients: It runs with gradients, as ExecuTorch's passes.
-        decomposes: It does not.
-    """
+    """The stage that replaces core ATen operators by those of Edge dialect, with gradients, as ExecuTorch's passes."""
 
     name = "edge"
     gradients = True
@@ -138,14 +131,9 @@ def _all_of_one_float(values: Sequence[Any], node: Node) -> bool:
 
 
 def to_edge_operators(graph_module: GraphModule, config: EdgeCompileConfig) -> GraphModule:
-    """Return a graph with Edge operators.
+    """Return a new graph with Edge operators for one with core ATen operators, as ExecuTorch would convert it.
 
-    Args:
-        graph_module: The graph, with core ATen operators; it is not changed.
-        config: How ExecuTorch would convert it.
-
-    Raises:
-        Uncovered: The graph has something that cannot be converted by cases.
+    Raise Uncovered if it has something that cannot be converted by cases.
     """
     converted = rewrite(graph_module, Dialect(config))
     _fold_requantized(converted)

@@ -19,18 +19,9 @@ from exir_lowering.steps.casewise.values import renew
 
 
 def evaluate(node: Node, target: Any, value_of: Callable[[Node], Any], mode: FakeTensorMode, *, gradients: bool) -> Any:
-    """Return what a call returns.
+    """Return what a call returns with an operator, its own or the one that it gets; raise what the operator raises.
 
-    Args:
-        node: The call.
-        target: Its operator, or the one that it gets.
-        value_of: Returns the value of an operand.
-        mode: The mode of the values.
-        gradients: Whether to run with gradients, as ExecuTorch's passes; decompositions run without, and evaluate
-            composite operators by what they consist of.
-
-    Raises:
-        Exception: Whatever the operator raises.
+    ExecuTorch's passes run with gradients; decompositions run without, and take composite operators apart.
     """
     run = target if gradients or not is_composite(target) else decomposed_call(target)
     args, kwargs = map_arg((node.args, dict(node.kwargs)), value_of)
@@ -41,18 +32,15 @@ def evaluate(node: Node, target: Any, value_of: Callable[[Node], Any], mode: Fak
 def shared_operands(node: Node, values: Sequence[Any], mode: FakeTensorMode) -> tuple[int, ...]:
     """Return the numbers of the operands whose memory a call's result is in; all if that cannot be found out.
 
-    Args:
-        node: The call.
-        values: The values of `node.all_input_nodes`.
-        mode: The mode of the values.
+    `values` are those of `node.all_input_nodes`.
     """
     operands = node.all_input_nodes
     own = [renew(value, mode) for value in values]
     found = _try(node, own, mode)
     if found is None:
         return tuple(range(len(operands)))
-    storages = {storage_of(tensor) for tensor in _tensors(found)}
-    return tuple(i for i, value in enumerate(own) if any(storage_of(tensor) in storages for tensor in _tensors(value)))
+    storages = storages_of(found)
+    return tuple(index for index, value in enumerate(own) if storages & storages_of(value))
 
 
 def viewed_operands(node: Node, values: Sequence[Any], mode: FakeTensorMode) -> tuple[int, ...]:
@@ -64,13 +52,7 @@ def viewed_operands(node: Node, values: Sequence[Any], mode: FakeTensorMode) -> 
 
 
 def leaves_as_it_is(node: Node, values: Sequence[Any], mode: FakeTensorMode) -> bool:
-    """Return whether a call of an in-place operator writes nothing, such as dropout in inference.
-
-    Args:
-        node: The call.
-        values: The values of `node.all_input_nodes`.
-        mode: The mode of the values.
-    """
+    """Return whether a call of an in-place operator writes nothing, such as dropout in inference."""
     own = [renew(value, mode, gradients=False) for value in values]
     before = [version(tensor) for tensor in _tensors(own)]
     return _try(node, own, mode) is not None and before == [version(tensor) for tensor in _tensors(own)]
@@ -83,6 +65,11 @@ def _try(node: Node, values: Sequence[Any], mode: FakeTensorMode) -> Any:
     except Exception as error:
         let_through(error)
         return None
+
+
+def storages_of(value: Any) -> set[int]:
+    """Return the storages of all tensors in a value."""
+    return {storage_of(tensor) for tensor in _tensors(value)}
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

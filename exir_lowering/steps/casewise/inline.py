@@ -1,15 +1,26 @@
-"""Graphs that only set whether gradients are recorded, taken into the graph around them as tracing would."""
+"""Calls replaced by what they compute: of graphs that only set whether gradients are recorded, and of operators."""
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Collection
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
+from networkx.utils import UnionFind
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.node import map_arg
 
 from exir_lowering import graphs
 from exir_lowering._upstream.conversion import COPIED_META, source_of
+from exir_lowering._upstream.fakes import FakeTensorMode
+from exir_lowering._upstream.operators import is_view, written_arguments
+from exir_lowering._upstream.schemas import is_composite
+from exir_lowering.errors.interrupts import let_through
+from exir_lowering.steps.casewise.evaluation import storages_of
 
 _SET_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
 
@@ -17,12 +28,7 @@ _SET_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
 def inline_no_grad(graph_module: GraphModule, step: str) -> frozenset[Node]:
     """Replace calls of graphs under `torch.no_grad()` by what they compute.
 
-    Args:
-        graph_module: The graph; it is changed.
-        step: The name of the step in the history of nodes.
-
-    Returns:
-        The nodes that were taken in; their histories name the step already.
+    Return the nodes that were taken in; their histories name the step already.
     """
     inlined: set[Node] = set()
     for call in list(graph_module.graph.nodes):
@@ -32,6 +38,87 @@ def inline_no_grad(graph_module: GraphModule, step: str) -> frozenset[Node]:
         if node.op == "get_attr" and not node.users:
             graph_module.graph.erase_node(node)
     return frozenset(inlined)
+
+
+def writes(graph_module: GraphModule) -> bool:
+    """Return whether a graph, or one that it calls, overwrites anything."""
+    return any(graphs.is_mutating(node) for _, module in graphs.walk(graph_module) for node in module.graph.nodes)
+
+
+def inline_sharing(graph_module: GraphModule, mode: FakeTensorMode, *, nested: bool = False) -> None:
+    """Replace composite operators that return an operand, or a view of one, without declaring it by what they compute.
+
+    torch takes their results for new memory: a write into them, or into the operand, would reach one of the two only.
+    Where nothing is written they are left alone: backends know what torch decomposes them to. Another graph calls one
+    that is `nested`, and may write as well.
+    """
+    calls = list(graph_module.graph.nodes)
+    for call in calls:
+        for called in graphs.nested_graphs(graph_module, call):
+            if call.target is _SET_GRAD or writes(called.module):  # branches may not return what they are given
+                inline_sharing(called.module, mode, nested=True)
+    sharing = [call for call in calls if _shares(call, mode)]
+    if not nested:
+        written = _find_written(graph_module, frozenset(sharing))
+        sharing = [call for call in sharing if call in written]
+    for call in sharing:
+        with mode, torch.no_grad():
+            traced: GraphModule = make_fx(partial(_run, call))(*_values(call))
+        env = dict(zip(traced.graph.find_nodes(op="placeholder"), call.all_input_nodes, strict=True))
+        with graph_module.graph.inserting_before(call):
+            returned: Any = graph_module.graph.graph_copy(traced.graph, env)
+        for made, node in env.items():
+            if made.op != "placeholder":
+                node.meta = {**call.meta, "val": made.meta["val"]}
+        _replace(graph_module, call, returned)
+
+
+def _shares(call: Node, mode: FakeTensorMode) -> bool:
+    """Return whether a composite operator returns the memory of an operand, and does not declare it.
+
+    Kernels decide, as in eager PyTorch: torch decomposes a dropout that does nothing to a clone.
+    """
+    if not is_composite(call.target) or is_view(call.target) or graphs.is_mutating(call):
+        return False
+    if not storages_of(call.meta.get("val")):
+        return False  # `item` makes a symbol
+    values = _values(call)
+    fresh = mode.shape_env.ignore_fresh_unbacked_symbols() if mode.shape_env is not None else nullcontext()
+    with mode, torch.no_grad(), fresh:
+        try:
+            return bool(storages_of(_run(call, *values)) & storages_of(values))
+        except Exception as error:
+            let_through(error)
+            return False
+
+
+def _values(call: Node) -> list[Any]:
+    return [operand.meta.get("val") for operand in call.all_input_nodes]
+
+
+def _run(call: Node, *values: Any) -> Any:
+    value_of = dict(zip(call.all_input_nodes, values, strict=True)).__getitem__
+    args, kwargs = map_arg((call.args, dict(call.kwargs)), value_of)
+    return call.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def _find_written(graph_module: GraphModule, sharing: Collection[Node]) -> set[Node]:
+    """Return the nodes whose values may be in memory that is written, before or after it was their value."""
+    memory: Any = UnionFind(graph_module.graph.nodes)
+    written: list[Node] = []
+    for node in graph_module.graph.nodes:
+        called = [found.module for found in graphs.nested_graphs(graph_module, node)]
+        given = [graphs.argument(node, name) for name in written_arguments(node.target)]
+        if node in sharing or called:
+            given = node.all_input_nodes
+        elif is_view(node.target) or graphs.is_getitem(node):
+            given = [node.args[0]]
+        if graphs.is_mutating(node) or any(map(writes, called)):
+            written.append(node)
+        operands = [one for each in given for one in (each if isinstance(each, (list, tuple)) else [each])]
+        memory.union(node, *(operand for operand in operands if isinstance(operand, Node)))
+    places = {memory[node] for node in written}
+    return {node for node in graph_module.graph.nodes if memory[node] in places}
 
 
 def _inline(graph_module: GraphModule, call: Node, step: str) -> list[Node]:
@@ -62,7 +149,10 @@ def _history(node: Node, call: Node, step: str) -> dict[str, Any]:
     return {**node.meta, **around, "from_node": [source_of(call, step)]}
 
 
-def _replace(graph_module: GraphModule, call: Node, returned: list[Node]) -> None:
+def _replace(graph_module: GraphModule, call: Node, returned: Node | list[Node]) -> None:
+    if isinstance(returned, Node):
+        call.replace_all_uses_with(returned)
+        returned = []
     for user in list(call.users):
         if user.target is operator.getitem:
             user.replace_all_uses_with(returned[user.args[1]])  # type: ignore[index]

@@ -109,12 +109,7 @@ def written_operand(node: Node) -> Node | None:
 def read_results(graph: Graph, mode: FakeTensorMode) -> list[Node]:
     """Make what is read after an in-place operator its result, wherever that is all it changes.
 
-    Args:
-        graph: The graph; it computes the same afterwards.
-        mode: The mode of its values.
-
-    Returns:
-        The operators that write into inputs, or into what is also seen through a view; they stay as they are.
+    Return the operators that write into inputs, or into what is also seen through a view; they stay as they are.
     """
     mutating = [node for node in graph.nodes if is_mutable(node)]
     if not mutating:

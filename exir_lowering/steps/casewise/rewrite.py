@@ -31,72 +31,38 @@ _ROUNDS = 12
 
 
 class Plain(NamedTuple):
-    """What becomes of a call of which only the operator changes.
+    """What becomes of a call of which only the operator changes."""
 
-    Attributes:
-        target: The operator that it gets.
-        same: Whether it returns the same kind of value as before.
-    """
-
-    target: Any
-    same: bool
+    target: Any  # the operator that it gets
+    same: bool  # whether it returns the same kind of value as before
 
 
 class Stage(Protocol):
-    """One step of the conversion, which changes each call by itself.
+    """One step of the conversion, which changes each call by itself."""
 
-    Attributes:
-        name: What it does, in the history of the nodes that it makes.
-        key: What else its results depend on.
-        gradients: Whether it runs with gradients, so that results of parameters require one.
-        decomposes: Whether it decomposes: it drops unused random operators, and traces elements with their call.
-    """
-
-    name: str
-    key: Hashable
-    gradients: bool
-    decomposes: bool
+    name: str  # in the history of the nodes that it makes
+    key: Hashable  # what else its results depend on
+    gradients: bool  # whether it runs with gradients, so that results of parameters require one
+    decomposes: bool  # whether it drops unused random operators, and traces elements with their call
 
     def plain(self, node: Node, values: Sequence[Any]) -> Plain | None:
-        """Return the operator that a call gets if that is all that changes, None if it must be converted as a case.
-
-        Args:
-            node: The call.
-            values: The values of `node.all_input_nodes`.
-        """
+        """Return the operator that a call gets if that is all that changes, None if it must be converted as a case."""
 
     def continues_history(self, node: Node) -> bool:
         """Return whether what a call becomes has the call's history, rather than the call as its last origin."""
 
     def overwrites(self, node: Node) -> bool:
-        """Return whether a call overwrites its first operand, which nothing reads afterwards.
-
-        Raises:
-            Uncovered: It overwrites something else.
-        """
+        """Return whether a call overwrites its first operand, unread later; Uncovered if it writes something else."""
 
     def convert(self, cases: Sequence[Case], *, alone: bool = False) -> list[Template]:
         """Convert cases, by the code of torch and ExecuTorch that converts whole programs.
 
-        Args:
-            cases: The cases.
-            alone: Whether it is one, whose template shall compute the sizes that it needs.
-
-        Raises:
-            Uncovered: Their results cannot be told apart.
+        The template of one that is `alone` computes the sizes that it needs. Raise Uncovered if results mix.
         """
 
 
 def rewrite(graph_module: GraphModule, stage: Stage) -> GraphModule:
-    """Return a graph in which a stage has changed every call.
-
-    Args:
-        graph_module: The graph; it is not changed.
-        stage: The stage.
-
-    Raises:
-        Uncovered: The graph has something that calls alone do not determine.
-    """
+    """Return a new graph in which a stage has changed every call; Uncovered if calls alone do not determine it."""
     mode = fake_mode_of(graph_module)
     if mode is None:
         raise Uncovered("a program without tensors as inputs")
@@ -114,23 +80,14 @@ def rewrite(graph_module: GraphModule, stage: Stage) -> GraphModule:
 
 @dataclass
 class _Plan:
-    """What becomes of each call.
+    """What becomes of each call."""
 
-    Attributes:
-        values: What each node returns afterwards.
-        plain: The operators of calls that are copied.
-        templates: The templates of the others.
-        missing: Cases without a template.
-        alone: Cases without a template that computes the sizes it needs.
-        sizes: The symbolic sizes that nodes so far compute.
-    """
-
-    values: dict[Node, Any] = field(default_factory=dict)
-    plain: dict[Node, Any] = field(default_factory=dict)
-    templates: dict[Node, Template] = field(default_factory=dict)
-    missing: dict[Hashable, Case] = field(default_factory=dict)
-    alone: dict[Hashable, Case] = field(default_factory=dict)
-    sizes: set[Any] = field(default_factory=set)
+    values: dict[Node, Any] = field(default_factory=dict)  # what each node returns afterwards
+    plain: dict[Node, Any] = field(default_factory=dict)  # the operators of calls that are copied
+    templates: dict[Node, Template] = field(default_factory=dict)  # those of the other calls
+    missing: dict[Hashable, Case] = field(default_factory=dict)  # cases without a template
+    alone: dict[Hashable, Case] = field(default_factory=dict)  # those without one that computes the sizes it needs
+    sizes: set[Any] = field(default_factory=set)  # those that nodes so far compute
 
 
 class _Planner:
@@ -143,11 +100,7 @@ class _Planner:
         self._verdicts: dict[Any, tuple[bool]] = {}
 
     def settle(self) -> _Plan:
-        """Return a plan without missing templates.
-
-        Raises:
-            Uncovered: There is none.
-        """
+        """Return a plan without missing templates; raise Uncovered if there is none."""
         for _ in range(_ROUNDS):
             plan = self._plan()
             if not plan.missing and not plan.alone:
@@ -158,11 +111,7 @@ class _Planner:
         raise Uncovered("the values of its operators do not settle")
 
     def _learn(self, cases: Sequence[Case]) -> None:
-        """Convert cases and remember their templates.
-
-        Raises:
-            Exception: None of them can be converted.
-        """
+        """Convert cases and remember their templates; raise what went wrong if none of them can be converted."""
         try:
             templates = self._stage.convert(cases) if cases else []
         except Exception as error:

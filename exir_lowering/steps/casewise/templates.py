@@ -38,46 +38,28 @@ Reference = Place | Size
 
 @dataclass(frozen=True, slots=True)
 class TemplateNode:
-    """A node of a template.
+    """A node of a template."""
 
-    Attributes:
-        target: The operator; None for a constant.
-        name: What its name is made from; None for the operator's.
-        args: Its arguments, with places for nodes.
-        kwargs: Its keyword arguments, likewise.
-        value: What it returns, as a prototype: to be renewed for each node.
-        constant: The tensor, if it is a constant.
-        meta: What tracing says about it besides.
-    """
-
-    target: Any
-    name: str | None
-    args: Any
-    kwargs: Any
-    value: Any
+    target: Any  # None for a constant
+    name: str | None  # what its name is made from; None for the operator's
+    args: Any  # with places for nodes
+    kwargs: Any  # likewise
+    value: Any  # what it returns, as a prototype: to be renewed for each node
     constant: torch.Tensor | None = None
-    meta: Mapping[str, Any] = field(default_factory=dict)
+    meta: Mapping[str, Any] = field(default_factory=dict)  # what tracing says about it besides
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """What the calls of a case become.
+    """What the calls of a case become."""
 
-    Attributes:
-        nodes: The nodes, in order.
-        results: The places of the results: one, or, for a call that returns a list, one per element (None for None).
-        values: The values of the results, as prototypes.
-        described: What they are like.
-        sizes: The symbolic sizes that it takes.
-        computed: The symbolic sizes that it computes.
-    """
-
-    nodes: tuple[TemplateNode, ...]
+    nodes: tuple[TemplateNode, ...]  # in order
+    # their places: one, or, for a call that returns a list, one per element (None for None)
     results: Reference | tuple[Reference | None, ...]
-    values: Any
-    described: Hashable
-    sizes: frozenset[Any] = frozenset()
-    computed: frozenset[Any] = frozenset()
+    values: Any  # those of the results, as prototypes
+    described: Hashable  # what they are like
+    sizes: frozenset[Any] = frozenset()  # the symbolic sizes that it takes
+    computed: frozenset[Any] = frozenset()  # the symbolic sizes that it computes
 
     def only_replaces(self, case: Case, target: Any) -> bool:
         """Return whether a call becomes a call of one operator with the same arguments, and takes of its elements."""
@@ -99,11 +81,7 @@ class Template:
         return Description().arguments(arguments, number) == Description().arguments(given, number)
 
     def outlasting(self) -> Template:
-        """Return the template without anything that keeps the program alive that it is from.
-
-        Raises:
-            Uncovered: Its values depend on data.
-        """
+        """Return the template without what keeps its program alive; raise Uncovered if its values depend on data."""
         nodes = tuple(replace(node, value=outlast(node.value)) for node in self.nodes)
         return replace(self, nodes=nodes, values=outlast(self.values))
 
@@ -118,15 +96,9 @@ def take_templates(
 ) -> list[Template]:
     """Take the template of each case from the graph that their conversion made.
 
-    Args:
-        cases: The cases.
-        converted: The converted graph.
-        inputs: The placeholders of each case in it; None for operands that are sizes.
-        results: The outputs of each case in it, those that are tensors.
-        alone: Whether the template has the computation of sizes, which belongs to no case if there are several.
-
-    Raises:
-        Uncovered: Something in the graph belongs to no case or to two, or to no call.
+    `inputs` and `results` are each case's placeholders in it, None for sizes, and its outputs that are tensors. A
+    template `alone` has the computation of sizes, which belongs to no case if there are several. Raise Uncovered if
+    something in the graph belongs to no case or to two, or to no call.
     """
     owner: dict[Node, int] = {}
     for number, row in enumerate(inputs):
@@ -164,11 +136,7 @@ def _is_size(node: Node) -> bool:
 
 
 def _find_copy(case: Case, inputs: Sequence[Node | None]) -> Node | None:
-    """Return the copy of its first operand that a case overwrites.
-
-    Raises:
-        Uncovered: Something else was made of it.
-    """
+    """Return the copy of its first operand that a case overwrites; Uncovered if something else was made of it."""
     if not case.overwrites:
         return None
     index = case.operands.index(case.node.args[0])
@@ -259,14 +227,7 @@ def _with_places(value: Any, places: Mapping[Node, Reference]) -> Any:
 
 
 def fill(value: Any, nodes: Sequence[Node], operands: Sequence[Node], sizes: Mapping[Any, Node]) -> Any:
-    """Replace the references in arguments by nodes.
-
-    Args:
-        value: The arguments.
-        nodes: The nodes made of the template so far.
-        operands: The operands of the call.
-        sizes: The nodes of symbolic sizes, by expression.
-    """
+    """Replace the references in arguments by nodes: of the template so far, of the call's operands, and of sizes."""
     if type(value) is Place:
         return nodes[value.number] if value.number >= 0 else operands[-1 - value.number]
     if type(value) is Size:

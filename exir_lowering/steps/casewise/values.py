@@ -21,27 +21,15 @@ _SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 class Description:
-    """Describes values and arguments by what an operator can see of them.
-
-    Attributes:
-        symbolic: Whether anything described so far has symbolic sizes, whose symbols only one program knows.
-    """
+    """Describes values and arguments by what an operator can see of them."""
 
     def __init__(self, *, constants: bool = False) -> None:
-        """Describe nothing yet.
-
-        Args:
-            constants: Whether fake tensors of known content are described, without it.
-        """
-        self.symbolic = False
+        """Describe nothing yet; with `constants`, fake tensors of known content are described, without that."""
+        self.symbolic = False  # whether anything so far has symbolic sizes, whose symbols only one program knows
         self._constants = constants
 
     def value(self, value: Any) -> Hashable:
-        """Describe the value of a node.
-
-        Raises:
-            Uncovered: It is neither a plain fake tensor, nor a number, nor a list or tuple of these.
-        """
+        """Describe a node's value: a plain fake tensor, a number, a list or tuple of these; else, raise Uncovered."""
         if type(value) is FakeTensor or isinstance(value, torch.nn.Parameter):
             return self._tensor(value)
         if isinstance(value, _SYMBOLS):
@@ -71,11 +59,7 @@ class Description:
         return size
 
     def arguments(self, value: Any, number: Callable[[Node], int]) -> Hashable:
-        """Describe the arguments of a call, with nodes as numbers.
-
-        Raises:
-            Uncovered: One is of a type that is not expected in a graph.
-        """
+        """Describe the arguments of a call, with nodes as numbers; Uncovered for a type not expected in a graph."""
         if isinstance(value, Node):
             return Node, number(value)
         if isinstance(value, (list, tuple)):
@@ -92,10 +76,7 @@ class Description:
 def renew(value: Any, mode: FakeTensorMode | None, *, gradients: bool = True) -> Any:
     """Return a value of its own for another node: equal fake tensors, which share nothing with the given ones.
 
-    Args:
-        value: The value.
-        mode: The mode of the new tensors; None for that of the given ones.
-        gradients: Whether tensors that require a gradient still do.
+    None as the mode stands for theirs; with `gradients`, those that require one still do.
     """
     if isinstance(value, FakeTensor):
         return make_fake(value, mode or value.fake_mode, requires_grad=gradients and value.requires_grad)
@@ -111,8 +92,7 @@ _NO_PROGRAM = FakeTensorMode()
 def outlast(value: Any) -> Any:
     """Return a value that keeps nothing of its program alive.
 
-    Raises:
-        Uncovered: It has symbols, though its operator was given none: they stand for what depends on data.
+    Raise Uncovered if it has symbols, though its operator was given none: they stand for what depends on data.
     """
     description = Description(constants=True)
     description.value(value)
@@ -122,11 +102,7 @@ def outlast(value: Any) -> Any:
 
 
 def check_eager(target: Any, value: Any) -> None:
-    """Check that a value is not one that torch may conjugate or negate later, when an operator reads it.
-
-    Raises:
-        Uncovered: It may be.
-    """
+    """Raise Uncovered for a value that torch may conjugate or negate later, when an operator reads it."""
     for tensor in value if isinstance(value, (list, tuple)) else (value,):
         if isinstance(tensor, torch.Tensor) and tensor.dtype.is_complex:
             raise Uncovered("complex numbers")

@@ -13,15 +13,7 @@ from exir_lowering.steps.casewise.cases import Case, Describer, place_side_by_si
 
 
 def verify(program: Any, verifier: Any) -> None:
-    """Check a program as its verifier does.
-
-    Args:
-        program: The program.
-        verifier: The verifier class.
-
-    Raises:
-        Exception: Whatever the verifier raises; it names calls by their cases.
-    """
+    """Check a program as its verifier does, and raise what that raises; it names calls by their cases."""
     checker = verifier()
     checker(_one_of_each(program.graph_module))
     verify_signature(program)

@@ -41,20 +41,10 @@ def preprocess_parallel(
 ) -> list[LoweredPartition]:
     """Lower a group as `preprocess` does, with several partitions at once if options and backend allow it.
 
-    What cannot be lowered by others is lowered here, by `preprocess`, and the log says why.
-
-    Args:
-        group: All partitions of all methods that go to the backend.
-        backend: The backend.
-        session: The call, with its options `jobs` and `executor`.
-        sharing: The group with whose weights those of this one share pieces, if that is a larger one.
-
-    Returns:
-        The partitions with their payloads, in the group's order.
-
-    Raises:
-        BackendFailure, BackendContractError: As for `preprocess`: that of the first partition, in the group's order,
-            that fails. A worker that ends twice while it lowers the same partition is a failure of the backend.
+    What cannot be lowered by others is lowered here, by `preprocess`, and the log says why. It raises as `preprocess`:
+    the error of the first partition, in the group's order, that fails; a worker that ends twice while it lowers the
+    same partition is a failure of the backend. `sharing` is the group with whose weights those of this one share
+    pieces, if that is a larger one.
     """
     options = session.options
     if options.executor is None and min(options.jobs, len(group.partitions)) == 1:
@@ -78,11 +68,7 @@ def preprocess_parallel(
 
 
 def _choose_runner(backend: Backend, options: LoweringOptions) -> Runner:
-    """Decide who lowers.
-
-    Raises:
-        RefusedError: Nobody but the caller's thread can.
-    """
+    """Decide who lowers; raise RefusedError if nobody but the caller's thread can."""
     executor = options.executor
     if not (backend.one_by_one or backend.independent):
         raise RefusedError("it lowers them together, in preprocess_all")
@@ -113,33 +99,18 @@ def _note(partition: Partition, reason: str) -> None:
 
 @dataclass
 class _Call:
-    """The lowering of one group.
-
-    Attributes:
-        group: The group.
-        sharing: The group with whose weights those of this one share pieces.
-        backend: The backend.
-        session: The call of the compiler.
-        runner: Who lowers.
-        here: The ids of partitions that are lowered by this thread.
-        done: The results so far, by partition.
-    """
+    """The lowering of one group."""
 
     group: BackendGroup
-    sharing: BackendGroup
+    sharing: BackendGroup  # the group with whose weights those of this one share pieces
     backend: Backend
     session: Session
-    runner: Runner
-    here: set[str]
-    done: dict[str, PreprocessResult] = field(default_factory=dict)
+    runner: Runner  # who lowers
+    here: set[str]  # the ids of partitions that are lowered by this thread
+    done: dict[str, PreprocessResult] = field(default_factory=dict)  # the results so far, by partition
 
     def run(self, pool: ThreadPoolExecutor, *, own: bool) -> list[LoweredPartition]:
-        """Lower the group.
-
-        Args:
-            pool: Its threads call the runner.
-            own: Whether the pool was made for this call.
-        """
+        """Lower the group; the pool's threads call the runner. `own`: it was made for this call."""
         partitions = self.group.partitions
         waiting: deque[_Begun] = deque()
         title = f"lower for {self.group.backend_id}"
@@ -192,19 +163,12 @@ class _Call:
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """A partition that a thread lowers, or will.
-
-    Attributes:
-        partition: The partition.
-        future: Its result.
-        size: The bytes of its weights.
-        stolen: Whether the waiting thread may do it itself if nobody has begun.
-    """
+    """A partition that a thread lowers, or will."""
 
     partition: Partition
     future: Future[PreprocessResult]
-    size: int
-    stolen: bool
+    size: int  # the bytes of its weights
+    stolen: bool  # whether the waiting thread may do it itself if nobody has begun
 
 
 def _end(pool: ThreadPoolExecutor, own: bool, waiting: Sequence[_Begun]) -> None:

@@ -12,23 +12,14 @@ _NUMBER = struct.Struct("<Q")
 
 
 def send_message(connection: socket.socket, message: Message) -> None:
-    """Send a message.
-
-    Raises:
-        OSError: The other end is gone.
-    """
+    """Send a message; raise OSError if the other end is gone."""
     connection.sendall(b"".join(_NUMBER.pack(number) for number in (len(message), *map(len, message))))
     for part in message:
         connection.sendall(part)
 
 
 def read_message(stream: BinaryIO) -> Message:
-    """Read a message.
-
-    Raises:
-        EOFError: The other end is gone.
-        OSError: Likewise.
-    """
+    """Read a message; raise EOFError or OSError if the other end is gone."""
     count = _NUMBER.unpack(_read(stream, _NUMBER.size))[0]
     lengths = [_NUMBER.unpack(_read(stream, _NUMBER.size))[0] for _ in range(count)]
     return tuple([_read(stream, length) for length in lengths])

@@ -20,33 +20,19 @@ _ERRORS = {kind.__name__: kind for kind in (BackendContractError, BackendFailure
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One partition, as a worker gets it.
-
-    Attributes:
-        partition: The id of the partition.
-        method: The method that it was taken from.
-        backend_id: The id of the backend.
-        address: Where the worker finds the backend's class.
-        check_weights: Whether to look for writes into the weights.
-        accelerate: Whether to reuse what would be computed again.
-        threads: With how many threads torch computes: results may depend on it.
-        specs: The compile specs.
-        graph: The serialised program.
-        pieces: Where the worker finds each piece of memory: `weights.Place`s as lists.
-        inline: The pieces that travel with the task.
-    """
+    """One partition, as a worker gets it."""
 
     partition: str
-    method: str
+    method: str  # the one that it was taken from
     backend_id: str
-    address: str
-    check_weights: bool
-    accelerate: bool
-    threads: int
+    address: str  # where the worker finds the backend's class
+    check_weights: bool  # whether to look for writes into them
+    accelerate: bool  # whether to reuse what would be computed again
+    threads: int  # with how many torch computes: results may depend on it
     specs: tuple[CompileSpec, ...]
-    graph: bytes
-    pieces: tuple[Any, ...]
-    inline: tuple[bytes, ...]
+    graph: bytes  # the serialised program
+    pieces: tuple[Any, ...]  # where the worker finds each piece of memory, see `WeightsFile.place`
+    inline: tuple[bytes, ...]  # the pieces that travel with the task
 
 
 _PLAIN = ("partition", "method", "backend_id", "address", "check_weights", "accelerate", "threads", "pieces")
@@ -99,11 +85,7 @@ class RefusedError(Exception):
 
 
 class MissingError(Exception):
-    """A worker lacks pieces of memory.
-
-    Attributes:
-        digests: Their digests.
-    """
+    """A worker lacks pieces of memory, named by their digests."""
 
     def __init__(self, digests: Sequence[str]) -> None:
         super().__init__(f"{len(digests)} pieces of memory are missing")
@@ -115,17 +97,10 @@ class InWorkerError(Exception):
 
 
 def read_reply(message: Message, kept: dict[bytes, bytes]) -> PreprocessResult:
-    """Return the result that a worker sent.
+    """Return the result that a worker sent; bytes equal to those of earlier replies are kept once, in `kept`.
 
-    Args:
-        message: The reply.
-        kept: Bytes that earlier replies had; equal ones are kept once.
-
-    Raises:
-        RefusedError: It could not lower the partition.
-        MissingError: It lacks pieces of memory.
-        BackendFailure, BackendContractError: As the worker raised it.
-        MemoryError: It had too little memory.
+    Raise RefusedError if it could not lower the partition, MissingError if it lacks pieces of memory, MemoryError if it
+    had too little, or its BackendFailure or BackendContractError.
     """
     header = json.loads(message[0])
     if header["kind"] == "result":

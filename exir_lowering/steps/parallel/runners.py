@@ -30,23 +30,13 @@ _T = TypeVar("_T")
 
 
 class Runner:
-    """Lowers single partitions in the calling thread; its methods may be called from several threads.
-
-    Args:
-        backend: The backend.
-        options: How to lower.
-    """
+    """Lowers single partitions in the calling thread; its methods may be called from several threads."""
 
     def __init__(self, backend: Backend, options: LoweringOptions) -> None:
         self._backend, self._options = backend, options
 
     def lower(self, partition: Partition) -> PreprocessResult:
-        """Lower a partition.
-
-        Raises:
-            RefusedError: It has to be lowered by the caller, who is told why.
-            BackendFailure, BackendContractError: As for `preprocess`.
-        """
+        """Lower a partition, as `preprocess`; RefusedError tells the caller why it is to do that itself."""
         # Nothing is shown, cached or passed on to others.
         session = Session(replace(self._options, progress=False, cache=False, executor=None, jobs=1))
         (lowered,) = preprocess(BackendGroup(partition.backend_id, (partition,)), self._backend, session)
@@ -71,11 +61,7 @@ class _Remote(Runner, ABC):
 
     @abstractmethod
     def _call(self, message: Message) -> Message:
-        """Send a task and wait for the reply.
-
-        Raises:
-            WorkerDiedError: Who got the task is gone.
-        """
+        """Send a task and wait for the reply; raise WorkerDiedError if who got the task is gone."""
 
     def lower(self, partition: Partition) -> PreprocessResult:
         """Lower a partition in a worker; if the worker dies, once more in another one."""
@@ -134,13 +120,7 @@ def _plain_spec(spec: CompileSpec) -> CompileSpec:
 
 
 class InProcesses(_Remote):
-    """Lowers in processes of our own.
-
-    Args:
-        backend: The backend.
-        address: Where they find its class.
-        options: How to lower.
-    """
+    """Lowers in processes of our own, which find the backend's class at an address."""
 
     def __init__(self, backend: Backend, address: str, options: LoweringOptions) -> None:
         super().__init__(backend, address, options, digests=False)
@@ -178,14 +158,7 @@ class InProcesses(_Remote):
 
 
 class InExecutor(_Remote):
-    """Lowers wherever an executor computes.
-
-    Args:
-        backend: The backend.
-        address: Where workers find its class.
-        options: How to lower.
-        executor: Where to.
-    """
+    """Lowers wherever an executor computes; workers there find the backend's class at an address."""
 
     def __init__(self, backend: Backend, address: str, options: LoweringOptions, executor: Executor) -> None:
         super().__init__(backend, address, options, digests=True)

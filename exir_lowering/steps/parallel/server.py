@@ -25,11 +25,7 @@ _MOST = 1 << 20
 
 
 def main(file: int) -> None:
-    """Serve: fork workers, and tell how they ended.
-
-    Args:
-        file: The descriptor of the socket on which requests come.
-    """
+    """Serve: fork workers, and tell how they ended; requests come on the socket with this descriptor."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = socket.socket(fileno=file)
     importlib.import_module("exir_lowering.steps.parallel.work")

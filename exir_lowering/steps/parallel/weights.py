@@ -34,8 +34,7 @@ _TOKEN = 32
 class WeightsFile:
     """The pieces of memory of one call, for its workers. Threads may share it; `close` removes the file.
 
-    Args:
-        digests: Whether workers may be on other machines, and know pieces by their digests.
+    With digests, workers may be on other machines, and know pieces by these.
     """
 
     def __init__(self, *, digests: bool) -> None:
@@ -48,14 +47,10 @@ class WeightsFile:
         self._places: dict[tuple[int, int], tuple[torch.Tensor, list[Any]]] = {}
 
     def place(self, pieces: Sequence[torch.Tensor], inline: Collection[str] = ()) -> tuple[list[Any], list[bytes]]:
-        """Make pieces available.
+        """Make pieces available; return what `find_pieces` takes, and the bytes that travel with the task.
 
-        Args:
-            pieces: The pieces, as one-dimensional tensors of bytes. They stay alive as long as this object.
-            inline: The digests of those that travel with the task.
-
-        Returns:
-            What `find_pieces` takes, and the bytes that travel with the task.
+        The pieces are one-dimensional tensors of bytes, and stay alive as long as this object; `inline` are the digests
+        of those that travel with the task.
         """
         places: list[Any] = []
         sent: list[bytes] = []
@@ -121,14 +116,9 @@ _kept = _Kept()
 
 
 def find_pieces(places: Sequence[Any], inline: Sequence[bytes]) -> list[torch.Tensor]:
-    """Return the pieces of memory of a task.
+    """Return the pieces of memory of a task from their places and the bytes that came with it.
 
-    Args:
-        places: Where they are.
-        inline: The bytes that came with the task.
-
-    Raises:
-        MissingError: This machine does not see the file, and was not sent some pieces.
+    Raise MissingError if this machine does not see the file, and was not sent some pieces.
     """
     found: list[torch.Tensor] = []
     missing = []

@@ -22,13 +22,9 @@ from exir_lowering.steps.session import Session
 
 
 def work(message: Message) -> Message:
-    """Lower a partition.
+    """Lower a partition; return the result, or what prevents it.
 
-    Args:
-        message: The task, from a process that is trusted: the backend that it names is imported. The program is data.
-
-    Returns:
-        The result, or what prevents it.
+    The task is from a process that is trusted: the backend that it names is imported. The program is data.
     """
     task = messages.read_task(message)
     try:

@@ -20,12 +20,16 @@ from exir_lowering.steps.parallel.messages import Message
 MOST_IDLE = 8
 """How many idle workers are kept; each takes about 50 MB of its own."""
 
+# Nothing is imported before the path is that of this process: Python puts the current folder first.
 _START = """
-import json, sys
-sys.path[:] = json.loads(sys.argv[2])
+import sys
+sys.path[:] = sys.argv[2:]
 from exir_lowering.steps.parallel.server import main
 main(int(sys.argv[1]))
 """
+
+_FLAGS = {"isolated": "-I", "ignore_environment": "-E", "no_user_site": "-s", "dont_write_bytecode": "-B"}
+"""Options of Python that workers get if this process has them, by the name in `sys.flags`."""
 
 
 class WorkerDiedError(Exception):
@@ -33,11 +37,7 @@ class WorkerDiedError(Exception):
 
 
 class Worker:
-    """A process that lowers partitions, one at a time.
-
-    Attributes:
-        pid: Its id.
-    """
+    """A process that lowers partitions, one at a time."""
 
     def __init__(self, server: _Server, pid: int, connection: socket.socket) -> None:
         self.pid = pid
@@ -47,11 +47,7 @@ class Worker:
         self._ended = False
 
     def call(self, message: Message) -> Message:
-        """Send a task and wait for the reply.
-
-        Raises:
-            WorkerDiedError: The process ended.
-        """
+        """Send a task and wait for the reply; raise WorkerDiedError if the process ended."""
         try:
             frames.send_message(self._connection, message)
             return frames.read_message(self._stream)
@@ -61,7 +57,9 @@ class Worker:
     @property
     def is_alive(self) -> bool:
         """Whether a worker that has nothing to do is still there: it sends nothing, so only its end can be read."""
-        return not select.select([self._connection], [], [], 0)[0]
+        waiting = select.poll()  # select.select refuses a descriptor from 1,024 on
+        waiting.register(self._connection, select.POLLIN)
+        return not waiting.poll(0)
 
     def kill(self) -> None:
         """End the process now; a thread that waits for its reply gets an error."""
@@ -94,9 +92,9 @@ class _Server:
         self._control, theirs = socket.socketpair()
         self._lock = threading.Lock()
         flags = ["-O"] * sys.flags.optimize + [f"-W{option}" for option in sys.warnoptions]
-        command = [sys.executable, *flags, "-c", _START, str(theirs.fileno())]
+        flags += [option for name, option in _FLAGS.items() if getattr(sys.flags, name)]
         self._process = subprocess.Popen(
-            [*command, json.dumps(_search_path())],
+            [sys.executable, *flags, "-c", _START, str(theirs.fileno()), *_search_path()],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # an interrupt from the keyboard is this process's affair
@@ -145,14 +143,7 @@ class Workers:
         self._idle: list[Worker] = []
 
     def take(self, modules: Sequence[str]) -> Worker:
-        """Return an idle worker, or a new one.
-
-        Args:
-            modules: What a new one should have imported.
-
-        Raises:
-            OSError: No process can be started.
-        """
+        """Return an idle worker, or a new one with some modules imported; OSError if no process can be started."""
         with self._lock:
             while self._idle:
                 worker = self._idle.pop()

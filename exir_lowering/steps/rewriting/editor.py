@@ -32,36 +32,22 @@ _SHARED_BYTES = 1 << 16
 
 
 class Editor:
-    """A private copy of a program that is being rewritten; at the current node it is the `Scope` of a rewrite.
-
-    Attributes:
-        program: The program.
-        ranges: What is known about its values.
-        gone: The nodes that were removed.
-        made: The nodes that were added for the current node.
-    """
+    """A private copy of a program that is being rewritten; at the current node it is the `Scope` of a rewrite."""
 
     def __init__(
         self, program: ExportedProgram, mode: FakeTensorMode, assume: Mapping[str, str], volatile: Collection[str]
     ) -> None:
-        """Begin to edit.
-
-        Args:
-            program: The private copy.
-            mode: The mode of its fake tensors.
-            assume: What is assumed of its inputs.
-            volatile: The names of buffers that other methods write, and may share.
-        """
+        """Begin to edit; `assume` is about inputs, `volatile` are buffers that other methods write, and may share."""
         self.program, self.graph, self.mode = program, program.graph, mode
-        self.ranges = ValueRanges(program, assume, volatile)
-        self.gone: set[Node] = set()
-        self.made: list[Node] = []
+        self.ranges = ValueRanges(program, assume, volatile)  # what is known about values
+        self.gone: set[Node] = set()  # the nodes that were removed
+        self.made: list[Node] = []  # those that were added for the current node
         self._memories: dict[str, dict[Any, Any]] = {}
         self._constants: dict[Any, Node] = {}
         self._lifted: dict[Node, InputSpec] = {}
         self._anchor, self._rewrite = next(iter(self.graph.nodes)), ""
         self._given = graphs.lifted_inputs(program)
-        written = set(program.graph_signature.buffers_to_mutate.values())
+        written = graphs.written_state(program)
         self._used = [node for node, spec in self._given.items() if node.users and spec.target not in written]
         (self._output,) = (node for node in self.graph.nodes if node.op == "output")
         self._returned = Counter(self._output.all_input_nodes)
@@ -86,11 +72,7 @@ class Editor:
         return self._memories.setdefault(self._rewrite, {})
 
     def call(self, operator: str, *args: Any, like: Node | None = None, **kwargs: Any) -> Node:
-        """Add a call before the current node, see `Scope.call`.
-
-        Raises:
-            ValueError: An operand is not known at the current node.
-        """
+        """Add a call before the current node, see `Scope.call`; ValueError for an operand that is not known there."""
         for operand in _operands((args, kwargs)):
             known = operand.graph is self.graph and operand not in self.gone
             if not known or not (operand is self._anchor or operand < self._anchor):
@@ -204,7 +186,7 @@ class Editor:
                 del operand.users[node]
                 operand.users[node] = None
         signature = self.program.graph_signature
-        written = set(signature.buffers_to_mutate.values())  # state that is not read any more stays state
+        written = graphs.written_state(self.program)  # state that is not read any more stays state
         given = [node for node in self._used if self._given[node].target not in written]
         unused = {node.name for node in (*self._lifted, *given) if not node.users}
         for node in (*self._lifted, *given):

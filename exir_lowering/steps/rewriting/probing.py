@@ -6,6 +6,7 @@ partitioner sees the operands that it will see in the method, parameters as para
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,21 +34,13 @@ from exir_lowering.steps.tag import make_fake_state, tag
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One form of some operators that could replace another one.
+    """One form of some operators that could replace another one."""
 
-    Attributes:
-        rewrite: The rewrite that proposes it.
-        node: The node whose value it computes.
-        new: The node that would have the value.
-        made: The nodes that were added for it, in the graph's order.
-        old: The nodes that nothing would need any more, in the graph's order.
-    """
-
-    rewrite: Rewrite
-    node: Node
-    new: Node
-    made: tuple[Node, ...]
-    old: tuple[Node, ...]
+    rewrite: Rewrite  # the one that proposes it
+    node: Node  # the node whose value it computes
+    new: Node  # the node that would have the value
+    made: tuple[Node, ...]  # what was added for it, in the graph's order
+    old: tuple[Node, ...]  # what nothing would need any more, in the graph's order
 
 
 def choose(
@@ -60,13 +53,8 @@ def choose(
 ) -> list[Candidate]:
     """Return the candidates whose new form goes to one backend as a whole, and costs less there than the old one.
 
-    Args:
-        method: The method's name.
-        program: The method's program, with what the candidates added.
-        lifted: Its lifted inputs, those that were added included.
-        candidates: The candidates. Those with operands that are not tensors, such as symbolic sizes, are not chosen.
-        partitioners: The method's partitioners, in priority order.
-        costs: What operators cost; None for the default model.
+    Program and lifted inputs have what the candidates added. Those candidates with operands that are not tensors, such
+    as symbolic sizes, are not chosen. Partitioners are in priority order; without costs, the default model is used.
     """
     candidates = [one for one in candidates if all(map(_is_tensor, _operands(one)))]
     if not candidates:
@@ -75,7 +63,9 @@ def choose(
     examples = dict(zip(reversed(keys), reversed(candidates), strict=True))
     probe = _Probe(program, lifted, list(examples.values()))
     try:
-        places = probe.ask(method, partitioners)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about a program that is not the user's; the method is asked about anyway
+            places = probe.ask(method, partitioners)
     except LoweringError:  # the partitioner only takes programs that are whole: it says so of the method, if at all
         return []
     chosen = {key for key, example in examples.items() if _is_better(probe, places, example, costs)}
@@ -99,16 +89,12 @@ def _operators(nodes: Sequence[Node]) -> list[Node]:
 
 
 class _Probe:
-    """The program that has both forms of each candidate.
-
-    Attributes:
-        copies: Its node for each node of a candidate.
-    """
+    """The program that has both forms of each candidate."""
 
     def __init__(
         self, program: ExportedProgram, lifted: Mapping[Node, InputSpec], candidates: Sequence[Candidate]
     ) -> None:
-        self.copies: dict[tuple[Candidate, Node], Node] = {}
+        self.copies: dict[tuple[Candidate, Node], Node] = {}  # its node for each node of a candidate
         self._program, self._graph = program, Graph()
         self._inputs = self._place_inputs(lifted, candidates)
         outputs = []
@@ -135,11 +121,7 @@ class _Probe:
         return placed
 
     def ask(self, method: str, partitioners: Sequence[Partitioner]) -> dict[str, str]:
-        """Return the backend of each node that a partitioner takes, by name.
-
-        Raises:
-            LoweringError: A partitioner fails on the probe.
-        """
+        """Return the backend of each node that a partitioner takes, by name; LoweringError if one fails on it."""
         signature = ExportGraphSignature(self._specs, self._outputs)
         targets = {str(spec.target) for spec in self._specs}
         program = assemble_program(
@@ -199,10 +181,7 @@ def _describe(value: Any) -> str:
 def would_remove(node: Node, made: Iterable[Node], removable: Callable[[Node], bool]) -> tuple[Node, ...]:
     """Return the nodes that nothing would need if a node were not used any more, in the graph's order.
 
-    Args:
-        node: The node.
-        made: Nodes that were added to replace it, whose operands stay.
-        removable: Whether an operand can be removed if nothing uses it.
+    The operands of what was made to replace it stay; `removable` says whether an operand can go if nothing uses it.
     """
     removed, pending, added = {node}, [node], set(made)
     while pending:

@@ -121,7 +121,8 @@ def test_a_partitioner_that_is_used_again_has_the_same_key(tmp_path: Path) -> No
     partitioner = XnnpackPartitioner()
     for hit in (False, True):
         assert _use(_lower(layers(), tmp_path, partitioner)).hit == hit
-    assert _use(_lower(layers(), tmp_path)).hit
+    assert _use(_lower(layers(), tmp_path, XnnpackPartitioner())).hit
+    assert not _use(_lower(layers(), tmp_path, "xnnpack")).hit  # it takes less, and so asks for less to be kept whole
 
 
 def test_checks_convert_and_passes_are_not_kept(tmp_path: Path) -> None:
@@ -233,7 +234,7 @@ from cached import layers, uses
 from exir_lowering import LoweringOptions, lower
 torch.export.export(torch.nn.Linear(2, 2), (torch.ones(1, 2),))
 lowered = lower(layers(), "xnnpack", options=LoweringOptions(cache=sys.argv[1]))
-print([use.hit for use in lowered.report.cache], lowered.emit().debug_info.sha256)
+print([use.hit for use in lowered.report.cache], lowered.emit().debug_info.digest)
 """
 
 

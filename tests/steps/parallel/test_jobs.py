@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -66,11 +68,6 @@ def wait_until(done: Any, seconds: float = 60.0) -> None:
     while not done():
         assert time.monotonic() < end
         time.sleep(0.02)
-
-
-@pytest.fixture(autouse=True)
-def _logging(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch._LOG, "disabled", False)  # import-linter, in another test, disables loggers
 
 
 class TestBytes:
@@ -305,7 +302,33 @@ class TestEnds:
         assert len(pids) == 2
         wait_until(lambda: not any(map(is_alive, pids)), 10)
 
+    @pytest.mark.parametrize("flags", [[], ["-I"]], ids=["plain", "isolated"])
+    def test_workers_import_nothing_from_the_current_folder(self, flags: list[str], tmp_path: Path) -> None:
+        """Wherever a user is, and whatever lies there under the name of a module."""
+        told, folder = tmp_path / "told", tmp_path / "folder"
+        folder.mkdir()
+        for name in sorted(
+            {*sys.stdlib_module_names, "torch", "executorch", "exir_lowering", "numpy", "sitecustomize"}
+        ):
+            (folder / f"{name}.py").write_text(f"open({str(told)!r}, 'a').write({name!r} + ' ')")
+        script, pids = tmp_path / "script.py", tmp_path / "pids"
+        script.write_text(QUIET)
+        pids.mkdir()
+        command = [sys.executable, *flags, str(script), str(Path(forked.__file__).parent), str(pids / "pid")]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        assert not told.exists(), told.read_text()
+        assert len(list(pids.iterdir())) >= 1
 
+
+QUIET = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from parallel_backends import Scripted, chain, each_layer
+from exir_lowering import LoweringOptions, lower
+partitioner = each_layer("scripted", do="tell", file=sys.argv[2])
+lower(chain(4), partitioner, backends={"scripted": Scripted}, options=LoweringOptions(jobs=2))
+"""
 SCRIPT = """
 import os, signal, sys, threading, time
 from pathlib import Path

@@ -21,6 +21,7 @@ from exir_lowering.steps.arguments import RequestedMethod
 from exir_lowering.steps.edge import to_edge
 from exir_lowering.steps.rewrite import rewrite
 from exir_lowering.steps.session import Session
+from exir_lowering.steps.shared_state import list_states
 
 INF = float("inf")
 SQUARE = torch.arange(16.0).view(4, 4)
@@ -82,7 +83,7 @@ def test_what_another_method_writes_is_no_constant() -> None:
     }
     session = Session(LoweringOptions())
     methods = to_edge([RequestedMethod(name, one, (), None) for name, one in given.items()], session)
-    _, read = rewrite(methods, both_forms.ALL, session)
+    _, read = rewrite(methods, both_forms.ALL, session, list_states(methods))
     assert {"b_place", "b_bias"} <= {node.name for node in read.program.graph.nodes}
     operators = [operator_name(node) for node in read.program.graph.nodes if node.op == "call_function"]
     assert "aten.where.self" in operators

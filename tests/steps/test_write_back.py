@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from executorch.exir import to_edge
 from torch import nn
 from torch.export import export
 
@@ -28,11 +29,23 @@ class Cache(nn.Module):
             return old.sum(0) + self.state.sum(0)
         if self.kind == "old view":
             return old.sum(0)
+        if self.kind == "new view":
+            return self.state.view(2, 6)[1:].view(3, 2) * 2.0, self.state.view(2, 6).sum(0)
+        if self.kind == "returned view":
+            return x + 1.0, self.state.view(12)
         return self.state.clone(), self.state.sum(0)
 
 
 @pytest.mark.parametrize(
-    ("kind", "in_place"), [("new", True), ("before", True), ("returned", True), ("old view", False)]
+    ("kind", "in_place"),
+    [
+        ("new", True),
+        ("before", True),
+        ("returned", True),
+        ("old view", False),
+        ("new view", True),
+        ("returned view", True),
+    ],
 )
 def test_results_and_state_over_many_calls(kind: str, in_place: bool) -> None:
     inputs = (torch.ones(1, 3), torch.tensor([0]))
@@ -107,3 +120,83 @@ def test_rows_may_be_counted_from_the_end() -> None:
     for rows in ([0, 1], [-1, 2], [3, 3], [0, -4]):
         x = torch.randn(2, 3)
         torch.testing.assert_close(file.run("forward", x, torch.tensor(rows))[0], model(x, torch.tensor(rows)))
+
+
+class Custom(nn.Module):
+    """Writes its state with a custom operator, and reads what was there before."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.register_buffer("state", torch.zeros(1, 4, 1, 2))
+
+    def forward(self, x: torch.Tensor, row: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        old = self.state.clone()
+        start = row[0].item()
+        torch._check(start >= 0)
+        torch._check(start < 4)
+        torch.ops.llama.update_cache(x, self.state, start)
+        if self.kind == "twice":
+            torch.ops.llama.update_cache(x + 1, self.state, start)
+        if self.kind == "changed":
+            self.state.mul_(2)
+        return self.state * 1, old.view(4, 2).sum(0) if self.kind == "old" else x + 0
+
+
+@pytest.mark.parametrize("kind", ["new", "old", "twice", "changed"])
+def test_custom_operators_that_write_state(kind: str) -> None:
+    from executorch.extension.llm.custom_ops import custom_ops  # noqa: F401  (it registers the operator)
+
+    inputs = (torch.ones(1, 1, 1, 2), torch.tensor([0]))
+    model = Custom(kind).eval()
+    file = exir_lowering.load(exir_lowering.lower(export(Custom(kind).eval(), inputs)).emit().buffer)
+    for turn in range(5):
+        x, row = torch.randn(1, 1, 1, 2), torch.tensor([turn % 4])
+        for got, wanted in zip(file.run("forward", x, row), model(x, row), strict=True):
+            torch.testing.assert_close(got, wanted)
+
+
+class Converted(nn.Module):
+    """Writes numbers of another type, or of fewer dimensions, and reads them back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("state", torch.zeros(2, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.state.copy_(x)
+        return self.state / 2
+
+
+@pytest.mark.parametrize("x", [torch.tensor([1, 2, 3]), torch.tensor([1.0, 2.0, 3.0])], ids=["integers", "a row"])
+def test_what_was_decomposed_wrongly_is_refused(x: torch.Tensor) -> None:
+    program = export(Converted(), (x,))
+    file = exir_lowering.load(exir_lowering.lower(program).emit().buffer)
+    (got,) = file.run("forward", x)
+    assert torch.equal(got, Converted()(x))
+    with pytest.raises(exir_lowering.InputError, match=r"writes torch\.\w+ \[3\] into b_state.*drops the conversion"):
+        exir_lowering.lower(program.run_decompositions({}))
+    with pytest.raises(exir_lowering.InputError, match="into b_state"):
+        exir_lowering.to_backend(to_edge(program).exported_program(), None)
+
+
+class Unread(nn.Module):
+    """Writes a parameter without reading what it was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.weight.copy_(x)
+        return self.weight + self.weight
+
+
+@pytest.mark.parametrize("edge", ["fast", "executorch", "check"])
+def test_a_parameter_that_is_only_written(edge: str) -> None:
+    program = export(Unread(), (torch.zeros(3),))
+    lowered = exir_lowering.lower(program, options=LoweringOptions(edge=edge))
+    file = exir_lowering.load(lowered.emit().buffer)
+    for turn in range(3):
+        assert torch.equal(file.run("forward", torch.full((3,), float(turn)))[0], torch.full((3,), 2.0 * turn))

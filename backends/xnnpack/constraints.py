@@ -1,0 +1,224 @@
+"""What ExecuTorch's partitioner takes for XNNPACK, though its preprocess fails on it or its runtime computes it wrong.
+
+Its configurations check most arguments of an operator; these are the others, found by lowering each operator with each
+of its arguments. Such an operator stays on the host, and the plan says why.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+_Refusal = Callable[[Node], "str | None"]
+"""Returns why XNNPACK cannot be given an operator; None if it can."""
+
+_MOST_DIMENSIONS = 6  # XNN_MAX_TENSOR_DIMS
+# What ExecuTorch's preprocess computes in channels-last order, and after it whatever has four dimensions...
+_IN_NHWC = frozenset({"convolution", "upsample_bilinear2d", "mean", "max_pool2d", "max", "avg_pool2d", "prelu"})
+# ... up to one of these, which it computes in contiguous order.
+_IN_NCHW = frozenset({"view_copy", "squeeze_copy", "unsqueeze_copy", "linear"})
+
+
+def mend(config: Any, together: Collection[str]) -> None:
+    """Leave out of a configuration of ExecuTorch's partitioner what its preprocess or its runtime gets wrong.
+
+    The names are those of all its configurations whose operators can be in one partition with that of this one.
+    """
+    if config.target_name == "convolution.default":
+        config.force_non_static_weights_for_f32_linear = False  # the runtime refuses the result
+    refusals = (_refuse_dimensions, *_REFUSALS.get(config.target_name, ()))
+    if config.target_name == "_softmax.default":
+        taken = frozenset(name.partition(".")[0] for name in together)
+        refusals = (*refusals, partial(_refuse_last_dimension, taken=taken))
+    config.check_constraints = partial(_check, config.check_constraints, refusals)
+
+
+def _check(
+    check: Callable[[Node, ExportedProgram], bool], refusals: tuple[_Refusal, ...], node: Node, program: ExportedProgram
+) -> bool:
+    from executorch.exir.backend.utils import WhyNoPartition
+
+    if not check(node, program):
+        return False
+    reason = next(filter(None, (refuse(node) for refuse in refusals)), None)
+    if reason is not None:
+        WhyNoPartition(logging.getLogger(__name__))(node, reason)
+    return reason is None
+
+
+def _refuse_dimensions(node: Node) -> str | None:
+    if any(value.dim() > _MOST_DIMENSIONS for one in (node, *node.all_input_nodes) for value in _tensors(one)):
+        return f"XNNPACK's tensors have at most {_MOST_DIMENSIONS} dimensions"
+    return None
+
+
+def _refuse_copy(node: Node) -> str | None:
+    (operand,) = node.all_input_nodes
+    returned = any(user.op == "output" for user in node.users)
+    if returned and (len(operand.users) > 1 or operand.op == "placeholder"):
+        return "copies are removed, and a value that is returned twice, or as it came, is refused then"
+    return None
+
+
+def _refuse_factors(node: Node) -> str | None:
+    if any(node.kwargs.get(name, 1) != 1 for name in ("alpha", "beta")):
+        return "alpha and beta are left out of the payload"
+    return None
+
+
+def _refuse_bias(node: Node, bias: int, weight: int) -> str | None:
+    """Refuse a weight that is a vector, and a bias that has not an element for each output."""
+    if _tensor(node.args[weight]).dim() != 2:
+        return "the weight has to have two dimensions"
+    given = _argument(node, bias, None)
+    outputs = node.meta["val"].shape[-1]
+    if given is not None and (_tensor(given).numel() != outputs or _tensor(given).shape[-1:] != (outputs,)):
+        return "the bias has to have one element for each output"
+    return None
+
+
+def _refuse_weight_order(node: Node) -> str | None:
+    weight = node.args[1]
+    while isinstance(weight, Node) and _quantises(weight):
+        weight = weight.args[0]
+    if isinstance(weight, Node) and weight.op == "placeholder" and _is_nhwc(_tensor(weight)):
+        return (
+            "its weight is in channels-last order, which ExecuTorch's preprocess refuses: export after "
+            "`model.to(memory_format=torch.contiguous_format)`"
+        )
+    return None
+
+
+def _refuse_shared_activation(node: Node) -> str | None:
+    """Refuse a convolution that is quantised dynamically if others read what its input is computed from.
+
+    ExecuTorch's preprocess follows first operands to where the input comes from, and gives all that read this the
+    order that the convolution needs, without telling them.
+    """
+    from executorch.backends.xnnpack.utils.quant_utils import is_dynamic_qdq
+
+    inside, before = node, node.args[0]
+    if not isinstance(before, Node) or not is_dynamic_qdq(before):
+        return None
+    while isinstance(before, Node):
+        others = [user for user in before.users if user is not inside and not _quantises(user)]
+        if others:
+            return f"ExecuTorch's preprocess would give {others[0].name}, which reads {before.name} too, another order"
+        inside, before = before, before.args[0] if before.args else None
+    return None
+
+
+def _quantises(node: Node) -> bool:
+    return _name(node).startswith(("quantize", "dequantize", "choose_qparams"))
+
+
+def _refuse_dynamic_shape(node: Node) -> str | None:
+    """Refuse what becomes a reshape to more than one dimension that is not known."""
+    operand = _tensor(node.args[0])
+    if _name(node) == "unsqueeze_copy" or operand.dim() == 3:
+        for value in (operand, *_tensors(node)):
+            if sum(not isinstance(size, int) for size in value.shape) > 1:
+                return "it is reshaped, and XNNPACK's reshape has to know all dimensions but one"
+    return None
+
+
+def _refuse_start(node: Node) -> str | None:
+    dim, start = _argument(node, 1, 0), _argument(node, 2, None)
+    if isinstance(start, int) and start < -_tensor(node.args[0]).shape[dim]:
+        return "its start is before the first element"
+    return None
+
+
+def _refuse_single_image(node: Node) -> str | None:
+    return None if _tensor(node.args[0]).dim() == 4 else "the input has to have four dimensions"
+
+
+def _refuse_maximum(node: Node) -> str | None:
+    if _tensor(node.args[0]).dim() != 4 or node.args[1] not in (2, 3) or _argument(node, 2, False) is not True:
+        return "expected four dimensions, `dim` 2 or 3, and `keepdim`"
+    return None
+
+
+def _refuse_scale(node: Node) -> str | None:
+    """Refuse what is sampled by given factors that are not those of the sizes, which is what XNNPACK goes by."""
+    given = _argument(node, 3, None)
+    if given is None or _argument(node, 2, False):
+        return None
+    before, after = _tensor(node.args[0]).shape[-2:], node.meta["val"].shape[-2:]
+    if any(size != factor * old for size, factor, old in zip(after, given, before, strict=True)):
+        return "the scale factors are not those of the sizes"
+    return None
+
+
+def _refuse_normalization(node: Node) -> str | None:
+    made = node.args[0]
+    if isinstance(made, Node) and _name(made) == "convolution" and made.args[6] and made.args[8] != 1:
+        return "ExecuTorch's preprocess cannot fuse it with a transposed convolution in groups"
+    return None
+
+
+def _refuse_last_dimension(node: Node, taken: Collection[str]) -> str | None:
+    """Refuse a softmax over the last dimension that may be computed over the channels: XNNPACK takes what lies last."""
+    seen, waiting = {node}, [node]
+    while waiting:
+        for before in waiting.pop().all_input_nodes:
+            if any(value.dim() == 4 for value in _tensors(before)) and before not in seen:
+                seen.add(before)
+                inside = _name(before) in taken
+                if (inside and _makes_nhwc(before)) or any(map(_is_nhwc, _tensors(before))):
+                    return f"XNNPACK computes it in channels-last order after {before.name}, over another dimension"
+                if inside and _name(before) not in _IN_NCHW:
+                    waiting.append(before)
+    return None
+
+
+def _makes_nhwc(node: Node) -> bool:
+    if _name(node) == "mean":  # of other dimensions, it stays on the host
+        return {dim % 4 for dim in node.args[1]} == {2, 3}  # type: ignore[union-attr, operator]
+    return _name(node) in _IN_NHWC
+
+
+_REFUSALS: dict[str, tuple[_Refusal, ...]] = {
+    "clone.default": (_refuse_copy,),
+    "_clone_dim_order.default": (_refuse_copy,),
+    "addmm.default": (_refuse_factors, partial(_refuse_bias, bias=0, weight=2)),
+    "linear.default": (partial(_refuse_bias, bias=2, weight=1),),
+    "convolution.default": (_refuse_weight_order, _refuse_shared_activation, _refuse_dynamic_shape),
+    "unsqueeze_copy.default": (_refuse_dynamic_shape,),
+    "slice_copy.Tensor": (_refuse_start,),
+    "max_pool2d.default": (_refuse_single_image,),
+    "avg_pool2d.default": (_refuse_single_image,),
+    "prelu.default": (_refuse_single_image,),
+    "max.dim": (_refuse_maximum,),
+    "upsample_bilinear2d.vec": (_refuse_scale,),
+    "_native_batch_norm_legit_no_training.default": (_refuse_normalization, _refuse_dynamic_shape),
+}
+
+
+def _name(node: Node) -> str:
+    """Return the name of a node's operator without its overload."""
+    return getattr(node.target, "__name__", "").removeprefix("aten.").partition(".")[0]
+
+
+def _argument(node: Node, position: int, default: Any) -> Any:
+    return node.args[position] if len(node.args) > position else default
+
+
+def _tensor(node: Any) -> torch.Tensor:
+    made: torch.Tensor = node.meta["val"]
+    return made
+
+
+def _tensors(node: Node) -> Iterator[torch.Tensor]:
+    made = node.meta.get("val")
+    yield from (one for one in (made if isinstance(made, (list, tuple)) else (made,)) if isinstance(one, torch.Tensor))
+
+
+def _is_nhwc(tensor: torch.Tensor) -> bool:
+    return tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous()

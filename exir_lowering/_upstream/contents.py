@@ -1,0 +1,168 @@
+"""Contents that are emitted, compared as they are: ExecuTorch takes their SHA-256, several times for each weight.
+
+It asks only whether two contents are equal. That is found out at the speed of memory, as long as its code is what it
+was when this was written. What methods have in common is in memory once: each method's delegates come with their own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+# It finds equal named data by their hashes.
+from executorch.exir._serialize._named_data_store import NamedDataStore
+
+# It finds equal constants and payloads by theirs.
+from executorch.exir.emit import _emitter
+
+from exir_lowering._upstream.acceleration.work import current
+from exir_lowering._upstream.replacing import replacing
+
+__all__ = [
+    "CHECKED",
+    "VISITED",
+    "comparing_contents",
+    "keeping_contents",
+    "source_digest",
+]
+
+_HEAD = 64
+_VISITOR = "executorch.backends.xnnpack.operators.node_visitor"
+
+CHECKED: dict[tuple[Any, str], str] = {
+    (NamedDataStore, "_sha256"): "6861dca34729c42d",
+    (NamedDataStore, "_get_buffer_sha256"): "c2b679c5054ce816",
+    (NamedDataStore, "_add_named_data_to_map"): "315e434ff06b8326",
+    (_emitter._Emitter, "_tensor_spec_to_evalue"): "f3b5b9a22e5e8125",
+    (_emitter._Emitter, "_save_new_const_tensor"): "6b9ac7c29901c3a9",
+    (_emitter._Emitter, "_emit_delegate"): "736081fe549884ed",
+}
+"""What compares by hashes, and the first digits of the SHA-256 of its source when it was looked at."""
+
+VISITED = {"get_quant_params": "2af420bb177ef9ba", "get_serialized_buffer_index": "e5e2a2aaa0229060"}
+"""The same for what names XNNPACK's data, of a class that is imported with XNNPACK."""
+
+
+@dataclass(slots=True)
+class _Content:
+    """A content, with a name that equal ones share, and its SHA-256 once it was asked for."""
+
+    content: Any
+    name: str
+    sha256: Any = None
+
+
+class _Contents:
+    """Contents, of which equal ones are one."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[int, bytes], list[_Content]] = {}
+        self._count = 0
+
+    def find(self, content: Any) -> _Content:
+        """Return what is known of bytes, or of data on the disk: of the first ones that are equal."""
+        head = content[:_HEAD] if isinstance(content, bytes) else content.prefix(_HEAD)
+        alike = self._found.setdefault((len(content), head), [])
+        for other in alike:
+            if other.content is content or _read(other.content) == _read(content):
+                return other
+        self._count += 1
+        alike.append(_Content(content, f"content {self._count}"))
+        return alike[-1]
+
+
+_compared: ContextVar[_Contents | None] = ContextVar("exir_lowering_compared", default=None)
+_kept: ContextVar[_Contents | None] = ContextVar("exir_lowering_kept", default=None)
+
+
+@contextmanager
+def comparing_contents() -> Iterator[None]:
+    """Compare what this thread emits by content if it accelerates; no store of named data may outlive it."""
+    token = _compared.set(_Contents() if current() is not None else None)
+    try:
+        with _COMPARING:
+            yield
+    finally:
+        _compared.reset(token)
+
+
+@contextmanager
+def keeping_contents(keep: bool = True) -> Iterator[None]:
+    """Keep equal named data of this thread's delegates in memory once, and take the SHA-256 of XNNPACK's once."""
+    token = _kept.set(_Contents() if keep else None)
+    try:
+        with _KEEPING:
+            yield
+    finally:
+        _kept.reset(token)
+
+
+@cache
+def source_digest(function: Callable[..., Any]) -> str:
+    """Return the first digits of the SHA-256 of a function's source, "" if it has none."""
+    try:
+        return hashlib.sha256(inspect.getsource(function).encode()).hexdigest()[:16]
+    except (OSError, TypeError):
+        return ""
+
+
+def _read(content: Any) -> bytes:
+    return content if isinstance(content, bytes) else content.to_bytes()
+
+
+def _are_known() -> bool:
+    return all(source_digest(getattr(*place)) == digest for place, digest in CHECKED.items())
+
+
+def _comparing() -> list[tuple[Any, str, Any]]:
+    hashed = NamedDataStore._sha256
+
+    def named(data: Any) -> Any:
+        contents = _compared.get()
+        return hashed(data) if contents is None else contents.find(data).name
+
+    def sha256(data: Any) -> Any:
+        contents = _compared.get()
+        if contents is None or type(data) is not bytes:
+            return hashlib.sha256(data)
+        return SimpleNamespace(hexdigest=lambda: contents.find(data).name)
+
+    replaced = [(NamedDataStore, "_sha256", staticmethod(named)), (_emitter, "hashlib", SimpleNamespace(sha256=sha256))]
+    return replaced if _are_known() else []
+
+
+def _keeping() -> list[tuple[Any, str, Any]]:
+    add = NamedDataStore._add_named_data_to_map
+
+    def added(self: Any, key: str, data: Any, *args: Any, **kwargs: Any) -> None:
+        contents = _kept.get()
+        if contents is not None and type(data) is bytes:
+            data = contents.find(data).content
+        add(self, key, data, *args, **kwargs)
+
+    def sha256(data: Any) -> Any:
+        contents = _kept.get()
+        if contents is None or type(data) is not bytes:
+            return hashlib.sha256(data)
+        found = contents.find(data)
+        if found.sha256 is None:
+            found.sha256 = hashlib.sha256(data)
+        return found.sha256.copy()
+
+    visitor = sys.modules.get(_VISITOR)  # it names data by the SHA-256 of its content
+    known = visitor is not None and all(
+        source_digest(getattr(visitor.NodeVisitor, name)) == digest for name, digest in VISITED.items()
+    )
+    hashing = [(visitor, "hashlib", SimpleNamespace(sha256=sha256))] if known else []
+    return [(NamedDataStore, "_add_named_data_to_map", added), *hashing] if _are_known() else []
+
+
+_COMPARING, _KEEPING = replacing(_comparing), replacing(_keeping)

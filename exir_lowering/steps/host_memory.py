@@ -1,0 +1,191 @@
+"""Values on the host whose memory ExecuTorch's runtime would read wrongly.
+
+Memory order: most kernels of the runtime take their operands' memory as contiguous. With channels last, many of them
+refuse to run, and others compute something else: `unsqueeze`, `flip`, `pad`, `topk`, `gather`, `stack`, layer norm, and
+any view, which ExecuTorch makes of the memory as it is. So the host computes in contiguous order. Values keep theirs
+where operators treat each element alone, and get it back where something was compiled for it: delegates, branches, and
+the method's results.
+
+Views of what control flow returns: the runtime returns a branch's result by pointing the value of `cond` at the
+branch's memory. ExecuTorch makes a view share the memory that was planned for its base, so a view of such a value reads
+memory that was never written. ExecuTorch handles this for the outputs of a graph, which are redirected too, but not for
+these views.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+
+from exir_lowering import graphs
+from exir_lowering._upstream.edge_operators import CLONE, CLONE_IN_ORDER, VIEWS
+from exir_lowering._upstream.fakes import size_hint
+from exir_lowering._upstream.operators import wrapped_operator
+from exir_lowering._upstream.programs import fake_mode_of
+from exir_lowering._upstream.trees import pytree
+from exir_lowering.graphs import measures
+
+_CHANNELS_LAST = [0, 2, 3, 1]
+"""The one order beside the contiguous one that ExecuTorch's operators can make."""
+
+_MAKES_SIZES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+
+def copy_where_misread(program: ExportedProgram) -> None:
+    """Let operators of the host, in a private copy of a lowered program, read copies of what they would misread."""
+    for _, module in graphs.walk(program.graph_module):
+        _copy_branch_results(module)
+        if any(map(_has_other_order, module.graph.nodes)):
+            _Contiguous(module).run()
+
+
+def _copy_branch_results(module: GraphModule) -> None:
+    copies: dict[Node, Node] = {}
+    for node in list(module.graph.nodes):
+        base = node.args[0] if node.target in VIEWS else None
+        if isinstance(base, Node) and _is_result(module, base):
+            if base not in copies:
+                copies[base] = _copy(base, node, CLONE, base.meta["val"])
+            node.update_arg(0, copies[base])
+
+
+def _is_result(module: GraphModule, node: Node) -> bool:
+    """Return whether a node is a result of an operator that calls graphs."""
+    call = node.args[0] if graphs.is_getitem(node) else node
+    return isinstance(call, Node) and _calls_graphs(module, call)
+
+
+def _calls_graphs(module: GraphModule, node: Node) -> bool:
+    return any(True for _ in graphs.nested_graphs(module, node))
+
+
+class _Contiguous:
+    """A graph whose host is made to compute in contiguous order."""
+
+    def __init__(self, module: GraphModule) -> None:
+        self._module = module
+        self._mode: Any = fake_mode_of(module)
+        self._given: dict[Node, Any] = {}
+        """What the values were that have another order now."""
+        self._copies: dict[tuple[Node, tuple[int, ...]], Node] = {}
+
+    def run(self) -> None:
+        """Change the graph."""
+        for node in list(self._module.graph.nodes):
+            if node.op == "output" or (node.op == "call_function" and not self._is_computed(node)):
+                for operand in list(node.all_input_nodes):
+                    if operand in self._given:
+                        node.replace_input_with(operand, self._restored(operand, node))
+                    elif _writes_rows(operand):
+                        node.replace_input_with(operand, self._in_order(operand, node, [0, 1]))
+            elif graphs.is_getitem(node):
+                self._set(node, node.args[0].meta["val"][node.args[1]])
+            elif node.op == "call_function" and [*measures.tensors(node.meta.get("val"))]:
+                self._compute(node)
+
+    def _is_computed(self, node: Node) -> bool:
+        """Return whether a kernel of ExecuTorch's computes a node, or it is a result of one."""
+        if graphs.is_getitem(node):
+            return isinstance(node.args[0], Node) and self._is_computed(node.args[0])
+        known = graphs.operator_name(node).startswith(("aten.", "dim_order_ops.", "quantized_decomposed."))
+        by_memory = graphs.is_mutating(node) or graphs.operator_name(node) == "aten.as_strided_copy.default"
+        return known and not by_memory and not _calls_graphs(self._module, node)
+
+    def _compute(self, node: Node) -> None:
+        changed = any(operand in self._given for operand in node.all_input_nodes)
+        asked: Any = node.kwargs.get("dim_order")
+        if asked is not None and asked != _order(node.meta["val"]):
+            # Channels last with one channel: ExecuTorch plans another order, which its kernel refuses.
+            node.update_kwarg("dim_order", sorted(asked))
+            changed = True
+        if not _is_elementwise(node):
+            for operand in filter(_has_other_order, list(node.all_input_nodes)):
+                contiguous = list(range(operand.meta["val"].dim()))
+                node.replace_input_with(operand, self._in_order(operand, node, contiguous))
+                changed = True
+        if changed:
+            self._set(node, self._value(node))
+
+    def _value(self, node: Node) -> Any:
+        if _MAKES_SIZES & set(wrapped_operator(node.target).tags):  # computed again, it makes other symbols
+            return pytree.tree_map_only(torch.Tensor, torch.Tensor.contiguous, node.meta["val"])
+        args, kwargs = map_arg((node.args, node.kwargs), lambda operand: operand.meta["val"])
+        with self._mode:
+            return node.target(*args, **kwargs)  # type: ignore[operator]
+
+    def _set(self, node: Node, value: Any) -> None:
+        if list(map(_order, measures.tensors(value))) != list(map(_order, measures.tensors(node.meta["val"]))):
+            self._given[node] = node.meta["val"]
+            node.meta["val"] = value
+
+    def _restored(self, operand: Node, before: Node) -> Node:
+        order = _order(self._given[operand])
+        if order != _CHANNELS_LAST and order != sorted(order):
+            return operand
+        return self._in_order(operand, before, order)
+
+    def _in_order(self, operand: Node, before: Node, order: list[int]) -> Node:
+        """Return a copy of a value in another order, which is made once."""
+        key = operand, tuple(order)
+        if key not in self._copies:
+            with self._mode:
+                value = CLONE_IN_ORDER(operand.meta["val"], dim_order=order)
+            self._copies[key] = _copy(operand, before, CLONE_IN_ORDER, value, dim_order=order)
+        return self._copies[key]
+
+
+def _copy(base: Node, before: Node, operator: Any, value: Any, **options: Any) -> Node:
+    with before.graph.inserting_before(before):
+        copied = before.graph.call_function(operator, (base,), options)
+    copied.meta = {**before.meta, "val": value}
+    return copied
+
+
+def _is_elementwise(node: Node) -> bool:
+    """Return whether a kernel takes any order: it treats each element alone, and all values have the same one."""
+    operator = wrapped_operator(node.target)
+    if operator.namespace == "dim_order_ops":
+        return True
+    if any(_writes_rows(operand) for operand in node.all_input_nodes):
+        return False
+    values = [*measures.tensors([operand.meta.get("val") for operand in node.all_input_nodes])]
+    alike = all(
+        _order(value) == _order(values[0]) and measures.same_sizes(value.shape, values[0].shape) for value in values
+    )
+    return alike and torch.Tag.pointwise in operator.tags
+
+
+def _writes_rows(node: Node) -> bool:
+    return graphs.operator_name(node) == "aten.nonzero.default"
+
+
+def plan_as_written(out_variants: Callable[[GraphModule], Any]) -> Callable[[GraphModule], Any]:
+    """Return ExecuTorch's pass for out variants, which plans what `nonzero` writes as it is written.
+
+    The kernel writes row after row. ExecuTorch plans columns, which PyTorch's CPU kernel returns.
+    """
+
+    def run(module: GraphModule) -> Any:
+        for _, nested in graphs.walk(module):
+            for node in filter(_writes_rows, nested.graph.nodes):
+                spec = node.meta["spec"]
+                spec.stride, spec.dim_order = (spec.shape[1], 1), (0, 1)
+        return out_variants(module)
+
+    return run
+
+
+def _has_other_order(node: Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and _order(value) != sorted(_order(value))
+
+
+def _order(value: torch.Tensor) -> list[int]:
+    """Return the order that ExecuTorch gives a value: dimensions of equal strides as they come."""
+    strides = [size_hint(stride) for stride in value.stride()]
+    return sorted(range(len(strides)), key=lambda dim: -strides[dim])

@@ -1,0 +1,409 @@
+"""State is written back when a method ends: all of it was read before any of it is written.
+
+A program's signature is a parallel assignment: a buffer takes a value that was computed from the state as it was. In
+the file, values share memory: what a buffer takes may be another buffer's old state, or a view of it, and a method may
+return old state. So the writes are put in an order in which none destroys what a later one needs; where there is none,
+as when two buffers are exchanged, a copy is made first. ExecuTorch's own write-back follows the order of the signature,
+and takes what is any buffer's state for a buffer that was written in place. It finds nothing left to do here.
+
+Rows of a buffer are written in place where it is proven that nothing reads the old state later, so that a cache of keys
+and values is not copied as a whole to change one row. ExecuTorch emits a functional `index_put` into new memory, and
+then copies all of it into the buffer. Its own `reinplace_pass` replaces that, but does not see views of the buffer that
+are read later, which share its memory.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.export.graph_signature import OutputKind
+from torch.fx import GraphModule, Node
+
+from exir_lowering import graphs
+from exir_lowering._upstream.edge_operators import (
+    ADD_NUMBER,
+    CLONE,
+    CLONE_IN_ORDER,
+    INDEX_PUT,
+    INDEX_PUT_IN_PLACE,
+    LESS,
+    VIEWS,
+    WHERE,
+)
+from exir_lowering._upstream.fakes import dim_order
+from exir_lowering._upstream.operators import is_view, written_arguments
+from exir_lowering._upstream.programs import fake_mode_of
+from exir_lowering.errors import InputError
+from exir_lowering.graphs import measures
+from exir_lowering.steps.casewise.inline import inline_sharing, writes
+
+_FUNCTIONALIZED = (torch.ops.higher_order.auto_functionalized, torch.ops.higher_order.auto_functionalized_v2)
+_WRITES = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION, OutputKind.USER_INPUT_MUTATION)
+
+
+def write_back(program: ExportedProgram, *, in_place: bool) -> None:
+    """Let a program, a private copy, write its state and its inputs with operators of its graph.
+
+    Rows are written `in_place` only where it is proven that nothing reads them later.
+    """
+    if in_place:
+        _write_rows(program)
+    _keep_overwritten(program)
+    ending = _Ending(program)
+    writes = {place: target for place, target in ending.targets.items() if not ending.is_written(place)}
+    ending.keep_returned(writes.values())
+    for place in _in_order(ending, writes):
+        ending.write(place)
+    ending.finish()
+
+
+def separate(program: ExportedProgram, *, distinct: bool = False) -> None:
+    """Give each value that a program writes, and the old state that it returns, memory of its own.
+
+    The program is a private copy, functional or not. PyTorch's `ExportedProgram.module()`, with which it decomposes as
+    well, writes in the order of the signature, too, and returns what was written. `distinct` gives each write of a
+    program that is not functional a value of its own: a signature names a write by its value, so that torch cannot
+    describe two writes of one.
+    """
+    mode = fake_mode_of(program.graph_module)
+    if mode is not None and writes(program.graph_module):
+        inline_sharing(program.graph_module, mode)
+        for _, module in graphs.walk(program.graph_module):
+            _fit_copied(module, distinct)
+    ending = _Ending(program)
+    ending.keep_returned(ending.targets.values())
+    for place in ending.targets:
+        if not ending.is_written(place) and ending.shared(place):
+            ending.copy(place)
+    ending.finish()
+
+
+def check_written(method: str, program: ExportedProgram) -> None:
+    """Check that what a functional program writes has the types and shapes of what it is written to.
+
+    Otherwise, and if that is nothing, raise InputError: whatever reads a value behind the write reads something else
+    than the state.
+    """
+    signature = program.graph_signature
+    inputs = {spec.target or spec.arg.name for spec in signature.input_specs}
+    for spec in signature.output_specs:
+        if spec.kind in _WRITES and spec.target not in inputs:
+            raise InputError(
+                f"Method {method!r} writes {spec.target!r}, which is not among its inputs: ExecuTorch's to_edge "
+                "removes parameters that are not read. Give `lower` what torch.export made, or use a buffer."
+            )
+    ending = _Ending(program)
+    for place, target in ending.targets.items():
+        new, old = ending.value(place).meta.get("val"), target.meta.get("val")
+        if not isinstance(new, torch.Tensor) or not isinstance(old, torch.Tensor):
+            continue
+        if new.dtype is not old.dtype or not measures.same_sizes(new.shape, old.shape):
+            raise InputError(
+                f"Method {method!r} writes {new.dtype} {list(new.shape)} into {target.name}, which is {old.dtype} "
+                f"{list(old.shape)}. PyTorch's decomposition (run_decompositions, ExecuTorch's to_edge) drops the "
+                "conversion of `copy_`, so the program is not the model any more. Give `lower` the program as "
+                "torch.export made it, or convert in the model: `state.copy_(x.to(state.dtype).expand_as(state))`."
+            )
+
+
+def _fit_copied(module: GraphModule, distinct: bool) -> None:
+    """Give what `copy_` writes the shape, dtype and order of its target, and clone it if it may be written state.
+
+    In torch's functional form the value takes the target's place as it is.
+    """
+    copies = module.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    if not copies:
+        return
+    origins = _list_origins(module, module.graph.find_nodes(op="placeholder"))
+    written = frozenset[Node]().union(
+        *(
+            found
+            for node, found in origins.items()
+            if graphs.is_mutating(node) or any(writes(nested.module) for nested in graphs.nested_graphs(module, node))
+        )
+    )
+    for node in copies:
+        target, value = node.args[:2]
+        with module.graph.inserting_before(node):
+            if not isinstance(value, Node):
+                node.update_arg(1, _add(torch.ops.aten.full_like.default, (target, value), node))
+                continue
+            shared = target in origins and (distinct or written & origins.get(value, frozenset()))
+            place = target.meta["val"]
+            if not measures.same_sizes(value.meta["val"].shape, place.shape):
+                value = _add(torch.ops.aten.expand_as.default, (value, target), node)
+            if value.meta["val"].dtype is not place.dtype:
+                value, shared = _add(torch.ops.aten._to_copy.default, (value,), node, dtype=place.dtype), False
+            order = dim_order(place)
+            if _replaces_all(target) and not value.meta["val"].permute(order).is_contiguous():
+                value = _add(torch.ops.aten.permute.default, (value, order), node)
+                value = _add(torch.ops.aten.clone.default, (value,), node, memory_format=torch.contiguous_format)
+                value = _add(
+                    torch.ops.aten.permute.default, (value, [order.index(dim) for dim in range(len(order))]), node
+                )
+            elif shared:
+                value = _add(torch.ops.aten.clone.default, (value,), node)
+        node.update_arg(1, value)
+
+
+def _replaces_all(target: Node) -> bool:
+    """Return whether a write into a value, whose sizes are known, leaves nothing of the memory that it is in."""
+    base: Any = target
+    while base.op == "call_function" and (is_view(base.target) or graphs.is_mutating(base)):
+        base = base.args[0]
+    known = all(isinstance(size, int) for size in target.meta["val"].shape)
+    return known and measures.value_elements(base) == measures.value_elements(target)
+
+
+class _Ending:
+    """The end of a graph, where copies and writes are added."""
+
+    def __init__(self, program: ExportedProgram) -> None:
+        self._graph, self._specs = program.graph, program.graph_signature.output_specs
+        self._output = self._graph.output_node()
+        self._values: list[Any] = list(self._output.args[0])
+        self._copies: dict[Node, Node] = {}
+        inputs = {spec.target or spec.arg.name: spec.arg.name for spec in program.graph_signature.input_specs}
+        nodes = {node.name: node for node in self._graph.find_nodes(op="placeholder")}
+        # the inputs that are written, by the place of their new value among the results
+        self.targets = {
+            place: nodes[inputs[str(spec.target)]] for place, spec in enumerate(self._specs) if spec.kind in _WRITES
+        }
+        self._origins = _list_origins(program.graph_module, self.targets.values()) if self.targets else {}
+
+    def value(self, place: int) -> Any:
+        """Return a result."""
+        return self._values[place]
+
+    def is_written(self, place: int) -> bool:
+        """Return whether an input has its new value already: its old one, or what was written in place."""
+        value = self._values[place]
+        while graphs.is_mutating(value):
+            value = value.args[0]
+        return value is self.targets[place]
+
+    def shared(self, place: int) -> frozenset[Node]:
+        """Return the inputs that are written and whose memory a result may share."""
+        value = self._values[place]
+        if place not in self.targets and value.target in VIEWS:
+            return frozenset()  # ExecuTorch copies views that are returned
+        return self._origins.get(value, frozenset())
+
+    def keep_returned(self, written: Iterable[Node]) -> None:
+        """Copy the old state that is returned: it is read after the writes."""
+        lost = frozenset(written)
+        for place, value in enumerate(self._values):
+            if place not in self.targets and isinstance(value, Node) and lost & self.shared(place):
+                self.copy(place)
+
+    def copy(self, place: int) -> None:
+        """Let a result be a copy."""
+        value = self._values[place]
+        if value not in self._copies:
+            self._copies[value] = self._add(CLONE, (value,), dict(value.meta))
+        self._values[place] = self._copies[value]
+
+    def write(self, place: int) -> None:
+        """Write an input's new value, which ExecuTorch's kernel expects in the same memory order."""
+        target, value = self.targets[place], self._values[place]
+        new, old = value.meta.get("val"), target.meta.get("val")
+        if isinstance(new, torch.Tensor) and isinstance(old, torch.Tensor) and not _same_order(new, old):
+            meta = {**value.meta, "val": new.new_empty_strided(old.shape, old.stride())}
+            value = self._add(CLONE_IN_ORDER, (value,), meta, dim_order=list(old.dim_order()))
+        self._values[place] = self._add(torch.ops.aten.copy_.default, (target, value), {"val": old})
+
+    def _add(self, operator: Any, arguments: tuple[Node, ...], meta: dict[str, Any], **options: Any) -> Node:
+        with self._graph.inserting_before(self._output):
+            node: Node = self._graph.call_function(operator, arguments, options)
+        node.meta = meta
+        return node
+
+    def finish(self) -> None:
+        """Let the graph return what was added, and the signature say so."""
+        self._output.args = (tuple(self._values),)
+        for value, spec in zip(self._values, self._specs, strict=True):
+            if isinstance(value, Node):
+                spec.arg.name = value.name
+
+
+def _same_order(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return measures.same_sizes(one.stride(), other.stride()) or one.dim_order() == other.dim_order()
+
+
+def _list_origins(module: GraphModule, inputs: Iterable[Node]) -> dict[Node, frozenset[Node]]:
+    """Return, for each node whose value may share the memory of some of the inputs, those inputs."""
+    origins = {node: frozenset((node,)) for node in inputs}
+    for node in module.graph.nodes:
+        if node.op != "call_function":
+            continue
+        if any(True for _ in graphs.nested_graphs(module, node)):
+            operands = node.all_input_nodes  # a branch may return what it is given
+        elif is_view(node.target) or node.target in VIEWS or graphs.is_getitem(node) or graphs.is_mutating(node):
+            operands = [node.args[0]]
+        else:
+            continue
+        found = frozenset[Node]().union(*(origins.get(operand, ()) for operand in operands))
+        if found:
+            origins[node] = found
+    return origins
+
+
+def _in_order(ending: _Ending, writes: dict[int, Node]) -> Iterator[int]:
+    """Yield writes so that each comes after those that need the state it replaces; copy what keeps all waiting."""
+    place_of = {target: place for place, target in writes.items()}
+    needs = {place: [place_of[target] for target in ending.shared(place) if target in place_of] for place in writes}
+    waits_for: dict[int, dict[int, None]] = {place: {} for place in writes}
+    for place, needed in needs.items():
+        for other in needed:
+            if other != place:
+                waits_for[other][place] = None
+    ready = [place for place in writes if not waits_for[place]]
+    waiting = {place: None for place in writes if waits_for[place]}
+    while ready or waiting:
+        if ready:
+            done = [heapq.heappop(ready)]
+            yield done[0]
+        else:
+            done = [*waits_for[next(iter(waiting))]]
+            for place in done:
+                ending.copy(place)
+        for place in done:
+            for other in needs.pop(place, ()):
+                waits_for[other].pop(place, None)
+                if not waits_for[other] and other in waiting:
+                    del waiting[other]
+                    heapq.heappush(ready, other)
+
+
+def _keep_overwritten(program: ExportedProgram) -> None:
+    """Copy what a custom operator writes into, unless nothing needs what was there.
+
+    torch.export describes such operators by functional ones (`auto_functionalized`), and ExecuTorch puts the operators
+    back, whatever else reads what they overwrite.
+    """
+    nodes = list(program.graph.nodes)
+    calls = [node for node in nodes if node.target in _FUNCTIONALIZED]
+    if not calls:
+        return
+    place = {node: number for number, node in enumerate(nodes)}
+    base_of: dict[Node, Node] = {}
+    last: dict[Node, int] = {}
+    for node in nodes:
+        base_of[node] = base_of[node.args[0]] if node.target in VIEWS else node
+        for operand in node.all_input_nodes if node.target not in VIEWS else ():
+            last[base_of[operand]] = place[node]
+    ending = _Ending(program)
+    taken = {target: ending.value(written) for written, target in ending.targets.items()}
+    for call in calls:
+        for number, given in enumerate(_overwritten(call)):
+            base = base_of[given]
+            result = taken.get(base)
+            result_of = _overwritten_number(call, result) if isinstance(result, Node) else None
+            if last[base] > place[call] or (base.op == "placeholder" and result_of != number):
+                with program.graph.inserting_before(call):
+                    copied = program.graph.call_function(CLONE, (given,))
+                copied.meta = dict(given.meta)
+                call.replace_input_with(given, copied)
+
+
+def _overwritten(call: Node) -> list[Node]:
+    """Return what a functional form of a custom operator would overwrite."""
+    if "_all_bases" in call.kwargs:
+        return [base for base in call.kwargs["_all_bases"] if isinstance(base, Node)]  # type: ignore[union-attr]
+    given = [call.kwargs.get(name) for name in written_arguments(call.args[0])]
+    return [operand for operand in given if isinstance(operand, Node)]
+
+
+def _overwritten_number(call: Node, result: Node) -> int | None:
+    """Return which of the overwritten values a node is after a call, None if it is none of them."""
+    if not graphs.is_getitem(result) or result.args[0] is not call:
+        return None
+    index: Any = result.args[1]
+    return int(index) - (len(call.meta["val"]) - len(_overwritten(call)))
+
+
+def _write_rows(program: ExportedProgram) -> None:
+    """Let operators that replace elements of a buffer write into it, where nothing reads the old state later."""
+    signature = program.graph_signature
+    (output,) = (node for node in program.graph.nodes if node.op == "output")
+    results = list(output.args[0])
+    place = {node: number for number, node in enumerate(program.graph.nodes)}
+    counted: dict[tuple[Node, int], Node] = {}
+    for result, spec in zip(list(results), signature.output_specs, strict=True):
+        if spec.kind is not OutputKind.BUFFER_MUTATION or not isinstance(result, Node) or result.target != INDEX_PUT:
+            continue
+        state = result.args[0]
+        if not isinstance(state, Node) or signature.inputs_to_buffers.get(state.name) != spec.target:
+            continue
+        if results.count(result) != 1 or not _is_last_use(state, result, place) or not _has_kernel(state, result):
+            continue
+        with program.graph.inserting_before(result):
+            arguments = [state, _from_the_start(result, counted), *result.args[2:]]
+            written = program.graph.call_function(INDEX_PUT_IN_PLACE, tuple(arguments), result.kwargs)
+        written.meta = dict(result.meta)
+        for user in list(result.users):
+            if user.target in VIEWS:  # ExecuTorch plans their memory with that of their operand, as if it were new
+                user.replace_input_with(result, state)
+        result.replace_all_uses_with(written)
+        program.graph.erase_node(result)
+        place[written] = place[result]
+        spec.arg.name = written.name
+
+
+def _has_kernel(state: Node, write: Node) -> bool:
+    """Return whether ExecuTorch's kernel writes in place: rows along one dimension, without adding to what is there."""
+    indices, values = write.args[1], write.args[2]
+    if graphs.argument(write, "accumulate") or not isinstance(indices, (list, tuple)) or not isinstance(values, Node):
+        return False
+    dims = [dim for dim, index in enumerate(indices) if index is not None]
+    index = indices[dims[0]] if len(dims) == 1 else None
+    if not isinstance(index, Node) or state in (index, values):
+        return False
+    old, new, rows = (node.meta.get("val") for node in (state, values, index))
+    if not (isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor) and isinstance(rows, torch.Tensor)):
+        return False
+    fits = rows.dtype is torch.int64 and rows.dim() == 1 and old.dtype is new.dtype and old.dim() == new.dim()
+    sizes = [*old.shape]
+    sizes[dims[0]] = rows.shape[0]
+    return fits and all(isinstance(size, int) for size in (*sizes, *new.shape)) and sizes == [*new.shape]
+
+
+def _from_the_start(write: Node, counted: dict[tuple[Node, int], Node]) -> list[Node | None]:
+    """Return the indices of a write, none of them counted from the end: the kernel that writes in place refuses those.
+
+    The write has one index; `counted` has what was added for an index and a size, once for all writes.
+    """
+    indices: Any = write.args[1]
+    state: Any = write.args[0]
+    (dim,) = (number for number, index in enumerate(indices) if index is not None)
+    index, size = indices[dim], state.meta["val"].shape[dim]
+    if (index, size) not in counted:
+        calls = ((LESS, (index, 0)), (ADD_NUMBER, (index, size)))
+        before = next(node for node in index.graph.nodes if node > index and node.op not in ("placeholder", "get_attr"))
+        with index.graph.inserting_before(before):
+            negative, moved = (_add(operator, arguments, write) for operator, arguments in calls)
+            counted[index, size] = _add(WHERE, (negative, moved, index), write)
+    return [*indices[:dim], counted[index, size], *indices[dim + 1 :]]
+
+
+def _add(operator: Any, arguments: tuple[Any, ...], write: Node, **options: Any) -> Node:
+    node: Node = write.graph.call_function(operator, arguments, options)
+    values = torch.fx.node.map_arg(arguments, lambda operand: operand.meta["val"])
+    node.meta = {**write.meta, "val": operator(*values, **options)}
+    return node
+
+
+def _is_last_use(state: Node, write: Node, place: dict[Node, int]) -> bool:
+    """Return whether the memory of a buffer's old state is read only before it is written to."""
+    others = [user for user in state.users if user is not write]
+    return all(place[user] < place[write] and _copies(user) for user in others)
+
+
+def _copies(node: Node) -> bool:
+    """Return whether the results of a node have memory of their own: delegates and nested graphs may alias inputs."""
+    name = graphs.operator_name(node)
+    return name.startswith("aten.") and node.op == "call_function" and node.target not in VIEWS

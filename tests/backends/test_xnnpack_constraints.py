@@ -1,0 +1,217 @@
+"""What `xnnpack` leaves on the host: ExecuTorch's preprocess fails on it, or XNNPACK would compute other numbers."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import XNNPACKQuantizer, get_symmetric_quantization_config
+from torch.export import Dim, export
+from torch.nn import functional
+from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
+
+import exir_lowering
+from exir_lowering import LoweredMethods
+from exir_lowering.backends.xnnpack import xnnpack
+
+IMAGE = torch.linspace(-3, 3, 4 * 8 * 8).sin().mul(4).view(1, 4, 8, 8)
+MATRIX = torch.linspace(-2, 2, 48).cos().view(8, 6)
+LAST = {"memory_format": torch.channels_last}
+
+
+class Model(torch.nn.Module):
+    """A function of its inputs and of weights."""
+
+    def __init__(self, function: Callable[..., Any], weights: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self.function, self.count = function, len(weights)
+        for position, weight in enumerate(weights):
+            self.register_buffer(f"weight{position}", weight)
+
+    def forward(self, *inputs: torch.Tensor) -> Any:
+        return self.function(*inputs, *(getattr(self, f"weight{position}") for position in range(self.count)))
+
+
+def w(*shape: int) -> torch.Tensor:
+    """Return a weight, whose elements all differ."""
+    return torch.arange(torch.Size(shape).numel(), dtype=torch.float32).add(1).sin().view(shape)
+
+
+def run(
+    function: Callable[..., Any], inputs: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]
+) -> LoweredMethods:
+    """Lower a function for XNNPACK, and compare what it computes with eager PyTorch."""
+    model = Model(function, weights)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        lowered = exir_lowering.lower(export(model, tuple(inputs)), "xnnpack")
+    (got,) = exir_lowering.load(lowered.emit().buffer).run("forward", *inputs)
+    torch.testing.assert_close(got, model(*inputs), atol=1e-4, rtol=1e-4)
+    return lowered
+
+
+def reasons(lowered: LoweredMethods) -> str:
+    return str(lowered.report)
+
+
+def conv(x: torch.Tensor) -> torch.Tensor:
+    return functional.conv2d(x, w(4, 4, 1, 1))
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs", "weights", "operator", "words"),
+    [
+        (lambda a, b, m: torch.addmm(b, a, m, beta=2, alpha=0.5), [MATRIX], [w(3), w(6, 3)], "addmm", "alpha and beta"),
+        (lambda a, b, m: torch.addmm(b, a, m, beta=0), [MATRIX], [w(3), w(6, 3)], "addmm", "alpha and beta"),
+        (lambda a, b, m: torch.addmm(b, a, m), [MATRIX], [w(8, 3), w(6, 3)], "addmm", "one element for each output"),
+        (lambda a, b, m: torch.addmm(b, a, m), [MATRIX], [w(8, 1), w(6, 3)], "addmm", "one element for each output"),
+        (lambda a, b, m: torch.addmm(b, a, m), [MATRIX], [w(), w(6, 3)], "addmm", "one element for each output"),
+        (lambda a, m, b: functional.linear(a, m, b), [MATRIX], [w(3, 6), w(8, 3)], "linear", "for each output"),
+        (lambda a, m: functional.linear(a, m), [MATRIX], [w(6)], "linear", "two dimensions"),
+        (lambda a: functional.max_pool2d(a, 3), [IMAGE[0]], [], "max_pool2d", "four dimensions"),
+        (lambda a: functional.avg_pool2d(a, 2), [IMAGE[0]], [], "avg_pool2d", "four dimensions"),
+        (lambda a, p: functional.prelu(a, p), [MATRIX], [w(6)], "prelu", "four dimensions"),
+        (lambda a: a.max(-1)[0], [IMAGE], [], "max", "`keepdim`"),
+        (lambda a: a.max(1, keepdim=True)[0], [IMAGE], [], "max", "`dim` 2 or 3"),
+        (
+            lambda a: functional.interpolate(a, scale_factor=1.7, mode="bilinear", recompute_scale_factor=False),
+            *([IMAGE[..., :6]], [], "upsample_bilinear2d", "scale factors"),
+        ),
+        (
+            lambda a, m: functional.conv2d(a, m),
+            [IMAGE],
+            [w(4, 4, 3, 3).contiguous(**LAST)],
+            "convolution",
+            "channels-last",
+        ),
+        (
+            lambda a, m, mean, var: functional.batch_norm(functional.conv_transpose2d(a, m, groups=2), mean, var),
+            *([IMAGE], [w(4, 4, 3, 3), w(8), w(8).abs()], "_native_batch_norm_legit_no_training", "in groups"),
+        ),
+        (lambda a, b: a * b, [w(1, 2, 1, 3, 1, 2, 2), w(4, 1, 5, 1, 2)], [], "mul", "at most 6 dimensions"),
+        (lambda a: (a + 1)[:, -10:2], [MATRIX], [], "slice_copy", "before the first element"),
+        (lambda a: conv(a).softmax(-1), [IMAGE], [], "_softmax", "channels-last order after aten_convolution"),
+        (lambda a: (conv(a).relu() + 1).softmax(-1), [IMAGE], [], "_softmax", "channels-last order"),
+        (lambda a: functional.max_pool2d(a, 2).softmax(-1), [IMAGE], [], "_softmax", "channels-last order"),
+        (lambda a: a.softmax(-1), [IMAGE.contiguous(**LAST)], [], "_softmax", "channels-last order"),
+    ],
+)
+def test_left_on_the_host(
+    function: Callable[..., Any], inputs: list[torch.Tensor], weights: list[torch.Tensor], operator: str, words: str
+) -> None:
+    """It is computed as in eager PyTorch, and the report says why it was left."""
+    lowered = run(function, inputs, weights)
+    on_host = {node.operator.removeprefix("aten.").partition(".")[0] for node in lowered.report.methods[0].host}
+    if operator not in ("linear", "max_pool2d", "prelu"):  # the conversion decomposes these when no backend takes them
+        assert operator in on_host
+        assert words in reasons(lowered)
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs", "weights"),
+    [
+        (lambda a, b, m: torch.addmm(b, a, m), [MATRIX], [w(3), w(6, 3)]),
+        (lambda a, b, m: torch.addmm(b, a, m), [MATRIX], [w(1, 3), w(6, 3)]),
+        (lambda a, m, b: functional.linear(a, m, b), [MATRIX], [w(3, 6), w(1, 3)]),
+        (lambda a: a.max(3, keepdim=True)[0] + a.max(2, keepdim=True)[0], [IMAGE], []),
+        (lambda a, p: functional.prelu(a, p), [IMAGE], [w(4)]),
+        (lambda a: functional.interpolate(a, scale_factor=1.5, mode="bilinear"), [IMAGE], []),
+        (lambda a: functional.interpolate(a, scale_factor=1.7, mode="bilinear", align_corners=True), [IMAGE], []),
+        (lambda a: functional.interpolate(a, size=(13, 5), mode="bilinear"), [IMAGE], []),
+        (lambda a: conv(a).reshape(1, 8, 4, 8).softmax(-1), [IMAGE], []),
+        (lambda a: (a + 1).softmax(-1), [IMAGE], []),
+        (lambda a: (a + 1)[:, -4:4], [MATRIX], []),
+        (lambda q, k: (q @ k.transpose(2, 3)).softmax(-1) @ k, [IMAGE, IMAGE + 1], []),
+    ],
+)
+def test_delegated_whole(function: Callable[..., Any], inputs: list[torch.Tensor], weights: list[torch.Tensor]) -> None:
+    """The siblings that XNNPACK computes right are not left on the host."""
+    lowered = run(function, inputs, weights)
+    assert not lowered.report.methods[0].host
+    assert lowered.report.methods[0].partitions
+
+
+def test_a_model_in_channels_last() -> None:
+    """ExecuTorch's preprocess fails on its weights; its convolutions stay on the host, with what to do."""
+    model = torch.nn.Sequential(torch.nn.Conv2d(4, 8, 3), torch.nn.ReLU(), torch.nn.Conv2d(8, 4, 3)).eval().to(**LAST)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        lowered = exir_lowering.lower(export(model, (IMAGE,)), "xnnpack")
+    (got,) = exir_lowering.load(lowered.emit().buffer).run("forward", IMAGE)
+    torch.testing.assert_close(got, model(IMAGE), atol=1e-4, rtol=1e-4)
+    assert "model.to(memory_format=torch.contiguous_format)" in reasons(lowered)
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes"),
+    [
+        (lambda a: functional.conv1d(a, w(4, 3, 3)), {0: Dim("batch", min=2, max=32), 2: Dim("length", min=8, max=32)}),
+        (
+            lambda a: functional.batch_norm(a, w(3), w(3).abs()),
+            {0: Dim("batch", min=2, max=32), 2: Dim("length", min=8, max=32)},
+        ),
+        (lambda a: (a + 1).unsqueeze(-1) * 2, {0: Dim("batch", min=2, max=32), 1: Dim("length", min=2, max=32)}),
+        (lambda a: functional.conv1d(a, w(4, 3, 3)), {2: Dim("length", min=8, max=32)}),
+    ],
+)
+def test_dynamic_dimensions(function: Callable[..., Any], shapes: dict[int, Any]) -> None:
+    model = Model(function, [])
+    given = export(model, (torch.ones(4, 3, 16),), dynamic_shapes=((shapes,),))
+    program = exir_lowering.load(exir_lowering.lower(given, "xnnpack").emit().buffer)
+    for size in (9, 12):  # torch exports a convolution for fewer than 16 examples, or for more
+        x = w(*(size if dim in shapes else fixed for dim, fixed in enumerate((4, 3, 16))))
+        torch.testing.assert_close(program.run("forward", x)[0], model(x), atol=1e-4, rtol=1e-4)
+
+
+class Quantised(torch.nn.Module):
+    def __init__(self, function: Callable[..., Any], **order: Any) -> None:
+        super().__init__()
+        self.conv, self.function = torch.nn.Conv2d(4, 4, 1).to(**order), function
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(x, self.conv)
+
+
+@pytest.mark.parametrize("order", [{}, LAST], ids=["contiguous", "channels last"])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, conv: (conv(x), x.softmax(-1)),
+        lambda x, conv: (conv(x.relu()), x.sigmoid()),
+        lambda x, conv: conv(x.relu()) + x.relu(),
+        lambda x, conv: (lambda y: (conv(y), y.sigmoid()))(x * 1.5),
+        lambda x, conv: (lambda y: conv(y) + y)(x.relu()),
+        lambda x, conv: (lambda y: conv(y) + conv(y + 1))(x.relu()),
+    ],
+)
+def test_convolutions_quantised_dynamically(function: Callable[..., Any], order: dict[str, Any]) -> None:
+    """What reads the input of one, too, has it in its own order."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(0)
+        prepared = prepare_pt2e(export(Quantised(function, **order).eval(), (IMAGE,)).module(), quantizer())
+        prepared(IMAGE)
+        given = export(convert_pt2e(prepared), (IMAGE,))
+        lowered = exir_lowering.lower(given, "xnnpack")
+    expected = given.module()(IMAGE)
+    got = exir_lowering.load(lowered.emit().buffer).run("forward", IMAGE)
+    torch.testing.assert_close(
+        tuple(got), expected if isinstance(expected, tuple) else (expected,), atol=0.05, rtol=0.05
+    )
+
+
+def quantizer() -> XNNPACKQuantizer:
+    return XNNPACKQuantizer().set_global(get_symmetric_quantization_config(is_per_channel=True, is_dynamic=True))
+
+
+def test_what_is_not_in_its_partition_does_not_matter_to_a_softmax() -> None:
+    """Beside a convolution on the host, or each in a partition of its own, XNNPACK computes it right."""
+    for options in ({"operators": ["aten._softmax"]}, {"per_op_mode": True}):
+        model = Model(lambda a: conv(a).softmax(-1), [])
+        lowered = exir_lowering.lower(export(model, (IMAGE,)), xnnpack(**options))
+        (got,) = exir_lowering.load(lowered.emit().buffer).run("forward", IMAGE)
+        torch.testing.assert_close(got, model(IMAGE), atol=1e-4, rtol=1e-4)
+        assert "_softmax" not in {node.operator.split(".")[1] for node in lowered.report.methods[0].host}
