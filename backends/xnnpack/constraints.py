@@ -7,7 +7,7 @@ of its arguments. Such an operator stays on the host, and the plan says why.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -15,14 +15,13 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from exir_lowering import graphs
+from exir_lowering.graphs import measures
+
 _Refusal = Callable[[Node], "str | None"]
 """Returns why XNNPACK cannot be given an operator; None if it can."""
 
 _MOST_DIMENSIONS = 6  # XNN_MAX_TENSOR_DIMS
-# What ExecuTorch's preprocess computes in channels-last order, and after it whatever has four dimensions...
-_IN_NHWC = frozenset({"convolution", "upsample_bilinear2d", "mean", "max_pool2d", "max", "avg_pool2d", "prelu"})
-# ... up to one of these, which it computes in contiguous order.
-_IN_NCHW = frozenset({"view_copy", "squeeze_copy", "unsqueeze_copy", "linear"})
 
 
 def mend(config: Any, together: Collection[str]) -> None:
@@ -53,7 +52,7 @@ def _check(
 
 
 def _refuse_dimensions(node: Node) -> str | None:
-    if any(value.dim() > _MOST_DIMENSIONS for one in (node, *node.all_input_nodes) for value in _tensors(one)):
+    if any(value.dim() > _MOST_DIMENSIONS for value in _values(node, *node.all_input_nodes)):
         return f"XNNPACK's tensors have at most {_MOST_DIMENSIONS} dimensions"
     return None
 
@@ -72,11 +71,11 @@ def _refuse_factors(node: Node) -> str | None:
     return None
 
 
-def _refuse_bias(node: Node, bias: int, weight: int) -> str | None:
+def _refuse_bias(node: Node, bias: str, weight: str) -> str | None:
     """Refuse a weight that is a vector, and a bias that has not an element for each output."""
-    if _tensor(node.args[weight]).dim() != 2:
+    if _tensor(graphs.argument(node, weight)).dim() != 2:
         return "the weight has to have two dimensions"
-    given = _argument(node, bias, None)
+    given = graphs.argument(node, bias)
     outputs = node.meta["val"].shape[-1]
     if given is not None and (_tensor(given).numel() != outputs or _tensor(given).shape[-1:] != (outputs,)):
         return "the bias has to have one element for each output"
@@ -122,14 +121,14 @@ def _refuse_dynamic_shape(node: Node) -> str | None:
     """Refuse what becomes a reshape to more than one dimension that is not known."""
     operand = _tensor(node.args[0])
     if _name(node) == "unsqueeze_copy" or operand.dim() == 3:
-        for value in (operand, *_tensors(node)):
+        for value in (operand, *_values(node)):
             if sum(not isinstance(size, int) for size in value.shape) > 1:
                 return "it is reshaped, and XNNPACK's reshape has to know all dimensions but one"
     return None
 
 
 def _refuse_start(node: Node) -> str | None:
-    dim, start = _argument(node, 1, 0), _argument(node, 2, None)
+    dim, start = graphs.argument(node, "dim") or 0, graphs.argument(node, "start")
     if isinstance(start, int) and start < -_tensor(node.args[0]).shape[dim]:
         return "its start is before the first element"
     return None
@@ -140,15 +139,15 @@ def _refuse_single_image(node: Node) -> str | None:
 
 
 def _refuse_maximum(node: Node) -> str | None:
-    if _tensor(node.args[0]).dim() != 4 or node.args[1] not in (2, 3) or _argument(node, 2, False) is not True:
+    if _tensor(node.args[0]).dim() != 4 or node.args[1] not in (2, 3) or not graphs.argument(node, "keepdim"):
         return "expected four dimensions, `dim` 2 or 3, and `keepdim`"
     return None
 
 
 def _refuse_scale(node: Node) -> str | None:
     """Refuse what is sampled by given factors that are not those of the sizes, which is what XNNPACK goes by."""
-    given = _argument(node, 3, None)
-    if given is None or _argument(node, 2, False):
+    given = graphs.argument(node, "scale_factors")
+    if given is None or graphs.argument(node, "align_corners"):
         return None
     before, after = _tensor(node.args[0]).shape[-2:], node.meta["val"].shape[-2:]
     if any(size != factor * old for size, factor, old in zip(after, given, before, strict=True)):
@@ -168,27 +167,40 @@ def _refuse_last_dimension(node: Node, taken: Collection[str]) -> str | None:
     seen, waiting = {node}, [node]
     while waiting:
         for before in waiting.pop().all_input_nodes:
-            if any(value.dim() == 4 for value in _tensors(before)) and before not in seen:
+            if any(value.dim() == 4 for value in _values(before)) and before not in seen:
                 seen.add(before)
                 inside = _name(before) in taken
-                if (inside and _makes_nhwc(before)) or any(map(_is_nhwc, _tensors(before))):
+                if (inside and _makes_nhwc(before)) or any(map(_is_nhwc, _values(before))):
                     return f"XNNPACK computes it in channels-last order after {before.name}, over another dimension"
-                if inside and _name(before) not in _IN_NCHW:
+                # What lies before another softmax was looked at for that one.
+                if inside and not _makes_nchw(before) and _name(before) != "_softmax":
                     waiting.append(before)
     return None
 
 
 def _makes_nhwc(node: Node) -> bool:
+    """Return whether ExecuTorch's preprocess computes a node, and what follows it, in channels-last order."""
     if _name(node) == "mean":  # of other dimensions, it stays on the host
         return {dim % 4 for dim in node.args[1]} == {2, 3}  # type: ignore[union-attr, operator]
-    return _name(node) in _IN_NHWC
+    return node.target in _ordering_pass().memory_sensitive_ops_nhwc
+
+
+def _makes_nchw(node: Node) -> bool:
+    """Return whether it returns to contiguous order there."""
+    return _name(node) == "view_copy" or node.target in _ordering_pass().memory_sensitive_ops_nchw
+
+
+def _ordering_pass() -> Any:
+    from executorch.backends.xnnpack.operators.node_visitor import ChannelsLastTaggedReshapePass
+
+    return ChannelsLastTaggedReshapePass
 
 
 _REFUSALS: dict[str, tuple[_Refusal, ...]] = {
     "clone.default": (_refuse_copy,),
     "_clone_dim_order.default": (_refuse_copy,),
-    "addmm.default": (_refuse_factors, partial(_refuse_bias, bias=0, weight=2)),
-    "linear.default": (partial(_refuse_bias, bias=2, weight=1),),
+    "addmm.default": (_refuse_factors, partial(_refuse_bias, bias="self", weight="mat2")),
+    "linear.default": (partial(_refuse_bias, bias="bias", weight="weight"),),
     "convolution.default": (_refuse_weight_order, _refuse_shared_activation, _refuse_dynamic_shape),
     "unsqueeze_copy.default": (_refuse_dynamic_shape,),
     "slice_copy.Tensor": (_refuse_start,),
@@ -202,12 +214,8 @@ _REFUSALS: dict[str, tuple[_Refusal, ...]] = {
 
 
 def _name(node: Node) -> str:
-    """Return the name of a node's operator without its overload."""
-    return getattr(node.target, "__name__", "").removeprefix("aten.").partition(".")[0]
-
-
-def _argument(node: Node, position: int, default: Any) -> Any:
-    return node.args[position] if len(node.args) > position else default
+    """Return the name of a node's operator without its namespace and its overload."""
+    return graphs.operator_name(node).partition(".")[2].partition(".")[0]
 
 
 def _tensor(node: Any) -> torch.Tensor:
@@ -215,9 +223,8 @@ def _tensor(node: Any) -> torch.Tensor:
     return made
 
 
-def _tensors(node: Node) -> Iterator[torch.Tensor]:
-    made = node.meta.get("val")
-    yield from (one for one in (made if isinstance(made, (list, tuple)) else (made,)) if isinstance(one, torch.Tensor))
+def _values(*nodes: Node) -> list[torch.Tensor]:
+    return [value for node in nodes for value in measures.tensors(node.meta.get("val"))]
 
 
 def _is_nhwc(tensor: torch.Tensor) -> bool:

@@ -107,7 +107,7 @@ def _check_names(methods: Mapping[Any, Any]) -> dict[str, ExportedProgram]:
     for name, candidate in methods.items():
         if not isinstance(name, str) or not name:
             raise InputError(f"programs: got the method name {name!r}, expected a non-empty string.")
-        if not name.isprintable() or any(map(str.isspace, name)):
+        if not name.isprintable() or " " in name:
             raise InputError(
                 f"programs: the method name {name!r} contains a space or a character that cannot be printed."
             )

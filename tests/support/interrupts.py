@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-import exir_lowering
 import executorch.exir
+
+import exir_lowering
 
 _BEARS_IT = tuple(str(Path(package.__path__[0])) for package in (exir_lowering, executorch.exir))
 _AGAIN = 0.0002

@@ -1,0 +1,95 @@
+"""Python numbers beside tensors without dimensions, of small types, and of float64: dtypes and digits are eager's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from executorch.exir.passes import ScalarToTensorPass
+from torch.export import export
+
+from exir_lowering import LoweringOptions, load, lower
+from exir_lowering._upstream.contents import source_digest
+from exir_lowering._upstream.scalars import SCALAR_PASS
+
+
+class Computes(torch.nn.Module):
+    """Programs of one argument."""
+
+    def __init__(self, *programs: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self._programs = programs
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return tuple(program(x) for program in self._programs)
+
+
+class Counts(torch.nn.Module):
+    """State without dimensions, whose next value is computed with numbers."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.tensor(2, dtype=dtype))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        now = self.count + 0
+        now.fill_(1)
+        now.copy_(self.count)
+        self.count.copy_(self.count * 3 - 1)
+        return now, x * 1
+
+
+WHOLE = [lambda x: x + 1, lambda x: 3 * x, lambda x: 1 - x, lambda x: x // 2, lambda x: torch.sub(x, 2, alpha=3)]
+FRACTIONS = [
+    *(lambda x: x + 0.1, lambda x: x * 0.1, lambda x: x / 0.3, lambda x: 0.1 - x, lambda x: x // 0.3),
+    *(lambda x: 0.3 / x, lambda x: torch.where(x > 2, x, 0.1), lambda x: x.sum() * 0.1, lambda x: x.pow(0.5)),
+    *(lambda x: torch.addcmul(x, x, x, value=0.1), lambda x: torch.lerp(x, x + 1, 0.1)),
+]
+WHOLE_TYPES = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
+DTYPES = [*WHOLE_TYPES, torch.float16, torch.bfloat16, torch.float32, torch.float64]
+
+
+@pytest.mark.parametrize("edge", ["fast", "executorch"])
+@pytest.mark.parametrize("shape", [(), (3,)], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_results_are_those_of_eager(dtype: torch.dtype, shape: tuple[int, ...], edge: Any) -> None:
+    model = Computes(*WHOLE) if dtype in WHOLE_TYPES else Computes(*WHOLE, *FRACTIONS)
+    given = torch.full(shape, 3).to(dtype)
+    file = lower(export(model, (given,)), options=LoweringOptions(edge=edge)).emit().buffer
+    exact: Any = {"rtol": 1e-12, "atol": 0} if dtype is torch.float64 else {}
+    for engine in ("runtime", "interpreter"):
+        results = load(file, engine=engine).run("forward", given)
+        torch.testing.assert_close(tuple(results), model(given), **exact)
+
+
+@pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.float16], ids=str)
+def test_state_keeps_its_type(dtype: torch.dtype) -> None:
+    given = torch.ones(2)
+    program = load(lower(export(Counts(dtype), (given,))).emit().buffer)
+    compiled = torch.compile(Counts(dtype), backend="exir_lowering")
+    expected = Counts(dtype)
+    for _ in range(3):
+        results = expected(given)
+        torch.testing.assert_close(tuple(program.run("forward", given)), results)
+        torch.testing.assert_close(compiled(given), results)
+
+
+def test_the_pass_is_what_was_looked_at() -> None:
+    """Otherwise it is left alone; look at what its new code does, and write down its digest."""
+    assert source_digest(ScalarToTensorPass.call_operator) == SCALAR_PASS
+
+
+def test_another_pass_is_left_alone_and_the_report_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = export(Computes(WHOLE[0]), (torch.tensor(1.0),))
+    assert not lower(program).report.left_to_executorch
+    calling = ScalarToTensorPass.call_operator
+
+    def call_operator(self: Any, *args: Any) -> Any:
+        return calling(self, *args)
+
+    monkeypatch.setattr(ScalarToTensorPass, "call_operator", call_operator)
+    (told,) = lower(program).report.left_to_executorch["forward"]
+    assert "numbers beside tensors" in told
+    assert ScalarToTensorPass.call_operator is call_operator
