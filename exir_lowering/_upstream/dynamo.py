@@ -15,7 +15,7 @@ from torch._dispatch.python import no_python_dispatcher
 from torch._dynamo import lookup_backend, register_backend
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.registry import _BACKENDS as _registered
-from torch._dynamo.exc import InvalidBackend
+from torch._dynamo.exc import InvalidBackend, TorchDynamoException
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._functorch._aot_autograd.descriptors import PlainAOTInput
 from torch._functorch.partitioners import default_partition
@@ -29,6 +29,7 @@ __all__ = [
     "FakeTensor",
     "InvalidBackend",
     "ShapeEnv",
+    "TorchDynamoException",
     "aot_autograd",
     "boxed",
     "boxed_code",

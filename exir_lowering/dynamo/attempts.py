@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 from exir_lowering._upstream.dynamo import registered_backends
 from exir_lowering.dynamo.options import METHODS, CompileOptions
 from exir_lowering.dynamo.sole import for_backend
-from exir_lowering.errors import InputError
+from exir_lowering.errors import InputError, PluginLoadError, UnknownPluginError
 from exir_lowering.plugins import registry
 from exir_lowering.plugins.backend import Partitioner
 from exir_lowering.steps.arguments import list_partitioners
@@ -53,12 +55,34 @@ def list_candidates(options: CompileOptions) -> tuple[list[Candidate], str | Non
                 f"options['backends']: {candidate!r} is another torch.compile backend, which takes whole graphs; it "
                 "must be the last one."
             )
-    return [Candidate(_name(candidate), partial(_make, candidate, options)) for candidate in candidates], fallback
+    found = [Candidate(_name(candidate), partial(_make, candidate, options)) for candidate in candidates]
+    for candidate, given in zip(found, candidates, strict=True):
+        if isinstance(given, str) and given not in _own_names():
+            _check_spelling(candidate, among_backends=options.partitioners is not None)
+    return found, fallback
+
+
+def _check_spelling(candidate: Candidate, *, among_backends: bool) -> None:
+    """Raise UnknownPluginError for a name that is nearly one that is known: its turn might never come.
+
+    Other names that are not known may be those of plug-ins that are not installed here.
+    """
+    try:
+        with suppress(PluginLoadError):
+            candidate.make()
+            if among_backends:
+                registry.find_backend(candidate.name)
+    except UnknownPluginError:
+        if difflib.get_close_matches(candidate.name, {*_own_names(), *registered_backends()}):
+            raise
+
+
+def _own_names() -> set[str]:
+    return {*registry.known_ids(registry.BACKENDS), *registry.known_ids(registry.PARTITIONERS)}
 
 
 def _is_other(name: str) -> bool:
-    own = {*registry.known_ids(registry.BACKENDS), *registry.known_ids(registry.PARTITIONERS)}
-    return name not in own and name in registered_backends() and not name.startswith("exir_lowering")
+    return name not in _own_names() and name in registered_backends() and not name.startswith("exir_lowering")
 
 
 def _name(candidate: Any) -> str:

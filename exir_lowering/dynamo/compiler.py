@@ -10,6 +10,7 @@ import torch
 from torch.fx import GraphModule
 
 from exir_lowering import graphs
+from exir_lowering._upstream import locks
 from exir_lowering._upstream.dynamo import aot_autograd, lookup_backend, requires_full_graph, unboxed
 from exir_lowering._upstream.schemas import higher_order_name
 from exir_lowering.dynamo.attempts import Attempt, list_candidates
@@ -106,7 +107,8 @@ def through_autograd(
         partition_fn=made.partition,
         decompositions=choose_decompositions(options.decompositions, training=training),
     )
-    with differentiable_attention(options.decompositions, training=training):
+    # AOTAutograd traces, as conversions in other threads do.
+    with locks.conversion(), differentiable_attention(options.decompositions, training=training):
         return unboxed(wrapped(module, list(example_inputs)))
 
 

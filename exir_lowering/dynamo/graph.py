@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
 
-from exir_lowering._upstream.dynamo import boxed, eager, outside_tracing
+from exir_lowering._upstream.dynamo import TorchDynamoException, boxed, eager, outside_tracing
 from exir_lowering.dynamo.capture import Captured, capture
 from exir_lowering.dynamo.execution import Boxed
 from exir_lowering.dynamo.hazards import NotLowered, UnboundedSizes
 from exir_lowering.dynamo.logs import Kind, Log
 from exir_lowering.dynamo.lowering import Compiled, Target, compile_graphs
-from exir_lowering.dynamo.specialized import Specialized, has_symbolic_sizes
+from exir_lowering.dynamo.specialized import Specialized, has_symbolic_sizes, specialize
 from exir_lowering.dynamo.weights import Mark, Watched, mark
 from exir_lowering.errors import BackendFailure, LoweringError
+from exir_lowering.errors.interrupts import let_through
 
 Weights = Mapping[int, torch.Tensor]
 """The weights that may be lent to the first graph, by the number of the input that each is."""
@@ -45,9 +47,10 @@ class GraphCompiler:
 
     def _compile(self, kind: Kind, modules: Mapping[str, GraphModule], weights: Weights) -> dict[str, Boxed]:
         first = next(iter(modules))
-        captured = self._capture(modules, weights)
-        marks = self._marks(captured[0], weights)
-        compiled = compile_graphs(captured, self._target)
+        with _foreseen():
+            captured = self._capture(modules, weights)
+            marks = self._marks(captured[0], weights)
+            compiled = compile_graphs(captured, self._target)
         self._note(kind, compiled)
         functions = {name: _keeping(function, compiled.kept) for name, function in compiled.functions.items()}
         if compiled.lent:
@@ -83,7 +86,7 @@ class GraphCompiler:
     def _again(self, kind: Kind, name: str, module: GraphModule, weights: Weights) -> tuple[Sequence[Mark], Boxed]:
         """Compile a graph for other weights; PyTorch runs it if that fails."""
         try:
-            with outside_tracing():
+            with outside_tracing(), _foreseen():
                 captured = capture(name, module, weights)
                 marks = self._marks(captured, weights)
                 compiled = compile_graphs([captured], self._target)
@@ -98,18 +101,32 @@ class GraphCompiler:
         """Return a function that is compiled for the sizes that it gets; PyTorch runs it where that fails later."""
         made: list[Specialized] = []
 
-        def compile_static(static: GraphModule, args: Sequence[Any]) -> Boxed:
+        def compile_for(args: Sequence[Any]) -> Boxed:
             now = {position: args[position] for position in weights}
             try:
+                with _foreseen():
+                    static = specialize(module, args)
                 return self.compile(kind, {name: static}, now)[name]
             except (NotLowered, LoweringError) as error:
                 if not made:
                     raise
                 self._log.note("other sizes", kind, error, "eager")
-                return eager(static)
+                return eager(module)
 
-        made.append(Specialized(module, compile_static, weights))
+        made.append(Specialized(module, compile_for, weights))
         return boxed(made[0])
+
+
+@contextmanager
+def _foreseen() -> Iterator[None]:
+    """Raise NotLowered for an exception that nobody has foreseen: PyTorch can still run the graph."""
+    try:
+        yield
+    except (NotLowered, LoweringError, TorchDynamoException):
+        raise
+    except Exception as error:
+        let_through(error)
+        raise NotLowered(f"{type(error).__name__}: {error}. Please report this function") from error
 
 
 def _keeping(function: Boxed, kept: Any) -> Boxed:

@@ -9,12 +9,15 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Interpreter
+from torch.fx import Graph, GraphModule, Interpreter, Node, map_arg
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
 
-from exir_lowering._upstream.fakes import size_hint
+from exir_lowering import graphs
+from exir_lowering._upstream import locks
+from exir_lowering._upstream.fakes import FakeTensorMode, size_hint
 from exir_lowering.dynamo.execution import Boxed
+from exir_lowering.graphs import measures
 
 MOST = 16
 """For how many sets of sizes a graph is kept; the one that was not used for the longest time goes."""
@@ -30,10 +33,10 @@ class Specialized:
     def __init__(
         self,
         module: GraphModule,
-        compile_static: Callable[[GraphModule, Sequence[Any]], Boxed],
+        compile_for: Callable[[Sequence[Any]], Boxed],
         weights: Mapping[int, torch.Tensor],
     ) -> None:
-        self._module, self._compile = module, compile_static
+        self._compile = compile_for
         placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
         self._symbolic = [position for position, node in enumerate(placeholders) if _is_symbolic(node.meta.get("val"))]
         self._known: OrderedDict[tuple[Any, ...], Boxed] = OrderedDict()
@@ -57,7 +60,7 @@ class Specialized:
     def _add(self, key: tuple[Any, ...], args: Sequence[Any]) -> Boxed:
         with self._lock:
             if key not in self._known:
-                self._known[key] = self._compile(specialize(self._module, args), args)
+                self._known[key] = self._compile(args)
             self._known.move_to_end(key)
             while len(self._known) > MOST:
                 self._known.popitem(last=False)
@@ -65,17 +68,58 @@ class Specialized:
 
 
 def specialize(module: GraphModule, args: Sequence[Any]) -> GraphModule:
-    """Trace a graph again with the sizes of some inputs; nothing is computed.
+    """Return a graph with the sizes of some inputs; nothing is computed.
 
-    The result has a placeholder for each input, also for numbers, which are constants in it.
+    The result has a placeholder for each input, also for numbers, which are constants in it. Without nested graphs, it
+    is made without torch's tracer: while that runs, torch lets no other thread call a compiled function.
     """
+    if any(isinstance(inner, GraphModule) for inner in module.children()):
+        with locks.conversion(), torch.no_grad(), preserve_node_meta():
+            traced: GraphModule = make_fx(Interpreter(module).run, tracing_mode="fake")(*map(_detached, args))
+        return traced
+    with torch.no_grad():
+        return _Specializer(module).run(args)
 
-    def run(*inputs: Any) -> Any:
-        return Interpreter(module).run(*inputs)
 
-    with torch.no_grad(), preserve_node_meta():
-        traced: GraphModule = make_fx(run, tracing_mode="fake")(*(_detached(value) for value in args))
-    return traced
+class _Specializer:
+    """Copies a graph, with the values that its nodes have for the sizes of some inputs."""
+
+    def __init__(self, module: GraphModule) -> None:
+        self._module, self._mode, self._graph = module, FakeTensorMode(), Graph()
+        self._values: dict[Node, Any] = {}
+        self._copies: dict[Node, Any] = {}
+
+    def run(self, args: Sequence[Any]) -> GraphModule:
+        inputs = iter(args)
+        for node in self._module.graph.nodes:
+            if node.op == "placeholder":
+                self._add(node, self._fake(next(inputs)))
+            elif node.op == "get_attr":
+                self._add(node, self._fake(graphs.attribute(self._module, str(node.target))))
+            elif node.op == "output":
+                self._graph.output(map_arg(node.args[0], self._copies.__getitem__))
+            else:
+                self._call(node)
+        return GraphModule(self._module, self._graph)
+
+    def _fake(self, value: Any) -> Any:
+        return self._mode.from_tensor(value.detach()) if isinstance(value, torch.Tensor) else value
+
+    def _add(self, node: Node, value: Any) -> None:
+        self._values[node] = value
+        copied = self._copies[node] = self._graph.node_copy(node, self._copies.__getitem__)
+        copied.meta["val"] = value
+
+    def _call(self, node: Node) -> None:
+        """Copy a call, unless what it returns is a number now."""
+        args, kwargs = map_arg((node.args, node.kwargs), self._values.__getitem__)
+        with self._mode:
+            value = node.target(*args, **kwargs)  # type: ignore[operator]
+        made = any(True for _ in measures.tensors(value))
+        if made or (value is None and any(isinstance(self._copies[operand], Node) for operand in node.all_input_nodes)):
+            self._add(node, value)
+        else:
+            self._values[node] = self._copies[node] = value
 
 
 def has_symbolic_sizes(module: GraphModule) -> bool:

@@ -23,7 +23,7 @@ from exir_lowering._upstream.edge import (
     gen_edge_manager,
     preserved_ops_left_over,
 )
-from exir_lowering._upstream.scalars import are_exact, exact_scalars
+from exir_lowering._upstream.passes import mending_passes, unknown_passes
 from exir_lowering.errors import LoweringError, PartitionerContractError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs.isolation import isolate
@@ -83,15 +83,14 @@ def _edge(method: RequestedMethod, session: Session, decomposed: bool) -> EdgeMe
 
 def _make_edge(method: RequestedMethod, options: LoweringOptions, decomposed: bool) -> EdgeMethod:
     accelerated = accelerating(options.accelerate)
-    with locks.conversion(), converting([method.program], gradients=True), exact_scalars(), accelerated:
+    with locks.conversion(), converting([method.program], gradients=True), mending_passes(), accelerated:
         if is_edge(method.program):
             config, edge, origin = None, isolate(graphs.copy_program(method.program)), None
             uncovered: tuple[str, ...] = ()
         else:
             config, origin = _config(options), method.program
             edge, uncovered = _convert(method, options, config, decomposed)
-            if not are_exact():
-                uncovered += ("numbers beside tensors: they may change dtypes, since ExecuTorch's pass is not known",)
+            uncovered += tuple(f"{name}: not put right, since its code is not known" for name in unknown_passes())
         if method.passes is not None:
             edge = run_passes(method.name, edge, method.passes, config, _config(options))
     return EdgeMethod(method.name, _with_parameters_as_state(edge), method.partitioners, origin, uncovered)

@@ -16,8 +16,9 @@ from exir_lowering import (
     InputError,
     LoweringOptions,
     PreprocessResult,
+    UnknownPluginError,
 )
-from exir_lowering.dynamo import FallbackWarning, backend, reports
+from exir_lowering.dynamo import FallbackWarning, backend, graph, reports
 
 INPUT = torch.linspace(-1, 1, 8)
 
@@ -217,3 +218,26 @@ def test_a_wrong_option_is_named(options: dict[str, Any], words: str) -> None:
 def test_there_are_no_modes() -> None:
     with pytest.raises(BackendCompilerFailed, match="has no modes"):
         torch.compile(model, backend=backend, mode="max-autotune")(INPUT)
+
+
+def test_what_nobody_has_foreseen_is_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mistake of ours: with fullgraph it is an error that says where it comes from."""
+
+    def fail(*given: Any) -> Any:
+        raise NameError("name 's97' is not defined")
+
+    monkeypatch.setattr(graph, "compile_graphs", fail)
+    with pytest.warns(FallbackWarning, match="NameError: name 's97' is not defined. Please report"):
+        run()
+    assert [report.backend for report in reports()] == ["eager"]
+    torch._dynamo.reset()
+    with pytest.raises(BackendCompilerFailed, match="s97") as caught:
+        run(fullgraph=True)
+    assert isinstance(caught.value.inner_exception, InputError)
+
+
+@pytest.mark.parametrize("partitioners", [None, "reference"])
+def test_a_misspelt_backend_is_an_error_even_if_its_turn_never_comes(partitioners: Any) -> None:
+    with pytest.raises(BackendCompilerFailed, match=r"refrence.*Did you mean 'reference'") as caught:
+        run(backends=["reference", "refrence"], partitioners=partitioners)
+    assert isinstance(caught.value.inner_exception, UnknownPluginError)

@@ -1,4 +1,4 @@
-"""Python numbers beside tensors without dimensions, of small types, and of float64: dtypes and digits are eager's."""
+"""What ExecuTorch's conversion gets wrong: numbers beside tensors, and concatenations of nothing."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from executorch.exir.passes import ScalarToTensorPass
 from torch.export import export
 
 from exir_lowering import LoweringOptions, load, lower
 from exir_lowering._upstream.contents import source_digest
-from exir_lowering._upstream.scalars import SCALAR_PASS
+from exir_lowering._upstream.passes import MENDED
 
 
 class Computes(torch.nn.Module):
@@ -76,20 +75,44 @@ def test_state_keeps_its_type(dtype: torch.dtype) -> None:
         torch.testing.assert_close(compiled(given), results)
 
 
-def test_the_pass_is_what_was_looked_at() -> None:
-    """Otherwise it is left alone; look at what its new code does, and write down its digest."""
-    assert source_digest(ScalarToTensorPass.call_operator) == SCALAR_PASS
+class Empty(torch.nn.Module):
+    """Concatenations of nothing, along what is not known too."""
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Any:
+        nothing = torch.cat([a, a]), torch.cat([a, a, a], 1), torch.cat([c, a, a], -1)
+        return (*nothing, torch.cat([a, b, a]) * 2, torch.stack([a, a], 2), torch.cat([a, a]).sum(0))
 
 
-def test_another_pass_is_left_alone_and_the_report_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("edge", ["fast", "executorch"])
+@pytest.mark.parametrize("partitioner", [None, "xnnpack", "reference"])
+def test_concatenations_of_nothing_have_sizes(partitioner: Any, edge: Any) -> None:
+    def given(count: int) -> tuple[torch.Tensor, ...]:
+        return torch.ones(0, count), torch.ones(2, count), torch.ones(0)
+
+    columns = torch.export.Dim("columns", min=2, max=9)
+    program = export(Empty(), given(4), dynamic_shapes=({1: columns}, {1: columns}, None))
+    file = lower(program, partitioner, options=LoweringOptions(edge=edge)).emit().buffer
+    for engine in ("runtime", "interpreter"):
+        loaded = load(file, engine=engine)
+        for count in (4, 2, 9):
+            torch.testing.assert_close(tuple(loaded.run("forward", *given(count))), Empty()(*given(count)))
+
+
+def test_the_passes_are_what_was_looked_at() -> None:
+    """Otherwise they are left alone; look at what their new code does, and write down its digest."""
+    assert {place: source_digest(getattr(*place)) for place in MENDED} == MENDED
+
+
+@pytest.mark.parametrize("place", MENDED, ids=lambda place: place[0].__name__)
+def test_another_pass_is_left_alone_and_the_report_says_so(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     program = export(Computes(WHOLE[0]), (torch.tensor(1.0),))
     assert not lower(program).report.left_to_executorch
-    calling = ScalarToTensorPass.call_operator
+    calling = getattr(*place)
 
-    def call_operator(self: Any, *args: Any) -> Any:
+    def other(self: Any, *args: Any) -> Any:
         return calling(self, *args)
 
-    monkeypatch.setattr(ScalarToTensorPass, "call_operator", call_operator)
+    monkeypatch.setattr(*place, other)
     (told,) = lower(program).report.left_to_executorch["forward"]
-    assert "numbers beside tensors" in told
-    assert ScalarToTensorPass.call_operator is call_operator
+    assert told.startswith(place[0].__name__)
+    assert getattr(*place) is other

@@ -1,0 +1,169 @@
+"""Passes of ExecuTorch's conversion to Edge dialect that get something wrong, put right while this thread converts.
+
+Numbers: the pass makes tensors of Python numbers beside tensors. A number takes no part in what torch promotes, a
+tensor does: beside an int32 without dimensions, 1 becomes an int64 and makes the result one, and 0.1 beside a float64
+loses half of its digits. Such numbers become tensors of the dtype that the operator computes in.
+
+Empty tensors: where all that is concatenated is empty, the pass writes sizes that are not known into the graph as if
+they were numbers, and nothing computes them. (A concatenation that is left has another shape in ExecuTorch's kernel,
+which skips what is empty.) Operators compute such sizes.
+
+A pass is put right as long as its code is what it was when this was written.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import wraps
+from typing import Any
+
+import torch
+
+# What a pass sees of values.
+from executorch.exir.pass_base import ProxyValue, map_args
+from executorch.exir.passes import PruneEmptyTensorsPass, ScalarToTensorPass
+
+# The dtype that an operator computes in.
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
+
+# Tensors that are constants, whatever mode torch is in.
+from torch.utils._python_dispatch import _disable_current_modes
+
+from exir_lowering._upstream.contents import source_digest
+from exir_lowering._upstream.replacing import replacing
+
+__all__ = [
+    "MENDED",
+    "mending_passes",
+    "unknown_passes",
+]
+
+MENDED: dict[tuple[Any, str], str] = {
+    (ScalarToTensorPass, "call_operator"): "acecfcdbda6f6dbb",
+    (PruneEmptyTensorsPass, "remove_empty_tensors_from_cat"): "b1242e09a88ceb92",
+}
+"""What is put right, and the first digits of the SHA-256 of its source when it was looked at."""
+
+_mending: ContextVar[bool] = ContextVar("exir_lowering_mending_passes", default=False)
+
+
+@contextmanager
+def mending_passes() -> Iterator[None]:
+    """Put the known passes right for what this thread converts."""
+    token = _mending.set(True)
+    try:
+        with _MENDING:
+            yield
+    finally:
+        _mending.reset(token)
+
+
+def unknown_passes() -> list[str]:
+    """Return the names of the passes that are as ExecuTorch has them, since their code is not known."""
+    return [owner.__name__ for owner, name in MENDED if not _is_known(owner, name)]
+
+
+def _is_known(owner: Any, name: str) -> bool:
+    return source_digest(getattr(owner, name)) == MENDED[owner, name]
+
+
+def _replacements() -> list[tuple[Any, str, Any]]:
+    calling = ScalarToTensorPass.call_operator
+    pruning = PruneEmptyTensorsPass.remove_empty_tensors_from_cat
+
+    @wraps(calling)
+    def call_operator(self: Any, op: Any, args: Any, kwargs: Any, meta: Any) -> Any:
+        if _mending.get():
+            args, kwargs = _with_exact(self, op, args, kwargs)
+        return calling(self, op, args, kwargs, meta)
+
+    @wraps(pruning)
+    def remove_empty_tensors_from_cat(self: Any, graph_module: Any, cat_node: Any) -> None:
+        if _mending.get() and _has_unknown_sizes(cat_node):
+            _make_empty(cat_node)
+        else:
+            pruning(self, graph_module, cat_node)
+
+    mended = [
+        (ScalarToTensorPass, "call_operator", call_operator),
+        (PruneEmptyTensorsPass, "remove_empty_tensors_from_cat", remove_empty_tensors_from_cat),
+    ]
+    return [(owner, name, new) for owner, name, new in mended if _is_known(owner, name)]
+
+
+def _has_unknown_sizes(node: torch.fx.Node) -> bool:
+    """Return whether a result has no elements, and a size that is only known when the program runs."""
+    sizes = node.meta["val"].shape
+    known = [size for size in sizes if isinstance(size, int)]
+    return 0 in known and len(known) < len(sizes)
+
+
+def _make_empty(cat_node: torch.fx.Node) -> None:
+    """Replace a concatenation without elements by an empty tensor, whose sizes are computed."""
+    value = cat_node.meta["val"]
+    operands: Any = cat_node.args[0]
+    # torch skips those of shape (0).
+    whole = [operand for operand in operands if operand.meta["val"].dim() == value.dim()]
+    given: Any = cat_node.args[1] if len(cat_node.args) > 1 else cat_node.kwargs.get("dim", 0)
+    along = given % value.dim()
+
+    def call(target: Any, args: Any, made: Any) -> Any:
+        if isinstance(made, int):
+            return made
+        with cat_node.graph.inserting_before(cat_node):
+            node = cat_node.graph.call_function(target, args)
+        node.meta = {**cat_node.meta, "val": made}
+        return node
+
+    def size(operand: torch.fx.Node, dim: int) -> Any:
+        return call(torch.ops.aten.sym_size.int, (operand, dim), operand.meta["val"].shape[dim])
+
+    sizes = [size(whole[0], dim) for dim in range(value.dim())]
+    total = whole[0].meta["val"].shape[along]
+    for operand in whole[1:]:
+        total = total + operand.meta["val"].shape[along]
+        sizes[along] = call(operator.add, (sizes[along], size(operand, along)), total)
+    full = call(torch.ops.aten.full.default, (sizes, 0), value)
+    full.kwargs = {"dtype": value.dtype}
+    cat_node.replace_all_uses_with(full)
+
+
+def _with_exact(running: Any, op: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Return operands whose numbers are tensors where a tensor that torch makes of them would change the result."""
+    operands: list[Any] = []
+    map_args(op, lambda value, arg: operands.append(value) if _is_tensor(arg) else None, args, kwargs)
+    tensors = [value.to_tensor() for value in operands if isinstance(value, ProxyValue) and value.is_tensor()]
+    if not tensors or not any(map(_is_number, operands)):
+        return args, kwargs
+    running._modified = True
+
+    def exact(value: Any, arg: Any) -> Any:
+        if not (_is_tensor(arg) and _is_number(value)):
+            return value
+        with _disable_current_modes():
+            usual = torch.tensor(value)
+            dtype = _promoted(*tensors, value)
+            digits = dtype is torch.float64 and usual.item() != value
+            return torch.tensor(value, dtype=dtype) if digits or dtype is not _promoted(*tensors, usual) else value
+
+    changed: tuple[Any, Any] = map_args(op, exact, args, kwargs)
+    return changed
+
+
+def _promoted(*operands: Any) -> torch.dtype:
+    _, dtype = elementwise_dtypes(*operands, type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT)
+    return dtype
+
+
+def _is_tensor(arg: Any) -> bool:
+    return isinstance(arg.type, torch.TensorType)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (float, int, bool))
+
+
+_MENDING = replacing(_replacements)
