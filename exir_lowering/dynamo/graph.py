@@ -78,8 +78,11 @@ class GraphCompiler:
         positions = [each.position for each in marks]
 
         def again(args: Sequence[Any] | None) -> tuple[Sequence[Mark], Boxed]:
-            now = {} if args is None else {position: args[position] for position in positions}
-            return self._again(kind, name, module, now)
+            if args is None:
+                often = NotLowered("they change too often")
+                self._log.note("weights as constants", kind, often, "the same graph with weights as inputs", warn=False)
+                return self._again(kind, name, module, {})
+            return self._again(kind, name, module, {position: args[position] for position in positions})
 
         return boxed(Watched(marks, function, again))
 

@@ -95,15 +95,15 @@ class Log:
             if len(self.reports) > MOST:
                 del self.reports[MOST // 2]
 
-    def note(self, attempt: str, graph: str, error: Exception, instead: str) -> Fallback:
-        """Note that something could not be compiled, and what is taken instead."""
+    def note(self, attempt: str, graph: str, error: Exception, instead: str, *, warn: bool = True) -> Fallback:
+        """Note that something could not be compiled, and what is taken instead; warn unless that is usual."""
         node = getattr(error, "node", None)
         source = graphs.source_line(node) if isinstance(node, Node) else ""
         reason = error.reason if isinstance(error, NotLowered) else f"{type(error).__name__}: {error}"
         fallback = Fallback(attempt, graph, reason, source, instead)
         with _lock:
             self.fallbacks = [*self.fallbacks, fallback][-MOST:]
-        if self._listed:
+        if self._listed and warn:
             warnings.warn(str(fallback), FallbackWarning, stacklevel=2)
         return fallback
 

@@ -22,6 +22,10 @@ _SMALL = 1 << 16
 """Bytes up to which a weight is compared with a copy, which is faster than a checksum."""
 
 
+_WORTH = 100
+"""Calls between two changes of weights for which it is worth to compile again, but for the first change."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Mark:
     """What a weight was when it was packed."""
@@ -62,8 +66,8 @@ def mark(position: int, weight: torch.Tensor, *, contents: bool) -> Mark:
 class Watched:
     """A function that was compiled with weights as constants; it is compiled again when one has changed.
 
-    Weights that change with every call, as in training, become inputs: then nothing is compiled again. `again` compiles
-    with the weights among the inputs of a call, or for None with weights as inputs.
+    Weights that change with every call, as in training, or a second time after few calls, become inputs: then nothing
+    is compiled again. `again` compiles with the weights among a call's inputs, or for None with weights as inputs.
     """
 
     def __init__(
@@ -75,6 +79,7 @@ class Watched:
         self._current: tuple[Sequence[Mark], Boxed] = (tuple(marks), function)
         self._again = again
         self._served = 0
+        self._changed = False
         self._lock = threading.RLock()
 
     def __call__(self, args: list[Any]) -> Any:
@@ -90,6 +95,7 @@ class Watched:
     def _renew(self, args: Sequence[Any]) -> Boxed:
         with self._lock:
             if not all(each.holds(args) for each in self._current[0]):  # unless another thread has done it
-                self._current = self._again(args if self._served > 1 else None)
-                self._served = 0
+                worth = _WORTH if self._changed else 2
+                self._current = self._again(args if self._served >= worth else None)
+                self._served, self._changed = 0, True
             return self._current[1]

@@ -1,10 +1,13 @@
 """What reports() has of graphs that Dynamo starts anew, and of those that are compiled again and again."""
 
+from typing import Any
+
+import pytest
 import torch
 from compile_support import assert_near, clean, compiled
 from torch import nn
 
-from exir_lowering.dynamo import reports
+from exir_lowering.dynamo import reports, weights
 from exir_lowering.dynamo.logs import MOST
 
 __all__ = ["clean"]
@@ -20,14 +23,42 @@ def test_what_dynamo_starts_anew_is_reported_once() -> None:
     assert [(report.number, report.backend) for report in reports()] == [(0, "exir_lowering")]
 
 
-def test_a_graph_that_is_lowered_again_and_again_has_a_bounded_number_of_reports() -> None:
+def test_a_graph_that_is_lowered_again_and_again_has_a_bounded_number_of_reports(monkeypatch: Any) -> None:
+    monkeypatch.setattr(weights, "_WORTH", 2)
     model = nn.Linear(2, 2)
     function, x = compiled(model, partitioners="xnnpack"), torch.randn(2, 2)
     counts = []
     with torch.no_grad():
         for _ in range(40):
             model.weight.add_(1)
-            for _ in range(2):  # weights that change in every call become inputs
+            for _ in range(2):
                 assert_near(function(x), model(x))
             counts.append(len(reports()[0].reports))
     assert counts == [min(count, MOST) for count in range(1, 41)]
+
+
+@pytest.mark.parametrize("calls", [1, 2, 5])
+def test_weights_that_change_again_and_again_become_inputs(calls: int) -> None:
+    """Gradient accumulation, evaluations between steps, two sets of weights that are exchanged."""
+    model = nn.Linear(2, 2)
+    function, x = compiled(model, partitioners="xnnpack"), torch.randn(2, 2)
+    found = []
+    with torch.no_grad():
+        for _ in range(6):
+            model.weight.add_(1)
+            for _ in range(calls):
+                assert_near(function(x), model(x))
+            found.append(len(reports()[0].reports))
+    assert found[-1] == (2 if calls == 1 else 3)
+    assert [fallback.reason for fallback in reports()[0].fallbacks] == ["they change too often"]
+
+
+def test_weights_that_change_seldom_are_packed_again() -> None:
+    model = nn.Linear(2, 2)
+    function, x = compiled(model, partitioners="xnnpack"), torch.randn(2, 2)
+    with torch.no_grad():
+        for _ in range(4):
+            model.weight.add_(1)
+            for _ in range(100):
+                assert_near(function(x), model(x))
+    assert len(reports()[0].reports) == 4 and not reports()[0].fallbacks
