@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any, ClassVar
 
 import torch
@@ -37,17 +38,35 @@ def require_equal_edge(found: ExportedProgram, expected: ExportedProgram, given:
         assert all(table[name] is own[name] for name in kept if kept[name] is own.get(name))
 
 
+class _Recorder(logging.Handler):
+    """Keeps what is logged: what a class or a module counts would be in the keys of its results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[Any] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record.args)
+
+
+_LOG = logging.getLogger("exir_lowering.tests.cached")
+_LOG.propagate = False
+_LOG.setLevel(logging.INFO)
+_LOG.addHandler(_Recorder())
+CALLS: list[Any] = _LOG.handlers[-1].records  # type: ignore[attr-defined]
+"""The partitions that backends were called with, or how many at once."""
+
+
 class Tracing(Backend):
-    """Writes the operators, the specs and the sizes of the weights, and counts its calls."""
+    """Writes the operators, the specs and the sizes of the weights, and logs its calls."""
 
     backend_id = "tracing"
     version = "1"
     unread = PROVENANCE
-    calls: ClassVar[list[ExportedProgram]] = []
     padding: ClassVar[int] = 10_000
 
     def preprocess(self, program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
-        type(self).calls.append(program)
+        _LOG.info("%s", program.graph)
         nodes = [node for node in program.graph.nodes if node.op == "call_function"]
         lines = [f"{node.target} {node.meta['debug_handle']}" for node in nodes]
         lines += [f"{spec.key} {spec.value!r}" for spec in compile_specs]
@@ -88,7 +107,7 @@ class Failing(Tracing):
     """Fails, after the first partition."""
 
     def preprocess(self, program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
-        if type(self).calls:
+        if any(handler.records for handler in _LOG.handlers):  # type: ignore[attr-defined]
             raise ValueError("no more")
         return super().preprocess(program, compile_specs)
 
@@ -97,10 +116,9 @@ class Independent(Tracing):
     """Lowers all partitions itself, each for itself."""
 
     independent = True
-    groups: ClassVar[list[int]] = []
 
     def preprocess_all(self, edge_programs: Any, compile_specs: Any, *, context: Any = None) -> Any:
-        type(self).groups.append(sum(map(len, edge_programs.values())))
+        _LOG.info("%d", sum(map(len, edge_programs.values())))
         return super().preprocess_all(edge_programs, compile_specs, context=context)
 
 
@@ -142,6 +160,6 @@ def layers(**options: Any) -> ExportedProgram:
 def trace(folder: Any, backend: Backend | None = None, *specs: CompileSpec, **options: Any) -> LoweredMethods:
     """Lower the layers with `Tracing`, or another backend."""
     backend = backend or Tracing()
-    type(backend).calls.clear()
+    CALLS.clear()
     options = {"cache": folder, **options}
     return lower(layers(), partitioner(*specs), backends={"tracing": backend}, options=LoweringOptions(**options))

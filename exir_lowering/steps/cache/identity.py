@@ -7,17 +7,19 @@ import inspect
 import platform
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.plugins import conversions, payload
 from exir_lowering.plugins.backend import Backend, ExecutorchBackend, Partitioner
+from exir_lowering.steps.cache.code import describe_code
 from exir_lowering.steps.cache.forms import Forms, Storages
 from exir_lowering.steps.cache.keys import FORMAT, NoKeyError
 
@@ -53,8 +55,10 @@ def identify(backend: Backend) -> Maker:
             return Maker((*facts, "declared"), independent, unread, checks if checks.replaces_handles else None)
         facts += _outside(kind)
         return Maker(tuple(facts), independent, backend.unread, None)
-    facts.append(Forms(Storages(), named=True).form(vars(maker)))
-    facts += _source(kind) if kind.__module__.startswith("exir_lowering.") else _outside(kind)
+    if kind.__module__.startswith("exir_lowering."):
+        facts += [Forms(Storages(), named=True).form(vars(maker)), *_source(kind)]
+    else:
+        facts += _outside(kind, vars(maker))
     return Maker(tuple(facts), independent, maker.unread | backend.unread, None)
 
 
@@ -77,9 +81,13 @@ def identify_partitioner(partitioner: Partitioner) -> list[str]:
     return lines
 
 
-def _outside(kind: type) -> list[str]:
-    """Return what identifies the code of a class of others."""
-    return [*_source(kind), *_distributions()]
+def _outside(kind: type, settings: Mapping[str, Any] | None = None) -> list[str]:
+    """Return what identifies the code of a class of others; NoKeyError if it cannot be told apart."""
+    if "<locals>" in kind.__qualname__:
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        raise NoKeyError(f"{name} is defined in a function, on whose variables its results may depend")
+    code = _source(kind) if kind.__module__.startswith("executorch.") else describe_code(kind, settings)
+    return [*code, *_distributions()]
 
 
 @lru_cache(maxsize=1)
@@ -97,13 +105,11 @@ def _distributions() -> tuple[str, ...]:
 
 
 def _source(kind: type) -> list[str]:
-    """Return the digests of a class's source files: all of its package's folder, or of its module alone.
+    """Return the digests of the source files in the folder of a class of this package, or of ExecuTorch.
 
-    NoKeyError: it has none, depends on the variables of a function, or has changed since the process started.
+    NoKeyError: it has none, or has changed since the process started.
     """
     name = f"{kind.__module__}.{kind.__qualname__}"
-    if "<locals>" in kind.__qualname__:
-        raise NoKeyError(f"{name} is defined in a function, on whose variables its results may depend")
     try:
         file = Path(inspect.getfile(kind)).resolve()
         package = getattr(sys.modules.get(kind.__module__), "__package__", "")
