@@ -38,6 +38,7 @@ __all__ = [
     "eager",
     "get_decompositions",
     "input_number",
+    "is_compiling",
     "is_static_input",
     "lookup_backend",
     "outside_tracing",
@@ -54,6 +55,11 @@ def outside_tracing() -> Iterator[None]:
     """Leave what a backend is called in (fake tensors, the Python dispatcher, the tracing context) for a while."""
     with _disable_current_modes(), no_python_dispatcher(), tracing(None), compile_context(None):
         yield
+
+
+def is_compiling() -> bool:
+    """Return whether this thread is in the middle of a compilation."""
+    return TracingContext.try_get() is not None
 
 
 def unboxed(compiled: Callable[..., Any]) -> Callable[..., Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import errno
 import io
 import os
@@ -11,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from importlib import metadata
+from typing import Any
 
 from exir_lowering.cli import cache, demo, lower, plan, plugins, run
 from exir_lowering.cli.command import DEFECT, INTERRUPTED, MISTAKE, PIPE_CLOSED
@@ -99,8 +101,21 @@ def _is_about_output(error: Exception) -> bool:
     return isinstance(error, OSError) and error.filename is None and error.errno in _FULL
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose commands say themselves which of their options is wrong."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[argparse.Namespace, list[str]]:  # type: ignore[override]
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            options = [option for option in self._option_string_actions if option.startswith("--")]
+            close = difflib.get_close_matches(unknown[0].partition("=")[0], options, n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        return found, unknown
+
+
 def _make_parser() -> argparse.ArgumentParser:
-    debug = argparse.ArgumentParser(add_help=False)
+    debug = _Parser(add_help=False)
     debug.add_argument(
         "--debug",
         action="store_true",
@@ -108,9 +123,7 @@ def _make_parser() -> argparse.ArgumentParser:
         help="show the traceback of an error, and everything that the libraries below log",
     )
     raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
-        "exir-lower", description=_DESCRIPTION, epilog=_EXAMPLES, formatter_class=raw, parents=[debug]
-    )
+    parser = _Parser("exir-lower", description=_DESCRIPTION, epilog=_EXAMPLES, formatter_class=raw, parents=[debug])
     parser.add_argument("--version", action="version", version=_versions())
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="name", required=True)
     for command in COMMANDS:

@@ -31,10 +31,11 @@ def execute(arguments: argparse.Namespace) -> int:
         table.add_column(column, overflow="fold")
     for plugin in found:
         kind = plugin.group.rpartition(".")[2].removesuffix("s")
-        table.add_row(*map(Text, (kind, plugin.id, plugin.provider, "broken" if plugin.error else "ok")))
+        state = "not installed" if plugin.missing else "broken" if plugin.error else "ok"
+        table.add_row(*map(Text, (kind, plugin.id, plugin.provider, state)))
     make_console().print(table)
-    for error in dict.fromkeys(plugin.error for plugin in found if plugin.error):
-        say(f"Broken: {error}")
+    for plugin in {plugin.error: plugin for plugin in found if plugin.error}.values():
+        say(f"{'Not installed' if plugin.missing else 'Broken'}: {plugin.error}")
     say("ExecuTorch's own backends are found by class name, without being listed here.")
     return OK
 

@@ -17,12 +17,14 @@ from exir_lowering.dynamo.logs import Log
 from exir_lowering.dynamo.lowering import Target
 from exir_lowering.dynamo.options import CompileOptions
 from exir_lowering.errors import LoweringError
+from exir_lowering.graphs.checksums import is_readable
 
 
 class Function:
     """Compiles the graphs that AOTAutograd makes of one function.
 
-    The example inputs have the real parameters and buffers; with `strict`, what cannot be compiled is an error.
+    The example inputs have the real parameters and buffers, but for the parts that DistributedDataParallel makes of it.
+    With `strict`, what cannot be compiled is an error.
     """
 
     def __init__(
@@ -41,7 +43,7 @@ class Function:
         self._static = {
             number: value
             for number, (node, value) in enumerate(zip(placeholders, example_inputs, strict=True))
-            if isinstance(value, torch.Tensor) and is_static_input(node)
+            if is_readable(value) and is_static_input(node)
         }
         self._inputs = len(placeholders)
         self._pairs: list[tuple[GraphModule, GraphModule]] = []

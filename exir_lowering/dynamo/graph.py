@@ -9,7 +9,14 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from exir_lowering._upstream.dynamo import TorchDynamoException, boxed, eager, outside_tracing
+from exir_lowering._upstream.dynamo import (
+    FakeTensor,
+    TorchDynamoException,
+    boxed,
+    eager,
+    is_compiling,
+    outside_tracing,
+)
 from exir_lowering.dynamo.capture import Captured, capture
 from exir_lowering.dynamo.execution import Boxed
 from exir_lowering.dynamo.hazards import NotLowered, UnboundedSizes
@@ -38,12 +45,13 @@ class GraphCompiler:
         """
         with outside_tracing():
             try:
-                return self._compile(kind, modules, weights)
+                functions = self._compile(kind, modules, weights)
+                return {name: _also_for_fakes(function, modules[name]) for name, function in functions.items()}
             except (UnboundedSizes, BackendFailure):
                 if len(modules) > 1 or not any(map(has_symbolic_sizes, modules.values())):
                     raise
             ((name, module),) = modules.items()
-            return {name: self._specialize(kind, name, module, weights)}
+            return {name: _also_for_fakes(self._specialize(kind, name, module, weights), module)}
 
     def _compile(self, kind: Kind, modules: Mapping[str, GraphModule], weights: Weights) -> dict[str, Boxed]:
         first = next(iter(modules))
@@ -130,6 +138,21 @@ def _foreseen() -> Iterator[None]:
     except Exception as error:
         let_through(error)
         raise NotLowered(f"{type(error).__name__}: {error}. Please report this function") from error
+
+
+def _also_for_fakes(function: Boxed, module: GraphModule) -> Boxed:
+    """Return a boxed function that PyTorch runs where it is called with fake tensors, while more is compiled.
+
+    So are the parts into which DistributedDataParallel divides a function: each shows what the next one gets.
+    """
+    in_pytorch = eager(module)
+
+    def run(args: list[Any]) -> Any:
+        if is_compiling() and any(isinstance(value, FakeTensor) for value in args):
+            return in_pytorch(args)
+        return function(args)
+
+    return boxed(run)
 
 
 def _keeping(function: Boxed, kept: Any) -> Boxed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -17,16 +18,22 @@ class PluginInfo:
     id: str  # the entry's name
     provider: str  # the distribution and object
     error: str  # why it cannot be used, "" if it can
+    missing: str = ""  # the module, of something else, that is not installed, if that is why
 
 
 def list_installed() -> Iterator[PluginInfo]:
     """Load and describe every plug-in; broken ones have an error."""
     for group in registry.GROUPS:
         for plugin_id in sorted(registry.known_ids(group)):
-            error = ""
+            error = missing = ""
             try:
                 registry.load(group, plugin_id)
             except PluginLoadError as failure:
-                error = str(failure)
+                error, missing = str(failure), _missing(failure)
             for provider in registry.providers_of(group, plugin_id):
-                yield PluginInfo(group, plugin_id, provider, error)
+                yield PluginInfo(group, plugin_id, provider, error, missing)
+
+
+def _missing(failure: PluginLoadError) -> str:
+    cause = failure.__cause__
+    return cause.name or "" if isinstance(cause, ImportError) and cause.name not in sys.modules else ""

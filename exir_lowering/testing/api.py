@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -56,7 +57,9 @@ def check_backend(
         PluginLoadError: The backend or the delegate cannot be made.
     """
     settings = SuiteSettings(backend, delegate, partitioner, supports, compile_specs, cases, atol, rtol)
-    report = make_suite(settings).report()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of torch, about itself
+        report = make_suite(settings).report()
     if not report.conforms:
         raise ConformanceError(report)
     return report

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
 import logging
@@ -626,6 +627,22 @@ def test_plugins_shows_a_broken_one_with_its_error(main: Main, monkeypatch: pyte
     code, out, _ = main("plugins")
     assert code == 0 and "broken" in out and "Broken: 'bad': ImportError: no module [x]" in out
     assert json.loads(main("plugins", "--json")[1])[0]["error"] == broken.error
+
+
+def test_plugins_says_that_what_a_plugin_needs_is_not_installed(main: Main, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "exir_lowering.backends.openvino", raising=False)
+    monkeypatch.delitem(sys.modules, "openvino", raising=False)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *given: None)
+    code, out, _ = main("plugins")
+    assert code == 0 and "not installed" in out and "Not installed: 'openvino' in group" in out and "broken" not in out
+
+
+def test_a_misspelt_option_is_an_error_of_its_command(main: Main) -> None:
+    code, _, err = main("lower", "model.pt2", "-o", "model.pte", "--exernal-weights", "w")
+    assert code == 2 and err.startswith("usage: exir-lower lower ")
+    assert "unrecognized arguments: --exernal-weights w; did you mean --external-weights?" in err
+    code, _, err = main("run", "model.pte", "--zzz")
+    assert code == 2 and err.startswith("usage: exir-lower run ") and err.endswith("unrecognized arguments: --zzz\n")
 
 
 def test_a_narrow_terminal(main: Main, pte: Path, monkeypatch: pytest.MonkeyPatch) -> None:
