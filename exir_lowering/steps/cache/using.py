@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
@@ -57,6 +58,7 @@ class Cache:
             limit = find_limit()
             try:
                 self._store = Store(find_folder(option), limit)
+                _warn_of_others(self._store.folder)
             except OSError as error:
                 let_through(error)
                 self._give_up(find_folder(option), error)
@@ -105,6 +107,16 @@ class Cache:
         warnings.warn(
             f"The cache in {str(place)!r} is not used: {error.strerror or error}. Give another folder as cache=, or "
             "make room; the result is the same without it.",
+            CacheWarning,
+            stacklevel=2,
+        )
+
+
+def _warn_of_others(folder: Path) -> None:
+    if os.name == "posix" and folder.stat().st_mode & stat.S_IWOTH:
+        warnings.warn(
+            f"Every user of this machine can write to the cache in {str(folder)!r}, and so put other payloads into your "
+            "files: `chmod o-w` it, or give another folder as cache=.",
             CacheWarning,
             stacklevel=2,
         )

@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import struct
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -316,3 +317,14 @@ def test_a_folder_that_another_user_owns_is_a_warning(tmp_path: Path) -> None:
     folder.mkdir(mode=0o500)
     with pytest.warns(CacheWarning):
         trace(folder)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are those of POSIX")
+def test_a_folder_to_which_everybody_can_write_is_a_warning(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    with pytest.warns(CacheWarning, match="Every user of this machine can write to the cache in"):
+        assert missed(trace(tmp_path))
+    tmp_path.chmod(0o770)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", CacheWarning)
+        assert not missed(trace(tmp_path))
