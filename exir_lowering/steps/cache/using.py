@@ -115,8 +115,8 @@ class Cache:
 def _warn_of_others(folder: Path) -> None:
     if os.name == "posix" and folder.stat().st_mode & stat.S_IWOTH:
         warnings.warn(
-            f"Every user of this machine can write to the cache in {str(folder)!r}, and so put other payloads into your "
-            "files: `chmod o-w` it, or give another folder as cache=.",
+            f"Every user of this machine can write to the cache in {str(folder)!r}, and so put other payloads into "
+            "your files: `chmod o-w` it, or give another folder as cache=.",
             CacheWarning,
             stacklevel=2,
         )
