@@ -25,13 +25,16 @@ from types import (
     CellType,
     CodeType,
     FunctionType,
+    GenericAlias,
     GetSetDescriptorType,
     MemberDescriptorType,
     MethodType,
     ModuleType,
+    UnionType,
 )
 from typing import Any
 
+from exir_lowering.errors.interrupts import let_through
 from exir_lowering.steps.cache.forms import Forms, Storages
 from exir_lowering.steps.cache.keys import NoKeyError
 
@@ -62,7 +65,14 @@ def describe_code(kind: type, settings: Mapping[str, Any] | None = None) -> list
 
     Raise NoKeyError if that cannot be told.
     """
-    return _Code(kind.__module__.partition(".")[0]).describe(kind, dict(settings or {}))
+    try:
+        return _Code(kind.__module__.partition(".")[0]).describe(kind, dict(settings or {}))
+    except NoKeyError:
+        raise
+    except Exception as error:  # of objects that do not answer what they are asked, or refer to themselves
+        let_through(error)
+        said = f"{type(error).__name__}: {error}"
+        raise NoKeyError(f"the code of {kind.__module__}.{kind.__qualname__} cannot be described: {said}") from None
 
 
 class _Code:
@@ -125,6 +135,8 @@ class _Code:
                 yield f"{name} is not set"
             else:
                 yield f"{name} = {self._value(cell.cell_contents, f'{where}, variable {name}')}"
+        if self._is_versioned(function.__globals__.get("__name__")):  # such as a decorator's function
+            return
         names = sorted(set(_names(function.__code__)))
         for name in names:
             if name in function.__globals__:
@@ -180,8 +192,10 @@ class _Code:
             inner = ",".join(self._value(part, where) for part in unwrapped)
             return f"{type(value).__qualname__}({inner})"
         if isinstance(value, FunctionType):
-            versioned = self._is_versioned(value.__module__)
-            return f"{value.__module__}.{value.__qualname__}" if versioned else self._refer(value, where)
+            modules = value.__module__, value.__globals__.get("__name__")
+            if value.__closure__ or not all(map(self._is_versioned, modules)):
+                return self._refer(value, where)
+            return f"{modules[1]}.{value.__qualname__} {_digest(value.__code__)}"
         if isinstance(value, type):
             versioned = self._is_versioned(value.__module__)
             return f"{value.__module__}.{value.__qualname__}" if versioned else self._refer(value, where)
@@ -202,14 +216,16 @@ class _Code:
             return f"built in {getattr(value, '__module__', None)}.{value.__qualname__}"
         if isinstance(value, logging.Logger):
             return f"logger {value.name}"
-        if isinstance(value, (re.Pattern, PurePath)) or kind.__module__ in ("typing", "types", "__future__"):
+        if isinstance(value, (re.Pattern, PurePath, *_TYPING)) or kind.__module__ == "typing":
             return repr(value)
         if not self._is_versioned(kind.__module__):
             return self._instance(value, where)
         try:
             return self._forms.form(value)
         except NoKeyError as error:
-            raise NoKeyError(f"{where}: {error}") from None
+            if not hasattr(value, "__dict__") or not all(map(_is_python, kind.__mro__)):
+                raise NoKeyError(f"{where}: {error}") from None
+        return self._instance(value, where)
 
     def _instance(self, value: Any, where: str) -> str:
         """Return the form of an object of a class that is described."""
@@ -224,10 +240,19 @@ class _Code:
         content += [plain(value) for plain in (list, tuple, set, frozenset, dict) if isinstance(value, plain)]
         if isinstance(value, (str, bytes, int, float, complex)):
             content.append(repr(value))
-        return f"{self._refer(type(value), where)}{self._value(content, where)}"
+        return f"{self._value(type(value), where)}{self._value(content, where)}"
 
 
 _SLOTS = (type(object.__init__), type(object().__str__), type(str.join), type(dict.__dict__["fromkeys"]))
+
+
+_TYPING = (GenericAlias, UnionType, type(annotations))
+
+
+def _is_python(kind: type) -> bool:
+    """Return whether the objects of a class have no state but their attributes, as far as that class goes."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return kind is object or (file is not None and file.endswith(".py"))
 
 
 def _unwrap(value: Any) -> tuple[Any, ...] | None:

@@ -12,15 +12,17 @@ from typing import Any
 
 import forked
 import pytest
+import torch
 from cached import layers, linear, uses
 
-from exir_lowering import LoweredMethods, LoweringOptions, lower
+from exir_lowering import LoweredMethods, LoweringOptions, PreprocessResult, lower
 from exir_lowering.steps.cache.code import describe_code
 from exir_lowering.steps.cache.keys import NoKeyError
 
 BACKEND = """
 import logging
 import re
+import torch
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from exir_lowering import Backend, PreprocessResult
@@ -55,6 +57,7 @@ class Base(Backend):
 
 class Code(Base):
     one_by_one = True
+    @torch.no_grad()
     def preprocess(self, program, compile_specs):
         from .late import suffix
         _LOG.debug("%s", _WORD)
@@ -105,6 +108,15 @@ def _item(package: Any) -> None:
     package.tables.TABLE["key"] = lambda value: value - 2
 
 
+def _decorated(package: Any) -> None:
+    package.backend.Code.preprocess = torch.no_grad()(lambda *given: PreprocessResult(b"decorated"))
+
+
+def _cycle(package: Any) -> None:
+    package.backend.FACTOR = [1]
+    package.backend.FACTOR.append(package.backend.FACTOR)
+
+
 def _default(package: Any) -> None:
     package.helper.scaled.__defaults__ = (3,)
 
@@ -113,6 +125,7 @@ CHANGES = {
     "a class attribute": _set("backend.Code.width", 5),
     "one of a base": _set("backend.Base.width", 5),
     "a method": _set("backend.Code.pad", staticmethod(lambda text: text + b"?")),
+    "what is decorated": _decorated,
     "a property": _set("backend.Base.height", property(lambda self: 5)),
     "a variable": _set("backend.FACTOR", 3),
     "an object": _set("backend.SETTINGS.__class__.total", lambda self: 0),
@@ -181,6 +194,7 @@ def test_equal_code_is_equal_in_another_process(package: Any, tmp_path: Path) ->
     ("change", "reason"),
     [
         (_set("backend.FACTOR", object()), "codepackage.backend.FACTOR: a value of type builtins.object"),
+        (_cycle, "cannot be described: RecursionError"),
         (_set("backend.Code.width", iter([1])), "Code.width: a value of type builtins.list_iterator"),
         (lambda package: sys.modules.pop("codepackage.late"), "imports codepackage.late, which is not imported yet"),
     ],
