@@ -48,8 +48,8 @@ def conversion() -> Lock:
     """Return the lock to hold while torch or ExecuTorch convert, trace or rewrite graphs, or a plug-in may do so.
 
     It waits until the lock is free; `with` then takes it. A thread that the holder itself waits for (it joins the
-    thread, waits for the result of a future that the thread computes, or for the engines while the thread has them)
-    would wait forever: it gets a lock of its own instead, since the holder does nothing in the meantime.
+    thread, waits for the result of a future that the thread computes, or for the engines or Dynamo while the thread has
+    them) would wait forever: it gets a lock of its own instead, since the holder does nothing in the meantime.
     """
     told = time.monotonic() + _PATIENCE
     while True:
@@ -113,10 +113,13 @@ def _free() -> Lock | None:
 
 
 def _waits_for(thread: int, other: int) -> bool:
-    """Return whether a thread waits for another one to end, to set the result of a future, or to leave the engines."""
+    """Return whether a thread waits for another one: to end, to set a future's result, to leave engines or Dynamo."""
     frame = sys._current_frames().get(thread)
     if frame is None:
         return False
+    dynamo = sys.modules.get("torch._dynamo.convert_frame")
+    if dynamo is not None and frame.f_code.co_filename == dynamo.__file__:
+        return owner(dynamo.compile_lock) == other and _stands_still(thread, frame)
     if frame.f_code in _USES_ENGINE:
         return owner(_locks.engine) == other and _stands_still(thread, frame)
     for caller in _outwards(frame, 4):

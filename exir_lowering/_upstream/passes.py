@@ -147,7 +147,10 @@ def _with_exact(running: Any, op: Any, args: Any, kwargs: Any) -> tuple[Any, Any
             usual = torch.tensor(value)
             dtype = _promoted(*tensors, value)
             digits = dtype is torch.float64 and usual.item() != value
-            return torch.tensor(value, dtype=dtype) if digits or dtype is not _promoted(*tensors, usual) else value
+            if not digits and dtype is _promoted(*tensors, usual):
+                return value
+            # A whole number that is too large wraps around.
+            return torch.tensor(value, dtype=dtype) if dtype.is_floating_point else usual.to(dtype)
 
     changed: tuple[Any, Any] = map_args(op, exact, args, kwargs)
     return changed

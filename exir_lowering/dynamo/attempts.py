@@ -73,7 +73,7 @@ def _check_spelling(candidate: Candidate, *, among_backends: bool) -> None:
             if among_backends:
                 registry.find_backend(candidate.name)
     except UnknownPluginError:
-        if difflib.get_close_matches(candidate.name, {*_own_names(), *registered_backends()}):
+        if difflib.get_close_matches(candidate.name, {*_own_names(), *registered_backends()}, cutoff=0.85):
             raise
 
 

@@ -93,7 +93,10 @@ class _Specializer:
         inputs = iter(args)
         for node in self._module.graph.nodes:
             if node.op == "placeholder":
-                self._add(node, self._fake(next(inputs)))
+                given = next(inputs)
+                self._add(node, self._fake(given))
+                if not isinstance(given, torch.Tensor):
+                    self._copies[node] = given
             elif node.op == "get_attr":
                 self._add(node, self._fake(graphs.attribute(self._module, str(node.target))))
             elif node.op == "output":

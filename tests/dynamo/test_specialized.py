@@ -7,6 +7,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import forked
 import pytest
 import torch
 from compile_support import assert_near, clean, compiled, delegated, reasons
@@ -176,3 +177,63 @@ def test_concatenations_of_nothing(partitioner: Any, dynamic: Any) -> None:
     for count in (0, 3, 5):
         for shape in ((count, 4), (4, count)):
             assert_near(called(torch.ones(shape)), doubled(torch.ones(shape)))
+
+
+def test_sizes_are_constants_in_what_is_compiled_for_them() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> Any:
+        rows, columns = x.shape
+        first = (x.view(rows * columns) + torch.full((rows * columns,), 2.0)) * 2
+        return first, y.view(y.shape[0], -1) * torch.full((y.shape[0], 1), 3.0) * rows
+
+    called = compiled(function, partitioners="reference", backends={"reference": Static()}, dynamic=True)
+    for rows, columns in ((3, 4), (6, 2), (7, 8)):
+        given = torch.randn(rows, columns), torch.randn(columns, rows, 2)
+        assert_near(called(*given), function(*given))
+    assert reasons() == [] and set(delegated()) == {"reference"}
+
+
+CROSSING = """
+import os, threading, torch
+from torch.export import export
+from exir_lowering import Backend, PreprocessResult, lower
+from exir_lowering.dynamo import backend
+from exir_lowering.partitioners import SupportPartitioner, everything
+
+lowering, compiling, done = threading.Event(), threading.Event(), []
+
+class Compiles(Backend):
+    backend_id = "compiles"
+    one_by_one = True
+    def preprocess(self, program, compile_specs):
+        lowering.set()
+        compiling.wait(30)
+        torch.compile(lambda x: x * 2 + 1, backend="eager")(torch.ones(3))
+        return PreprocessResult(b"x")
+
+def lower_one():
+    program = export(torch.nn.Linear(2, 2), (torch.ones(2, 2),))
+    lower(program, SupportPartitioner({"compiles": everything()}), backends={"compiles": Compiles()})
+    done.append("lowered")
+
+def given(module, inputs):
+    compiling.set()
+    return backend(module, inputs)
+
+def compile_one():
+    lowering.wait(30)
+    torch.compile(lambda x: x.sin() + 1, backend=given)(torch.ones(3))
+    done.append("compiled")
+
+threads = [threading.Thread(target=each, daemon=True) for each in (lower_one, compile_one)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join(60)
+print(*sorted(done), flush=True)
+os._exit(0)
+"""
+
+
+def test_a_backend_that_compiles_is_lowered_for_while_another_thread_compiles() -> None:
+    """One has the lock of conversions and needs Dynamo's, the other one has Dynamo's and needs that of conversions."""
+    assert forked.run(CROSSING, timeout=200).stdout == "compiled lowered\n"

@@ -9,6 +9,7 @@ in the key anyway: Python's own, and what is installed, except the plug-in's own
 from __future__ import annotations
 
 import dis
+import enum
 import functools
 import hashlib
 import importlib.util
@@ -16,9 +17,12 @@ import inspect
 import logging
 import re
 import site
+import struct
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping
+import threading
+import typing
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import PurePath
 from types import (
     BuiltinFunctionType,
@@ -30,9 +34,8 @@ from types import (
     MemberDescriptorType,
     MethodType,
     ModuleType,
-    UnionType,
 )
-from typing import Any
+from typing import Any, cast
 
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.steps.cache.forms import Forms, Storages
@@ -54,10 +57,16 @@ _OF_CLASSES = frozenset(
 )
 """What Python keeps in classes beside what they do."""
 
-_BY_NAME = frozenset(
-    {"eval", "exec", "getattr", "globals", "import_module", "locals", "setattr", "vars", "__dict__", "__import__"}
+_OF_MODULES = frozenset(
+    {
+        *("__name__", "__doc__", "__package__", "__loader__", "__spec__", "__file__", "__cached__", "__builtins__"),
+        *("__path__", "__annotations__", "__warningregistry__"),
+    }
 )
-"""What reaches attributes of modules that the code does not name."""
+"""The same for modules."""
+
+_BY_NAME = frozenset({"eval", "exec", "globals", "vars"})
+"""What reaches variables of a module that the code does not name."""
 
 
 def describe_code(kind: type, settings: Mapping[str, Any] | None = None) -> list[str]:
@@ -71,7 +80,11 @@ def describe_code(kind: type, settings: Mapping[str, Any] | None = None) -> list
         raise
     except Exception as error:  # of objects that do not answer what they are asked, or refer to themselves
         let_through(error)
-        said = f"{type(error).__name__}: {error}"
+        try:
+            said = f"{type(error).__name__}: {error}"
+        except Exception as another:
+            let_through(another)
+            said = type(error).__name__
         raise NoKeyError(f"the code of {kind.__module__}.{kind.__qualname__} cannot be described: {said}") from None
 
 
@@ -137,41 +150,35 @@ class _Code:
                 yield f"{name} = {self._value(cell.cell_contents, f'{where}, variable {name}')}"
         if self._is_versioned(function.__globals__.get("__name__")):  # such as a decorator's function
             return
-        names = sorted(set(_names(function.__code__)))
-        for name in names:
-            if name in function.__globals__:
-                value = function.__globals__[name]
-                yield f"{name} = {self._global(value, names, f'{function.__module__}.{name}')}"
+        names = set(_names(function.__code__))
+        reached = set(function.__globals__) - _OF_MODULES if names & _BY_NAME else names & set(function.__globals__)
+        for name in sorted(reached):
+            yield f"{name} = {self._value(function.__globals__[name], f'{function.__module__}.{name}')}"
         for name in sorted(set(_imported(function))):
-            yield f"import {name} {self._import(name, names, where)}"
+            yield f"import {name} {self._import(name, where)}"
 
-    def _global(self, value: Any, names: Iterable[str], where: str) -> str:
-        return self._module(value, names) if isinstance(value, ModuleType) else self._value(value, where)
-
-    def _module(self, module: ModuleType, names: Iterable[str]) -> str:
-        """Return what a function reaches in a module: the attributes that its code names."""
+    def _module(self, module: ModuleType) -> str:
+        """Return the form of a module: all of it, unless its version is known."""
         if self._is_versioned(module.__name__):
             return f"module {module.__name__}"
         if not str(getattr(module, "__file__", None) or ".py").endswith(".py"):
             raise NoKeyError(f"the module {module.__name__} is no Python code, and has no version")
-        reached = sorted(vars(module)) if _BY_NAME.intersection(names) else [n for n in names if n in vars(module)]
-        found = [name for name in reached if not name.startswith("__")]
-        inside = (f"{name}={self._global(vars(module)[name], names, f'{module.__name__}.{name}')}" for name in found)
-        key = id(module), tuple(found)
-        if key in self._modules:
-            return f"module {module.__name__}"
-        self._modules.add(key)
+        if id(module) in self._numbers:
+            return f"#{self._numbers[id(module)]}"
+        self._number(module)
+        found = sorted(set(vars(module)) - _OF_MODULES)
+        inside = (f"{name}={self._value(vars(module)[name], f'{module.__name__}.{name}')}" for name in found)
         return f"module {module.__name__}({','.join(inside)})"
 
-    @functools.cached_property
-    def _modules(self) -> set[Any]:
-        return set()
+    def _number(self, value: Any) -> int:
+        self._kept.append(value)
+        return self._numbers.setdefault(id(value), len(self._numbers))
 
-    def _import(self, name: str, names: Iterable[str], where: str) -> str:
+    def _import(self, name: str, where: str) -> str:
         """Return what a function imports when it is called."""
         module = sys.modules.get(name)
         if module is not None:
-            return self._module(module, names)
+            return self._module(module)
         if self._is_versioned(name) or self._is_installed(name):
             return "when it is called"
         raise NoKeyError(f"{where} imports {name}, which is not imported yet")
@@ -186,40 +193,55 @@ class _Code:
     # -- values
 
     def _value(self, value: Any, where: str) -> str:
-        """Return the form of a value; of what is described in its turn, the number."""
-        unwrapped = _unwrap(value)
-        if unwrapped is not None:
-            inner = ",".join(self._value(part, where) for part in unwrapped)
-            return f"{type(value).__qualname__}({inner})"
+        """Return the form of a value; of what is described in its turn, or was before, the number."""
+        kind = type(value)
+        if kind in _NUMBERED:
+            if id(value) in self._numbers:
+                return f"#{self._numbers[id(value)]}"
+            self._number(value)
+        if kind in _WRAPPERS:
+            return f"{kind.__qualname__}({','.join(self._value(part, where) for part in _WRAPPERS[kind](value))})"
         if isinstance(value, FunctionType):
             modules = value.__module__, value.__globals__.get("__name__")
             if value.__closure__ or not all(map(self._is_versioned, modules)):
                 return self._refer(value, where)
             return f"{modules[1]}.{value.__qualname__} {_digest(value.__code__)}"
-        if isinstance(value, type):
+        if isinstance(value, type) and kind is not GenericAlias:
             versioned = self._is_versioned(value.__module__)
             return f"{value.__module__}.{value.__qualname__}" if versioned else self._refer(value, where)
         if isinstance(value, ModuleType):
-            return self._module(value, ())
-        if type(value) in (list, tuple):
-            return f"{type(value).__name__}({','.join(self._value(item, where) for item in value)})"
-        if type(value) is dict:
-            items = value.items()
-            return f"dict({','.join(f'{self._value(k, where)}:{self._value(v, where)}' for k, v in items)})"
-        if type(value) in (set, frozenset):
-            return f"set({','.join(sorted(self._value(item, where) for item in value))})"
+            return self._module(value)
+        if not self._is_versioned(kind.__module__):
+            return self._instance(value, where)
+        if isinstance(value, (list, tuple)):
+            return f"{kind.__name__}({','.join(self._value(item, where) for item in value)})"
+        if isinstance(value, Mapping):
+            made = self._value(getattr(value, "default_factory", None), where)
+            items = (f"{self._value(key, where)}:{self._value(item, where)}" for key, item in value.items())
+            return f"{kind.__name__}({made};{','.join(items)})"
+        if isinstance(value, (set, frozenset)):
+            return f"set({','.join(self._value(item, where) for item in _ordered(value, where))})"
         return self._object(value, where)
 
     def _object(self, value: Any, where: str) -> str:
         kind = type(value)
-        if isinstance(value, (BuiltinFunctionType, GetSetDescriptorType, MemberDescriptorType)) or kind in _SLOTS:
-            return f"built in {getattr(value, '__module__', None)}.{value.__qualname__}"
+        if kind in _BUILT_IN:
+            return self._built_in(value, where)
+        if isinstance(value, enum.Enum):
+            return f"{self._value(kind, where)}.{value.name}"
+        if typing.get_args(value):
+            parts = (typing.get_origin(value), *typing.get_args(value))
+            return f"type({','.join(self._value(part, where) for part in parts)})"
         if isinstance(value, logging.Logger):
             return f"logger {value.name}"
-        if isinstance(value, (re.Pattern, PurePath, *_TYPING)) or kind.__module__ == "typing":
+        if isinstance(value, _LOCKS):
+            return "lock"
+        if isinstance(value, struct.Struct):
+            return f"struct {value.format}"
+        if isinstance(value, re.Pattern):
+            return f"re {value.pattern!r} {value.flags}"
+        if isinstance(value, (PurePath, range, type(annotations))) or kind.__module__ == "typing":
             return repr(value)
-        if not self._is_versioned(kind.__module__):
-            return self._instance(value, where)
         try:
             return self._forms.form(value)
         except NoKeyError as error:
@@ -227,49 +249,84 @@ class _Code:
                 raise NoKeyError(f"{where}: {error}") from None
         return self._instance(value, where)
 
+    def _built_in(self, value: Any, where: str) -> str:
+        module = getattr(value, "__module__", None) or getattr(getattr(value, "__objclass__", None), "__module__", None)
+        bound = getattr(value, "__self__", None)
+        if bound is not None and not isinstance(bound, ModuleType):
+            return f"built in {value.__qualname__} of {self._value(bound, where)}"
+        if module is not None and not self._is_versioned(module):
+            raise NoKeyError(f"{where}: {value.__qualname__} of {module} is no Python code, and has no version")
+        return f"built in {module}.{value.__qualname__}"
+
     def _instance(self, value: Any, where: str) -> str:
-        """Return the form of an object of a class that is described."""
+        """Return the form of an object by its attributes, and what it is beside."""
         if id(value) in self._numbers:
             return f"#{self._numbers[id(value)]}"
-        self._numbers[id(value)] = len(self._numbers)
-        self._kept.append(value)
-        content: list[Any] = [getattr(value, "__dict__", None)]
+        self._number(value)
+        content: list[Any] = [attributes(value)]
         for base in type(value).__mro__:
-            slots = [name for name, slot in vars(base).items() if isinstance(slot, MemberDescriptorType)]
-            content.append({name: getattr(value, name) for name in slots if hasattr(value, name)})
-        content += [plain(value) for plain in (list, tuple, set, frozenset, dict) if isinstance(value, plain)]
-        if isinstance(value, (str, bytes, int, float, complex)):
-            content.append(repr(value))
+            if base in _PLAIN:
+                content.append(cast("Any", base).__repr__(value) if base in _TEXTUAL else base(value))
+            elif self._is_versioned(base.__module__) and not _is_python(base):
+                raise NoKeyError(f"{where}: objects of {base.__module__}.{base.__qualname__} have no canonical form")
         return f"{self._value(type(value), where)}{self._value(content, where)}"
 
 
-_SLOTS = (type(object.__init__), type(object().__str__), type(str.join), type(dict.__dict__["fromkeys"]))
+def attributes(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object, also those in slots."""
+    found = dict(getattr(value, "__dict__", None) or {})
+    for base in type(value).__mro__:
+        slots = (name for name, slot in vars(base).items() if isinstance(slot, MemberDescriptorType))
+        found |= {name: getattr(value, name) for name in slots if hasattr(value, name)}
+    return found
 
 
-_TYPING = (GenericAlias, UnionType, type(annotations))
+def _ordered(values: Collection[Any], where: str) -> list[Any]:
+    """Return the members of a set in an order that is the same in any process."""
+
+    def key(value: Any) -> tuple[str, str, str]:
+        text = repr(value) if type(value) in _TEXTUAL or value is None else ""
+        named = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', getattr(value, 'name', ''))}"
+        return type(value).__qualname__, text, named if not text else ""
+
+    if len(set(map(key, values))) < len(values):
+        raise NoKeyError(f"{where}: a set of objects has no order")
+    return sorted(values, key=key)
 
 
+_TEXTUAL: tuple[Any, ...] = (str, bytes, int, float, complex)
+_PLAIN: tuple[Any, ...] = (*_TEXTUAL, list, tuple, set, frozenset, dict)
+_NUMBERED = (list, dict, set)
+"""What can hold itself."""
+
+_BUILT_IN = (
+    *(BuiltinFunctionType, GetSetDescriptorType, MemberDescriptorType, type(object.__init__), type(object().__str__)),
+    *(type(re.compile("").match), type(str.join), type(dict.__dict__["fromkeys"])),
+)
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: classes of C that never change lack it
+_LOCKS = (type(threading.Lock()), type(threading.RLock()))
+_WRAPPERS: dict[Any, Callable[[Any], tuple[Any, ...]]] = {
+    staticmethod: lambda value: (value.__func__,),
+    classmethod: lambda value: (value.__func__,),
+    property: lambda value: (value.fget, value.fset, value.fdel),
+    functools.cached_property: lambda value: (value.func,),
+    functools.partial: lambda value: (value.func, value.args, value.keywords),
+    functools.partialmethod: lambda value: (value.func, value.args, value.keywords),
+    MethodType: lambda value: (value.__func__, value.__self__),
+    type(functools.lru_cache(lambda: None)): lambda value: (value.__wrapped__, value.cache_parameters()),
+}
+"""What descriptors and wrappers hold."""
+
+
+@functools.cache
 def _is_python(kind: type) -> bool:
     """Return whether the objects of a class have no state but their attributes, as far as that class goes."""
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    return kind is object or (file is not None and file.endswith(".py"))
-
-
-def _unwrap(value: Any) -> tuple[Any, ...] | None:
-    """Return what a descriptor or a wrapper holds; None if it is neither."""
-    if isinstance(value, (staticmethod, classmethod)):
-        return (value.__func__,)
-    if isinstance(value, property):
-        return value.fget, value.fset, value.fdel
-    if isinstance(value, functools.cached_property):
-        return (value.func,)
-    if isinstance(value, (functools.partial, functools.partialmethod)):
-        return value.func, value.args, value.keywords
-    if isinstance(value, MethodType):
-        return value.__func__, value.__self__
-    if hasattr(value, "cache_parameters"):
-        return (inspect.unwrap(value),)
-    return None
+    if kind is object:
+        return True
+    try:
+        return bool(kind.__flags__ & _HEAP_TYPE and inspect.getsource(kind))
+    except (OSError, TypeError):
+        return False
 
 
 def _digest(code: CodeType) -> str:

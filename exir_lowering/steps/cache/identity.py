@@ -19,7 +19,7 @@ import torch
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.plugins import conversions, payload
 from exir_lowering.plugins.backend import Backend, ExecutorchBackend, Partitioner
-from exir_lowering.steps.cache.code import describe_code
+from exir_lowering.steps.cache.code import attributes, describe_code
 from exir_lowering.steps.cache.forms import Forms, Storages
 from exir_lowering.steps.cache.keys import FORMAT, NoKeyError
 
@@ -58,7 +58,7 @@ def identify(backend: Backend) -> Maker:
     if kind.__module__.startswith("exir_lowering."):
         facts += [Forms(Storages(), named=True).form(vars(maker)), *_source(kind)]
     else:
-        facts += _outside(kind, vars(maker))
+        facts += _outside(kind, attributes(maker))
     return Maker(tuple(facts), independent, maker.unread | backend.unread, None)
 
 

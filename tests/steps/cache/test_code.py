@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import enum
+import functools
 import importlib
 import os
+import re
 import sys
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import forked
@@ -16,12 +20,14 @@ import torch
 from cached import layers, linear, uses
 
 from exir_lowering import LoweredMethods, LoweringOptions, PreprocessResult, lower
-from exir_lowering.steps.cache.code import describe_code
+from exir_lowering.steps.cache.code import attributes, describe_code
 from exir_lowering.steps.cache.keys import NoKeyError
 
 BACKEND = """
 import logging
 import re
+import struct
+import threading
 import torch
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -31,6 +37,8 @@ from .helper import scaled
 
 _LOG = logging.getLogger(__name__)
 _WORD = re.compile("[a-z]+")
+_PAIR = struct.Struct("<II")
+_LOCK = threading.Lock()
 FACTOR = 2
 
 @dataclass(frozen=True)
@@ -60,7 +68,8 @@ class Code(Base):
     @torch.no_grad()
     def preprocess(self, program, compile_specs):
         from .late import suffix
-        _LOG.debug("%s", _WORD)
+        with _LOCK:
+            _LOG.debug("%s %s", _WORD, _PAIR.size)
         grow = partial(scaled, factor=FACTOR)
         numbers = [grow(self.width), helper.offset(1), tables.TABLE["key"](5), SETTINGS.total(), remembered(7)]
         return PreprocessResult(self.pad(repr([*numbers, self.height]).encode()) + suffix())
@@ -112,14 +121,87 @@ def _decorated(package: Any) -> None:
     package.backend.Code.preprocess = torch.no_grad()(lambda *given: PreprocessResult(b"decorated"))
 
 
-def _cycle(package: Any) -> None:
-    package.backend.FACTOR = [1]
-    package.backend.FACTOR.append(package.backend.FACTOR)
-
-
 def _default(package: Any) -> None:
     package.helper.scaled.__defaults__ = (3,)
 
+
+class _Named:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class _OddError(Exception):
+    def __str__(self) -> str:
+        raise TypeError
+
+
+class _Odd:
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
+        raise _OddError
+
+
+class _Queue(deque[int]):
+    pass
+
+
+class _Attributes(dict[str, int]):
+    __getattr__ = dict.__getitem__
+
+
+class _Text(str):
+    def __repr__(self) -> str:
+        return "*"
+
+
+def _visits(again: bool) -> type:
+    """Return a class like `_Visitor`, of the same name, whose method does the same or not."""
+    made = type("_Visitor", (), {"visit": (lambda self: 2) if again else (lambda self: 1)})
+    made.__module__ = __name__
+    return made
+
+
+def _levels(value: int) -> Any:
+    return enum.Enum("_Level", {"LOW": value}, module=__name__)
+
+
+def _cyclic(value: int) -> list[Any]:
+    made: list[Any] = [value]
+    made.append(made)
+    return made
+
+
+def _doubled(value: int) -> list[Any]:
+    made: list[Any] = [value]
+    for _ in range(40):
+        made = [made, made]
+    return made
+
+
+def _remembering(value: int) -> Any:
+    def decorated(function: Any) -> Any:
+        return functools.wraps(function)(lambda: value)
+
+    return functools.lru_cache(decorated(_visits))
+
+
+VALUES: dict[str, Callable[[int], Any]] = {
+    "a dictionary with attributes": lambda value: _Attributes(level=value),
+    "a bound method of a table": lambda value: {"a": value}.get,
+    "a bound method of a pattern": lambda value: re.compile(f"a{value}").match,
+    "an ordered dictionary of classes": lambda value: OrderedDict(a=_visits(value == 2)),
+    "a default dictionary": lambda value: defaultdict(_visits(value == 2)),
+    "a view of a dictionary": lambda value: MappingProxyType({"a": _visits(value == 2)}),
+    "a generic type": lambda value: list[_visits(value == 2)],  # type: ignore[misc]
+    "a union": lambda value: int | _visits(value == 2),
+    "a member of an enumeration": lambda value: OrderedDict(a=_levels(value).LOW),
+    "a long pattern": lambda value: re.compile("a" * 300 + str(value)),
+    "a list that holds itself": _cyclic,
+    "a list of lists of lists": _doubled,
+    "what is decorated and remembered": _remembering,
+    "a partial function": lambda value: functools.partial(max, value),
+    "a text of a class": lambda value: _Text(value),
+}
 
 CHANGES = {
     "a class attribute": _set("backend.Code.width", 5),
@@ -181,7 +263,7 @@ def test_a_file_that_was_edited_after_its_import_does_not_matter(package: Any, n
 def test_equal_code_is_equal_in_another_process(package: Any, tmp_path: Path) -> None:
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "from codepackage import backend, late\nfrom exir_lowering.steps.cache.code import describe_code\n"
+        "from codepackage import backend, late\nfrom exir_lowering.steps.cache.code import attributes, describe_code\n"
         "print(describe_code(backend.Code, {'a': [1, {2, 'b'}]}))\n"
     )
     expected = describe_code(package.backend.Code, {"a": [1, {2, "b"}]})
@@ -194,7 +276,9 @@ def test_equal_code_is_equal_in_another_process(package: Any, tmp_path: Path) ->
     ("change", "reason"),
     [
         (_set("backend.FACTOR", object()), "codepackage.backend.FACTOR: a value of type builtins.object"),
-        (_cycle, "cannot be described: RecursionError"),
+        (_set("backend.FACTOR", {_Named("a"), _Named("a")}), "FACTOR: a set of objects has no order"),
+        (_set("backend.FACTOR", _Odd()), "cannot be described: _OddError"),
+        (_set("backend.FACTOR", _Queue()), "FACTOR: objects of collections.deque have no canonical form"),
         (_set("backend.Code.width", iter([1])), "Code.width: a value of type builtins.list_iterator"),
         (lambda package: sys.modules.pop("codepackage.late"), "imports codepackage.late, which is not imported yet"),
     ],
@@ -203,6 +287,28 @@ def test_what_cannot_be_told_has_no_key(package: Any, change: Any, reason: str) 
     change(package)
     with pytest.raises(NoKeyError, match=reason):
         describe_code(package.backend.Code)
+
+
+@pytest.mark.parametrize("make", VALUES.values(), ids=VALUES)
+def test_values_are_told_apart(package: Any, make: Callable[[int], Any]) -> None:
+    def described(value: int) -> list[str]:
+        package.backend.FACTOR = make(value)
+        return describe_code(package.backend.Code)
+
+    assert described(1) == described(1)
+    assert described(1) != described(2)
+
+
+def test_slots_of_a_backend_are_settings(package: Any) -> None:
+    class Slotted(package.backend.Base):  # type: ignore[misc,name-defined]
+        __slots__ = ("level",)
+
+        def preprocess(self, program: Any, compile_specs: Any) -> Any:
+            raise NotImplementedError
+
+    one, other = Slotted(), Slotted()
+    one.level, other.level = 1, 2
+    assert attributes(one) == {"level": 1} != attributes(other)
 
 
 def test_the_report_says_why_it_is_not_cached(package: Any, tmp_path: Path) -> None:
