@@ -28,8 +28,10 @@ def converting(programs: Iterable[ExportedProgram], *, gradients: bool) -> Itera
     try:
         with DECOMPOSITIONS, COMPOSITES, settings(programs, gradients=gradients):
             yield
-    finally:
+    except BaseException:
         before.restore()
+        raise
+    finally:  # torch has restored everything itself; Dynamo, in another thread, may have switched something meanwhile
         _converting.remove(before)
 
 
