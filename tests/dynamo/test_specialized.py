@@ -13,6 +13,7 @@ import torch
 from compile_support import assert_near, clean, compiled, delegated, reasons
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.export import export
+from torch.fx import _lazy_graph_module
 from torch.fx.experimental.symbolic_shapes import free_symbols
 
 from exir_lowering import lower
@@ -165,6 +166,8 @@ def test_a_graph_is_compiled_while_another_thread_lowers() -> None:
             done.set()
     assert lowering.result() > 0
     assert reasons() == []
+    # What Dynamo had switched while the other thread began to lower is not switched again when that has ended.
+    assert not _lazy_graph_module._use_lazy_graph_module_flag
 
 
 @pytest.mark.parametrize("dynamic", [True, None])
