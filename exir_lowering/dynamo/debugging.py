@@ -106,7 +106,7 @@ class _PlanCompiler(GraphCompiler):
     def compile(self, kind: Kind, modules: Mapping[str, GraphModule], weights: Weights) -> dict[str, Boxed]:
         """Plan graphs together; PyTorch runs them."""
         with outside_tracing():
-            plan = plan_graphs(self._capture(modules, weights), self._target)
+            plan = plan_graphs(self._capture(modules, weights), self._target.of_kind(kind))
         for backend_id in plan.backend_ids:
             registry.find_backend(backend_id, self._target.backends)
             find_executor(backend_id, self._target.delegates)

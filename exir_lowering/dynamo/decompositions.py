@@ -1,15 +1,23 @@
-"""What AOTAutograd decomposes: core ATen, except where that changes random numbers or gradients."""
+"""What AOTAutograd decomposes: core ATen, except where that changes random numbers or gradients.
+
+A max pooling it decomposes always, into one with indices; what partitioners want whole is made of that again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from exir_lowering import graphs
 from exir_lowering._upstream.dynamo import core_aten_decompositions, get_decompositions
+from exir_lowering.errors.interrupts import let_through
+from exir_lowering.plugins.backend import Partitioner
 
 _KEPT = (
     "aten.bernoulli",  # decomposed, it draws other numbers than in eager PyTorch
@@ -47,3 +55,31 @@ def differentiable_attention(given: Mapping[Any, Any] | None, *, training: bool)
     A caller's own decompositions decide themselves.
     """
     return sdpa_kernel(SDPBackend.MATH) if training and given is None else nullcontext()
+
+
+_POOL, _WITH_INDICES = torch.ops.aten.max_pool2d.default, torch.ops.aten.max_pool2d_with_indices.default
+
+
+def restore_pools(program: ExportedProgram, partitioners: Sequence[Partitioner]) -> None:
+    """Replace max poolings whose indices nobody reads by plain ones, if a partitioner wants these whole."""
+    pools = [node for node in program.graph.nodes if node.target is _WITH_INDICES and _reads_values_only(node)]
+    if not pools or not any(_wants(partitioner, _POOL, program) for partitioner in partitioners):
+        return
+    for pool in pools:
+        for value in [*pool.users]:
+            value.target, value.args = _POOL, pool.args  # it keeps its name, by which it may be returned
+            value.meta = {**pool.meta, **value.meta}
+        program.graph.erase_node(pool)
+
+
+def _reads_values_only(pool: Node) -> bool:
+    return bool(pool.users) and all(graphs.is_getitem(user) and user.args[1] == 0 for user in pool.users)
+
+
+def _wants(partitioner: Partitioner, operator: Any, program: ExportedProgram) -> bool:
+    try:
+        wanted, _ = partitioner.ops_to_not_decompose(program)
+    except Exception as error:  # it stays as it is: nothing is decomposed here, so it need not know an answer
+        let_through(error)
+        return False
+    return operator in (wanted or ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,7 +42,7 @@ class Function:
         self._compiler = self._make_compiler()
         placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
         self._static = {
-            number: value
+            number: weakref.ref(value)  # a function lives until its backward graph is compiled
             for number, (node, value) in enumerate(zip(placeholders, example_inputs, strict=True))
             if is_readable(value) and is_static_input(node)
         }
@@ -103,16 +104,24 @@ class Function:
         written = written_inputs(self._inputs)
         placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
         numbers = {position: input_number(node) for position, node in enumerate(placeholders)}
-        return {
-            position: self._static[number]
+        found = {
+            position: self._static[number]()
             for position, number in numbers.items()
             if number is not None and number in self._static and number not in written
         }
+        return {position: weight for position, weight in found.items() if weight is not None}
 
 
 def target_of(attempt: Attempt, options: CompileOptions) -> Target:
     """Return what the graphs of an attempt are compiled for."""
-    return Target(attempt.partitioners, attempt.backends, options.delegates, options.lowering)
+    return Target(
+        attempt.partitioners,
+        attempt.backends,
+        options.delegates,
+        options.lowering,
+        options.check_weights,
+        options.partitions,
+    )
 
 
 def _text(module: GraphModule) -> str:

@@ -23,7 +23,7 @@ from exir_lowering.dynamo.hazards import NotLowered, UnboundedSizes
 from exir_lowering.dynamo.logs import Kind, Log
 from exir_lowering.dynamo.lowering import Compiled, Target, compile_graphs
 from exir_lowering.dynamo.specialized import Specialized, has_symbolic_sizes, specialize
-from exir_lowering.dynamo.weights import Mark, Watched, mark
+from exir_lowering.dynamo.weights import Mark, Watched
 from exir_lowering.errors import BackendFailure, LoweringError
 from exir_lowering.errors.interrupts import let_through
 
@@ -58,7 +58,7 @@ class GraphCompiler:
         with _foreseen():
             captured = self._capture(modules, weights)
             marks = self._marks(captured[0], weights)
-            compiled = compile_graphs(captured, self._target)
+            compiled = compile_graphs(captured, self._target.of_kind(kind))
         self._note(kind, compiled)
         functions = {name: _keeping(function, compiled.kept) for name, function in compiled.functions.items()}
         if compiled.lent:
@@ -76,10 +76,9 @@ class GraphCompiler:
             raise NotLowered("it took no operator")
 
     def _marks(self, captured: Captured, weights: Weights) -> list[Mark]:
-        contents = self._target.options.check_weights
         placeholders = [node for node in captured.module.graph.nodes if node.op == "placeholder"]
         positions = [placeholders.index(node) for node in captured.lent.values()]
-        return [mark(position, weights[position], contents=contents) for position in positions]
+        return [Mark(position, weights[position], self._target.check_weights) for position in positions]
 
     def _watch(self, kind: Kind, name: str, module: GraphModule, marks: Sequence[Mark], function: Boxed) -> Boxed:
         """Return a function that is compiled again when a weight has changed."""
@@ -100,7 +99,7 @@ class GraphCompiler:
             with outside_tracing(), _foreseen():
                 captured = capture(name, module, weights)
                 marks = self._marks(captured, weights)
-                compiled = compile_graphs([captured], self._target)
+                compiled = compile_graphs([captured], self._target.of_kind(kind))
             if compiled.report is not None:
                 self._log.add(kind, compiled.report)
             return (marks if compiled.lent else ()), _keeping(compiled.functions[name], compiled.kept)
@@ -111,9 +110,10 @@ class GraphCompiler:
     def _specialize(self, kind: Kind, name: str, module: GraphModule, weights: Weights) -> Boxed:
         """Return a function that is compiled for the sizes that it gets; PyTorch runs it where that fails later."""
         made: list[Specialized] = []
+        positions = tuple(weights)  # the weights themselves may be replaced
 
         def compile_for(args: Sequence[Any]) -> Boxed:
-            now = {position: args[position] for position in weights}
+            now = {position: args[position] for position in positions}
             try:
                 with _foreseen():
                     static = specialize(module, args)

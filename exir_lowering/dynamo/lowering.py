@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from executorch.exir import EdgeCompileConfig
 from torch.export import ExportedProgram
@@ -14,12 +14,16 @@ from exir_lowering._upstream.delegates import LoweredBackendModule
 from exir_lowering._upstream.dynamo import outside_tracing
 from exir_lowering._upstream.schemas import is_overload
 from exir_lowering.dynamo.capture import Captured
+from exir_lowering.dynamo.decompositions import restore_pools
 from exir_lowering.dynamo.execution import Boxed, assemble
 from exir_lowering.dynamo.hazards import NotLowered
+from exir_lowering.dynamo.logs import Kind
 from exir_lowering.dynamo.once import SharedBackends
-from exir_lowering.dynamo.partitions import Lowered, make_call
+from exir_lowering.dynamo.partitions import Lowered, find_executor, make_call
+from exir_lowering.dynamo.profit import leaving_losses
 from exir_lowering.dynamo.random_numbers import Order, leaving_random, list_random, order_of, restore_order
-from exir_lowering.errors import InvariantError
+from exir_lowering.dynamo.weights import Check
+from exir_lowering.errors import InvariantError, LoweringError
 from exir_lowering.lowered import LoweredMethods
 from exir_lowering.options import LoweringOptions
 from exir_lowering.pipeline import lower_in, plan
@@ -39,6 +43,21 @@ class Target:
     backends: Mapping[str, Any]  # by id, before the installed ones
     delegates: Mapping[str, Any]  # by id, before the installed ones
     options: LoweringOptions
+    check_weights: Check  # what is compared before each call
+    partitions: Literal["profitable", "all"]  # which ones are kept
+
+    def of_kind(self, kind: Kind) -> Target:
+        """Return what graphs of a kind are compiled for: those that are not differentiated are rewritten by default."""
+        if self.options.rewrites is not None:
+            return self
+        return replace(self, options=replace(self.options, rewrites="safe" if kind == "inference" else "none"))
+
+    def is_hosted(self, backend_id: str) -> bool:
+        """Return whether ExecuTorch's runtime executes a backend's payloads."""
+        try:
+            return find_executor(backend_id, self.delegates) is None
+        except LoweringError:  # what that means is said when it is needed
+            return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +108,9 @@ def _prepare(
 ) -> tuple[Session, list[Captured], dict[str, list[Partitioner]]]:
     """Return what lowers graphs: the session, the graphs with programs in Edge dialect, and their partitioners."""
     programs = {one.name: one.program for one in captured if one.program is not None}
-    chosen = {name: _choose(program, target.partitioners.get(name, ())) for name, program in programs.items()}
+    chosen = {name: _choose(name, program, target) for name, program in programs.items()}
+    for name, program in programs.items():
+        restore_pools(program, chosen[name])
     session = Session(_options(programs.values(), target.options))
     whole = target.options.edge_compile_config is not None  # which says itself what is decomposed
     asked = {name: tuple(chosen[name]) if whole else () for name in programs}
@@ -103,8 +124,7 @@ def _prepare(
 
 def _free(options: LoweringOptions) -> LoweringOptions:
     """Return the options for a plan of what is lowered with others."""
-    rewrites = "none" if options.rewrites is None else options.rewrites
-    return replace(options, require_coverage=0.0, require_full=False, progress=False, rewrites=rewrites)
+    return replace(options, require_coverage=0.0, require_full=False, progress=False)
 
 
 def _repeat_decisions(captured: Sequence[Captured]) -> None:
@@ -123,11 +143,11 @@ def _lower(
 ) -> LoweredMethods:
     """Lower programs so that random numbers are drawn in their order, in smaller partitions if it has to be."""
     orders = {name: order_of(program.graph_module) for name, program in programs.items()}
-    lowered = lower_in(session, programs, partitioners, backends=backends, rewrites="none")
+    lowered = lower_in(session, programs, partitioners, backends=backends)
     if _restore_orders(lowered, orders):
         return lowered
     apart = {name: [leaving_random(each, apart=True) for each in found] for name, found in partitioners.items()}
-    lowered = lower_in(Session(session.options), programs, apart, backends=backends, rewrites="none")
+    lowered = lower_in(Session(session.options), programs, apart, backends=backends)
     if not _restore_orders(lowered, orders):
         raise NotLowered("operators that draw random numbers would run in another order")
     return lowered
@@ -148,7 +168,7 @@ def _settle_weights(
     if not any(one.lent for one in captured):
         return converted
     as_inputs = [one.with_weights_as_inputs() if one.program is not None else one for one in converted]
-    free = _free(options)
+    free = replace(_free(options), rewrites="none")  # which is faster, and says as much
     delegated, total = _count_delegated(as_inputs, partitioners, free)
     if delegated == total or _count_delegated(converted, partitioners, free)[0] <= delegated:
         return as_inputs
@@ -164,9 +184,14 @@ def _count_delegated(
     return sum(method.delegated for method in methods), sum(len(method.nodes) for method in methods)
 
 
-def _choose(program: ExportedProgram, partitioners: Sequence[Partitioner]) -> list[Partitioner]:
-    random = bool(list_random(program.graph_module))
-    return [leaving_random(each) if random else each for each in partitioners]
+def _choose(method: str, program: ExportedProgram, target: Target) -> list[Partitioner]:
+    chosen = list(target.partitioners.get(method, ()))
+    if list_random(program.graph_module):
+        chosen = [leaving_random(each) for each in chosen]
+    required = target.options.require_full or target.options.require_coverage > 0
+    if target.partitions == "profitable" and not required:
+        chosen = [leaving_losses(each, target.is_hosted, target.options.costs) for each in chosen]
+    return chosen
 
 
 def _options(programs: Iterable[ExportedProgram], options: LoweringOptions) -> LoweringOptions:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from executorch.exir.backend.backend_details import BackendDetails
 
 from exir_lowering._upstream.dynamo import registered_backends
+from exir_lowering.dynamo.weights import Check
 from exir_lowering.errors import InputError
 from exir_lowering.options import LoweringOptions
 from exir_lowering.plugins import registry
@@ -17,6 +18,7 @@ from exir_lowering.plugins.backend import Backend, PartitionerLike
 from exir_lowering.plugins.delegate import Delegate
 
 TRAINING = ("both", "forward", "backward", "none")
+PARTITIONS = ("profitable", "all")
 METHODS = ("forward", "backward")
 
 
@@ -35,6 +37,12 @@ class CompileOptions:
         decompositions: What AOTAutograd decomposes operators by; None is PyTorch's core ATen decompositions, without
             those that draw other random numbers or cannot be differentiated.
         fallback: The torch.compile backend that takes a graph that cannot be compiled, by its name; None to raise.
+        check_weights: What is compared before each call, to find that a weight that was compiled in has changed: how
+            often torch has written to it and a "sample" of its content; all its "content", which is read each time; or
+            "frozen", nothing but where it lies.
+        partitions: Which partitions for backends that ExecuTorch's runtime executes are kept: the "profitable" ones,
+            without those that are predicted to take longer than in PyTorch, or "all". Those of other delegates, and
+            all where a coverage is required, are kept.
         lowering: How to lower.
     """
 
@@ -44,6 +52,8 @@ class CompileOptions:
     training: Literal["both", "forward", "backward", "none"] = "both"
     decompositions: Mapping[Any, Callable[..., Any]] | None = None
     fallback: str | None = "eager"
+    check_weights: Check = "sample"
+    partitions: Literal["profitable", "all"] = "profitable"
     lowering: LoweringOptions = field(default_factory=LoweringOptions)
 
 
@@ -120,8 +130,20 @@ def _is(candidate: Any, kind: type) -> bool:
 
 
 def _check_training(value: Any) -> Any:
-    if value not in TRAINING:
-        raise InputError(f"options['training']={value!r}: expected one of {', '.join(map(repr, TRAINING))}.")
+    return _one_of("training", value, TRAINING)
+
+
+def _check_check_weights(value: Any) -> Any:
+    return _one_of("check_weights", value, get_args(Check))
+
+
+def _check_partitions(value: Any) -> Any:
+    return _one_of("partitions", value, PARTITIONS)
+
+
+def _one_of(name: str, value: Any, known: Sequence[str]) -> Any:
+    if value not in known:
+        raise InputError(f"options[{name!r}]={value!r}: expected one of {', '.join(map(repr, known))}.")
     return value
 
 
@@ -165,5 +187,7 @@ _CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "training": _check_training,
     "decompositions": _check_decompositions,
     "fallback": _check_fallback,
+    "check_weights": _check_check_weights,
+    "partitions": _check_partitions,
     "lowering": _check_lowering,
 }

@@ -72,6 +72,7 @@ def make_call(lowered: Lowered, delegates: Mapping[str, Any]) -> Call:
     backend_id = lowered.module.backend_id
     found = find_executor(backend_id, delegates)
     call = _hosted(lowered) if found is None else _delegated(lowered, found, delegates.get(backend_id, type(found)))
+    lowered.program.state_dict.clear()  # the payload has the weights; the program is there to name lines
     call.__name__ = f"{backend_id}_{lowered.number}"
     call.__module__ = "exir_lowering.partitions"
     return call

@@ -8,59 +8,78 @@ before each call, the weights that the call is given are compared with those tha
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from exir_lowering._upstream.tensors import version
 from exir_lowering.dynamo.execution import Boxed
 from exir_lowering.graphs.checksums import checksum
 
-_SMALL = 1 << 16
-"""Bytes up to which a weight is compared with a copy, which is faster than a checksum."""
+Check = Literal["sample", "content", "frozen"]
+"""What is compared before each call, besides where a weight lies: the number of torch's writes into it and a sample of
+its content, or all of its content, or nothing."""
 
+_SMALL = 1 << 16
+"""Bytes up to which the whole content is compared with a copy, which is faster than a checksum."""
+
+_SAMPLED = 16
+"""How many words of 8 bytes a sample has, spread over the weight; what is no longer is compared as a whole."""
 
 _WORTH = 100
 """Calls between two changes of weights for which it is worth to compile again, but for the first change."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Mark:
-    """What a weight was when it was packed."""
+    """What a weight, an input of a graph, was when it was packed.
 
-    position: int  # which input of the graph it is
-    weight: torch.Tensor  # keeps the memory in place
-    address: int
-    version: int  # how often torch had written to it
-    content: torch.Tensor | int | None  # a copy as integers, or a checksum of its memory; None if not compared
-    memory: torch.Tensor | None  # its memory as integers, for a copy
+    Its memory is kept, so that nothing else comes to lie there, but no longer than the weight itself.
+    """
+
+    def __init__(self, position: int, weight: torch.Tensor, how: Check) -> None:
+        own = weight.detach()
+        self.position, self._address, self._version = position, own.data_ptr(), version(own)
+        held: list[Any] = [own, None if how == "frozen" else _comparison(own, whole=how == "content")]
+        self._held = held  # the memory, and what compares its content; None if it may be written
+        self._lives = weakref.ref(weight, lambda _: held.clear())
 
     def holds(self, args: Sequence[Any]) -> bool:
         """Return whether the inputs of a call have the weight as it was."""
-        given = args[self.position]
-        if given.data_ptr() != self.address or version(given) != self.version or given.shape != self.weight.shape:
+        given, held = args[self.position], tuple(self._held)
+        if not held or given.data_ptr() != self._address or given.shape != held[0].shape:
             return False
-        if isinstance(self.content, torch.Tensor):
-            return self.memory is not None and torch.equal(self.memory, self.content)
-        return self.content is None or self.content == checksum(self.weight.untyped_storage())
+        unchanged = held[1]
+        return unchanged is None or (version(given) == self._version and unchanged())
 
 
-def mark(position: int, weight: torch.Tensor, *, contents: bool) -> Mark:
-    """Note what a weight, an input of the graph, is now.
+def _comparison(weight: torch.Tensor, *, whole: bool) -> Callable[[], bool]:
+    """Return what compares a weight's content with what it is now; writes by other libraries are not counted."""
+    storage = weight.untyped_storage()
+    if whole and weight.nbytes <= _SMALL and weight.is_contiguous():
+        memory = weight.reshape(-1).view(torch.uint8)
+        copy = memory.clone()
+        return lambda: torch.equal(memory, copy)
+    if whole:
+        known = checksum(storage)
+        return lambda: checksum(storage) == known
+    sample = _sample(weight)
+    content = sample.tobytes()
+    return lambda: sample.tobytes() == content
 
-    Its content is compared too if asked for: writes through `.data`, or by other libraries, are not counted.
-    """
-    own = weight.detach()
-    content: torch.Tensor | int | None = None
-    memory = None
-    if contents and own.nbytes <= _SMALL and own.is_contiguous():
-        memory = own.reshape(-1).view(torch.uint8)
-        content = memory.clone()
-    elif contents:
-        content = checksum(own.untyped_storage())
-    return Mark(position, own, own.data_ptr(), version(own), content, memory)
+
+def _sample(weight: torch.Tensor) -> np.ndarray:
+    """Return a view of some of a weight's memory, in steps that no row of a matrix is likely to have."""
+    memory = torch.empty(0, dtype=torch.uint8).set_(weight.untyped_storage()).numpy()
+    if weight.is_contiguous():
+        start = weight.storage_offset() * weight.element_size()
+        memory = memory[start : start + weight.nbytes]
+    count = len(memory) // 8
+    if count <= _SAMPLED:
+        return memory
+    return memory[: 8 * count].view(np.int64)[:: (count // _SAMPLED) | 1]
 
 
 class Watched:

@@ -24,6 +24,9 @@ class LessPartitioner(Partitioner):  # type: ignore[misc]
         super().__init__()
         self.partitioner = partitioner
 
+    def look_at(self, result: PartitionResult) -> None:
+        """Look at the whole result, before anything is refused."""
+
     def refuse(self, node: Node, destination: DelegationSpec | None) -> tuple[str, str] | None:
         """Return the code and the reason for which a node goes back to the host; None to leave it."""
         return None
@@ -35,6 +38,7 @@ class LessPartitioner(Partitioner):  # type: ignore[misc]
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         """Partition as the other one, and take back what is refused."""
         result = self.partitioner.partition(exported_program)
+        self.look_at(result)
         destinations: Mapping[str, DelegationSpec] = result.partition_tags
         rejections, used = list(getattr(result, "rejections", ())), set()
         for path, inner in graphs.walk(result.tagged_exported_program.graph_module):

@@ -45,7 +45,9 @@ def inputs(count: int) -> list[torch.Tensor]:
 def test_xnnpack_runs_graphs_with_symbolic_sizes(grad: bool) -> None:
     model = Model().eval()
     counter = CompileCounterWithBackend(
-        lambda module, given: backend(module, given, options={"partitioners": "xnnpack", "fallback": None})
+        lambda module, given: backend(
+            module, given, options={"partitioners": "xnnpack", "partitions": "all", "fallback": None}
+        )
     )
     called = torch.compile(model, backend=counter, dynamic=True)
     with torch.set_grad_enabled(grad):
@@ -123,7 +125,9 @@ def test_the_sizes_that_were_not_used_for_longest_are_compiled_again() -> None:
 @pytest.mark.parametrize("partitioner", ["xnnpack", "reference"])
 def test_threads_with_sizes_of_their_own(partitioner: str, warm: bool) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)).eval()
-    called = torch.compile(model, backend="exir_lowering", options={"partitioners": partitioner}, dynamic=True)
+    called = torch.compile(
+        model, backend="exir_lowering", options={"partitioners": partitioner, "partitions": "all"}, dynamic=True
+    )
     start = threading.Barrier(4)
 
     def work(seed: int) -> None:
@@ -158,7 +162,9 @@ def test_a_graph_is_compiled_while_another_thread_lowers() -> None:
         try:
             for size in range(3, 9):
                 model = torch.nn.Sequential(torch.nn.Linear(4, size), torch.nn.GELU()).eval()
-                called = torch.compile(model, backend="exir_lowering", options={"partitioners": "xnnpack"})
+                called = torch.compile(
+                    model, backend="exir_lowering", options={"partitioners": "xnnpack", "partitions": "all"}
+                )
                 with torch.no_grad():
                     for count in (2, 5):
                         assert_near(called(torch.ones(count, 4)), model(torch.ones(count, 4)))
@@ -176,7 +182,9 @@ def test_concatenations_of_nothing(partitioner: Any, dynamic: Any) -> None:
     def doubled(x: torch.Tensor) -> torch.Tensor:
         return torch.cat([x, x]) * 2
 
-    called = torch.compile(doubled, backend="exir_lowering", options={"partitioners": partitioner}, dynamic=dynamic)
+    called = torch.compile(
+        doubled, backend="exir_lowering", options={"partitioners": partitioner, "partitions": "all"}, dynamic=dynamic
+    )
     for count in (0, 3, 5):
         for shape in ((count, 4), (4, count)):
             assert_near(called(torch.ones(shape)), doubled(torch.ones(shape)))

@@ -17,8 +17,8 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 def compiled(model: Any, *, fullgraph: bool = False, dynamic: bool | None = False, **options: Any) -> Any:
-    """Compile, without a fallback unless the options have one: what cannot be lowered is an error."""
-    settings = {"fallback": None, **options}
+    """Compile every partition, without a fallback unless the options have one: what cannot be lowered is an error."""
+    settings = {"fallback": None, "partitions": "all", **options}
     return torch.compile(model, backend=backend, fullgraph=fullgraph, dynamic=dynamic, options=settings)
 
 

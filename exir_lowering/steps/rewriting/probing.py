@@ -138,7 +138,7 @@ class _Probe:
         state = make_fake_state(program)
         places: dict[str, str] = {}
         for partitioner in partitioners:
-            tagged = tag(method, program, partitioner, state)
+            tagged = tag(method, program, getattr(partitioner, "asked_of_forms", partitioner), state)
             for node in tagged.program.graph.nodes:
                 name = node.meta.get(DELEGATION_TAG)
                 if name is not None:
