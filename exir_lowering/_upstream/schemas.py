@@ -113,6 +113,13 @@ def returns_view(target: Any) -> bool:
     return any(value.alias_info is not None for value in target._schema.returns)
 
 
+def may_rely_on_memory_order(target: Any) -> bool:
+    """Return whether an operator may take for granted how its operands lie in memory: core ATen and views do not."""
+    if not is_overload(target) or returns_view(target) or target is torch.ops.aten.reshape.default:
+        return False
+    return torch.Tag.core not in target.tags
+
+
 def view_for_copy(target: Any) -> Any:
     """Return the operator of ATen that returns a view where another, such as `aten.permute_copy.default`, copies it.
 

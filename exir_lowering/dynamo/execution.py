@@ -6,8 +6,9 @@ nobody else has ends at its last use.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from exir_lowering import graphs
 from exir_lowering._upstream.delegates import LoweredBackendModule
 from exir_lowering._upstream.dynamo import boxed_code
 from exir_lowering._upstream.fakes import dim_order
-from exir_lowering._upstream.schemas import higher_order_name, returns_view
+from exir_lowering._upstream.schemas import higher_order_name, may_rely_on_memory_order, returns_view
 from exir_lowering.dynamo.aliases import on_host, sole_views
 from exir_lowering.dynamo.capture import Captured, is_host_value, results_of
 
@@ -125,8 +126,26 @@ def _copy_body(module: GraphModule, graph: Graph, root: dict[str, Any], body: di
             arguments = torch.fx.map_arg(tuple(node.args[1:]), body.__getitem__)
             body[node] = graph.call_function(calls(called), arguments)
             continue
-        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), body.__getitem__)
+        relies = may_rely_on_memory_order(on_host(node.target))
+        place = partial(_in_memory_order, graph, body) if relies else body.__getitem__
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), place)
         body[node] = graph.call_function(on_host(node.target), args, kwargs)
+
+
+def _in_memory_order(graph: Graph, body: Mapping[Node, Any], operand: Node) -> Any:
+    """Return an operand as it lies in memory in its program, where views are copies, for an operator that relies on it.
+
+    PyTorch's LSTM on the CPU takes for granted that its input is contiguous.
+    """
+    value = operand.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return body[operand]
+    strides = value.stride()
+    if 0 in strides:  # an input that repeats its elements, as it is given
+        return body[operand]
+    if all(isinstance(stride, int) for stride in strides):
+        return graph.call_function(_lay_out, (body[operand], strides))
+    return graph.call_function(_in_order, (body[operand], dim_order(value)))
 
 
 def _copy_attribute(

@@ -13,6 +13,8 @@ from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, Par
 from torch.fx import Node
 
 from exir_lowering import graphs
+from exir_lowering._upstream.schemas import returns_view
+from exir_lowering.dynamo.aliases import on_host
 from exir_lowering.dynamo.wrapped import LessPartitioner, named_after
 from exir_lowering.graphs import measures
 from exir_lowering.plans.prediction import cost_of
@@ -21,13 +23,16 @@ from exir_lowering.plugins.costs import CostModel
 _OPERATOR = 2.5e-6
 """Seconds of each call of an operator in PyTorch, besides its work."""
 
-_CALL = 5e-6
+_VIEW = 1e-6
+"""The same of one that returns a view."""
+
+_CALL = 6e-6
 """Seconds of each call of a partition, besides its work."""
 
 _COPIED_BYTE = 5e-11
 """Seconds for each byte of a partition's results, which are copied."""
 
-_SURE = 1.25
+_SURE = 1.2
 """How many times longer than in PyTorch a partition has to take before it is given up: predictions are rough."""
 
 
@@ -82,7 +87,8 @@ class _LeavingLosses(LessPartitioner):
         members = set(nodes)
         results = [node for node in nodes if not members.issuperset(node.users)]
         copied = sum(map(measures.value_bytes, results)) * _COPIED_BYTE
-        return work + _CALL + copied, work + _OPERATOR * sum(map(graphs.is_operator, nodes))
+        called = (on_host(node.target) for node in nodes if graphs.is_operator(node))
+        return work + _CALL + copied, work + sum(_VIEW if returns_view(each) else _OPERATOR for each in called)
 
     def refuse(self, node: Node, destination: DelegationSpec | None) -> tuple[str, str] | None:
         reason = self._losses.get(node.meta[graphs.DELEGATION_TAG])
