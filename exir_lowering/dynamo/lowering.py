@@ -66,7 +66,7 @@ class Compiled:
 
     functions: Mapping[str, Boxed]  # by method, what computes it
     report: Report | None  # None if nothing is computed
-    lent: bool  # whether the weights that were lent are constants in it
+    lent: bool  # whether the weights that were lent are constants in it, or something was proven from them
     kept: Any  # what must live as long as the functions
 
 
@@ -87,7 +87,8 @@ def compile_graphs(captured: Sequence[Captured], target: Target) -> Compiled:
         lowered = _lower(session, given, chosen, backends)
         functions = {one.name: _function(one, lowered, target.delegates) for one in captured}
     _repeat_decisions(captured)
-    return Compiled(functions, lowered.report, any(one.lent for one in captured), backends)
+    relied_on = any(method.partitions or method.rewritings for method in lowered.report.methods)
+    return Compiled(functions, lowered.report, relied_on and any(one.lent for one in captured), backends)
 
 
 def plan_graphs(captured: Sequence[Captured], target: Target) -> LoweringPlan:
@@ -180,7 +181,9 @@ def _count_delegated(
 ) -> tuple[int, int]:
     """Return how many operators the partitioners take, and of how many."""
     programs = {one.name: one.program for one in captured if one.program is not None}
-    methods = plan(programs, {name: partitioners[name] for name in programs}, options=options).methods
+    # What is not worth it with weights as constants is neither with weights as inputs, and should say so.
+    asked = {name: [getattr(each, "asked_of_forms", each) for each in partitioners[name]] for name in programs}
+    methods = plan(programs, asked, options=options).methods
     return sum(method.delegated for method in methods), sum(len(method.nodes) for method in methods)
 
 
