@@ -95,6 +95,8 @@ def _reason(
     if said:
         return "check", _with_values(node, "; ".join(_cause(node, words) for words in said)), next(iter(said.values()))
     name = type(partitioner).__name__
+    while isinstance(getattr(partitioner, "partitioner", None), Partitioner):  # one that does less than another one
+        partitioner = partitioner.partitioner
     if isinstance(partitioner, ConfigerationBasedPartitioner):
         return _configured(partitioner, tagged, path, node)
     return "unclaimed", f"not claimed, and {name} does not say why", ""
