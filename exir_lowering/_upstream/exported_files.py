@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
+import sympy
 import torch
 
 # `torch.export.load` takes a path and unpickles; the function that reads the parts of a file has no public name.
 from torch._export.serde import schema as program_schema, serialize as serde
 from torch._export.serde.union import _Union as SchemaUnion
 
+# The functions that torch gives to sympy when it reads a size, and how it multiplies out what it was given, which it
+# does with each size that a node computes; the names are in no public module.
+from torch.fx.experimental.symbolic_shapes import safe_expand
+from torch.utils._sympy import functions as size_functions
+
 __all__ = [
     "FAKE_TENSOR_READER",
     "SCHEMA_MAJOR",
     "dtype_of",
+    "evaluate_size",
     "from_schema",
     "is_union",
     "read_program",
@@ -47,6 +54,15 @@ def dtype_of(code: int) -> torch.dtype | None:
     """Return a dtype from its number in the schema."""
     found: torch.dtype | None = serde._SERIALIZE_TO_TORCH_DTYPE.get(code)
     return found
+
+
+def evaluate_size(text: str) -> None:
+    """Evaluate a symbolic size and multiply it out, as torch does; any Exception if it is no expression.
+
+    The text is executed: it has to be checked before.
+    """
+    names = {name: one for name, one in vars(size_functions).items() if isinstance(one, type)}
+    str(safe_expand(sympy.sympify(text, locals=names)))
 
 
 def read_program(

@@ -165,15 +165,16 @@ def _suggest_method(path: str) -> str:
 def _read_program(path: Path, trust: bool) -> ExportedProgram:
     import torch
 
-    from exir_lowering.cli.pt2 import UnsafeFileError, read_program
+    from exir_lowering.cli.pt2 import ExcessiveFileError, UnsafeFileError, read_program
 
     try:
         return _load_trusted(path) if trust else read_program(path)
     except Exception as error:
         let_through(error)
         if isinstance(error, UnsafeFileError) and kinds.kind_of_file(path) in (None, kinds.PT2):
+            danger = "take too much memory or time" if isinstance(error, ExcessiveFileError) else "run code"
             raise InputError(
-                f"{str(path)!r} is not loaded, since it could run code here: {error}. torch.export.save does not write "
+                f"{str(path)!r} is not loaded, since it could {danger} here: {error}. torch.export.save does not write "
                 "such a file for an ordinary model. If it comes from somebody you trust, --trust loads it anyway, and "
                 "runs the code in it."
             ) from error

@@ -24,7 +24,7 @@ from torch.export import Dim, ExportedProgram, export
 from torch.utils import _pytree as pytree
 
 from exir_lowering import InputError, cli
-from exir_lowering.cli.pt2 import UnsafeFileError, read_program
+from exir_lowering.cli.pt2 import UnsafeFileError, expressions, read_program
 from exir_lowering.cli.pt2.expressions import check_expression, check_guard
 
 MODEL = "archive/models/model.json"
@@ -585,6 +585,99 @@ def test_archives_that_torch_does_not_write(net: bytes, tmp_path: Path) -> None:
     assert "overlap" in told(bytes(plain))
     assert "no member 'archive_format'" in told(written({"archive/x": b"", "archive/y": b""}))
     assert "not a ZIP archive" in told(b"PK" * 100)
+
+
+def numbers(*values: int) -> list[dict[str, int]]:
+    return [{"as_int": value} for value in values]
+
+
+def expanded(parts: dict[str, bytes], _: str) -> None:
+    edited(
+        parts,
+        lambda tree: tree["config"]["offset"]["tensor_meta"].update(sizes=numbers(2**36), strides=numbers(0)),
+        "archive/data/weights/model_weights_config.json",
+    )
+
+
+def expanded_examples(parts: dict[str, bytes], _: str) -> None:
+    parts[SAMPLES] = pickled(((torch.ones(1).expand(2**36),), {}))
+
+
+def deflated(member: str) -> Change:
+    """The archive in the archive holds a tensor of many megabytes in a few kilobytes."""
+
+    def change(parts: dict[str, bytes], _: str) -> None:
+        plain, buffer = pickled({"x": torch.zeros(2**22)}), io.BytesIO()
+        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, content in members(plain).items():
+                archive.writestr(name, content)
+        parts[member] = buffer.getvalue()
+
+    return change
+
+
+class Allocates:
+    def __reduce__(self) -> Any:
+        return (bytearray, (2**36,))
+
+
+def allocating(parts: dict[str, bytes], _: str) -> None:
+    parts["archive/data/weights/model.pt"] = pickled({"x": Allocates()})
+
+
+def size_of(text: str) -> Change:
+    return model(f"{GRAPH}/sym_int_values/mul_2", {"as_expr": {"expr_str": text, "hint": None}})
+
+
+def added(*symbols: int) -> str:
+    return f"Add({', '.join(f'Symbol({chr(39)}s{one}{chr(39)}, positive=True, integer=True)' for one in symbols)})"
+
+
+SUMS = ", ".join(added(*range(10 * one, 10 * one + 6)) for one in range(6))
+SLOW: dict[str, tuple[Change, str]] = {
+    "a weight that is one element": (expanded, "made whole"),
+    "an example input that is one element": (expanded_examples, "made whole"),
+    "a deflated archive of example inputs": (deflated(SAMPLES), "compressed"),
+    "a deflated archive of weights": (deflated("archive/data/weights/model.pt"), "compressed"),
+    "a pickle that allocates": (allocating, "bytearray"),
+    "a product of sums": (size_of(f"Mod(Pow(Mul({SUMS}), Integer(8)), {added(0, 1)})"), "multiplied out"),
+    "a power of a sum": (size_of(f"Pow({added(*range(6))}, Integer(60))"), "multiplied out"),
+    "a common divisor": (size_of(f"CeilDiv({added(*range(50))}, {added(*range(1, 51))})"), "steps"),
+    "dimensions": (model(f"{GRAPH}/tensor_values/x/sizes", numbers(*[1] * 1_000)), "dimensions"),
+}
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_what_takes_memory_or_time(
+    name: str, net: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small file does not make large things: it is refused, with what was found and what is allowed."""
+    change, reason = SLOW[name]
+    monkeypatch.setattr(expressions, "STEPS", 100_000)
+    parts = members(net)
+    change(parts, "")
+    path = tmp_path / "large.pt2"
+    path.write_bytes(written(parts))
+    assert path.stat().st_size < 5_000_000
+    told = refusal(["plan", str(path)], capsys)
+    assert str(path) in told and reason in told and len(told) < 1500
+
+
+def test_a_modest_expansion_is_ordinary(tmp_path: Path) -> None:
+    """A mask that is expanded, and sizes of nested divisions, are what people export."""
+
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mask", torch.ones(1, 64).expand(512, 64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x[: ((x.shape[0] + 1) // 2 + 1) // 2].reshape(-1)
+            return y.sum() + self.mask.sum()
+
+    path = tmp_path / "model.pt2"
+    path.write_bytes(saved(export(Masked(), (torch.ones(21, 6),), dynamic_shapes={"x": {0: Dim.DYNAMIC}})))
+    same_program(read_program(path), torch.export.load(path))
 
 
 DEEP = "[" * 100_000 + "]" * 100_000

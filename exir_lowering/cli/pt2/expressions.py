@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import ast
 import keyword
+import math
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from exir_lowering.cli.pt2.unsafe import UnsafeFileError
+from exir_lowering._upstream.exported_files import evaluate_size
+from exir_lowering.cli.pt2.unsafe import ExcessiveFileError, UnsafeFileError
+from exir_lowering.errors.interrupts import let_through
 
 
 def split_words(text: str) -> frozenset[str]:
@@ -19,8 +24,11 @@ def split_words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-LONGEST, DEEPEST, MOST = 1 << 16, 100, 5_000
-"""The limits of a text: its characters, how deep it nests, how many parts it has."""
+LONGEST, DEEPEST, MOST, MOST_TERMS = 1 << 16, 100, 5_000, 5_000
+"""The limits of a text: its characters, how deep it nests, how many parts it has, how many when multiplied out."""
+
+STEPS, STEPS_OF_CHARACTER = 3_000_000, 200
+"""How many calls of functions sympy may need for all sizes of a file, and for each of their characters beside."""
 
 _LARGEST, _LARGEST_EXPONENT = 2**64, 64
 _SHORT_SYMBOL = re.compile(r"[a-z]{1,4}[0-9]{1,9}", re.ASCII)
@@ -66,7 +74,8 @@ def is_symbol(name: str) -> bool:
 def check_expression(text: str) -> None:
     """Check a symbolic expression: "Mul(Integer(2), Symbol('s0', integer=True))", or "2*s0" in old files.
 
-    Raises UnsafeFileError unless it is made of numbers, symbols, arithmetic and functions of sizes.
+    Raises UnsafeFileError unless it is made of numbers, symbols, arithmetic and functions of sizes, ExcessiveFileError
+    if it has too many terms when it is multiplied out.
     """
     _Checker("symbolic expression", text, _check_expression_call, names=True).check()
 
@@ -77,6 +86,53 @@ def check_guard(text: str) -> None:
     Raises UnsafeFileError unless it is made of numbers, arguments, their sizes, arithmetic and comparisons.
     """
     _Checker("guard", text, _check_guard_call, names=False).check()
+
+
+def check_evaluation(sizes: Mapping[str, int]) -> None:
+    """Check that checked symbolic expressions are evaluated in bounded time; each is in a file so many times.
+
+    A short expression can have sympy multiply out millions of terms, and no simple rule says which does. So each is
+    evaluated here, up to a number of function calls, which is the same on every machine.
+
+    Raises ExcessiveFileError for the expression that takes what a file is allowed.
+    """
+    allowed = STEPS + STEPS_OF_CHARACTER * sum(len(text) * count for text, count in sizes.items())
+    left = allowed
+    for text, count in sizes.items():
+        left -= _count_steps(text, left)
+        if left > 0 and count > 1:
+            left -= (count - 1) * _count_steps(text, left)  # sympy remembers a part
+        if left <= 0:
+            raise ExcessiveFileError(
+                f"the symbolic expression {_shown(text)} is refused: with it, evaluating the file's sizes takes more "
+                f"than {allowed} steps, which is what a file of this size is allowed"
+            )
+
+
+class _OutOfStepsError(BaseException):
+    """Ends an evaluation; sympy handles what is an Exception."""
+
+
+def _count_steps(text: str, most: int) -> int:
+    """Return how many functions are called when a size is evaluated, `most` if that is not the end of it."""
+    steps, profiler = 0, sys.getprofile()
+
+    def count(*_: Any) -> None:
+        nonlocal steps
+        steps += 1
+        if steps >= most:
+            raise _OutOfStepsError
+
+    try:
+        sys.setprofile(count)
+        evaluate_size(text)
+    except _OutOfStepsError:
+        return most
+    except Exception as error:  # torch will say what is wrong with it
+        let_through(error)
+    finally:
+        sys.setprofile(profiler)
+    return steps
 
 
 class _Checker:
@@ -97,10 +153,11 @@ class _Checker:
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             raise self.refuse(f"it cannot be parsed ({type(error).__name__})") from None
         self.visit(tree.body, 0)
+        if self._names:  # guards are computed with numbers
+            self._count_terms(tree.body)
 
     def refuse(self, why: str) -> UnsafeFileError:
-        shown = self.text if len(self.text) <= 120 else f"{self.text[:117]}..."
-        return UnsafeFileError(f"the {self.what} {shown!r} is unsafe: {why}")
+        return UnsafeFileError(f"the {self.what} {_shown(self.text)} is unsafe: {why}")
 
     def visit(self, node: ast.expr, depth: int) -> None:
         self._count += 1
@@ -136,6 +193,28 @@ class _Checker:
             self._call(self, node, depth)
             return []
         raise self.refuse(f"it has {_shorten(node)}")
+
+    def _count_terms(self, node: ast.AST) -> float:
+        """Return how many terms a part has when it is multiplied out, which torch does."""
+        name = _name_callee(node) if isinstance(node, ast.Call) else ""
+        operator = type(node.op) if isinstance(node, ast.BinOp) else None
+        parts = [*map(self._count_terms, ast.iter_child_nodes(node))]
+        if name == "Add" or operator in (ast.Add, ast.Sub):
+            terms = sum(parts[1:] if name else (parts[0], parts[2]))
+        elif name == "Mul" or operator is ast.Mult:
+            terms = math.prod(parts)
+        elif len(parts) > 1 and (name in _POWERS or operator is ast.Pow):
+            exponent = node.args[1:2] if name else [node.right]  # type: ignore[attr-defined]
+            fixed = _read_literal(exponent[0]) if exponent else None
+            terms = parts[1 if name else 0] ** max(abs(fixed or 1), 1)
+        else:
+            terms = 1
+        if terms > MOST_TERMS:
+            raise ExcessiveFileError(
+                f"the {self.what} {_shown(self.text)} is refused: it has more than {MOST_TERMS} terms when it is "
+                "multiplied out"
+            )
+        return terms
 
     def _check_number(self, node: ast.Constant) -> None:
         if not isinstance(node.value, (int, float)) or not abs(node.value) <= _LARGEST:
@@ -251,6 +330,10 @@ def _has_symbol(node: ast.expr) -> bool:
         (isinstance(one, ast.Name) and one.id not in FUNCTIONS | _CONSTANTS) or isinstance(one, ast.Subscript)
         for one in ast.walk(node)
     )
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 120 else f"{text[:117]}...")
 
 
 def _shorten(node: ast.expr) -> str:

@@ -11,6 +11,7 @@ import json
 import re
 import types
 import typing
+from collections import Counter
 from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import cache, partial
@@ -18,13 +19,15 @@ from typing import Annotated, Any
 
 from exir_lowering._upstream.exported_files import from_schema, is_union, schema_names
 from exir_lowering.cli.pt2 import operators
-from exir_lowering.cli.pt2.expressions import check_expression, check_guard, is_symbol
+from exir_lowering.cli.pt2.expressions import check_evaluation, check_expression, check_guard, is_symbol
 from exir_lowering.cli.pt2.unsafe import UnsafeFileError
 from exir_lowering.errors import InputError
 from exir_lowering.graphs import treespecs
 
 DEEPEST = 200
 """How deep the JSON may nest: a graph in a graph takes six."""
+
+MOST_DIMENSIONS = 64
 
 MOST_UNBACKED = 1_000_000
 """The largest number in the name of a symbol, up to which torch counts."""
@@ -62,11 +65,20 @@ def check_program(program: Any) -> None:
     own, and InputError for an operator or type that this process does not have.
     """
     known = operators.list_registered()
-    own = {
+    sizes: Counter[str] = Counter()
+
+    def check_size(text: Any) -> None:
+        if text not in sizes:
+            check_expression(text)
+        sizes[text] += 1
+
+    own: dict[tuple[str, str], Rule] = {
+        ("SymExpr", "expr_str"): check_size,
         ("Node", "target"): partial(operators.check_target, known=known),
         ("Argument", "as_operator"): partial(operators.check_target, known=known),
     }
     _walk(program, {**_RULES, **own})
+    check_evaluation(sizes)
     for name in program.range_constraints:
         if not is_symbol(name) or len(re.sub(r"\D", "", name)) > len(str(MOST_UNBACKED)):
             raise UnsafeFileError(f"it has a symbol {name[:100]!r}")
@@ -111,6 +123,11 @@ def _list_fields(value: Any) -> list[tuple[str, Any]]:
     if is_union(value):
         return [(value.type, value.value)]
     return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+
+
+def _check_rank(sizes: Any) -> None:
+    if len(sizes) > MOST_DIMENSIONS:
+        raise InputError(f"it has a tensor of {len(sizes)} dimensions; allowed are {MOST_DIMENSIONS}")
 
 
 def _check_name(name: Any) -> None:
@@ -196,8 +213,9 @@ _RULES: Mapping[tuple[str, str], Rule] = types.MappingProxyType(
         ("ModuleCallSignature", "in_spec"): _check_structure,
         ("ModuleCallSignature", "out_spec"): _check_structure,
         ("ModuleCallSignature", "forward_arg_names"): _check_names,
-        ("SymExpr", "expr_str"): check_expression,
         ("Device", "type"): check_device,
+        ("TensorMeta", "sizes"): _check_rank,
+        ("TensorMeta", "strides"): _check_rank,
         ("ExportedProgram", "guards_code"): _check_guards,
         ("ExportedProgram", "verifiers"): _check_dialects,
     }

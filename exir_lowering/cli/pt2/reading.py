@@ -29,7 +29,8 @@ def read_program(path: Path) -> ExportedProgram:
     of the archive are read here, and torch gets what was checked instead of the file. Example inputs with values of
     classes are left out.
 
-    UnsafeFileError and InputError say what is wrong as a clause; an OSError, and whatever torch raises, goes through.
+    A file that takes much more memory or time than its size says is an ExcessiveFileError, which is an UnsafeFileError.
+    They and InputError say what is wrong as a clause; an OSError, and whatever torch raises, goes through.
     """
     with path.open("rb") as file:
         parts = _read_parts(file)
@@ -52,12 +53,10 @@ def _read_parts(file: BinaryIO) -> tuple[Any, Any, Any, Any]:
     serialized = _parse_checked(archive.read(f"models/{MODEL}.json"))
     sample = f"{tensors.EXAMPLES}{MODEL}.pt"
     examples = tensors.read_examples(sample, archive.read(sample)) if sample in archive else None
-    return (
-        serialized,
-        tensors.read_tensors(archive, MODEL, "weights"),
-        tensors.read_tensors(archive, MODEL, "constants"),
-        examples,
-    )
+    weights = tensors.read_tensors(archive, MODEL, "weights")
+    constants = tensors.read_tensors(archive, MODEL, "constants")
+    tensors.check_extents(archive, weights, constants, examples)
+    return serialized, weights, constants, examples
 
 
 def _read_old_parts(archive: Archive) -> tuple[Any, Any, Any, Any]:
@@ -74,6 +73,7 @@ def _read_old_parts(archive: Archive) -> tuple[Any, Any, Any, Any]:
         found.append(tensors.read_state(f"the {part} {member!r}", archive.read(member)))
     sample = "serialized_example_inputs.pt"
     examples = tensors.read_examples(sample, archive.read(sample)) if sample in archive else None
+    tensors.check_extents(archive, *found, examples)
     return serialized, found[0], found[1], examples
 
 

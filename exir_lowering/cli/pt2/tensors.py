@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
+import itertools
 import logging
+import pickletools
 import re
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import torch
@@ -14,7 +17,7 @@ from exir_lowering._upstream.exported_files import FAKE_TENSOR_READER, dtype_of
 from exir_lowering._upstream.trees import list_registered_types
 from exir_lowering.cli.pt2.archive import Archive
 from exir_lowering.cli.pt2.program import check_device, check_path, parse
-from exir_lowering.cli.pt2.unsafe import UnsafeFileError
+from exir_lowering.cli.pt2.unsafe import ExcessiveFileError, UnsafeFileError
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs import treespecs
@@ -23,6 +26,9 @@ _logger = logging.getLogger(__name__)
 
 EXAMPLES = "data/sample_inputs/"
 MOST_EXAMPLES = 1_000_000
+MOST_EXPANDED = 2**30
+"""How many bytes tensors may have beyond those in the file: some share memory, or repeat it, as an expanded mask."""
+
 _PAYLOAD = re.compile(r"[\w.\-]+")
 
 
@@ -64,6 +70,7 @@ def read_examples(where: str, content: bytes | bytearray) -> Any:
     """
     if not content:
         return None
+    content = _check_inner(f"the example inputs {where!r}", content)
     unsafe = _list_unsafe(f"the example inputs {where!r}", content)
     foreign = [name for name in unsafe if not _is_value_class(name)]
     if foreign:
@@ -73,7 +80,7 @@ def read_examples(where: str, content: bytes | bytearray) -> Any:
     if unsafe:
         _logger.info("The example inputs in %r are left out: they have values of %s.", where, ", ".join(unsafe))
         return None
-    found = _unpickle(f"the example inputs {where!r}", content)
+    found = _load(f"the example inputs {where!r}", content)
     is_call = (
         isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], tuple) and isinstance(found[1], dict)
     )
@@ -133,11 +140,59 @@ def _make_view(name: str, flat: torch.Tensor, meta: Any) -> torch.Tensor:
         raise InputError(f"the weight {name!r} does not lie within its memory ({str(error)[:200]})") from error
 
 
+def check_extents(archive: Archive, *groups: Any) -> None:
+    """Check that tensors in groups, such as dicts of weights, take little more memory than in the file when made whole.
+
+    A tensor of many elements that are one element in memory is a few bytes in the file; what copies it, such as
+    emission, makes all of them.
+
+    Raises ExcessiveFileError if they take more than the file's size and `MOST_EXPANDED` bytes.
+    """
+    distinct = {}
+    for one in (part for part in _iterate_parts(groups) if isinstance(part, torch.Tensor)):
+        plain = one.layout is torch.strided and one.device.type != "meta"
+        place = (one.data_ptr(), one.stride()) if plain and type(one) in (torch.Tensor, torch.nn.Parameter) else id(one)
+        distinct[place, one.dtype, one.shape] = one.numel() * one.element_size()
+    total, allowed = sum(distinct.values()), sum(archive.sizes.values()) + MOST_EXPANDED
+    if total > allowed:
+        raise ExcessiveFileError(
+            f"its weights, constants and example inputs have {total} bytes when each is made whole, the largest "
+            f"{max(distinct.values())}; allowed are {allowed}, which is the file's size and {MOST_EXPANDED}"
+        )
+
+
 def _read_pickled_tensor(name: str, member: str, archive: Archive) -> torch.Tensor:
     tensor = _unpickle(f"the weight {name!r}", archive.read(member))
     if not isinstance(tensor, torch.Tensor):
         raise InputError(f"the weight {name!r} is a {type(tensor).__name__}")
     return tensor
+
+
+def _check_inner(what: str, content: bytes | bytearray) -> bytes:
+    """Return the archive that torch.save wrote as a plain one, with the members that were checked."""
+    try:
+        inner = Archive(io.BytesIO(content))
+    except UnsafeFileError as error:
+        raise type(error)(f"{what} are an archive in the archive, and {error}") from error
+    except InputError as error:
+        raise InputError(f"{what} are damaged, or a pickle of another kind ({error})") from error
+    _refuse_memory(what, inner.read("data.pkl") if "data.pkl" in inner else bytearray())
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as plain:
+        for name in inner.sizes:
+            plain.writestr(f"archive/{name}", inner.read(name))
+    return buffer.getvalue()
+
+
+def _refuse_memory(what: str, pickled: bytearray) -> None:
+    """Refuse what makes memory of a size that a pickle says, though torch takes it for safe."""
+    try:
+        names = [given for opcode, given, _ in pickletools.genops(bytes(pickled)) if opcode.name == "GLOBAL"]
+    except Exception as error:  # of any kind, for a damaged file
+        let_through(error)
+        raise InputError(f"{what} are damaged ({type(error).__name__}: {str(error)[:200]})") from error
+    if any(str(name).endswith(" bytearray") for name in names):
+        raise ExcessiveFileError(f"{what} are a pickle that makes a bytearray when it is read")
 
 
 def _list_unsafe(what: str, content: bytes | bytearray) -> list[str]:
@@ -152,9 +207,14 @@ def _list_unsafe(what: str, content: bytes | bytearray) -> list[str]:
 
 
 def _unpickle(what: str, content: bytes | bytearray) -> Any:
+    content = _check_inner(what, content)
     unsafe = _list_unsafe(what, content)
     if unsafe:
         raise UnsafeFileError(f"{what} are a pickle that calls {', '.join(map(repr, unsafe[:5]))} when it is read")
+    return _load(what, content)
+
+
+def _load(what: str, content: bytes) -> Any:
     try:
         return torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
     except Exception as error:  # of any kind, for a damaged file
@@ -171,14 +231,15 @@ def _is_value_class(name: str) -> bool:
 
 
 def _is_bounded(value: Any) -> bool:
-    count, left = 0, [value]
+    return sum(1 for _ in itertools.islice(_iterate_parts(value), MOST_EXAMPLES + 1)) <= MOST_EXAMPLES
+
+
+def _iterate_parts(value: Any) -> Iterator[Any]:
+    left = [value]
     while left:
         one = left.pop()
-        count += 1
-        if count > MOST_EXAMPLES:
-            return False
+        yield one
         if isinstance(one, (list, tuple)):
             left.extend(one)
         elif isinstance(one, Mapping):
             left.extend(one.values())
-    return True
