@@ -42,7 +42,12 @@ _ALONE = frozenset(
 _CONVERTING = frozenset({"aten::_to_copy", "aten::copy", "dim_order_ops::_to_dim_order_copy"})
 _OF_ONE_TYPE = frozenset({"aten::convolution"})
 """Kernels whose operators check this only when they compute: all their tensors have the same type."""
-_NORMS = frozenset({"aten::native_layer_norm", "aten::native_group_norm"})
+_NORMS = frozenset(
+    {
+        *("aten::native_layer_norm", "aten::native_group_norm"),
+        *("aten::_native_batch_norm_legit", "aten::_native_batch_norm_legit_no_training"),
+    }
+)
 """Kernels whose mean and deviation have the type of what they are of, where torch has float32 for half floats."""
 
 
