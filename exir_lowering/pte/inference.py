@@ -40,8 +40,15 @@ _ALONE = frozenset(
 )
 """The types on which the runtime ends the process when it looks for the common type of two tensors."""
 _CONVERTING = frozenset({"aten::_to_copy", "aten::copy", "dim_order_ops::_to_dim_order_copy"})
-_OF_ONE_TYPE = frozenset({"aten::convolution"})
-"""Kernels whose operators check this only when they compute: all their tensors have the same type."""
+_CONVOLUTION = "aten::convolution"
+"""A kernel whose operator checks types only when it computes."""
+_CONVERTED = frozenset(
+    {
+        *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+        *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    }
+)
+"""The types of a bias that a convolution of another type converts; it ends the process on the others."""
 _NORMS = frozenset(
     {
         *("aten::native_layer_norm", "aten::native_group_norm"),
@@ -49,8 +56,6 @@ _NORMS = frozenset(
     }
 )
 """Kernels whose mean and deviation have the type of what they are of, where torch has float32 for half floats."""
-
-
 def check_kernels(body: Body) -> None:
     """Check that what kernels write to is what they make from their arguments; else raise a CorruptError.
 
@@ -85,10 +90,8 @@ def _check(body: Body, name: str, operator: FunctionalOperator, arguments: Seque
     used = [item for index in given for item in (index, *body.items(index))]
     certain = not any(_varies(body, index) for index in (*used, *outputs))
     described = tuple(_describe(body, index) for index in given)
-    types = {content.dtype for _, content in described if isinstance(content, MemoryLayout)}
     own = name.partition(".")[0]
-    if len(types) > 1 and (own in _OF_ONE_TYPE or (types & _ALONE and own not in _CONVERTING)):
-        raise CorruptError(f"{name} is called with tensors of {' and '.join(sorted(map(str, types)))}")
+    _check_given(name, own, described, certain)
     made = _infer(operator, described, plans[0].dtype if operator.dtype else None)
     if made is None or (isinstance(made, str) and not certain):
         return
@@ -105,6 +108,40 @@ def _check(body: Body, name: str, operator: FunctionalOperator, arguments: Seque
             raise CorruptError(
                 f"{name}, called with {shown}, makes a tensor of {dtype} of shape {list(shape)}, but is to write {plan}"
             )
+
+
+def _check_given(name: str, own: str, described: tuple[_Described, ...], certain: bool) -> None:
+    """Refuse a call on which a kernel ends the process; those that check a call themselves report an error."""
+    layouts = [content for _, content in described if isinstance(content, MemoryLayout)]
+    types = {layout.dtype for layout in layouts}
+    alone = types & _ALONE and own not in _CONVERTING
+    if len(types) > 1 and (alone or (own == _CONVOLUTION and not _convolves([layout.dtype for layout in layouts]))):
+        raise CorruptError(f"{name} is called with tensors of {' and '.join(sorted(map(str, types)))}")
+    fatal = _why_fatal(own, described, layouts[0].sizes if certain and layouts else ())
+    if fatal is not None:
+        raise CorruptError(f"{name} would end the process: {fatal}")
+
+
+def _convolves(types: Sequence[torch.dtype]) -> bool:
+    """Return whether a convolution takes an input, weights and a bias of these types; its bias is converted."""
+    return types[0] == types[1] and all(bias in _CONVERTED for bias in types[2:])
+
+
+def _why_fatal(own: str, described: tuple[_Described, ...], sizes: tuple[int, ...]) -> str | None:
+    """Return why a kernel ends the process where torch's operator returns a result, as a clause; None if it does not.
+
+    These kernels, of ExecuTorch 1.5, divide by zero or abort. `sizes` are those of the first tensor, if certain.
+    """
+    if own in ("aten::amax", "aten::amin"):
+        return "its tensor has no elements" if 0 in sizes else None
+    if own not in ("aten::_log_softmax", "aten::narrow_copy"):
+        return None
+    dim = described[1][1]
+    if not isinstance(dim, int):
+        return None
+    if own == "aten::narrow_copy":
+        return f"its dimension is {dim}, counted from the back" if dim < 0 else None
+    return "its rows have no elements" if 0 in sizes[dim:] and 0 not in sizes[:dim] else None
 
 
 _Described = tuple[int, Any]
