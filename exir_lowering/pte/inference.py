@@ -56,6 +56,16 @@ _NORMS = frozenset(
     }
 )
 """Kernels whose mean and deviation have the type of what they are of, where torch has float32 for half floats."""
+
+_FATAL = frozenset(
+    {
+        *("aten::_log_softmax", "aten::amax", "aten::amin"),
+        *("aten::narrow_copy", "aten::sum", "aten::unfold_copy"),
+    }
+)
+"""Kernels that end the process on some calls that torch's operators execute; `_why_fatal` says which."""
+
+
 def check_kernels(body: Body) -> None:
     """Check that what kernels write to is what they make from their arguments; else raise a CorruptError.
 
@@ -97,6 +107,8 @@ def _check(body: Body, name: str, operator: FunctionalOperator, arguments: Seque
         return
     shown = ", ".join(str(content) if isinstance(content, MemoryLayout) else repr(content) for _, content in described)
     if isinstance(made, str):
+        if all(0 in plan.sizes for plan in plans):
+            return  # nothing is written; operators refuse some tensors without elements that kernels take
         raise CorruptError(f"{name} cannot be called with {shown}: {made}")
     if len(made) != len(plans):
         raise CorruptError(f"{name} makes {len(made)} tensors, but is to write {len(plans)}")
@@ -117,7 +129,7 @@ def _check_given(name: str, own: str, described: tuple[_Described, ...], certain
     alone = types & _ALONE and own not in _CONVERTING
     if len(types) > 1 and (alone or (own == _CONVOLUTION and not _convolves([layout.dtype for layout in layouts]))):
         raise CorruptError(f"{name} is called with tensors of {' and '.join(sorted(map(str, types)))}")
-    fatal = _why_fatal(own, described, layouts[0].sizes if certain and layouts else ())
+    fatal = _why_fatal(own, described, layouts[0].sizes if certain and layouts else None)
     if fatal is not None:
         raise CorruptError(f"{name} would end the process: {fatal}")
 
@@ -127,21 +139,25 @@ def _convolves(types: Sequence[torch.dtype]) -> bool:
     return types[0] == types[1] and all(bias in _CONVERTED for bias in types[2:])
 
 
-def _why_fatal(own: str, described: tuple[_Described, ...], sizes: tuple[int, ...]) -> str | None:
+def _why_fatal(own: str, described: tuple[_Described, ...], sizes: tuple[int, ...] | None) -> str | None:
     """Return why a kernel ends the process where torch's operator returns a result, as a clause; None if it does not.
 
-    These kernels, of ExecuTorch 1.5, divide by zero or abort. `sizes` are those of the first tensor, if certain.
+    These kernels, of ExecuTorch 1.5, divide by zero or abort. `sizes` are those of the first tensor, None if uncertain.
     """
-    if own in ("aten::amax", "aten::amin"):
-        return "its tensor has no elements" if 0 in sizes else None
-    if own not in ("aten::_log_softmax", "aten::narrow_copy"):
+    if own not in _FATAL:
         return None
     dim = described[1][1]
-    if not isinstance(dim, int):
-        return None
-    if own == "aten::narrow_copy":
+    if own == "aten::narrow_copy" and isinstance(dim, int):
         return f"its dimension is {dim}, counted from the back" if dim < 0 else None
-    return "its rows have no elements" if 0 in sizes[dim:] and 0 not in sizes[:dim] else None
+    if sizes is None:
+        return None
+    if own in ("aten::amax", "aten::amin"):
+        return "its tensor has no elements" if 0 in sizes else None
+    if own in ("aten::sum", "aten::unfold_copy"):
+        return "its tensor has no dimension, but it is given one" if sizes == () and dim not in (None, ()) else None
+    if own == "aten::_log_softmax" and isinstance(dim, int) and 0 not in sizes[:dim]:
+        return "its rows have no elements" if 0 in sizes[dim:] else None
+    return None
 
 
 _Described = tuple[int, Any]

@@ -35,7 +35,15 @@ _RANDOM = frozenset(
         *("new_empty_strided", "nn.functional.alpha_dropout", "nn.functional.dropout", "nn.functional.dropout2d"),
         *("nn.functional.dropout3d", "nn.functional.feature_alpha_dropout.with_train", "nn.functional.rrelu"),
         *("normal", "normal.in_place", "normal.number_mean", "rand_like", "randint", "randint_like", "randn"),
-        *("randn_like", "uniform", "exponential", "geometric", "cauchy", "log_normal", "nn.functional.fractional_max_pool2d"),
+        *(
+            "randn_like",
+            "uniform",
+            "exponential",
+            "geometric",
+            "cauchy",
+            "log_normal",
+            "nn.functional.fractional_max_pool2d",
+        ),
         "nn.functional.fractional_max_pool3d",
     }
 )
@@ -158,8 +166,13 @@ class Outcome:
     upstream: str = ""
 
     @property
+    def defect(self) -> bool:
+        """Whether it is a defect of this package."""
+        return self.kind.split()[0].isupper()
+
+    @property
     def kind(self) -> str:
-        """The class that it belongs to; those in capitals are defects of this package."""
+        """The class that it belongs to; those that start in capitals are defects of this package."""
         ran = self.runtime == "right"
         died = any(each.startswith("died") for each in (self.lowering, self.load, self.interpreter))
         if died or (self.runtime.startswith("died") and self.load == "right"):
@@ -241,18 +254,22 @@ def _compare(call: Call, tell: Callable[..., None]) -> None:
     found = {"runtime": "", "interpreter": "", "load": ""}
     content = _lowered(program, tell)
     if content is not None:
-        kernels = {".".join(filter(None, name)) for name in read_code(memoryview(content), {}).methods["forward"].operators}
+        kernels = {
+            ".".join(filter(None, name)) for name in read_code(memoryview(content), {}).methods["forward"].operators
+        }
         tell(kernels=sorted(kernels))
         accepted = _result(lambda: load(content), None)
         tell(load=accepted, interpreter="running")
-        found["interpreter"] = _result(lambda: load(content, engine="interpreter").run("forward", *call.inputs), expected)
+        found["interpreter"] = _result(
+            lambda: load(content, engine="interpreter").run("forward", *call.inputs), expected
+        )
         tell(interpreter=found["interpreter"], runtime="running")
         found["runtime"] = _result(lambda: _bare(content, call.inputs), expected)
         tell(runtime=found["runtime"])
         found["load"] = accepted
         if accepted == "right":
             tell(load="running")
-            found["load"] = _result(lambda: load(content).run("forward", *call.inputs), expected)
+            found["load"] = _result(lambda: _run(content, call.inputs, "runtime"), expected)
             tell(load=found["load"])
     if set(found.values()) != {"right"}:
         tell(upstream="running")
@@ -274,12 +291,18 @@ def _program(call: Call, tell: Callable[..., None]) -> tuple[ExportedProgram | N
 
 def _lowered(program: ExportedProgram, tell: Callable[..., None]) -> bytes | None:
     try:
-        content = lower(program, options=LoweringOptions(rewrites=os.environ.get("HUNT_REWRITES", "none"))).emit().buffer
+        content = (
+            lower(program, options=LoweringOptions(rewrites=os.environ.get("HUNT_REWRITES", "none"))).emit().buffer
+        )
     except Exception as error:
         tell(lowering=f"refused: {type(error).__name__}: {str(error)[:300]}")
         return None
     tell(lowering="right")
     return content
+
+
+def _run(content: bytes, inputs: Sequence[torch.Tensor], engine: Any) -> Any:
+    return load(content, engine=engine).run("forward", *inputs)
 
 
 def _bare(content: bytes, inputs: Sequence[torch.Tensor]) -> Any:
@@ -301,13 +324,11 @@ def _difference(made: Any, expected: Any) -> str:
     given, wanted = pytree.tree_leaves(made), pytree.tree_leaves(expected)
     given, wanted = ([one for one in each if isinstance(one, torch.Tensor)] for each in (given, wanted))
     for one, other in zip(given, wanted, strict=False):
-        half = other.dtype in (torch.float16, torch.bfloat16)
+        bound = 2e-2 if other.dtype in (torch.float16, torch.bfloat16) else 1e-3
         with contextlib.suppress(RuntimeError):
             other = other.resolve_conj()
         try:
-            torch.testing.assert_close(
-                one, other.detach(), equal_nan=True, **({"rtol": 2e-2, "atol": 2e-2} if half else {"rtol": 1e-3, "atol": 1e-4})
-            )
+            torch.testing.assert_close(one, other.detach(), equal_nan=True, rtol=bound, atol=bound)
         except AssertionError as error:
             return f"wrong: {' '.join(str(error).split())[:200]}"
     return "right" if len(given) == len(wanted) else f"wrong: {len(given)} tensors, not {len(wanted)}"
