@@ -324,11 +324,11 @@ def _difference(made: Any, expected: Any) -> str:
     given, wanted = pytree.tree_leaves(made), pytree.tree_leaves(expected)
     given, wanted = ([one for one in each if isinstance(one, torch.Tensor)] for each in (given, wanted))
     for one, other in zip(given, wanted, strict=False):
-        bound = 2e-2 if other.dtype in (torch.float16, torch.bfloat16) else 1e-3
+        relative, absolute = (2e-2, 2e-2) if other.dtype in (torch.float16, torch.bfloat16) else (1e-3, 1e-4)
         with contextlib.suppress(RuntimeError):
             other = other.resolve_conj()
         try:
-            torch.testing.assert_close(one, other.detach(), equal_nan=True, rtol=bound, atol=bound)
+            torch.testing.assert_close(one, other.detach(), equal_nan=True, rtol=relative, atol=absolute)
         except AssertionError as error:
             return f"wrong: {' '.join(str(error).split())[:200]}"
     return "right" if len(given) == len(wanted) else f"wrong: {len(given)} tensors, not {len(wanted)}"
