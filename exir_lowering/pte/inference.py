@@ -40,10 +40,30 @@ _ALONE = frozenset(
 )
 """The types on which the runtime ends the process when it looks for the common type of two tensors."""
 _CONVERTING = frozenset({"aten::_to_copy", "aten::copy", "dim_order_ops::_to_dim_order_copy"})
-_OF_ONE_TYPE = frozenset({"aten::convolution"})
-"""Kernels whose operators check this only when they compute: all their tensors have the same type."""
-_NORMS = frozenset({"aten::native_layer_norm", "aten::native_group_norm"})
+_CONVOLUTION = "aten::convolution"
+"""A kernel whose operator checks types only when it computes."""
+_CONVERTED = frozenset(
+    {
+        *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+        *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    }
+)
+"""The types of a bias that a convolution of another type converts; it ends the process on the others."""
+_NORMS = frozenset(
+    {
+        *("aten::native_layer_norm", "aten::native_group_norm"),
+        *("aten::_native_batch_norm_legit", "aten::_native_batch_norm_legit_no_training"),
+    }
+)
 """Kernels whose mean and deviation have the type of what they are of, where torch has float32 for half floats."""
+
+_FATAL = frozenset(
+    {
+        *("aten::_log_softmax", "aten::amax", "aten::amin"),
+        *("aten::narrow_copy", "aten::sum", "aten::unfold_copy"),
+    }
+)
+"""Kernels that end the process on some calls that torch's operators execute; `_why_fatal` says which."""
 
 
 def check_kernels(body: Body) -> None:
@@ -80,15 +100,15 @@ def _check(body: Body, name: str, operator: FunctionalOperator, arguments: Seque
     used = [item for index in given for item in (index, *body.items(index))]
     certain = not any(_varies(body, index) for index in (*used, *outputs))
     described = tuple(_describe(body, index) for index in given)
-    types = {content.dtype for _, content in described if isinstance(content, MemoryLayout)}
     own = name.partition(".")[0]
-    if len(types) > 1 and (own in _OF_ONE_TYPE or (types & _ALONE and own not in _CONVERTING)):
-        raise CorruptError(f"{name} is called with tensors of {' and '.join(sorted(map(str, types)))}")
+    _check_given(name, own, described, certain)
     made = _infer(operator, described, plans[0].dtype if operator.dtype else None)
     if made is None or (isinstance(made, str) and not certain):
         return
     shown = ", ".join(str(content) if isinstance(content, MemoryLayout) else repr(content) for _, content in described)
     if isinstance(made, str):
+        if all(0 in plan.sizes for plan in plans):
+            return  # nothing is written; operators refuse some tensors without elements that kernels take
         raise CorruptError(f"{name} cannot be called with {shown}: {made}")
     if len(made) != len(plans):
         raise CorruptError(f"{name} makes {len(made)} tensors, but is to write {len(plans)}")
@@ -100,6 +120,44 @@ def _check(body: Body, name: str, operator: FunctionalOperator, arguments: Seque
             raise CorruptError(
                 f"{name}, called with {shown}, makes a tensor of {dtype} of shape {list(shape)}, but is to write {plan}"
             )
+
+
+def _check_given(name: str, own: str, described: tuple[_Described, ...], certain: bool) -> None:
+    """Refuse a call on which a kernel ends the process; those that check a call themselves report an error."""
+    layouts = [content for _, content in described if isinstance(content, MemoryLayout)]
+    types = {layout.dtype for layout in layouts}
+    alone = types & _ALONE and own not in _CONVERTING
+    if len(types) > 1 and (alone or (own == _CONVOLUTION and not _convolves([layout.dtype for layout in layouts]))):
+        raise CorruptError(f"{name} is called with tensors of {' and '.join(sorted(map(str, types)))}")
+    fatal = _why_fatal(own, described, layouts[0].sizes if certain and layouts else None)
+    if fatal is not None:
+        raise CorruptError(f"{name} would end the process: {fatal}")
+
+
+def _convolves(types: Sequence[torch.dtype]) -> bool:
+    """Return whether a convolution takes an input, weights and a bias of these types; its bias is converted."""
+    return types[0] == types[1] and all(bias in _CONVERTED for bias in types[2:])
+
+
+def _why_fatal(own: str, described: tuple[_Described, ...], sizes: tuple[int, ...] | None) -> str | None:
+    """Return why a kernel ends the process where torch's operator returns a result, as a clause; None if it does not.
+
+    These kernels, of ExecuTorch 1.5, divide by zero or abort. `sizes` are those of the first tensor, None if uncertain.
+    """
+    if own not in _FATAL:
+        return None
+    dim = described[1][1]
+    if own == "aten::narrow_copy" and isinstance(dim, int):
+        return f"its dimension is {dim}, counted from the back" if dim < 0 else None
+    if sizes is None:
+        return None
+    if own in ("aten::amax", "aten::amin"):
+        return "its tensor has no elements" if 0 in sizes else None
+    if own in ("aten::sum", "aten::unfold_copy"):
+        return "its tensor has no dimension, but it is given one" if sizes == () and dim not in (None, ()) else None
+    if own == "aten::_log_softmax" and isinstance(dim, int) and 0 not in sizes[:dim]:
+        return "its rows have no elements" if 0 in sizes[dim:] else None
+    return None
 
 
 _Described = tuple[int, Any]

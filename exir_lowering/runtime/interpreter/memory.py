@@ -1,6 +1,6 @@
 """The memory of a method that Python runs, laid out as the file plans it.
 
-Tensors are views of one piece of memory for each arena, at the offsets in the file: what overlaps there overlaps here.
+Tensors are parts of one piece of memory for each arena, at the offsets in the file: what overlaps there overlaps here.
 """
 
 from __future__ import annotations
@@ -107,8 +107,10 @@ def make_slot(plan: Tensor, storage: Storage, memory: Sequence[torch.Tensor]) ->
     planned, content = storage.planned, storage.content
     if planned is not None:
         tensor = torch.empty(0, dtype=plan.dtype)
-        start = planned.offset // plan.dtype.itemsize
-        tensor.set_(memory[planned.arena].untyped_storage(), start, shape, layout)
+        end = planned.offset + math.prod(shape) * plan.dtype.itemsize
+        # A storage of its own, that shares the memory: as_strided_copy counts from where the storage starts.
+        own = memory[planned.arena].untyped_storage()[planned.offset : end]
+        tensor.set_(own, 0, shape, layout)
         if content is not None:
             tensor.copy_(_content(plan, shape, layout, content))
     elif content is not None:
