@@ -6,6 +6,7 @@ from .errors import (
     CoverageError as CoverageError,
     InputError as InputError,
     InvariantError as InvariantError,
+    LimitError as LimitError,
     LoweringError as LoweringError,
     PartitionerContractError as PartitionerContractError,
     PluginLoadError as PluginLoadError,

@@ -40,7 +40,7 @@ from exir_lowering import (
     PreprocessResult,
     lower,
 )
-from exir_lowering.steps.parallel import dispatch, workers
+from exir_lowering.steps.parallel import dispatch, runners
 
 JOBS = (2, 4)
 
@@ -291,7 +291,7 @@ class TestEnds:
         lowered(chain(2), each_layer("scripted"), Scripted, jobs=2)
         child = os.fork()
         if child == 0:
-            os._exit(0 if not workers.WORKERS._idle else 1)
+            os._exit(0 if not runners.WORKERS._idle else 1)
         assert os.waitpid(child, 0)[1] == 0
         lowered(chain(2), each_layer("scripted"), Scripted, jobs=2)
 
