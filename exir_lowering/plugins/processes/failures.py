@@ -31,7 +31,12 @@ class InWorkerError(Exception):
 
 def write_error(error: BaseException, trace: str) -> Message:
     """Turn an error into bytes."""
-    fields = {
+    return (json.dumps(describe_error(error, trace)).encode(),)
+
+
+def describe_error(error: BaseException, trace: str) -> dict[str, Any]:
+    """Turn an error into the header of a message."""
+    return {
         "kind": "error",
         "type": "MemoryError" if isinstance(error, MemoryError) else type(error).__name__,
         "text": str(error),
@@ -39,7 +44,6 @@ def write_error(error: BaseException, trace: str) -> Message:
         "handle": getattr(error, "debug_handle", None),
         "limit": getattr(error, "limit", None),
     }
-    return (json.dumps(fields).encode(),)
 
 
 def raise_error(header: Any) -> None:

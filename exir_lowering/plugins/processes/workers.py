@@ -75,9 +75,14 @@ class Worker:
             self._kill()
 
     def _kill(self) -> None:
-        if not self._ended:  # else, the number may be that of another process
-            with suppress(OSError):  # the other end may be gone
-                self._connection.shutdown(socket.SHUT_RDWR)
+        if self._ended:  # then the number may be that of another process
+            return
+        waiting = select.poll()
+        waiting.register(self._connection, 0)
+        gone = bool(waiting.poll(0))  # the process has ended by itself
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+        if not gone:
             os.kill(self.pid, signal.SIGKILL)
 
     def end(self) -> int | None:
