@@ -40,9 +40,10 @@ class Apart:
     a call is interrupted or goes over a limit; the next call starts another one.
     """
 
-    def __init__(self, file: ProgramFile, name: str, opening: Message, limits: Limits) -> None:
+    def __init__(self, file: ProgramFile, name: str, opening: Message, modules: Sequence[str], limits: Limits) -> None:
         self.name = name
         self._file, self._opening, self._limits = file, opening, limits
+        self._modules = modules
         self._lock = threading.RLock()
         self._process = os.getpid()
         self._worker: Worker | None = None
@@ -56,12 +57,6 @@ class Apart:
     def entered(self, method: str) -> contextlib.AbstractContextManager[Any]:
         """Return the context of a run; no delegate of the file can call this object."""
         return contextlib.nullcontext()
-
-    def open(self) -> None:
-        """Open the file in a new process; raise what `load` raises, or a LimitError."""
-        self._check_process()
-        with self._lock:
-            self._start()
 
     def run(self, method: MethodSpec, inputs: Sequence[Any]) -> list[Any]:
         """Run a method; see `Engine`. Raise a LimitError when it goes over a limit."""
@@ -79,7 +74,7 @@ class Apart:
         where = self._file.where(method.name)
         header = {"do": do, "where": where, "method": method.name, "values": described, **more}
         with self._lock:
-            worker = self._worker or self._start()
+            worker = self._worker or self.start()
             return self._ask(where, worker, (json.dumps(header).encode(), *contents))
 
     def _check_process(self) -> None:
@@ -89,10 +84,10 @@ class Apart:
                 "that one. Load it here."
             )
 
-    def _start(self) -> Worker:
-        """Start a process, and open the file there."""
+    def start(self) -> Worker:
+        """Start a process, and open the file there; raise what `load` raises, or a LimitError."""
         try:
-            worker = WORKERS.start()
+            worker = WORKERS.start(self._modules)
         except OSError as error:
             raise InputError(
                 f"{self._file.name} cannot be loaded with limits: no process can be started: {error}."
@@ -159,13 +154,15 @@ def open_apart(
     if not SUPPORTED:
         raise InputError(f"{file.name} cannot be loaded with limits: this system cannot fork processes.")
     sources = [file.file.source, *(one.file.source for one in file.data.files)]
+    addresses = _addresses(file, given)
+    modules = [address.partition(":")[0] for address in addresses.values()]
     header = {
         "do": "open",
         "where": file.name,
         "engine": engine,
         "unavailable": unavailable,
         "sources": [source if isinstance(source, str) else None for source in sources],
-        "delegates": _addresses(file, given),
+        "delegates": addresses,
         "debug": str(file.debug.path) if file.debug.asked else None,
         "folder": os.getcwd(),
         "threads": torch.get_num_threads(),
@@ -174,8 +171,8 @@ def open_apart(
         "memory": limits.memory,
     }
     contents = [source for source in sources if isinstance(source, bytes)]
-    opened = Apart(file, engine, (json.dumps(header).encode(), *contents), limits)
-    opened.open()
+    opened = Apart(file, engine, (json.dumps(header).encode(), *contents), modules, limits)
+    opened.start()
     return opened
 
 
