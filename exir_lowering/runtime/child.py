@@ -63,9 +63,8 @@ def work(message: Message) -> Message:
         try:
             reply, contents = _TASKS[header["do"]](header, message[1:])
         except (LoweringError, MemoryError) as error:
-            reply = describe_error(
-                _over_memory(header["where"], error) or error, "".join(traceback.format_exception(error))
-            )
+            trace = "".join(traceback.format_exception(error))
+            reply = describe_error(_over_memory(header["where"], error) or error, trace)
     told = [(one.category.__name__, str(one.message)) for one in caught]
     return (json.dumps({"kind": "done", **reply, "warnings": told}).encode(), *contents)
 
@@ -168,16 +167,21 @@ _NO_MEMORY = ("can't allocate memory", "std::bad_alloc", "cannot allocate memory
 """What torch, C++, the system and ExecuTorch's runtime (as an error of its own) say when there is no memory left."""
 
 
-def _over_memory(where: str, error: BaseException) -> LimitError | None:
-    """Return the error that says that the memory was not enough, if one led to it."""
-    if _memory is None or not any(map(_is_about_memory, _causes(error))):
+def _over_memory(where: str, error: BaseException) -> LoweringError | None:
+    """Return the error that says that the memory was not enough, or may not have been; None when it was."""
+    if _memory is None:
         return None
-    return LimitError(
-        f"{where} was ended: it takes more memory than the {_memory:,} bytes of limits.memory ({type(error).__name__}: "
-        f"{error}). What its methods had written into their buffers is lost: the next run begins in a new process. "
-        "Raise the limit if it needs more.",
-        limit="memory",
-    )
+    limit = f"the {_memory:,} bytes of limits.memory"
+    if any(map(_is_about_memory, _causes(error))):
+        return LimitError(
+            f"{where} was ended: it takes more memory than {limit} ({type(error).__name__}: {error}). What its methods "
+            "had written into their buffers is lost: the next run begins in a new process. Raise the limit if it needs "
+            "more.",
+            limit="memory",
+        )
+    if type(error) is InputError and error.__cause__ is not None:  # from an engine, which may not say why it failed
+        return InputError(f"{error} An allocation beyond {limit} may have failed.")
+    return None
 
 
 def _is_about_memory(error: BaseException) -> bool:

@@ -20,7 +20,8 @@ class Limits:
         steps: How many instructions a run may execute. In the interpreter they are counted. ExecuTorch's runtime does
             not tell how many it executes: it does not run a method that may execute more, or that has a loop.
         memory: By how many bytes the memory of the process may grow, for the file, its methods and what they compute.
-            On Linux only. A library's threads count too, each with a stack of about 8 MB.
+            On Linux only. A library's threads count too, each with a stack of about 8 MB. Where a backend does not say
+            that there was no memory, the error is an InputError that names the limit.
 
     Raises:
         InputError: A limit is not a number above 0, or cannot be kept on this system.

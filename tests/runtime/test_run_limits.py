@@ -246,6 +246,12 @@ class TestMemory:
             load(file, engine, Limits(memory=64 << 20)).run("forward", x)
         assert caught.value.limit == "memory"
 
+    def test_that_a_backend_does_not_name_is_named(self):
+        linear, x = nn.Linear(2048, 2048), torch.ones(1, 2048)
+        file = lower(export(linear, (x,)), "xnnpack").emit().buffer
+        with pytest.raises((InputError, LimitError), match=r"1,048,576 bytes of limits.memory"):
+            load(file, limits=Limits(memory=1 << 20)).run("forward", x)
+
 
 class TestProcesses:
     def test_end_with_the_program(self, fixed):
