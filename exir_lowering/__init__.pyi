@@ -6,6 +6,7 @@ from .errors import (
     CoverageError as CoverageError,
     InputError as InputError,
     InvariantError as InvariantError,
+    LimitError as LimitError,
     LoweringError as LoweringError,
     PartitionerContractError as PartitionerContractError,
     PluginLoadError as PluginLoadError,
@@ -42,5 +43,5 @@ from .plugins.registry import (
 )
 from .plugins.rewrite import Doubt as Doubt, Rewrite as Rewrite, Scope as Scope
 from .plugins.rewrites import register_rewrite as register_rewrite
-from .runtime import LoadedProgram as LoadedProgram, load as load
+from .runtime import Limits as Limits, LoadedProgram as LoadedProgram, load as load
 from .steps.emit import Artifact as Artifact

@@ -41,6 +41,7 @@ examples:
   exir-lower run model.pte --input randn:1x3x224x224 --profile
   exir-lower run llm.pte --method decode --input ones:int64:1x1 3 --save outputs.pt
   exir-lower run model.pte --input x.npy --engine interpreter
+  exir-lower run unknown.pte --input ones:1x8 --timeout 10
 """
 
 
@@ -99,6 +100,13 @@ def _add_how_to_run(parser: argparse.ArgumentParser) -> None:
         "original graphs that `lower --keep-originals` kept",
     )
     parser.add_argument("--seed", type=int, default=0, help="the seed of randn and rand (default: 0)")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        metavar="SECONDS",
+        help="end the run, in a process of its own, if loading, the run or the profile takes longer than this; Ctrl-C "
+        "works at once then",
+    )
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -112,8 +120,9 @@ def execute(arguments: argparse.Namespace) -> int:
 
     import torch
 
-    from exir_lowering.runtime import load
+    from exir_lowering.runtime import Limits, load
 
+    limits = None if arguments.timeout is None else Limits(seconds=arguments.timeout)
     torch.manual_seed(arguments.seed)
     values = inputs.make_inputs(arguments.inputs)
     with kept_from_stdout(arguments.json):
@@ -123,6 +132,7 @@ def execute(arguments: argparse.Namespace) -> int:
             engine=arguments.engine,
             unavailable=arguments.unavailable,
             verify=_VERIFY[arguments.verify],
+            limits=limits,
         )
         method = _choose_method(arguments.method, program.method_names, source)
         values = program.as_inputs(method, values)

@@ -9,6 +9,7 @@
     ├── BackendContractError             a backend or delegate broke its contract
     ├── BackendFailure                   a backend or delegate raised; names the partition or the method
     ├── BackendUnavailableError          a file needs a backend that this machine does not have
+    ├── LimitError                       a run of a file went over one of its limits, and was ended
     └── InvariantError                   a defect of exir-lowering itself
 
 MemoryError, and exceptions of signal handlers, pass through unchanged: see `interrupts`.
@@ -112,6 +113,18 @@ class BackendFailure(LoweringError):
 
 class BackendUnavailableError(LoweringError):
     """A file needs a backend that neither the runtime of this machine nor an available delegate provides."""
+
+
+class LimitError(LoweringError):
+    """A program was loaded with limits, and went over one: it was ended.
+
+    Attributes:
+        limit: The limit, by its name in `Limits`: "seconds", "steps" or "memory".
+    """
+
+    def __init__(self, message: str, *, limit: str) -> None:
+        super().__init__(message)
+        self.limit = limit
 
 
 class BackendUnavailableWarning(UserWarning):

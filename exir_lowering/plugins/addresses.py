@@ -1,4 +1,4 @@
-"""Where another process finds a backend: the module and the name of its class. Objects do not travel."""
+"""Where another process finds a plug-in: the module and the name of its class. Objects do not travel."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _made: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 class NoAddressError(Exception):
-    """No other process would find a backend; the message says why."""
+    """No other process would find a plug-in; the message says why."""
 
 
 def note_made(backend: Backend) -> Backend:
@@ -38,6 +38,21 @@ def find_address(backend: Backend) -> str:
     name = f"{kind.__module__}:{kind.__qualname__}"
     if kind is type(backend) and _made.get(id(backend)) is not backend and not _is_stateless(backend):
         raise NoAddressError(f"backends= has an object of {name}, whose state stays in this process; pass its class")
+    return address_of(kind)
+
+
+def find_delegate_address(delegate: Any) -> str:
+    """Return where another process finds a delegate or its class, as "module:class"; NoAddressError as above."""
+    kind = delegate if isinstance(delegate, type) else type(delegate)
+    if delegate is not kind and not _is_stateless(delegate):
+        name = f"{kind.__module__}:{kind.__qualname__}"
+        raise NoAddressError(f"an object of {name} was given, whose state stays in this process; pass its class")
+    return address_of(kind)
+
+
+def address_of(kind: type[Any]) -> str:
+    """Return where another process finds a class; raise a NoAddressError if it cannot be imported by its name."""
+    name = f"{kind.__module__}:{kind.__qualname__}"
     if kind.__module__ == "__main__":
         raise NoAddressError(f"{name} is defined in the script; move it to a module that workers can import")
     if "<locals>" in kind.__qualname__ or _look_up(sys.modules.get(kind.__module__), kind.__qualname__) is not kind:
@@ -62,6 +77,6 @@ def _look_up(module: Any, name: str) -> Any:
     return reduce(lambda found, part: getattr(found, part, None), name.split("."), module)
 
 
-def _is_stateless(backend: Backend) -> bool:
-    kind = type(backend)
-    return not vars(backend) and kind.__init__ is object.__init__ and kind.__new__ is object.__new__
+def _is_stateless(plugin: Any) -> bool:
+    kind: Any = type(plugin)
+    return not getattr(plugin, "__dict__", None) and kind.__init__ is object.__init__ and kind.__new__ is object.__new__

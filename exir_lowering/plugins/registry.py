@@ -316,6 +316,11 @@ def known_ids(group: str) -> set[str]:
     return {*_registered[group], *(entry.name for entry in _entries(group))}
 
 
+def registered(group: str) -> Mapping[str, Any]:
+    """Return what was registered for a group in this process, by id."""
+    return dict(_registered[group])
+
+
 def load(group: str, plugin_id: str) -> Any:
     """Return a plug-in. A class may be both registered and the object of an entry point of its package.
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from exir_lowering._upstream import installed
+from exir_lowering._upstream import installed, locks
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
+from exir_lowering.graphs.operators.budget import STEPS
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.pte.format import MethodSpec
 from exir_lowering.runtime.source import ProgramFile
@@ -17,6 +19,32 @@ from exir_lowering.runtime.trace import TraceEvent
 
 Prepared = TypeVar("Prepared")
 """A method as an engine prepares it to run."""
+
+
+class Executor(Protocol):
+    """What executes the methods of a `LoadedProgram`: an engine in this process, or one in a process of its own."""
+
+    @property
+    def name(self) -> str:
+        """What `load` calls the engine."""
+        ...
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        """What is held while a method runs."""
+        ...
+
+    def entered(self, method: str) -> AbstractContextManager[Any]:
+        """Return the context in which a method runs; an InputError for one that must not run now."""
+        ...
+
+    def run(self, method: MethodSpec, inputs: Sequence[Any]) -> list[Any]:
+        """Run a method; see `Engine`."""
+        ...
+
+    def record(self, method: MethodSpec, inputs: Sequence[Any], runs: int) -> list[TraceEvent]:
+        """Record runs of a method; see `Engine`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,6 +57,8 @@ class Engine(ABC, Generic[Prepared]):
         file: The file.
         delegates: Its Python delegates, by id.
         ready: The methods that were set up.
+        running: The methods that are running, each after the number of `locks.epoch`.
+        steps: How many instructions a run may execute, where the engine counts them.
     """
 
     name: ClassVar[str]
@@ -37,6 +67,31 @@ class Engine(ABC, Generic[Prepared]):
     file: ProgramFile
     delegates: Mapping[str, Delegate]
     ready: dict[str, Prepared] = field(default_factory=dict, kw_only=True)
+    running: set[tuple[int, str]] = field(default_factory=set, kw_only=True)
+    steps: int = field(default=STEPS, kw_only=True)
+
+    @property
+    def lock(self) -> AbstractContextManager[Any]:
+        """What is held while a method runs: the lock of all engines."""
+        return locks.engine()  # type: ignore[no-any-return]
+
+    @contextmanager
+    def entered(self, method: str) -> Iterator[None]:
+        """Keep a delegate from running the method that it is called from: both would write into the same memory."""
+        epoch = locks.epoch()  # what another thread of the parent ran, a forked child does not run
+        running = [name for number, name in self.running if number == epoch]
+        shared = method in self.file.sharing and not self.file.sharing.isdisjoint(running)
+        if method in running or shared:
+            raise InputError(
+                f"run: {self.file.where(method)} is running: a delegate that it calls cannot run it again"
+                f"{', nor a method that shares its memory' if shared else ''}. Load the file once "
+                "more for that."
+            )
+        self.running.add((epoch, method))
+        try:
+            yield
+        finally:
+            self.running.discard((epoch, method))
 
     @abstractmethod
     def run(self, method: MethodSpec, inputs: Sequence[Any]) -> list[Any]:

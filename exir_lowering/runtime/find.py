@@ -43,7 +43,7 @@ def find_delegates(file: ProgramFile, given: Mapping[str, Any], unavailable: Una
                 f"{file.name}: the partitions for the backend {backend!r} are executed by PyTorch, from their original "
                 f"graphs, as {executor.reason}.",
                 BackendUnavailableWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
         if executor is not None:
             found[backend] = executor

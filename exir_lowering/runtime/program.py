@@ -22,6 +22,12 @@ What `load` takes:
 * `verify`. In any case a data file has to be one that was emitted with the program. True also checks the tables, and
   weights and payloads when the files have 32 MB or less together, as these have to be read for it; "full" checks
   everything. Files that ExecuTorch has written have no digests, and load as they are.
+* `limits`. ExecuTorch's runtime keeps Python's lock while it runs: no other thread, signal handler or timeout gets a
+  turn, for as long as a file wants. With limits, `Limits()` too, the program is opened and run in a process of its own:
+  other threads and Ctrl-C work, and a call that goes over a limit is ended with a LimitError. Inputs and outputs are
+  copied. State is in that process: it is lost when a call was ended or interrupted, and the next run starts a new one.
+  Delegates run there too, so that they are given as classes that can be imported, and what they print or keep stays
+  there; so do operators: those of `torch.ops.load_library` are loaded there, those defined in Python are not.
 
 Methods are set up when they first run, those that call Python delegates when the file is loaded.
 """
@@ -30,9 +36,8 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -44,10 +49,12 @@ from exir_lowering.pte import data_files, verifying
 from exir_lowering.pte.format import MethodSpec
 from exir_lowering.pte.verifying import Verify
 from exir_lowering.runtime import debugging
-from exir_lowering.runtime.engine import Engine
+from exir_lowering.runtime.apart.engine import open_apart
+from exir_lowering.runtime.engine import Engine, Executor
 from exir_lowering.runtime.find import Unavailable
 from exir_lowering.runtime.inputs import prepare, with_tensors
 from exir_lowering.runtime.interpreter.engine import open_interpreter
+from exir_lowering.runtime.limits import Limits
 from exir_lowering.runtime.native.engine import open_native
 from exir_lowering.runtime.profiling import Profile, profile
 from exir_lowering.runtime.source import ProgramFile, check_weights, needed_weights, read_source
@@ -67,8 +74,7 @@ class LoadedProgram:
     """
 
     _file: ProgramFile
-    _engine: Engine[Any]
-    _running: set[tuple[int, str]] = field(default_factory=set)
+    _engine: Executor
 
     @property
     def method_names(self) -> tuple[str, ...]:
@@ -99,11 +105,12 @@ class LoadedProgram:
                 half-way, buffers that the method had written before have their new values.
             BackendFailure: A Python delegate raised; its exception is the `__cause__`.
             BackendContractError: A Python delegate returned something other than the file says.
+            LimitError: The program was loaded with limits, and went over one; the next run is in its initial state.
         """
         found = self._method("run", method)
         # Views of the inputs are made and released with the lock held: both release the interpreter's lock, and a
         # thread that waits for it in there when Python exits ends the process.
-        with locks.engine(), self._enter(found.name):
+        with self._engine.lock, self._engine.entered(found.name):
             return self._engine.run(found, prepare(self._file.where(found.name), found, inputs))
 
     def as_inputs(self, method: str, values: Sequence[Any]) -> list[Any]:
@@ -138,32 +145,14 @@ class LoadedProgram:
 
         Raises:
             InputError: As for `run`; or `runs` is not a number above 0.
-            BackendFailure, BackendContractError: As for `run`.
+            BackendFailure, BackendContractError, LimitError: As for `run`.
         """
         found = self._method("profile", method)
         if not isinstance(runs, int) or isinstance(runs, bool) or runs < 1:
             raise InputError(f"profile: runs: got {runs!r}, expected a number of at least 1.")
-        with locks.engine():
+        with self._engine.lock:
             events = self._engine.record(found, prepare(self._file.where(found.name), found, inputs), runs)
         return profile(found, runs, events, self._file.debug.method(found.name))
-
-    @contextmanager
-    def _enter(self, method: str) -> Iterator[None]:
-        """Keep a delegate from running the method that it is called from: both would write into the same memory."""
-        epoch = locks.epoch()  # what another thread of the parent ran, a forked child does not run
-        running = [name for number, name in self._running if number == epoch]
-        shared = method in self._file.sharing and not self._file.sharing.isdisjoint(running)
-        if method in running or shared:
-            raise InputError(
-                f"run: {self._file.where(method)} is running: a delegate that it calls cannot run it again"
-                f"{', nor a method that shares its memory' if shared else ''}. Load the file once "
-                "more for that."
-            )
-        self._running.add((epoch, method))
-        try:
-            yield
-        finally:
-            self._running.discard((epoch, method))
 
     def _method(self, who: str, name: object) -> MethodSpec:
         found = self._file.methods.get(name) if isinstance(name, str) else None
@@ -188,7 +177,6 @@ class LoadedProgram:
         raise TypeError("A LoadedProgram is tied to the runtime of its process; load the file in the other one.")
 
 
-@locks.uses_engine
 def load(
     source: str | os.PathLike[str] | bytes,
     *,
@@ -198,6 +186,7 @@ def load(
     unavailable: Unavailable = "error",
     debug: str | os.PathLike[str] | None = None,
     verify: Verify = True,
+    limits: Limits | None = None,
 ) -> LoadedProgram:
     """Open a `.pte` file in the ExecuTorch runtime, or in an interpreter in Python.
 
@@ -212,6 +201,7 @@ def load(
         unavailable: What to do about a backend that nothing here executes: "error", or "fallback" to PyTorch.
         debug: The path of the file's debug information; None looks for `model.debug.json` beside `model.pte`.
         verify: What to check of the digests in the files: True the tables, and all of up to 32 MB; "full" everything.
+        limits: What the program may take, in a process of its own, where it can be interrupted; None for this process.
 
     Returns:
         The program.
@@ -220,6 +210,7 @@ def load(
         InputError: An argument is invalid; a file cannot be read, is damaged or of another program, or lacks weights.
         BackendUnavailableError: Nothing here executes a backend of the file, or Python delegates cannot be used here.
         BackendFailure: A delegate raised when it compiled a payload; its exception is the `__cause__`.
+        LimitError: Opening the file, or a delegate compiling its payloads, goes over a limit.
         PluginLoadError: A delegate, or what checks a backend's payloads, cannot be loaded or is provided twice.
     """
     if not isinstance(engine, str) or engine not in _ENGINES:
@@ -227,14 +218,29 @@ def load(
     given = registry.check_delegates(delegates)
     if unavailable not in ("error", "fallback"):
         raise InputError(f'load: got unavailable={unavailable!r}, expected "error" or "fallback".')
+    if not isinstance(limits, (Limits, type(None))):
+        raise InputError(f"load: limits: got {limits!r}, expected Limits(seconds=...), or None.")
     verifying.check_level(verify)
+    file = read_file(source, data, debug, verify)
+    if limits is not None:
+        return LoadedProgram(file, open_apart(file, engine, given, unavailable, limits))
+    return LoadedProgram(file, open_engine(engine, file, given, unavailable))
+
+
+def read_file(source: object, data: data_files.Given, debug: object, verify: Verify) -> ProgramFile:
+    """Read and check a file and its data files; the arguments and errors are those of `load`."""
     pte, methods = read_source(source)
     seal = verifying.check_program(pte, verify)
     files = data_files.read(data)
     check_weights(pte, files, methods)
     verifying.check_all(pte, seal, files, needed_weights(methods), verify)
-    file = ProgramFile(pte, files, methods, debugging.find(pte.source, debug))
+    return ProgramFile(pte, files, methods, debugging.find(pte.source, debug))
+
+
+@locks.uses_engine
+def open_engine(name: str, file: ProgramFile, given: Mapping[str, Any], unavailable: Unavailable) -> Engine[Any]:
+    """Open a file in an engine, with its methods that call Python delegates set up; the errors are those of `load`."""
     with locks.engine():
-        opened = _ENGINES[engine](file, given, unavailable)
-        opened.set_up_delegated()
-        return LoadedProgram(file, opened)
+        engine = _ENGINES[name](file, given, unavailable)
+        engine.set_up_delegated()
+        return engine

@@ -457,6 +457,8 @@ def test_run_prints_and_saves_outputs_equal_to_eager(main: Main, pte: Path, tmp_
     code, out, err = main("run", pte, *argv)
     assert (code, err) == (0, "")
     (y,) = torch.load(tmp_path / "y.pt")
+    code, limited, err = main("run", pte, *argv, "--timeout", 60)
+    assert (code, err, limited) == (0, "", out) and torch.equal(torch.load(tmp_path / "y.pt")[0], y)
     expected = Net()(x)
     assert torch.allclose(y, expected, atol=1e-5)
     assert "float32" in out and "2x4" in out and str(tmp_path / "y.pt") in out
@@ -551,6 +553,7 @@ def test_runs_that_are_wrong(main: Main, pte: Path, tmp_path: Path) -> None:
     refused(main("run", pte, "--data", tmp_path / "no.ptd"), "There is no file")
     refused(main("run", pte, "--method", "small"))
     refused(main("run", pte, "--method", "small", "--input", "randn:3x8"))
+    refused(main("run", pte, "--method", "small", "--timeout", 0), "Limits(seconds=0.0): expected a finite number")
     half = tmp_path / "half.pte"
     half.write_bytes(pte.read_bytes()[:100])
     refused(main("run", half, "--input", "randn:2x8"), "half.pte", "damaged")

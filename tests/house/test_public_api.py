@@ -24,6 +24,8 @@ PUBLIC = [
     "ExplainedResult",
     "InputError",
     "InvariantError",
+    "LimitError",
+    "Limits",
     "LoadedProgram",
     "LoweredMethods",
     "LoweredModule",
@@ -105,6 +107,7 @@ def test_the_error_tree() -> None:
         "BackendUnavailableError": Exception,
         "CoverageError": Exception,
         "InvariantError": Exception,
+        "LimitError": Exception,
     }
     for name, other in tree.items():
         error = getattr(exir_lowering, name)

@@ -347,7 +347,7 @@ ODD = (None, True, -1, 2**70, 0.5, float("nan"), "", "x", "__class__", "os:abort
 
 
 def test_mutations_end_in_an_error_or_the_module(module: LoweredModule, saved: bytes, tmp_path: Path) -> None:
-    """Parts of the record and of its structures are replaced by others, or by odd ones."""
+    """Parts of the record and of its structures are replaced by others, or by odd ones; the digests are made anew."""
     generator = random.Random(0)
     path = tmp_path / "model.pte"
     ends = {"module": 0, "error": 0}

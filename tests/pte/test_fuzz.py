@@ -7,10 +7,13 @@ import sys
 
 import pytest
 from fuzz_samples import KINDS, kind
-from fuzzing import ENGINES, Kind, fuzz
+from fuzzing import ENGINES, Kind, fuzz, resealed
+
+from exir_lowering import InputError, load
+from exir_lowering.pte.header import read_ptd, read_pte
 
 EXAMPLES = int(os.environ.get("EXIR_LOWERING_EXAMPLES", "350"))
-"""How many mutants there are of all kinds together; each is loaded and run by both engines."""
+"""How many mutants there are of all kinds together; each is loaded and run by both engines. See hunt.py for more."""
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork") or sys.platform != "linux", reason="children are forked")
 
@@ -18,6 +21,36 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork") or sys.platform != "linu
 @pytest.fixture(scope="module", params=KINDS)
 def files(request: pytest.FixtureRequest) -> Kind:
     return kind(request.param)
+
+
+def test_a_changed_file_gets_digests_that_fit() -> None:
+    """So that what is damaged below passes them: a program with weights in it, and one with a data file."""
+    for name in ("kernels", "external"):
+        sample = kind(name).samples[0]
+        for suffix in sample.files:
+            files = {**sample.files, suffix: _changed(sample.files[suffix])}
+            data = files.get(".ptd")
+            with pytest.raises(InputError, match="digest"):
+                load(files[".pte"], data=data, verify="full")
+            again = resealed(files)
+            load(again[".pte"], data=again.get(".ptd"), verify="full")
+
+
+def _changed(content: bytes) -> bytes:
+    """Change a weight in the first segment."""
+    held = memoryview(content)
+    base = (read_pte if content[4:8] == b"ET12" else read_ptd)(held).base
+    return content[:base] + bytes([content[base] ^ 1]) + content[base + 1 :]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_damage_that_digests_do_not_reveal_never_ends_the_process(files: Kind, engine: str) -> None:
+    """As one who forges a file: its digests were computed anew, and are checked."""
+    seeds = range(1000, 1000 + max(EXAMPLES // len(KINDS) // 4, 1))
+    report = fuzz(files, seeds, engine, verify="full", reseal=True)
+    print(f"{files.name}, {engine}: {dict(report.counts)}")
+    assert not report.failures, "\n".join(report.failures)
+    assert sum(report.counts.values()) == len(seeds)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -1,12 +1,15 @@
 """A fuzzer for files: it damages them, loads and runs them in forked children, and tells what became of each.
 
-A mutant is made from a seed alone, so that `reproduce(kind, seed)` makes the one again that a report names.
+A mutant is made from a seed alone, so that `reproduce(kind, seed)` makes the one again that a report names. Its digests
+would reveal it before anything else looks at it: a mutant is loaded with `verify=False`, or with digests that were
+computed anew (`resealed`) and `verify="full"`.
 """
 
 from __future__ import annotations
 
 import functools
 import gc
+import itertools
 import json
 import os
 import random
@@ -30,11 +33,14 @@ import torch
 
 from exir_lowering import LoweredModule, LoweringError, load
 from exir_lowering.plugins.payload import find_checks
-from exir_lowering.pte import flatbuffer
+from exir_lowering.pte import container, digests, flatbuffer, header, verifying
 from exir_lowering.pte.container import read_data
-from exir_lowering.pte.flatbuffer import CorruptError
+from exir_lowering.pte.data_slots import FlatTensor
+from exir_lowering.pte.digests import Seal, SealError
+from exir_lowering.pte.flatbuffer import CorruptError, root
 from exir_lowering.pte.format import read_program
 from exir_lowering.pte.header import read_pte
+from exir_lowering.pte.verifying import Verify
 
 ENGINES = ("runtime", "interpreter")
 SECONDS = 120.0
@@ -63,7 +69,7 @@ class Kind:
     name: str
     samples: Sequence[Sample]
     damaged: Sequence[str]
-    run: Callable[[Path, Sample, str, bool], Any]
+    run: Callable[[Path, Sample, str, Verify], Any]
 
 
 @dataclass
@@ -221,10 +227,59 @@ def mutant(kind: Kind, seed: int) -> tuple[Sample, dict[str, bytes]]:
     return sample, files
 
 
+def resealed(files: Files) -> dict[str, bytes]:
+    """Return files with digests that fit what they hold, where these can be read: as one who forges files has them."""
+    changed: dict[str, str] = {}
+    made = {
+        suffix: _reseal_data(content, changed) if suffix == ".ptd" else content for suffix, content in files.items()
+    }
+    return {suffix: _reseal(content, changed) if suffix == ".pte" else content for suffix, content in made.items()}
+
+
+def _reseal(content: bytes, changed: Mapping[str, str]) -> bytes:
+    """Compute the digests of a `.pte` file anew; `changed` are those of its data files, new ones by old ones."""
+    held = memoryview(content)
+    try:
+        _, found = container.open_program(held)
+        sealed = bytes(found.named.get(digests.KEY, b""))
+        old = digests.decode(sealed)
+        base, parts = verifying._parts(held)
+        ends = [base + start for start, _ in parts]
+        of = [old.kind.of(held[start:end]) for start, end in itertools.pairwise(ends)]
+        data = {name: changed.get(digest, digest) for name, digest in old.data.items()}
+        new = Seal(old.kind.of(held[:base]), tuple(of), data, old.kind).encode()
+    except (CorruptError, SealError):
+        return content
+    at = content.rfind(sealed)
+    return content[:at] + new + content[at + len(sealed) :] if len(new) == len(sealed) else content
+
+
+def _reseal_data(content: bytes, changed: dict[str, str]) -> bytes:
+    """Compute the digests of a `.ptd` file anew, and note its new own digest by its old one."""
+    held = memoryview(content)
+    try:
+        named = {name: weight.content for name, weight in read_data(held).items()}
+        own = digests.find_data_digest(named)
+        listed = bytes(named[digests.data_key(own or "")])
+        expected, kind = digests.decode_segments(listed)
+        extent = header.read_ptd(held)
+        ranges = container.segment_ranges(root(held[: extent.tables]).tables(FlatTensor.SEGMENTS))
+        parts = [held[extent.base + offset :][:size] for offset, size in ranges]
+        new = digests.encode_segments(map(kind.of, parts[: len(expected)]))
+        if own is None or len(new) != len(listed):
+            return content
+        again = digests.data_digest(held[: extent.base], own, new)
+    except (CorruptError, SealError, KeyError):
+        return content
+    changed[own] = again
+    at = content.rfind(listed)
+    return (content[:at] + new + content[at + len(listed) :]).replace(own.encode(), again.encode())
+
+
 # -- running ----------------------------------------------------------------------------------------------------------
 
 
-def run_program(path: Path, sample: Sample, engine: str, verify: bool) -> Any:
+def run_program(path: Path, sample: Sample, engine: str, verify: Verify) -> Any:
     """Load a `.pte` file and run its methods, on inputs of the kinds that it asks for."""
     data = path.with_suffix(".ptd")
     source = path.read_bytes() if len(sample.files) == 1 else path
@@ -258,7 +313,7 @@ def _asked(program: Any, name: str) -> list[Any] | None:
     return inputs
 
 
-def run_debugged(path: Path, sample: Sample, engine: str, verify: bool) -> Any:
+def run_debugged(path: Path, sample: Sample, engine: str, verify: Verify) -> Any:
     """Load a file with its debug information, and tell the times of its lines."""
     program = load(path, engine=engine, debug=path.with_suffix(".debug.json"), verify=verify)
     shown = []
@@ -268,7 +323,7 @@ def run_debugged(path: Path, sample: Sample, engine: str, verify: bool) -> Any:
     return shown
 
 
-def run_module(path: Path, sample: Sample, engine: str, verify: bool) -> Any:
+def run_module(path: Path, sample: Sample, engine: str, verify: Verify) -> Any:
     """Load a saved module, and call it."""
     module = LoweredModule.load(path, engine=engine, verify=verify)
     results: list[Any] = [module.method_names]
@@ -289,9 +344,13 @@ def _same(first: Any, second: Any) -> bool:
     return type(first) is type(second) and first == second
 
 
-def attempt(kind: Kind, seed: int, engine: str, folder: Path, expected: Mapping[int, Any], verify: bool) -> str:
+def attempt(
+    kind: Kind, seed: int, engine: str, folder: Path, expected: Mapping[int, Any], verify: Verify, reseal: bool
+) -> str:
     """Load and run a mutant; return what became of it."""
     sample, files = mutant(kind, seed)
+    if reseal:
+        files = resealed(files)
     for suffix, content in files.items():
         (folder / "model.x").with_suffix(suffix).write_bytes(content)
     try:
@@ -301,7 +360,7 @@ def attempt(kind: Kind, seed: int, engine: str, folder: Path, expected: Mapping[
     except LoweringError as error:
         if len(str(error)) < 40:
             return f"foreign: a message of {str(error)!r}"
-        return "refused"
+        return "unsealed" if "digest" in str(error) else "refused"
     except BaseException as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         return f"foreign: {type(error).__name__} at {Path(last.filename).name}:{last.lineno}: {str(error)[:200]}"
@@ -318,7 +377,7 @@ def _limits() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _child(kind: Kind, seeds: Sequence[int], engine: str, verify: bool, pipe: int) -> None:
+def _child(kind: Kind, seeds: Sequence[int], engine: str, verify: Verify, reseal: bool, pipe: int) -> None:
     """Run mutants one after the other, and tell of each before and after."""
     null = os.open(os.devnull, os.O_WRONLY)
     log = os.open(os.environ.get("EXIR_LOWERING_FUZZ_LOG", os.devnull), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -340,7 +399,7 @@ def _child(kind: Kind, seeds: Sequence[int], engine: str, verify: bool, pipe: in
         _limits()
         for seed in seeds:
             say.write(json.dumps([seed, "starts"]) + "\n")
-            outcome = attempt(kind, seed, engine, folder, expected, verify)
+            outcome = attempt(kind, seed, engine, folder, expected, verify, reseal)
             for old in folder.iterdir():
                 old.unlink()
             say.write(json.dumps([seed, outcome]) + "\n")
@@ -363,7 +422,7 @@ def _messages(pipe: int, seconds: float) -> Iterator[tuple[int, str]]:
 
 
 def _batch(
-    kind: Kind, seeds: Sequence[int], engine: str, verify: bool, seconds: float
+    kind: Kind, seeds: Sequence[int], engine: str, verify: Verify, reseal: bool, seconds: float
 ) -> tuple[dict[int, str], str, int]:
     """Run mutants in one child; return outcomes, how the child ended ("" if well), and the mutant it was at."""
     reads, writes = os.pipe()
@@ -372,7 +431,7 @@ def _batch(
         code = 1
         try:
             os.close(reads)
-            _child(kind, seeds, engine, verify, writes)
+            _child(kind, seeds, engine, verify, reseal, writes)
             code = 0
         except BaseException:
             traceback.print_exc()
@@ -402,12 +461,19 @@ def _batch(
 
 
 def fuzz(
-    kind: Kind, seeds: Sequence[int], engine: str, *, verify: bool = False, seconds: float = SECONDS, batch: int = 50
+    kind: Kind,
+    seeds: Sequence[int],
+    engine: str,
+    *,
+    verify: Verify = False,
+    reseal: bool = False,
+    seconds: float = SECONDS,
+    batch: int = 50,
 ) -> Report:
-    """Run mutants of a kind in an engine, and report."""
+    """Run mutants of a kind in an engine, and report; `reseal` computes their digests anew."""
     report, rest = Report(), list(seeds)
     while rest:
-        outcomes, end, at = _batch(kind, rest[:batch], engine, verify, seconds)
+        outcomes, end, at = _batch(kind, rest[:batch], engine, verify, reseal, seconds)
         if end and at == -3:
             report.failures.append(f"{kind.name}: {engine}: the undamaged file ended the process: {end}")
             return report
@@ -418,7 +484,7 @@ def fuzz(
             report.counts[what] += 1
             if what == "wrong":
                 report.wrong.append((kind.name, seed))
-            elif what not in ("same", "refused"):
+            elif what not in ("same", "refused", "unsealed"):
                 report.failures.append(f"{kind.name}: {engine}: seed {seed}: {outcome}")
         rest = [seed for seed in rest if seed not in outcomes]
     return report

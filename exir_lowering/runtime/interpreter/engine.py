@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from exir_lowering._upstream.ambient import neutral
-from exir_lowering.errors import BackendUnavailableError, InputError, LoweringError
+from exir_lowering.errors import BackendUnavailableError, InputError, LimitError, LoweringError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs.operators.budget import STEPS
 from exir_lowering.plugins.delegate import Delegate
@@ -48,13 +48,13 @@ class PreparedMethod:
     calls: Sequence[Kernel]  # what executes each payload
     trace: Trace | None = None  # None when nothing is recorded
 
-    def run(self, inputs: Sequence[Any]) -> list[Any]:
-        """Run the method; raise Stopped if an operator fails, TooLong if it never ends, a delegate's LoweringError."""
+    def run(self, inputs: Sequence[Any], steps: int) -> list[Any]:
+        """Run the method; raise Stopped if an operator fails, TooLong after some steps, a delegate's LoweringError."""
         values = self.state.values
         for index, given in zip(self.code.inputs, inputs, strict=True):
             if isinstance(given, torch.Tensor):
                 self.state.slot(index).write(given)
-        left = STEPS
+        left = steps
         for chain in self.code.chains:
             position = 0
             while position < len(chain):
@@ -170,7 +170,7 @@ class Interpreter(Engine[PreparedMethod]):
     def _run(self, method: MethodSpec, inputs: Sequence[Any]) -> list[Any]:
         ready = self.prepare(method)
         try:
-            return ready.run(inputs)
+            return ready.run(inputs, self.steps)
         except LoweringError:
             raise  # raised by a delegate
         except Stopped as stopped:
@@ -180,9 +180,14 @@ class Interpreter(Engine[PreparedMethod]):
             ) from error
         except Exception as error:
             let_through(error)
-            raise InputError(
-                f"{self.file.where(method.name)} failed in the interpreter: {error}. {look_at(inputs)}"
-            ) from error
+            where = self.file.where(method.name)
+            if isinstance(error, TooLong) and self.steps < STEPS:
+                raise LimitError(
+                    f"{where} was ended: it executed {self.steps:,} instructions, which is limits.steps. Raise the "
+                    "limit if it needs more.",
+                    limit="steps",
+                ) from error
+            raise InputError(f"{where} failed in the interpreter: {error}. {look_at(inputs)}") from error
 
     def record(self, method: MethodSpec, inputs: Sequence[Any], runs: int) -> list[TraceEvent]:
         """Run a method in memory of its own, and record what it does; see `Engine`."""

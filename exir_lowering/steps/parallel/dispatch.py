@@ -17,9 +17,9 @@ from exir_lowering.model import BackendGroup, LoweredPartition, Partition
 from exir_lowering.options import LoweringOptions
 from exir_lowering.plugins.addresses import NoAddressError, find_address
 from exir_lowering.plugins.backend import Backend, takes_context
+from exir_lowering.plugins.processes.workers import SUPPORTED
 from exir_lowering.steps.parallel.messages import RefusedError
 from exir_lowering.steps.parallel.runners import InExecutor, InProcesses, Runner
-from exir_lowering.steps.parallel.workers import SUPPORTED
 from exir_lowering.steps.preprocess import list_tensors, preprocess
 from exir_lowering.steps.session import Session
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from executorch.exir.backend.backend_details import PreprocessResult
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 
-from exir_lowering.errors import BackendContractError, BackendFailure, InvariantError, LoweringError
+from exir_lowering.errors import InvariantError
+from exir_lowering.plugins.processes.failures import raise_error
+from exir_lowering.plugins.processes.frames import Message
 from exir_lowering.steps.cache.results import flatten_results, restore_results
-
-Message: TypeAlias = tuple[bytes, ...]
-
-_ERRORS = {kind.__name__: kind for kind in (BackendContractError, BackendFailure, InvariantError)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +70,6 @@ def write_missing(digests: Sequence[str]) -> Message:
     return (json.dumps({"kind": "missing", "digests": list(digests)}).encode(),)
 
 
-def write_error(error: BaseException, trace: str) -> Message:
-    """Turn an error into text."""
-    handle = getattr(error, "debug_handle", None)
-    name = "MemoryError" if isinstance(error, MemoryError) else type(error).__name__
-    fields = {"kind": "error", "type": name, "text": str(error), "trace": trace, "handle": handle}
-    return (json.dumps(fields).encode(),)
-
-
 class RefusedError(Exception):
     """A worker cannot lower a partition."""
 
@@ -90,10 +80,6 @@ class MissingError(Exception):
     def __init__(self, digests: Sequence[str]) -> None:
         super().__init__(f"{len(digests)} pieces of memory are missing")
         self.digests = tuple(digests)
-
-
-class InWorkerError(Exception):
-    """The cause of an error that a worker reported: its traceback there, as text."""
 
 
 def read_reply(message: Message, kept: dict[bytes, bytes]) -> PreprocessResult:
@@ -110,13 +96,5 @@ def read_reply(message: Message, kept: dict[bytes, bytes]) -> PreprocessResult:
         raise RefusedError(header["reason"])
     if header["kind"] == "missing":
         raise MissingError(header["digests"])
-    raise _make_error(header) from InWorkerError(f"in the worker:\n{header['trace']}")
-
-
-def _make_error(header: Any) -> BaseException:
-    name, text = header["type"], header["text"]
-    if name == "MemoryError":
-        return MemoryError(text)
-    if name == "BackendFailure":
-        return BackendFailure(text, debug_handle=header["handle"])
-    return _ERRORS.get(name, LoweringError)(text)
+    raise_error(header)
+    raise InvariantError(f"a worker replied with {header['kind']!r}.")

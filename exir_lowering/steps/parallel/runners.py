@@ -18,15 +18,19 @@ from exir_lowering.graphs.serialized import NotSerialisableError, encode
 from exir_lowering.model import BackendGroup, Partition
 from exir_lowering.options import LoweringOptions
 from exir_lowering.plugins.backend import Backend
+from exir_lowering.plugins.processes.frames import Message
+from exir_lowering.plugins.processes.workers import Worker, WorkerDiedError, Workers
 from exir_lowering.steps.parallel import messages
-from exir_lowering.steps.parallel.messages import Message, MissingError, RefusedError, Task
+from exir_lowering.steps.parallel.messages import MissingError, RefusedError, Task
 from exir_lowering.steps.parallel.weights import WeightsFile
 from exir_lowering.steps.parallel.work import work
-from exir_lowering.steps.parallel.workers import WORKERS, Worker, WorkerDiedError
 from exir_lowering.steps.preprocess import describe_failure, preprocess
 from exir_lowering.steps.session import Session
 
 _T = TypeVar("_T")
+
+WORKERS = Workers("exir_lowering.steps.parallel.work")
+"""The processes that lower partitions for this one."""
 
 
 class Runner:

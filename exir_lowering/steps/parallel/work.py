@@ -14,8 +14,10 @@ from exir_lowering.model import BackendGroup, CallSite, Partition
 from exir_lowering.options import LoweringOptions
 from exir_lowering.plugins import registry
 from exir_lowering.plugins.addresses import load_class
+from exir_lowering.plugins.processes.failures import write_error
+from exir_lowering.plugins.processes.frames import Message
 from exir_lowering.steps.parallel import messages
-from exir_lowering.steps.parallel.messages import Message, MissingError, Task
+from exir_lowering.steps.parallel.messages import MissingError, Task
 from exir_lowering.steps.parallel.weights import find_pieces
 from exir_lowering.steps.preprocess import preprocess
 from exir_lowering.steps.session import Session
@@ -39,7 +41,7 @@ def work(message: Message) -> Message:
         with _threads(task.threads):
             (lowered,) = preprocess(BackendGroup(task.backend_id, (partition,)), backend, session)
     except (LoweringError, MemoryError) as error:
-        return messages.write_error(error, "".join(traceback.format_exception(error)))
+        return write_error(error, "".join(traceback.format_exception(error)))
     return messages.write_result(lowered.result)
 
 

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import forked
 import pytest
 import torch
+from forked import is_alive, wait_until
 from lowering_support import TagPartitioner
 from models import exported
 from parallel_backends import (
@@ -40,7 +40,7 @@ from exir_lowering import (
     PreprocessResult,
     lower,
 )
-from exir_lowering.steps.parallel import dispatch, workers
+from exir_lowering.steps.parallel import dispatch, runners
 
 JOBS = (2, 4)
 
@@ -54,20 +54,6 @@ def failure(program: Any, backend: Any, do: str, file: object = "", **options: A
     with pytest.raises((BackendFailure, BackendContractError)) as caught:
         lowered(program, each_layer("scripted", do=do, rows=12, file=file), backend, **options)
     return caught.value
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def wait_until(done: Any, seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 class TestBytes:
@@ -291,7 +277,7 @@ class TestEnds:
         lowered(chain(2), each_layer("scripted"), Scripted, jobs=2)
         child = os.fork()
         if child == 0:
-            os._exit(0 if not workers.WORKERS._idle else 1)
+            os._exit(0 if not runners.WORKERS._idle else 1)
         assert os.waitpid(child, 0)[1] == 0
         lowered(chain(2), each_layer("scripted"), Scripted, jobs=2)
 

@@ -11,11 +11,15 @@ import socket
 import subprocess
 import sys
 import threading
+import time
+import weakref
+from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
-from exir_lowering.steps.parallel import frames
-from exir_lowering.steps.parallel.messages import Message
+from exir_lowering.plugins.processes import frames
+from exir_lowering.plugins.processes.frames import Message
 
 MOST_IDLE = 8
 """How many idle workers are kept; each takes about 50 MB of its own."""
@@ -23,9 +27,9 @@ MOST_IDLE = 8
 # Nothing is imported before the path is that of this process: Python puts the current folder first.
 _START = """
 import sys
-sys.path[:] = sys.argv[2:]
-from exir_lowering.steps.parallel.server import main
-main(int(sys.argv[1]))
+sys.path[:] = sys.argv[3:]
+from exir_lowering.plugins.processes.server import main
+main(int(sys.argv[1]), sys.argv[2])
 """
 
 _FLAGS = {"isolated": "-I", "ignore_environment": "-E", "no_user_site": "-s", "dont_write_bytecode": "-B"}
@@ -33,24 +37,28 @@ _FLAGS = {"isolated": "-I", "ignore_environment": "-E", "no_user_site": "-s", "d
 
 
 class WorkerDiedError(Exception):
-    """The process that lowered a partition ended; the message says how."""
+    """The process that worked for this one ended; the message says how."""
 
 
 class Worker:
-    """A process that lowers partitions, one at a time."""
+    """A process that works for this one, on one thing at a time."""
 
     def __init__(self, server: _Server, pid: int, connection: socket.socket) -> None:
         self.pid = pid
         self._server, self._connection = server, connection
-        self._stream = connection.makefile("rb")
         self._lock = threading.Lock()
         self._ended = False
 
-    def call(self, message: Message) -> Message:
-        """Send a task and wait for the reply; raise WorkerDiedError if the process ended."""
+    def call(self, message: Message, seconds: float | None = None) -> Message:
+        """Send a task and wait for the reply.
+
+        Raise WorkerDiedError if the process ended, TooLateError if it has not replied after some seconds: then it is
+        still at work.
+        """
+        deadline = None if seconds is None else time.monotonic() + seconds
         try:
-            frames.send_message(self._connection, message)
-            return frames.read_message(self._stream)
+            frames.send_message(self._connection, message, deadline)
+            return frames.read_message(self._connection, deadline)
         except (OSError, EOFError) as error:
             raise WorkerDiedError(f"the worker process {self.pid} {_describe(self.end())}") from error
 
@@ -64,17 +72,38 @@ class Worker:
     def kill(self) -> None:
         """End the process now; a thread that waits for its reply gets an error."""
         with self._lock:
-            if not self._ended:  # else, the number may be that of another process
-                self._connection.shutdown(socket.SHUT_RDWR)
-                os.kill(self.pid, signal.SIGKILL)
+            self._kill()
+
+    def _kill(self) -> None:
+        if self._ended:  # then the number may be that of another process
+            return
+        waiting = select.poll()
+        waiting.register(self._connection, 0)
+        gone = bool(waiting.poll(0))  # the process has ended by itself
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+        if not gone:
+            os.kill(self.pid, signal.SIGKILL)
 
     def end(self) -> int | None:
         """Let the process end, and return its status; None if that is not known."""
         with self._lock:
             self._ended = True
-            self._stream.close()
             self._connection.close()
         return self._server.wait(self.pid)
+
+    def abandon(self) -> None:
+        """End the process now, and wait for nothing; for finalizers, which may run inside any call."""
+        if not self._ended:
+            self._kill()
+            self._ended = True
+            self._connection.close()
+            self._server.abandoned.append(self.pid)
+
+    def disown(self) -> None:
+        """Leave the process to the one that this one was forked from: it ends when that one ends."""
+        self._ended = True
+        self._connection.close()
 
 
 def _describe(status: int | None) -> str:
@@ -88,13 +117,14 @@ def _describe(status: int | None) -> str:
 class _Server:
     """The process that workers are forked from."""
 
-    def __init__(self) -> None:
+    def __init__(self, work: str) -> None:
         self._control, theirs = socket.socketpair()
         self._lock = threading.Lock()
+        self.abandoned: deque[int] = deque()  # workers that ended, and that nobody waits for
         flags = ["-O"] * sys.flags.optimize + [f"-W{option}" for option in sys.warnoptions]
         flags += [option for name, option in _FLAGS.items() if getattr(sys.flags, name)]
         self._process = subprocess.Popen(
-            [sys.executable, *flags, "-c", _START, str(theirs.fileno()), *_search_path()],
+            [sys.executable, *flags, "-c", _START, str(theirs.fileno()), work, *_search_path()],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # an interrupt from the keyboard is this process's affair
@@ -103,10 +133,11 @@ class _Server:
 
     def fork(self, modules: Sequence[str]) -> Worker:
         ours, theirs = socket.socketpair()
-        request = {"modules": list(modules), "path": _search_path(), "folder": os.getcwd()}
+        gone = [self.abandoned.popleft() for _ in range(len(self.abandoned))]
+        request = {"modules": list(modules), "path": _search_path(), "folder": os.getcwd(), "gone": gone}
         try:
             return Worker(self, self._ask(request, [theirs.fileno()]), ours)
-        except OSError:
+        except BaseException:
             ours.close()
             raise
         finally:
@@ -120,13 +151,17 @@ class _Server:
 
     def _ask(self, request: Any, files: list[int]) -> int:
         with self._lock:
-            socket.send_fds(self._control, [json.dumps(request).encode()], files)
-            answer = b""
-            while not answer.endswith(b"\n"):
-                received = self._control.recv(64)
-                if not received:
-                    raise ConnectionError("the process that workers are forked from has ended")
-                answer += received
+            try:
+                socket.send_fds(self._control, [json.dumps(request).encode()], files)
+                answer = b""
+                while not answer.endswith(b"\n"):
+                    received = self._control.recv(64)
+                    if not received:
+                        raise ConnectionError("the process that workers are forked from has ended")
+                    answer += received
+            except BaseException:
+                self._control.close()  # an answer that was not read would be taken for that to the next request
+                raise
         return int(answer)
 
     def close(self) -> None:
@@ -135,12 +170,18 @@ class _Server:
 
 
 class Workers:
-    """The workers of this process; threads may share them."""
+    """The workers of this process for work of one kind; threads may share them."""
 
-    def __init__(self) -> None:
+    def __init__(self, work: str) -> None:
+        """Take the module whose function `work` takes a message and returns the reply; it is imported once."""
+        self._work = work
         self._lock = threading.Lock()
         self._server: _Server | None = None
         self._idle: list[Worker] = []
+        self._all: weakref.WeakSet[Worker] = weakref.WeakSet()
+        atexit.register(self.close)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self.forget)
 
     def take(self, modules: Sequence[str]) -> Worker:
         """Return an idle worker, or a new one with some modules imported; OSError if no process can be started."""
@@ -150,17 +191,25 @@ class Workers:
                 if worker.is_alive:
                     return worker
                 worker.end()
+        return self.start(modules)
+
+    def start(self, modules: Sequence[str] = ()) -> Worker:
+        """Return a new worker with some modules imported; OSError if no process can be started."""
+        server = self._find_server()
         try:
-            return self._find_server().fork(modules)
+            worker = server.fork(modules)
         except OSError:
             with self._lock:
-                self._server = None  # it may have been killed; the next one is not
-        return self._find_server().fork(modules)
+                if self._server is server:
+                    self._server = None  # it may have been killed; the next one is not
+            worker = self._find_server().fork(modules)
+        self._all.add(worker)
+        return worker
 
     def _find_server(self) -> _Server:
         with self._lock:
             if self._server is None:
-                self._server = _Server()
+                self._server = _Server(self._work)
             return self._server
 
     def give(self, worker: Worker) -> None:
@@ -184,6 +233,9 @@ class Workers:
     def forget(self) -> None:
         """Leave the workers to the process that this one was forked from."""
         self._lock, self._server, self._idle = threading.Lock(), None, []
+        for worker in list(self._all):
+            worker.disown()
+        self._all.clear()
 
 
 def _search_path() -> list[str]:
@@ -192,8 +244,3 @@ def _search_path() -> list[str]:
 
 SUPPORTED = hasattr(os, "fork") and hasattr(socket, "send_fds")
 """Whether this system can fork workers."""
-
-WORKERS = Workers()
-atexit.register(WORKERS.close)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=WORKERS.forget)

@@ -6,29 +6,36 @@ when the process that started them closes its sockets, or ends in whatever way.
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import importlib
 import json
 import os
-import queue
+import select
 import signal
 import socket
 import sys
-import threading
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 from exir_lowering.errors.interrupts import let_through
-from exir_lowering.steps.parallel import frames
+from exir_lowering.plugins.processes import frames
+from exir_lowering.plugins.processes.frames import Message
 
 _MOST = 1 << 20
 
 
-def main(file: int) -> None:
-    """Serve: fork workers, and tell how they ended; requests come on the socket with this descriptor."""
+def main(file: int, module: str) -> None:
+    """Serve: fork workers, which call `work` of a module, and tell how they ended.
+
+    Requests come on the socket with this descriptor.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGIO, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGIO])
     control = socket.socket(fileno=file)
-    importlib.import_module("exir_lowering.steps.parallel.work")
+    work = importlib.import_module(module).work
     gc.freeze()
     while True:
         header, files, _, _ = socket.recv_fds(control, _MOST, 1)
@@ -42,13 +49,16 @@ def main(file: int) -> None:
         child = os.fork()
         if child == 0:
             control.close()
-            _serve(socket.socket(fileno=files[0]))
+            _serve(socket.socket(fileno=files[0]), work)
         os.close(files[0])
         control.sendall(b"%d\n" % child)
 
 
 def _prepare(request: dict[str, Any]) -> None:
     """Import what the next worker needs; what cannot be imported, the worker will say."""
+    for pid in request["gone"]:
+        with suppress(ChildProcessError):
+            os.waitpid(pid, 0)
     sys.path[:] = request["path"]
     with suppress(OSError):  # it may be gone
         os.chdir(request["folder"])
@@ -71,26 +81,32 @@ def _wait(pid: int) -> bytes:
         return b"0\n"
 
 
-def _serve(connection: socket.socket) -> None:
+def _serve(connection: socket.socket, work: Callable[[Message], Message]) -> None:
     """Do what comes, one after the other; end when the other end is gone, also in the middle of work."""
-    from exir_lowering.steps.parallel.work import work
-
-    tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
-
-    def receive() -> None:
-        stream = connection.makefile("rb")
-        try:
-            while True:
-                tasks.put(frames.read_message(stream))
-        except (EOFError, OSError):
-            os._exit(0)
-
-    threading.Thread(target=receive, daemon=True).start()
     try:
         while True:
-            frames.send_message(connection, work(tasks.get()))
-    except OSError:
+            task = frames.read_message(connection)
+            _end_with(connection, True)
+            reply = work(task)
+            _end_with(connection, False)
+            frames.send_message(connection, reply)
+    except (EOFError, OSError):
         os._exit(0)
     except BaseException:
         sys.excepthook(*sys.exc_info())
         os._exit(1)
+
+
+def _end_with(connection: socket.socket, ends: bool) -> None:
+    """Let the system end this process when the other end is gone, or no longer.
+
+    A thread that waits for it would not get to run while native code keeps Python's lock. The other end sends nothing
+    while it waits for a reply: whatever happens on the socket then, SIGIO, is its end.
+    """
+    flags = fcntl.fcntl(connection, fcntl.F_GETFL)
+    fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(connection, fcntl.F_SETFL, flags | os.O_ASYNC if ends else flags & ~os.O_ASYNC)
+    waiting = select.poll()
+    waiting.register(connection, select.POLLIN)
+    if ends and waiting.poll(0):
+        os._exit(0)

@@ -1,0 +1,187 @@
+"""Run the methods of a file in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import warnings
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from exir_lowering import errors
+from exir_lowering.errors import InputError, LimitError
+from exir_lowering.plugins import registry
+from exir_lowering.plugins.addresses import NoAddressError, find_delegate_address
+from exir_lowering.plugins.processes.failures import raise_error
+from exir_lowering.plugins.processes.frames import Message, TooLateError
+from exir_lowering.plugins.processes.workers import SUPPORTED, Worker, WorkerDiedError, Workers
+from exir_lowering.pte.format import MethodSpec
+from exir_lowering.runtime.apart import values
+from exir_lowering.runtime.find import Unavailable
+from exir_lowering.runtime.limits import Limits
+from exir_lowering.runtime.source import ProgramFile
+from exir_lowering.runtime.trace import TraceEvent
+
+WORKERS = Workers("exir_lowering.runtime.child")
+"""The processes that programs with limits run in."""
+
+_FRESH = "What its methods had written into their buffers is lost: the next run begins in a new process."
+
+
+class Apart:
+    """A file that is open in a process of its own; `open_apart` makes it.
+
+    Threads may share it: one run comes after the other. The process ends with this object, with this process, and when
+    a call is interrupted or goes over a limit; the next call starts another one.
+    """
+
+    def __init__(self, file: ProgramFile, name: str, opening: Message, modules: Sequence[str], limits: Limits) -> None:
+        self.name = name
+        self._file, self._opening, self._limits = file, opening, limits
+        self._modules = modules
+        self._lock = threading.RLock()
+        self._process = os.getpid()
+        self._worker: Worker | None = None
+        self._finalizer: Any = None
+
+    @property
+    def lock(self) -> contextlib.AbstractContextManager[Any]:
+        """What is held around a run: nothing, other programs run meanwhile."""
+        return contextlib.nullcontext()
+
+    def entered(self, method: str) -> contextlib.AbstractContextManager[Any]:
+        """Return the context of a run; no delegate of the file can call this object."""
+        return contextlib.nullcontext()
+
+    def run(self, method: MethodSpec, inputs: Sequence[Any]) -> list[Any]:
+        """Run a method; see `Engine`. Raise a LimitError when it goes over a limit."""
+        header, contents = self._call("run", method, inputs)
+        return values.read(header["values"], contents)
+
+    def record(self, method: MethodSpec, inputs: Sequence[Any], runs: int) -> list[TraceEvent]:
+        """Record runs of a method; see `Engine`. Raise a LimitError when they go over a limit."""
+        header, _ = self._call("record", method, inputs, runs=runs)
+        return [TraceEvent(*event) for event in header["events"]]
+
+    def _call(self, do: str, method: MethodSpec, inputs: Sequence[Any], **more: Any) -> tuple[Any, Sequence[bytes]]:
+        self._check_process()
+        described, contents = values.write(inputs)
+        where = self._file.where(method.name)
+        header = {"do": do, "where": where, "method": method.name, "values": described, **more}
+        with self._lock:
+            worker = self._worker or self.start()
+            return self._ask(where, worker, (json.dumps(header).encode(), *contents))
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise InputError(
+                f"{self._file.name} was loaded with limits in the process that this one was forked from, and runs for "
+                "that one. Load it here."
+            )
+
+    def start(self) -> Worker:
+        """Start a process, and open the file there; raise what `load` raises, or a LimitError."""
+        try:
+            worker = WORKERS.start(self._modules)
+        except OSError as error:
+            raise InputError(
+                f"{self._file.name} cannot be loaded with limits: no process can be started: {error}."
+            ) from error
+        self._worker, self._finalizer = worker, weakref.finalize(self, worker.abandon)
+        self._ask(self._file.name, worker, self._opening)
+        try:
+            # The other process opens paths. What it has open is what was checked if it is there still.
+            self._file.file.check()
+            self._file.data.check()
+        except InputError:
+            self._end()
+            raise
+        return worker
+
+    def _ask(self, where: str, worker: Worker, message: Message) -> tuple[Any, Sequence[bytes]]:
+        """Send a message, and return the reply; end the process when that does not come, or says that it is over."""
+        seconds, done = self._limits.seconds, False
+        try:
+            reply = worker.call(message, seconds)
+            header = json.loads(reply[0])
+            done = header["kind"] == "done" or (message is not self._opening and header.get("type") != "LimitError")
+        except TooLateError:
+            raise LimitError(
+                f"{where} was ended: it took more than {seconds:g} seconds, which is limits.seconds. {_FRESH} Raise "
+                "the limit if that is how long it takes.",
+                limit="seconds",
+            ) from None
+        except WorkerDiedError as error:
+            raise InputError(
+                f"{where} ended its process: {error}.{self._suspect()} {_FRESH} The file may be damaged, or a kernel "
+                "or delegate of it has a defect."
+            ) from error
+        finally:
+            if not done:  # also after an interrupt
+                self._end()
+        _warn(header["warnings"])
+        raise_error(header)
+        return header, reply[1:]
+
+    def _suspect(self) -> str:
+        memory = self._limits.memory
+        return "" if memory is None else f" An allocation beyond the {memory:,} bytes of limits.memory may end it."
+
+    def _end(self) -> None:
+        if self._finalizer is not None:
+            self._finalizer()
+        self._worker = self._finalizer = None
+
+
+def _warn(caught: Sequence[tuple[str, str]]) -> None:
+    for name, text in caught:
+        kind = getattr(errors, name, UserWarning)
+        warnings.warn(text, kind if issubclass(kind, Warning) else UserWarning, stacklevel=6)
+
+
+def open_apart(
+    file: ProgramFile, engine: str, given: Mapping[str, Any], unavailable: Unavailable, limits: Limits
+) -> Apart:
+    """Open a file in a process of its own, in an engine; raise what `load` raises.
+
+    Raise an InputError when this system cannot fork processes, or a delegate cannot get there.
+    """
+    if not SUPPORTED:
+        raise InputError(f"{file.name} cannot be loaded with limits: this system cannot fork processes.")
+    sources = [file.file.source, *(one.file.source for one in file.data.files)]
+    addresses = _addresses(file, given)
+    modules = [address.partition(":")[0] for address in addresses.values()]
+    header = {
+        "do": "open",
+        "where": file.name,
+        "engine": engine,
+        "unavailable": unavailable,
+        "sources": [source if isinstance(source, str) else None for source in sources],
+        "delegates": addresses,
+        "debug": str(file.debug.path) if file.debug.asked else None,
+        "folder": os.getcwd(),
+        "threads": torch.get_num_threads(),
+        "libraries": sorted(torch.ops.loaded_libraries),
+        "steps": limits.steps,
+        "memory": limits.memory,
+    }
+    contents = [source for source in sources if isinstance(source, bytes)]
+    opened = Apart(file, engine, (json.dumps(header).encode(), *contents), modules, limits)
+    opened.start()
+    return opened
+
+
+def _addresses(file: ProgramFile, given: Mapping[str, Any]) -> dict[str, str]:
+    """Return where another process finds the delegates that a file needs; it finds those of entry points itself."""
+    known = {**registry.registered(registry.DELEGATES), **given}
+    try:
+        return {backend: find_delegate_address(known[backend]) for backend in file.backends if backend in known}
+    except NoAddressError as error:
+        raise InputError(
+            f"{file.name} cannot be loaded with limits: its delegates run in another process, and {error}."
+        ) from None

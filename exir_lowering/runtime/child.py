@@ -1,0 +1,194 @@
+"""The process in which a program with limits runs: it opens one file, and runs its methods.
+
+It serves a process that is trusted: it imports the delegates that that one names. The file is data. The server of
+`plugins.processes` imports this module, so that what is forked from it has the runtime.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+
+from exir_lowering._upstream import installed
+from exir_lowering.errors import InputError, LimitError, LoweringError
+from exir_lowering.graphs.operators.budget import STEPS
+from exir_lowering.plugins.addresses import load_class
+from exir_lowering.plugins.processes.failures import describe_error
+from exir_lowering.plugins.processes.frames import Message
+from exir_lowering.pte.dataflow import JUMP
+from exir_lowering.pte.format import MethodSpec
+from exir_lowering.runtime.apart import values
+from exir_lowering.runtime.engine import Engine
+from exir_lowering.runtime.inputs import prepare
+from exir_lowering.runtime.interpreter.code import read_code
+from exir_lowering.runtime.program import open_engine, read_file
+from exir_lowering.runtime.source import ProgramFile
+
+Reply: TypeAlias = tuple[dict[str, Any], Sequence[Any]]
+"""A header, and what comes after it."""
+
+installed.runtime_failure()  # imports the runtime, once for all that is forked
+
+
+@dataclass(slots=True)
+class _Child:
+    """What this process has open, and the limits that are kept here."""
+
+    file: ProgramFile
+    engine: Engine[Any]
+    steps: int | None
+    sizes: Mapping[str, tuple[int, bool, bool]]  # of each method: its instructions, whether some branch, whether back
+
+
+_child: _Child | None = None
+_memory: int | None = None
+
+
+def work(message: Message) -> Message:
+    """Do what a message says; return what came of it, with the warnings."""
+    header = json.loads(message[0])
+    contents: Sequence[Any] = ()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            reply, contents = _TASKS[header["do"]](header, message[1:])
+        except (LoweringError, MemoryError) as error:
+            trace = "".join(traceback.format_exception(error))
+            reply = describe_error(_over_memory(header["where"], error) or error, trace)
+    told = [(one.category.__name__, str(one.message)) for one in caught]
+    return (json.dumps({"kind": "done", **reply, "warnings": told}).encode(), *contents)
+
+
+def _open(header: Any, contents: Sequence[bytes]) -> Reply:
+    """Open the file; what sent this has checked its digests."""
+    global _child
+    os.chdir(header["folder"])
+    torch.set_num_threads(header["threads"])
+    for library in header["libraries"]:
+        torch.ops.load_library(library)  # type: ignore[no-untyped-call]
+    delegates = {backend: load_class(address) for backend, address in header["delegates"].items()}
+    _bound(header["memory"])
+    rest = iter(contents)
+    source, *data = (next(rest) if path is None else path for path in header["sources"])
+    file = read_file(source, data or None, header["debug"], False)
+    steps, counted = header["steps"], header["engine"] == "interpreter"
+    engine = open_engine(header["engine"], file, delegates, header["unavailable"])
+    if counted and steps is not None:
+        engine = replace(engine, steps=min(steps, STEPS))
+    sizes = {} if counted or steps is None else _sizes(file)
+    _child = _Child(file, engine, steps, sizes)
+    return {}, ()
+
+
+def _sizes(file: ProgramFile) -> dict[str, tuple[int, bool, bool]]:
+    """Return of each method how many instructions it has, whether some are jumps, and whether one goes back."""
+    found = {}
+    for name, code in read_code(file.content(), file.data.content()).methods.items():
+        placed = [(at, *one) for chain in code.chains for at, one in enumerate(chain)]
+        ahead = [target > at for at, kind, target, _ in placed if kind == JUMP]
+        found[name] = len(placed), bool(ahead), not all(ahead)
+    return found
+
+
+def _run(header: Any, contents: Sequence[bytes]) -> Reply:
+    child, method, inputs = _called(header, contents)
+    with child.engine.lock, child.engine.entered(method.name):
+        outputs = child.engine.run(method, inputs)
+    described, made = values.write(outputs)
+    return {"values": described}, made
+
+
+def _record(header: Any, contents: Sequence[bytes]) -> Reply:
+    child, method, inputs = _called(header, contents)
+    with child.engine.lock:
+        events = child.engine.record(method, inputs, header["runs"])
+    return {"events": [astuple(event) for event in events]}, ()
+
+
+_TASKS: Mapping[str, Callable[[Any, Sequence[bytes]], Reply]] = {"open": _open, "run": _run, "record": _record}
+
+
+def _called(header: Any, contents: Sequence[bytes]) -> tuple[_Child, MethodSpec, list[Any]]:
+    """Return what has the file open, and a method with its inputs; they were checked by what sent them."""
+    if _child is None:
+        raise InputError("run: no file is open in this process.")
+    method = _child.file.methods[header["method"]]
+    _check_steps(_child, method)
+    where = _child.file.where(method.name)
+    return _child, method, prepare(where, method, values.read(header["values"], contents))
+
+
+def _check_steps(child: _Child, method: MethodSpec) -> None:
+    """Check that the runtime, which counts nothing, cannot execute more instructions than it may."""
+    steps = child.steps
+    count, branches, loops = child.sizes.get(method.name, (0, False, False))
+    if steps is None or not (loops or count > steps):
+        return
+    where = f"{child.file.where(method.name)} was not run"
+    if loops:
+        raise LimitError(
+            f"{where}: it has a loop, and ExecuTorch's runtime does not tell how many instructions it executes: "
+            f"limits.steps ({steps:,}) cannot be kept. Give limits.seconds instead, or load the file with "
+            'engine="interpreter".',
+            limit="steps",
+        )
+    raise LimitError(
+        f"{where}: it executes {'up to ' if branches else ''}{count:,} instructions, more than the {steps:,} of "
+        "limits.steps. Raise the limit if it needs more.",
+        limit="steps",
+    )
+
+
+def _bound(memory: int | None) -> None:
+    """Bound by how much the memory of this process may grow from now on: what it can write to, and shares with none."""
+    global _memory
+    _memory = memory
+    if memory is None:
+        return
+    found = re.search(r"^VmData:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    if found is None:
+        raise InputError(f"limits: memory={memory}: this system does not tell how much memory a process has.")
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    most = int(found[1]) * 1024 + memory
+    resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+
+
+_NO_MEMORY = ("can't allocate memory", "std::bad_alloc", "cannot allocate memory", "0x21")
+"""What torch, C++, the system and ExecuTorch's runtime (as an error of its own) say when there is no memory left."""
+
+
+def _over_memory(where: str, error: BaseException) -> LoweringError | None:
+    """Return the error that says that the memory was not enough, or may not have been; None when it was."""
+    if _memory is None:
+        return None
+    limit = f"the {_memory:,} bytes of limits.memory"
+    if any(map(_is_about_memory, _causes(error))):
+        return LimitError(
+            f"{where} was ended: it takes more memory than {limit} ({type(error).__name__}: {error}). What its methods "
+            "had written into their buffers is lost: the next run begins in a new process. Raise the limit if it needs "
+            "more.",
+            limit="memory",
+        )
+    if type(error) is InputError and error.__cause__ is not None:  # from an engine, which may not say why it failed
+        return InputError(f"{error} An allocation beyond {limit} may have failed.")
+    return None
+
+
+def _is_about_memory(error: BaseException) -> bool:
+    return isinstance(error, MemoryError) or any(text in str(error).lower() for text in _NO_MEMORY)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

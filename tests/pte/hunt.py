@@ -1,0 +1,48 @@
+"""Hunts for damaged files that end the process, hang, or raise what is not this package's.
+
+python tests/pte/hunt.py --count 5000
+
+Every mutant is loaded and run by both engines, in forked children: without a look at its digests, and with digests that
+were computed anew. Exit status 1: one did what none may do; `fuzzing.reproduce` makes it again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+
+from fuzz_samples import KINDS, kind
+from fuzzing import ENGINES, fuzz
+
+WAYS = {"unchecked": {"verify": False}, "resealed": {"verify": "full", "reseal": True}}
+
+
+def main() -> int:
+    """Hunt; return 1 if something was found."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=5000, help="mutants of all kinds together (default: 5000)")
+    parser.add_argument("--seed", type=int, default=0, help="of the first one of each kind (default: 0)")
+    parser.add_argument("--ways", nargs="*", default=list(WAYS), choices=list(WAYS))
+    parser.add_argument("--kinds", nargs="*", default=list(KINDS), choices=list(KINDS))
+    arguments = parser.parse_args()
+    each = -(-arguments.count // len(arguments.kinds))
+    counts: Counter[str] = Counter()
+    failures: list[str] = []
+    for name in arguments.kinds:
+        files = kind(name)
+        for way in arguments.ways:
+            for engine in ENGINES:
+                report = fuzz(files, range(arguments.seed, arguments.seed + each), engine, **WAYS[way])  # type: ignore[arg-type]
+                print(f"{name}, {way}, {engine}: {dict(report.counts)}", *report.failures, sep="\n  ", flush=True)
+                counts += report.counts
+                failures += report.failures
+    print(f"{sum(counts.values())} runs of {each * len(arguments.kinds)} mutants: {dict(counts)}")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
