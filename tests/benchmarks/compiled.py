@@ -3,6 +3,7 @@
 CPU time on one pinned core, all backends of torch.compile in turns in one process:
     calls   what a call of a graph with one partition costs beyond the work, on a delegate that does nothing
     models  how long models take to compile, and per call, with XNNPACK in inference
+    loops   a step of training loops in which weights change every few calls
 The exit status is 1 if a graph with one partition costs more than `LIMIT` beside "aot_eager".
 """
 
@@ -28,8 +29,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
 
 import torch
 from latency_engines import use_cores
+from latency_models import MODELS as LATENCY_MODELS
 from lowering_engines import FakeResults, forget
-from models import build
 from rich.console import Console
 from rich.table import Table
 from torch import nn
@@ -47,8 +48,9 @@ LIMIT = 40.0
 """Microseconds that a graph with one partition may cost beside "aot_eager"."""
 
 WEIGHTS, FLOATS = 20, 256
-BASE, OURS, UNCHECKED = "aot_eager", "exir_lowering", "exir_lowering, check_weights=False"
-MODELS = ("mobilenet_v2", "vit", "bert")
+BASE, OURS = "aot_eager", "exir_lowering"
+CHECKS = ("sample", "content", "frozen")
+MODELS = ("resnet18", "vit_tiny", "bert_mini", "llama_decode")
 _FAKES = FakeResults()
 
 Run = Callable[[], Any]
@@ -123,15 +125,14 @@ class Case:
     name: str
     model: nn.Module
     support: Support = field(default_factory=everything)
-    check_weights: bool = True
+    check_weights: str = "sample"
     training: bool = False
 
 
 CASES = (
     Case("1 operator", Unary()),
     Case(f"{WEIGHTS} parameters, inputs of the partition", Weighted()),
-    Case(f"{WEIGHTS} parameters, lent and watched", Weighted(), OfConstants()),
-    Case(f"{WEIGHTS} parameters, lent, check_weights=False", Weighted(), OfConstants(), check_weights=False),
+    *(Case(f'{WEIGHTS} parameters, lent, "{how}"', Weighted(), OfConstants(), check_weights=how) for how in CHECKS),
     Case("1 operator, forward and backward", Unary(), training=True),
 )
 
@@ -150,7 +151,7 @@ def measure_calls(case: Case, runs: int, rounds: int) -> Row:
         "partitioners": SupportPartitioner({"empty": case.support}),
         "backends": {"empty": EmptyBackend()},
         "delegates": {"empty": EmptyDelegate()},
-        "lowering": LoweringOptions(check_weights=case.check_weights),
+        "check_weights": case.check_weights,
     }
     engines = {"eager": "eager", BASE: BASE, OURS: backend}
     called = {name: compiled(case.model, how, **options) for name, how in engines.items()}
@@ -211,7 +212,8 @@ class Keeping:
 
 def measure_model(name: str, rounds: int) -> Row:
     """Measure how long a model takes to compile, in CPU seconds, and per call, in CPU milliseconds."""
-    model, inputs = build(name)
+    built = LATENCY_MODELS[name]()
+    model, inputs = built.model, built.inputs
     expected = model(*inputs)
     keeping = Keeping()
     seconds: dict[str, float] = {}
@@ -241,8 +243,8 @@ def measure_model(name: str, rounds: int) -> Row:
     _forget()
     first_call("again", keeping, partitioners="xnnpack")
     torch._dynamo.reset()
-    runs = {"no torch.compile": partial(model, *inputs), OURS: ours("kept")}
-    runs[UNCHECKED] = ours("unchecked", lowering=LoweringOptions(check_weights=False))
+    runs: dict[str, Run] = {"no torch.compile": partial(model, *inputs), CHECKS[0]: ours("kept")}
+    runs.update({how: ours(how, check_weights=how) for how in CHECKS[1:]})
     runs[BASE] = first_call("again, aot_eager", BASE)
     failure = ""
     try:
@@ -255,6 +257,82 @@ def measure_model(name: str, rounds: int) -> Row:
     found = in_turns(runs, rounds)
     ms = {one: {"least": min(times) * 1e3, "median": statistics.median(times) * 1e3} for one, times in found.items()}
     return {"model": name, "delegated": share, "compile_s": seconds, "ms": ms, "inductor_failed": failure}
+
+
+class Loop:
+    """A step of a training loop."""
+
+    def __init__(self, called: Any, model: nn.Module) -> None:
+        self.called, self.model = called, model
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+        self.x, self.target = torch.randn(32, 256), torch.randn(32, 256)
+        self.other = {name: value.clone() for name, value in model.state_dict().items()}
+
+    def train(self, times: int = 1) -> None:
+        """Write the weights after so many gradients."""
+        for _ in range(times):
+            nn.functional.mse_loss(self.called(self.x), self.target).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def evaluate(self, times: int) -> None:
+        """Call the model without gradients."""
+        with torch.no_grad():
+            for _ in range(times):
+                self.called(self.x)
+
+    def swap(self) -> None:
+        """Exchange the weights for another set of them."""
+        now = {name: value.clone() for name, value in self.model.state_dict().items()}
+        self.model.load_state_dict(self.other)
+        self.other = now
+
+
+def _accumulate(loop: Loop) -> None:
+    loop.train(2)
+
+
+def _evaluate(loop: Loop) -> None:
+    loop.train()
+    loop.evaluate(3)
+
+
+def _exchange(loop: Loop) -> None:
+    loop.evaluate(2)
+    loop.swap()
+
+
+LOOPS = {"two gradients, then a step": _accumulate, "a step, three evaluations": _evaluate, "two sets": _exchange}
+
+
+def measure_loop(name: str, steps: int, rounds: int) -> Row:
+    """Measure a step of a loop in CPU milliseconds, once what has to be compiled is compiled."""
+    torch._dynamo.reset()
+    runs = {}
+    for label, how in {"no torch.compile": None, BASE: BASE, "xnnpack": backend, "reference": backend}.items():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256))
+        loop = Loop(model if how is None else compiled(model, how, partitioners=label), model)
+
+        def run(loop: Loop = loop) -> None:
+            for _ in range(steps):
+                LOOPS[name](loop)
+
+        for _ in range(2):
+            run()
+        runs[label] = run
+    found = in_turns(runs, rounds)
+    return {"loop": name, "ms": {label: min(seconds) / steps * 1e3 for label, seconds in found.items()}}
+
+
+def show_loops(console: Console, rows: Sequence[Row]) -> None:
+    """Print the table of loops."""
+    table = Table(title="A step of a loop, CPU ms, least of the rounds: two linear layers of 256, 32 rows")
+    for column in ("loop", *rows[0]["ms"]):
+        table.add_column(column, justify="left" if column == "loop" else "right")
+    for row in rows:
+        table.add_row(row["loop"], *(f"{value:.2f}" for value in row["ms"].values()))
+    console.print(table)
 
 
 def _forget(*, conversions: bool = False) -> None:
@@ -306,8 +384,8 @@ def show_models(console: Console, rows: Sequence[Row]) -> None:
         values = [f"{row['compile_s'][label]:.2f}" if label in row["compile_s"] else "" for label in labels]
         table.add_row(row["model"], *values, f"{row['delegated']:.0%}")
     console.print(table)
-    table = Table(title="One call, CPU ms, least and median of the rounds")
-    engines = ("no torch.compile", BASE, "inductor", OURS, UNCHECKED)
+    table = Table(title="One call, CPU ms, least and median of the rounds; XNNPACK with each check of weights")
+    engines = ("no torch.compile", BASE, "inductor", *CHECKS)
     for column in ("model", *engines):
         table.add_column(column, justify="left" if column == "model" else "right")
     for row in rows:
@@ -324,7 +402,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, help="write the figures here too")
     parser.add_argument("--quick", action="store_true", help="fewer runs, and one model")
-    parser.add_argument("--only", choices=("calls", "models"), help="one part")
+    parser.add_argument("--only", choices=("calls", "models", "loops"), help="one part")
     arguments = parser.parse_args()
     use_cores(1)
     console = Console(width=None if sys.stdout.isatty() else 140)
@@ -342,6 +420,10 @@ def main() -> int:
             names = MODELS[-1:] if arguments.quick else MODELS
             figures["models"] = [measure_model(name, 5 if arguments.quick else 20) for name in names]
         show_models(console, figures["models"])
+    if arguments.only in (None, "loops"):
+        with torch._dynamo.config.patch(recompile_limit=64):  # the models are of one class
+            rows = figures["loops"] = [measure_loop(name, 20, 3 if arguments.quick else 10) for name in LOOPS]
+        show_loops(console, rows)
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=2))
     return status

@@ -76,6 +76,11 @@ def whisper_encoder() -> Built:
     return Built(Call(model, lambda m, x: m(input_features=x).last_hidden_state), (torch.randn(1, 80, 3000),))
 
 
+def resnet18() -> Built:
+    """Build ResNet-18."""
+    return _classifier("ResNet", layer_type="basic", hidden_sizes=[64, 128, 256, 512], depths=[2, 2, 2, 2])
+
+
 def vit_tiny() -> Built:
     """Build ViT-tiny."""
     return _classifier("ViT", hidden_size=192, num_hidden_layers=12, num_attention_heads=3, intermediate_size=768)
@@ -231,6 +236,7 @@ TRANSFORMERS: dict[str, Callable[[], Built]] = {
 CONVOLUTIONAL: dict[str, Callable[[], Built]] = {
     "mobilenet_v2": lambda: _classifier("MobileNetV2"),
     "mobilenet_v3": mobilenet_v3,
+    "resnet18": resnet18,
     "resnet50": lambda: _classifier("ResNet"),
     "convnext_tiny": lambda: _classifier("ConvNext"),
     "efficientnet_b0": efficientnet_b0,
