@@ -19,6 +19,7 @@ from exir_lowering.dynamo.logs import Kind, Log
 from exir_lowering.dynamo.lowering import Target, plan_graphs
 from exir_lowering.dynamo.options import read_options
 from exir_lowering.dynamo.partitions import find_executor
+from exir_lowering.dynamo.profit import takes_any
 from exir_lowering.dynamo.tables import to_table
 from exir_lowering.errors import LoweringError
 from exir_lowering.plugins import registry
@@ -111,6 +112,6 @@ class _PlanCompiler(GraphCompiler):
             registry.find_backend(backend_id, self._target.backends)
             find_executor(backend_id, self._target.delegates)
         self._plans.append(GraphPlan(self._attempt.name, kind, plan))
-        if self._must_take and not plan.backend_ids:
+        if self._must_take and not takes_any(plan.methods):
             raise NotLowered("it took no operator")
         return {name: eager(module) for name, module in modules.items()}

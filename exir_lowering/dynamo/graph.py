@@ -22,6 +22,7 @@ from exir_lowering.dynamo.execution import Boxed
 from exir_lowering.dynamo.hazards import NotLowered, UnboundedSizes
 from exir_lowering.dynamo.logs import Kind, Log
 from exir_lowering.dynamo.lowering import Compiled, Target, compile_graphs
+from exir_lowering.dynamo.profit import takes_any
 from exir_lowering.dynamo.specialized import Specialized, has_symbolic_sizes, specialize
 from exir_lowering.dynamo.weights import Mark, Watched
 from exir_lowering.errors import BackendFailure, LoweringError
@@ -72,7 +73,7 @@ class GraphCompiler:
     def _note(self, kind: Kind, compiled: Compiled) -> None:
         if compiled.report is not None:
             self._log.add(kind, compiled.report)
-        if self._must_take and not (compiled.report and any(method.partitions for method in compiled.report.methods)):
+        if self._must_take and not (compiled.report and takes_any(compiled.report.methods)):
             raise NotLowered("it took no operator")
 
     def _marks(self, captured: Captured, weights: Weights) -> list[Mark]:

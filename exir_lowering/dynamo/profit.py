@@ -7,7 +7,7 @@ what comes on top, measured with XNNPACK on one core (x86-64, `tests/benchmarks/
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
 from torch.fx import Node
@@ -18,7 +18,11 @@ from exir_lowering.dynamo.aliases import on_host
 from exir_lowering.dynamo.wrapped import LessPartitioner, named_after
 from exir_lowering.graphs import measures
 from exir_lowering.plans.prediction import cost_of
+from exir_lowering.plans.values import MethodPlan
 from exir_lowering.plugins.costs import CostModel
+
+_CODE = "cost"
+"""The code of what is refused."""
 
 _OPERATOR = 2.5e-6
 """Seconds of each call of an operator in PyTorch, besides its work."""
@@ -49,6 +53,14 @@ def leaving_losses(
     made: Partitioner = named_after(_LeavingLosses, partitioner)(partitioner)
     made.is_hosted, made.costs = is_hosted, costs
     return made
+
+
+def takes_any(methods: Iterable[MethodPlan]) -> bool:
+    """Return whether partitioners take anything of methods, also if it is not worth it."""
+    return any(
+        method.partitions or any(reason.code == _CODE for node in method.host for reason in node.reasons)
+        for method in methods
+    )
 
 
 class _LeavingLosses(LessPartitioner):
@@ -92,4 +104,4 @@ class _LeavingLosses(LessPartitioner):
 
     def refuse(self, node: Node, destination: DelegationSpec | None) -> tuple[str, str] | None:
         reason = self._losses.get(node.meta[graphs.DELEGATION_TAG])
-        return None if reason is None else ("cost", reason)
+        return None if reason is None else (_CODE, reason)

@@ -95,3 +95,11 @@ def test_operators_that_rely_on_how_their_input_lies_in_memory(partitioner: Any,
     monkeypatch.setattr(torch._dynamo.config, "allow_rnn", True)
     model = nn.LSTM(4, 3, num_layers=2, batch_first=True, bidirectional=True).eval()
     _run(model, torch.randn(3, 5, 4), partitioners=partitioner)
+
+
+def test_a_backend_of_a_list_that_would_not_pay_is_no_failure() -> None:
+    model, x = nn.Linear(16, 16).eval(), torch.randn(1, 16)
+    function = torch.compile(model, backend="exir_lowering", fullgraph=True, options={"backends": ["xnnpack", "eager"]})
+    with torch.no_grad():
+        assert_near(function(x), model(x))
+    assert (reports()[-1].backend, delegated(), reasons()) == ("exir_lowering", [], [])
