@@ -122,7 +122,7 @@ def _compiled(made: Made, way: Way) -> list[str]:
     """Return what differs through torch.compile, the state after each call included."""
     (model,), (other,) = (copy.deepcopy(made.models()).values() for _ in range(2))
     torch._dynamo.reset()
-    options: dict[str, Any] = {"fallback": None}
+    options: dict[str, Any] = {"fallback": None, "partitions": "all"}
     if way.partitioner != "none":
         options["partitioners"] = way.make_partitioner()
     compiled = torch.compile(other, backend=backend, options=options)
