@@ -11,13 +11,14 @@ from torch.fx import GraphModule
 
 from exir_lowering import graphs
 from exir_lowering._upstream import locks
-from exir_lowering._upstream.dynamo import aot_autograd, lookup_backend, requires_full_graph, unboxed
+from exir_lowering._upstream.dynamo import aot_autograd, lookup_backend, requires_full_graph, reset_with_dynamo, unboxed
 from exir_lowering._upstream.schemas import higher_order_name
+from exir_lowering.dynamo import logs, once
 from exir_lowering.dynamo.attempts import Attempt, list_candidates
 from exir_lowering.dynamo.decompositions import choose_decompositions, differentiable_attention
 from exir_lowering.dynamo.function import Function
 from exir_lowering.dynamo.hazards import NotLowered
-from exir_lowering.dynamo.logs import Log, forget
+from exir_lowering.dynamo.logs import Log
 from exir_lowering.dynamo.minifying import warn_of_options, watched
 from exir_lowering.dynamo.options import CompileOptions, read_options
 from exir_lowering.errors import InputError, LoweringError
@@ -44,6 +45,7 @@ def backend(
         LoweringError: The graph could not be compiled, and an error was asked for: with `fullgraph=True`, a required
             coverage, or `fallback=None`.
     """
+    reset_with_dynamo(backend)
     check_mode(NAME, mode)
     warn_of_options(options)
     chosen = read_options(options)
@@ -69,7 +71,15 @@ def backend(
 
 
 backend.__name__ = NAME  # what Dynamo's errors call it
-backend.reset = forget  # type: ignore[attr-defined]
+
+
+def _reset() -> None:
+    """Forget the reports, and what equal partitions share; torch._dynamo.reset() does it."""
+    logs.forget()
+    once.forget()
+
+
+backend.reset = _reset  # type: ignore[attr-defined]
 
 
 def check_mode(name: str, mode: str | None) -> None:
