@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Any
@@ -35,7 +36,7 @@ def backend(
         module: The graph.
         example_inputs: Its inputs.
         options: A dict with attributes of `CompileOptions`.
-        mode: Must be None: there are no modes.
+        mode: Changes nothing: there are no modes. A warning says so.
 
     Returns:
         The function that runs the graph, with its contract.
@@ -46,7 +47,7 @@ def backend(
             coverage, or `fallback=None`.
     """
     reset_with_dynamo(backend)
-    check_mode(NAME, mode)
+    warn_of_mode(NAME, mode)
     warn_of_options(options)
     chosen = read_options(options)
     candidates, fallback = list_candidates(chosen)
@@ -82,10 +83,14 @@ def _reset() -> None:
 backend.reset = _reset  # type: ignore[attr-defined]
 
 
-def check_mode(name: str, mode: str | None) -> None:
-    """Check that a caller asks for no mode; InputError if they do."""
+def warn_of_mode(name: str, mode: str | None) -> None:
+    """Warn if a caller asks for a mode, which is inductor's; callers such as transformers always pass one."""
     if mode is not None:
-        raise InputError(f"torch.compile(mode={mode!r}): the backend {name!r} has no modes; use options.")
+        warnings.warn(
+            f"torch.compile(mode={mode!r}): the backend {name!r} has no modes, and this one changes nothing. "
+            "Pass options={...} instead, or mode=None.",
+            stacklevel=3,
+        )
 
 
 def through_autograd(
