@@ -51,8 +51,8 @@ def backend(
     warn_of_options(options)
     chosen = read_options(options)
     candidates, fallback = list_candidates(chosen)
-    if fallback == "eager" and _has_checkpoints(module):
-        fallback = "aot_eager"  # "eager" computes a checkpoint again with other random numbers
+    if fallback == "eager" and _needs_autograd(module):
+        fallback = "aot_eager"
     strict = fallback is None or requires_full_graph() or _requires_coverage(chosen)
     with closing(Log()) as log:
         for position, candidate in enumerate(candidates):
@@ -127,9 +127,10 @@ def through_autograd(
         return unboxed(wrapped(module, list(example_inputs)))
 
 
-def _has_checkpoints(module: GraphModule) -> bool:
+def _needs_autograd(module: GraphModule) -> bool:
+    """Return whether "eager" does not run a graph right: checkpoints with other random numbers, regions not at all."""
     return any(
-        higher_order_name(node.target) == "tag_activation_checkpoint"
+        higher_order_name(node.target) in ("tag_activation_checkpoint", "invoke_subgraph")
         for _, inner in graphs.walk(module)
         for node in inner.graph.nodes
     )

@@ -16,6 +16,7 @@ from exir_lowering._upstream.schemas import is_overload
 from exir_lowering.dynamo.capture import Captured
 from exir_lowering.dynamo.execution import Boxed, assemble
 from exir_lowering.dynamo.hazards import NotLowered
+from exir_lowering.dynamo.host_calls import has_host_calls
 from exir_lowering.dynamo.once import SharedBackends
 from exir_lowering.dynamo.partitions import Lowered, make_call
 from exir_lowering.dynamo.random_numbers import Order, leaving_random, list_random, order_of, restore_order
@@ -165,8 +166,8 @@ def _count_delegated(
 
 
 def _choose(program: ExportedProgram, partitioners: Sequence[Partitioner]) -> list[Partitioner]:
-    random = bool(list_random(program.graph_module))
-    return [leaving_random(each) if random else each for each in partitioners]
+    leaving = bool(list_random(program.graph_module)) or has_host_calls(program.graph_module)
+    return [leaving_random(each) if leaving else each for each in partitioners]
 
 
 def _options(programs: Iterable[ExportedProgram], options: LoweringOptions) -> LoweringOptions:

@@ -73,7 +73,7 @@ HANDLES = Pool()
 def forget() -> None:
     """Begin anew: what is lowered and compiled from now on takes nothing from before, and what nobody uses is freed."""
     if any([RESULTS.forget(), HANDLES.forget()]):
-        gc.collect()  # functions that Dynamo has dropped refer to themselves: without it, delegates get no `destroy` yet
+        gc.collect()  # what Dynamo has dropped refers to itself: without it, delegates would get no `destroy` yet
 
 
 class SharedBackends(Mapping[str, Backend]):

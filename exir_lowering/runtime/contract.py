@@ -84,8 +84,8 @@ def compile_payload(delegate: Delegate, job: Compilation) -> Handle:
         data.close()
     if content is None:  # a forgotten return; in `execute` nobody would find it
         raise BackendContractError(
-            f"{who}: compile returned None, expected the handle that execute and destroy get. Return what execute needs; "
-            "if it needs nothing, the payload."
+            f"{who}: compile returned None, expected the handle that execute and destroy get. Return what execute "
+            "needs; if it needs nothing, the payload."
         )
     return Handle(who, delegate, content, plan, plan.counts, job.lines)
 

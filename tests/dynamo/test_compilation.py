@@ -339,7 +339,7 @@ class _NoHandle(ReferenceDelegate):
 
 def test_a_delegate_that_returns_no_handle_is_named_while_the_graph_is_compiled() -> None:
     called = compiled(torch.sin, partitioners="reference", delegates={"reference": _NoHandle})
-    with pytest.raises(BackendCompilerFailed, match="forward graph: delegate 'reference' .*_NoHandle.* returned None"):
+    with pytest.raises(BackendCompilerFailed, match=r"forward graph: delegate 'reference' .*_NoHandle.* returned None"):
         called(torch.ones(3))
 
 

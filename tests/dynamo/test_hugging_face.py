@@ -1,4 +1,4 @@
-"""The ways in which transformers and accelerate take a model, or a backend for one: what works, and what they refuse."""
+"""The ways in which transformers and accelerate take a model or a backend for it: what works, and what they refuse."""
 
 from __future__ import annotations
 

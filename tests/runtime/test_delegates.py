@@ -375,7 +375,9 @@ class TestFailures:
             def compile(self, processed, compile_specs, context):
                 super().compile(processed, compile_specs, context)
 
-        with pytest.raises(BackendContractError, match="'script' .*Forgetful.*: compile returned None, expected the h"):
+        with pytest.raises(
+            BackendContractError, match=r"'script' .*Forgetful.*: compile returned None, expected the h"
+        ):
             load(adds, delegates=[Forgetful])
 
     def test_compile_of_the_second_destroys_the_first(self):
