@@ -80,8 +80,9 @@ def _random_nodes(module: GraphModule) -> list[Node]:
 def leaving_random(partitioner: Partitioner, *, apart: bool = False) -> Partitioner:
     """Return a partitioner that does what another one does, but takes no operator that draws random numbers.
 
-    Nor does it take one that stands for a call of a higher-order operator. With `apart`, what needs no random number, the first one, the second one, and so on, are partitions of their own, so
-    that the numbers can be drawn in the order of the model.
+    Nor does it take one that stands for a call of a higher-order operator. With `apart`, what needs no random number,
+    the first one, the second one, and so on, are partitions of their own, so that the numbers can be drawn in the order
+    of the model.
     """
     made = named_after(_LeavingRandom, partitioner)(partitioner)
     made.apart = apart
