@@ -15,6 +15,7 @@ from torch._dispatch.python import no_python_dispatcher
 from torch._dynamo import lookup_backend, register_backend
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.backends.registry import _BACKENDS as _registered
+from torch._dynamo.eval_frame import cached_backends as _used  # whom torch._dynamo.reset() tells
 from torch._dynamo.exc import InvalidBackend, TorchDynamoException
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._functorch._aot_autograd.descriptors import PlainAOTInput
@@ -45,6 +46,7 @@ __all__ = [
     "register_backend",
     "registered_backends",
     "requires_full_graph",
+    "reset_with_dynamo",
     "unboxed",
     "written_inputs",
 ]
@@ -81,6 +83,11 @@ def registered_backends() -> Mapping[str, Any]:
     with suppress(InvalidBackend):
         lookup_backend("")  # finds those of entry points
     return _registered
+
+
+def reset_with_dynamo(backend: Any) -> None:
+    """Let torch._dynamo.reset() call a backend's `reset`, also where a function that Dynamo knows calls the backend."""
+    _used.setdefault(id(backend), backend)
 
 
 def requires_full_graph() -> bool:

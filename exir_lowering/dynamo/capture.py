@@ -39,6 +39,7 @@ from exir_lowering._upstream.programs import (
 from exir_lowering._upstream.trees import pytree
 from exir_lowering.dynamo import hazards
 from exir_lowering.dynamo.aliases import is_same_memory, is_view, last_reshape, sole_views
+from exir_lowering.dynamo.higher_order import replace_calls
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -100,6 +101,7 @@ def capture(name: str, module: GraphModule, weights: Mapping[int, torch.Tensor])
     Weights are by the number of the input that becomes one; their tensors are shared. Raises NotLowered if something
     cannot be lowered safely.
     """
+    module = replace_calls(module)
     roots = _find_roots(module.graph)
     hazards.check(module, _needed(roots))
     if not roots:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Any
@@ -11,13 +12,14 @@ from torch.fx import GraphModule
 
 from exir_lowering import graphs
 from exir_lowering._upstream import locks
-from exir_lowering._upstream.dynamo import aot_autograd, lookup_backend, requires_full_graph, unboxed
+from exir_lowering._upstream.dynamo import aot_autograd, lookup_backend, requires_full_graph, reset_with_dynamo, unboxed
 from exir_lowering._upstream.schemas import higher_order_name
+from exir_lowering.dynamo import logs, once
 from exir_lowering.dynamo.attempts import Attempt, list_candidates
 from exir_lowering.dynamo.decompositions import choose_decompositions, differentiable_attention
 from exir_lowering.dynamo.function import Function
 from exir_lowering.dynamo.hazards import NotLowered
-from exir_lowering.dynamo.logs import Log, forget
+from exir_lowering.dynamo.logs import Log
 from exir_lowering.dynamo.minifying import warn_of_options, watched
 from exir_lowering.dynamo.options import CompileOptions, read_options
 from exir_lowering.errors import InputError, LoweringError
@@ -34,7 +36,7 @@ def backend(
         module: The graph.
         example_inputs: Its inputs.
         options: A dict with attributes of `CompileOptions`.
-        mode: Must be None: there are no modes.
+        mode: Changes nothing: there are no modes. A warning says so.
 
     Returns:
         The function that runs the graph, with its contract.
@@ -44,12 +46,13 @@ def backend(
         LoweringError: The graph could not be compiled, and an error was asked for: with `fullgraph=True`, a required
             coverage, or `fallback=None`.
     """
-    check_mode(NAME, mode)
+    reset_with_dynamo(backend)
+    warn_of_mode(NAME, mode)
     warn_of_options(options)
     chosen = read_options(options)
     candidates, fallback = list_candidates(chosen)
-    if fallback == "eager" and _has_checkpoints(module):
-        fallback = "aot_eager"  # "eager" computes a checkpoint again with other random numbers
+    if fallback == "eager" and _needs_autograd(module):
+        fallback = "aot_eager"
     strict = fallback is None or requires_full_graph() or _requires_coverage(chosen)
     with closing(Log()) as log:
         for position, candidate in enumerate(candidates):
@@ -69,13 +72,25 @@ def backend(
 
 
 backend.__name__ = NAME  # what Dynamo's errors call it
-backend.reset = forget  # type: ignore[attr-defined]
 
 
-def check_mode(name: str, mode: str | None) -> None:
-    """Check that a caller asks for no mode; InputError if they do."""
+def _reset() -> None:
+    """Forget the reports, and what equal partitions share; torch._dynamo.reset() does it."""
+    logs.forget()
+    once.forget()
+
+
+backend.reset = _reset  # type: ignore[attr-defined]
+
+
+def warn_of_mode(name: str, mode: str | None) -> None:
+    """Warn if a caller asks for a mode, which is inductor's; callers such as transformers always pass one."""
     if mode is not None:
-        raise InputError(f"torch.compile(mode={mode!r}): the backend {name!r} has no modes; use options.")
+        warnings.warn(
+            f"torch.compile(mode={mode!r}): the backend {name!r} has no modes, and this one changes nothing. "
+            "Pass options={...} instead, or mode=None.",
+            stacklevel=3,
+        )
 
 
 def through_autograd(
@@ -112,9 +127,10 @@ def through_autograd(
         return unboxed(wrapped(module, list(example_inputs)))
 
 
-def _has_checkpoints(module: GraphModule) -> bool:
+def _needs_autograd(module: GraphModule) -> bool:
+    """Return whether "eager" does not run a graph right: checkpoints with other random numbers, regions not at all."""
     return any(
-        higher_order_name(node.target) == "tag_activation_checkpoint"
+        higher_order_name(node.target) in ("tag_activation_checkpoint", "invoke_subgraph")
         for _, inner in graphs.walk(module)
         for node in inner.graph.nodes
     )

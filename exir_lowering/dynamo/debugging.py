@@ -9,7 +9,7 @@ from torch.fx import GraphModule
 
 from exir_lowering._upstream.dynamo import eager, outside_tracing
 from exir_lowering.dynamo.attempts import Attempt, list_candidates
-from exir_lowering.dynamo.compiler import NAME, check_mode, through_autograd
+from exir_lowering.dynamo.compiler import NAME, through_autograd, warn_of_mode
 from exir_lowering.dynamo.execution import Boxed
 from exir_lowering.dynamo.explained import ExplainedGraph, GraphPlan
 from exir_lowering.dynamo.function import Function, target_of
@@ -36,7 +36,7 @@ def debug_backend(
         module: The graph.
         example_inputs: Its inputs.
         options: A dict with attributes of `CompileOptions`.
-        mode: Must be None: there are no modes.
+        mode: Changes nothing: there are no modes. A warning says so.
 
     Returns:
         The graph's own function.
@@ -44,7 +44,7 @@ def debug_backend(
     Raises:
         InputError, UnknownPluginError, PluginLoadError: An option is invalid.
     """
-    check_mode(DEBUG_NAME, mode)
+    warn_of_mode(DEBUG_NAME, mode)
     explained = explain_graph(module, example_inputs, options, 0)
     print(f"{DEBUG_NAME} called with FX graph:\n{explained}\n")
     forward: Callable[..., Any] = module.forward

@@ -23,6 +23,7 @@ from exir_lowering._upstream.fakes import dim_order
 from exir_lowering._upstream.schemas import higher_order_name, may_rely_on_memory_order, returns_view
 from exir_lowering.dynamo.aliases import on_host, sole_views
 from exir_lowering.dynamo.capture import Captured, is_host_value, results_of
+from exir_lowering.dynamo.host_calls import host_call, is_host_call
 
 Boxed = Callable[[list[Any]], Any]
 Calls = Callable[[LoweredBackendModule], Callable[..., Any]]
@@ -129,6 +130,9 @@ def _copy_body(module: GraphModule, graph: Graph, root: dict[str, Any], body: di
         relies = may_rely_on_memory_order(on_host(node.target))
         place = partial(_in_memory_order, graph, body) if relies else body.__getitem__
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), place)
+        if is_host_call(node):
+            body[node] = graph.call_function(host_call(node), args)
+            continue
         body[node] = graph.call_function(on_host(node.target), args, kwargs)
 
 
@@ -198,7 +202,7 @@ def _makes_memory(node: Node) -> bool:
     maker: Any = node.args[0] if graphs.is_getitem(node) else node
     if graphs.is_delegate_call(maker):
         return True
-    return maker.op == "call_function" and higher_order_name(maker.target) is None
+    return maker.op == "call_function" and higher_order_name(maker.target) is None and not is_host_call(maker)
 
 
 def _no_view(value: torch.Tensor) -> torch.Tensor:

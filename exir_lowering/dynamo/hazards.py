@@ -14,9 +14,7 @@ from exir_lowering._upstream.fakes import FakeTensor
 from exir_lowering._upstream.schemas import higher_order_name
 from exir_lowering._upstream.trees import pytree
 from exir_lowering.dynamo.aliases import is_same_memory
-
-_NESTED = frozenset({"cond"})
-"""Higher-order operators that are lowered."""
+from exir_lowering.dynamo.higher_order import LOWERED
 
 _BY_STRIDE = ("aten.as_strided", "aten.set_", "aten.sym_stride", "aten.sym_storage_offset", "aten._reshape_alias")
 """The beginnings of the names of operators that see how a tensor lies in memory, which may be otherwise here."""
@@ -70,7 +68,7 @@ def _check_node(module: GraphModule, node: Node) -> None:
     name = graphs.operator_name(node)
     nested = higher_order_name(node.target)
     if nested is not None:
-        if nested not in _NESTED:
+        if nested not in LOWERED:
             raise NotLowered(f"the higher-order operator {nested} is not lowered", node)
         return
     if graphs.is_mutating(node):

@@ -130,6 +130,6 @@ def reports() -> tuple[GraphReport, ...]:
 
 
 def forget() -> None:
-    """Forget the reports; torch._dynamo.reset() does it."""
+    """Forget the reports."""
     with _lock:
         _logs.clear()

@@ -17,6 +17,7 @@ from exir_lowering.dynamo.capture import Captured
 from exir_lowering.dynamo.decompositions import restore_pools
 from exir_lowering.dynamo.execution import Boxed, assemble
 from exir_lowering.dynamo.hazards import NotLowered
+from exir_lowering.dynamo.host_calls import has_host_calls
 from exir_lowering.dynamo.logs import Kind
 from exir_lowering.dynamo.once import SharedBackends
 from exir_lowering.dynamo.partitions import Lowered, find_executor, make_call
@@ -189,7 +190,7 @@ def _count_delegated(
 
 def _choose(method: str, program: ExportedProgram, target: Target) -> list[Partitioner]:
     chosen = list(target.partitioners.get(method, ()))
-    if list_random(program.graph_module):
+    if list_random(program.graph_module) or has_host_calls(program.graph_module):
         chosen = [leaving_random(each) for each in chosen]
     required = target.options.require_full or target.options.require_coverage > 0
     if target.partitions == "profitable" and not required:

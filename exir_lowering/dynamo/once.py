@@ -2,11 +2,12 @@
 
 Partitions are equal if they compute the same: names, and the lines of the model that operators come from, do not
 count, so a recompilation, a layer that is repeated, and a function that is compiled anew take what is there. Nothing is
-kept longer than the compiled graphs that use it.
+kept longer than the compiled graphs that use it, and nothing is found again after `torch._dynamo.reset()`.
 """
 
 from __future__ import annotations
 
+import gc
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -54,12 +55,25 @@ class Pool:
         with self._lock:
             return self._kept.setdefault(key, kept)
 
+    def forget(self) -> bool:
+        """Find nothing again of what is kept, which stays with who uses it; return whether there was something."""
+        with self._lock:
+            found = len(self._kept) > 0
+            self._kept.clear()
+            return found
+
 
 RESULTS = Pool()
 """What backends returned for partitions."""
 
 HANDLES = Pool()
 """What delegates compiled payloads to."""
+
+
+def forget() -> None:
+    """Begin anew: what is lowered and compiled from now on takes nothing from before, and what nobody uses is freed."""
+    if any([RESULTS.forget(), HANDLES.forget()]):
+        gc.collect()  # what Dynamo has dropped refers to itself: without it, delegates would get no `destroy` yet
 
 
 class SharedBackends(Mapping[str, Backend]):

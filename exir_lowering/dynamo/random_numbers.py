@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node
 
 from exir_lowering import graphs
 from exir_lowering._upstream.operators import wrapped_operator
+from exir_lowering.dynamo import host_calls
 from exir_lowering.dynamo.wrapped import LessPartitioner, named_after
 from exir_lowering.graphs.order import topological
 from exir_lowering.plugins.backend import ExplainedResult
@@ -79,8 +80,9 @@ def _random_nodes(module: GraphModule) -> list[Node]:
 def leaving_random(partitioner: Partitioner, *, apart: bool = False) -> Partitioner:
     """Return a partitioner that does what another one does, but takes no operator that draws random numbers.
 
-    With `apart`, what needs no random number, the first one, the second one, and so on, are partitions of their own, so
-    that the numbers can be drawn in the order of the model.
+    Nor does it take one that stands for a call of a higher-order operator. With `apart`, what needs no random number,
+    the first one, the second one, and so on, are partitions of their own, so that the numbers can be drawn in the order
+    of the model.
     """
     made = named_after(_LeavingRandom, partitioner)(partitioner)
     made.apart = apart
@@ -91,6 +93,8 @@ class _LeavingRandom(LessPartitioner):
     apart: bool
 
     def refuse(self, node: Node, destination: DelegationSpec | None) -> tuple[str, str] | None:
+        if host_calls.is_host_call(node):
+            return ("higher-order", host_calls.REASON)
         return ("random", REASON) if is_random(node) else None
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:

@@ -15,7 +15,8 @@ from torch.fx.traceback import preserve_node_meta
 
 from exir_lowering import graphs
 from exir_lowering._upstream import locks
-from exir_lowering._upstream.fakes import FakeTensorMode, size_hint
+from exir_lowering._upstream.fakes import FakeTensor, FakeTensorMode, size_hint
+from exir_lowering._upstream.trees import pytree
 from exir_lowering.dynamo.execution import Boxed
 from exir_lowering.graphs import measures
 
@@ -106,7 +107,9 @@ class _Specializer:
         return GraphModule(self._module, self._graph)
 
     def _fake(self, value: Any) -> Any:
-        return self._mode.from_tensor(value.detach()) if isinstance(value, torch.Tensor) else value
+        if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
+            return value
+        return self._mode.from_tensor(value.detach())
 
     def _add(self, node: Node, value: Any) -> None:
         self._values[node] = value
@@ -118,6 +121,7 @@ class _Specializer:
         args, kwargs = map_arg((node.args, node.kwargs), self._values.__getitem__)
         with self._mode:
             value = node.target(*args, **kwargs)  # type: ignore[operator]
+        value = pytree.tree_map(self._fake, value)  # the state of a random generator is none
         made = any(True for _ in measures.tensors(value))
         if made or (value is None and any(isinstance(self._copies[operand], Node) for operand in node.all_input_nodes)):
             self._add(node, value)

@@ -141,7 +141,7 @@ class Delegate(ABC):
             context: The method, and named data of the file.
 
         Returns:
-            The handle that `execute` and `destroy` get: any object. By default the payload.
+            The handle that `execute` and `destroy` get: any object but None. By default the payload.
         """
         return processed
 

@@ -64,7 +64,8 @@ class Compilation:
 def compile_payload(delegate: Delegate, job: Compilation) -> Handle:
     """Let a delegate compile a payload.
 
-    Raise a BackendUnavailableError when it says that what it needs is missing, a BackendFailure for all else it raises.
+    Raise a BackendUnavailableError when it says that what it needs is missing, a BackendFailure for all else it raises,
+    a BackendContractError when it returns no handle.
     """
     plan = job.plan
     who = f"{job.where}: delegate {plan.backend!r} ({type(delegate).__module__}.{type(delegate).__qualname__})"
@@ -81,6 +82,11 @@ def compile_payload(delegate: Delegate, job: Compilation) -> Handle:
         raise _failure(what, error, job.lines(plan.number, error)) from error
     finally:
         data.close()
+    if content is None:  # a forgotten return; in `execute` nobody would find it
+        raise BackendContractError(
+            f"{who}: compile returned None, expected the handle that execute and destroy get. Return what execute "
+            "needs; if it needs nothing, the payload."
+        )
     return Handle(who, delegate, content, plan, plan.counts, job.lines)
 
 

@@ -45,14 +45,14 @@ class WatchedDelegate(Delegate):
         """Ask the delegate."""
         return self.inner.is_available()
 
-    def compile(self, processed: bytes, compile_specs: list[CompileSpec], context: DelegateContext) -> _WatchedHandle:
-        """Let the delegate compile a payload, changed or not."""
+    def compile(self, processed: bytes, compile_specs: list[CompileSpec], context: DelegateContext) -> Any:
+        """Let the delegate compile a payload, changed or not; no handle is none here too."""
         payload = processed if self.change is None else self.change(processed)
         content = self.inner.compile(payload, compile_specs, context)
         self.compiled += 1
         if type(content).__weakrefoffset__ and not isinstance(content, type):
             self.kept.append(weakref.ref(content))
-        return _WatchedHandle(content)
+        return _WatchedHandle(content) if content is not None else None
 
     def execute(self, handle: _WatchedHandle, inputs: list[Any]) -> Sequence[Any]:
         """Let the delegate execute a payload, and compare its inputs before and after."""

@@ -149,6 +149,43 @@ def test_nothing_is_left_after_a_reset() -> None:
     assert delegate.destroyed == 3
 
 
+def test_a_reset_begins_anew_though_the_function_is_kept() -> None:
+    model, x, delegate = _model(), torch.randn(3, 4), Counting()
+    options = {"partitioners": "reference", "fallback": None, "delegates": {"reference": delegate}}
+
+    def mine(module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        return backend(module, inputs, options=options)
+
+    for each in (backend, mine):
+        called = torch.compile(model, backend=each, options=options if each is backend else None)
+        with torch.no_grad():
+            called(x)
+            (first,) = delegate.handles
+            gc.disable()  # what Python finds by itself would come at any time
+            try:
+                torch._dynamo.reset()
+            finally:
+                gc.enable()
+            assert reports() == () and delegate.destroyed == 1 and first() is None
+            assert_near(called(x), model(x))  # an equal payload
+        assert len(delegate.handles) == 2
+        torch._dynamo.reset()
+        delegate.handles.clear()
+        delegate.destroyed = 0
+
+
+def test_a_reset_leaves_what_is_still_called() -> None:
+    delegate, x = Counting(), torch.randn(3, requires_grad=True)
+    called = compiled(lambda value: value.sin().cos(), partitioners="reference", delegates={"reference": delegate})
+    result = called(x)
+    torch._dynamo.reset()
+    (gradient,) = torch.autograd.grad(result.sum(), x)  # by a backward graph from before
+    assert_near(gradient, -x.sin().sin() * x.cos())
+    del result
+    _forget()
+    assert delegate.destroyed == len(delegate.handles) == 2
+
+
 def test_weights_that_are_packed_are_freed_with_the_function() -> None:
     model = _model()
     called = compiled(model, partitioners="xnnpack")
@@ -293,6 +330,17 @@ def test_what_a_delegate_raises_arrives_with_the_line_of_the_model(method: str) 
     assert "test_compilation.py" in text and "return y.sin()  # the line that fails" in text
     assert "y = x * weight" not in text
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+class _NoHandle(ReferenceDelegate):
+    def compile(self, processed: bytes, compile_specs: list[CompileSpec], context: DelegateContext) -> None:
+        super().compile(processed, compile_specs, context)
+
+
+def test_a_delegate_that_returns_no_handle_is_named_while_the_graph_is_compiled() -> None:
+    called = compiled(torch.sin, partitioners="reference", delegates={"reference": _NoHandle})
+    with pytest.raises(BackendCompilerFailed, match=r"forward graph: delegate 'reference' .*_NoHandle.* returned None"):
+        called(torch.ones(3))
 
 
 class _NamesTheSecond(ReferenceDelegate):

@@ -216,8 +216,9 @@ def test_a_wrong_option_is_named(options: dict[str, Any], words: str) -> None:
 
 
 def test_there_are_no_modes() -> None:
-    with pytest.raises(BackendCompilerFailed, match="has no modes"):
+    with pytest.warns(UserWarning, match=r"mode='max-autotune'\): the backend 'exir_lowering' has no modes"):
         torch.compile(model, backend=backend, mode="max-autotune")(INPUT)
+    assert [report.backend for report in reports()] == ["exir_lowering"]
 
 
 def test_what_nobody_has_foreseen_is_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:

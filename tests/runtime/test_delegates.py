@@ -370,6 +370,16 @@ class TestFailures:
             load(adds, delegates=[ScriptDelegate]).run("forward", *xy)[0], torch.sin(xy[0] + xy[1])
         )
 
+    def test_compile_returns_no_handle(self, adds):
+        class Forgetful(ScriptDelegate):
+            def compile(self, processed, compile_specs, context):
+                super().compile(processed, compile_specs, context)
+
+        with pytest.raises(
+            BackendContractError, match=r"'script' .*Forgetful.*: compile returned None, expected the h"
+        ):
+            load(adds, delegates=[Forgetful])
+
     def test_compile_of_the_second_destroys_the_first(self):
         names = iter(range(99))
         apart = TagPartitioner(lambda node: f"t{next(names)}" if operator_name(node) == ADD else None, "script")

@@ -100,9 +100,8 @@ def train(
 
 @pytest.fixture(autouse=True)
 def clean() -> Iterator[None]:
-    """Start and end without compiled functions, and without reports, also of backends that call ours."""
+    """Start and end without compiled functions and reports."""
     torch._dynamo.reset()
-    backend.reset()
     torch.manual_seed(0)
     yield
     torch._dynamo.reset()
