@@ -803,6 +803,28 @@ def places(tree: Any) -> list[tuple[Any, Any]]:
     return own + [place for _, key in own for place in places(tree[key])]
 
 
+@pytest.mark.parametrize("device", ["cuda", "mps", "xpu"])
+def test_devices_that_are_not_here(device: str, net: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weights = "archive/data/weights/model_weights_config.json"
+    path = tmp_path / "elsewhere.pt2"
+    for member in (MODEL, weights):
+        named = [number for number, (_, key) in enumerate(places(json.loads(members(net)[member]))) if key == "type"]
+        assert named
+        for number in named:
+            parts = members(net)
+
+            def move(tree: Any, number: int = number) -> None:
+                holder, key = places(tree)[number]
+                if holder[key] == "cpu":
+                    holder[key] = device
+
+            edited(parts, move, member)
+            path.write_bytes(written(parts))
+            told = refusal(["lower", str(path), "-o", str(tmp_path / "model.pte")], capsys)
+            assert f"the device {device!r}, which this machine does not have" in told and "model.cpu()" in told
+            assert "Traceback" not in told and str(path) in told
+
+
 ODD = (None, True, -1, 2**70, 0.5, float("nan"), "", "x", "__class__", "os:abort", [], {}, [[]], {"as_int": 1})
 
 
