@@ -67,7 +67,8 @@ def restore_pools(program: ExportedProgram, partitioners: Sequence[Partitioner])
         return
     for pool in pools:
         for value in [*pool.users]:
-            value.target, value.args = _POOL, pool.args  # it keeps its name, by which it may be returned
+            # It keeps its name, by which it may be returned.
+            value.target, value.args, value.kwargs = _POOL, pool.args, pool.kwargs
             value.meta = {**pool.meta, **value.meta}
         program.graph.erase_node(pool)
 
