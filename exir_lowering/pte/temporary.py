@@ -1,6 +1,6 @@
-"""Temporary folders that are removed even if their process is killed: by itself, or by the next one that makes a folder.
+"""Temporary folders that are removed even if their process is killed: by itself, or by the next to make one.
 
-A folder has a file that its process keeps locked. The system frees the lock when the process ends, however it ends. What
+A folder has a file that its process keeps locked. The system frees the lock when the process ends, in any way. What
 is removed later is certain to be left behind by this package: a folder of this user that nobody else can open, with our
 name and such a file, which names this machine and which nobody has locked. Links are not followed, and a folder with
 anything but files in it stays.

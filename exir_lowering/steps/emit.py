@@ -84,8 +84,8 @@ class Artifact:
         file of the same name, which `load` refuses.
 
         Args:
-            path: Where the `.pte` file goes. An existing file is replaced once the new one is complete. If it is a link, the link stays,
-                and the file that it points to is replaced.
+            path: Where the `.pte` file goes. An existing file is replaced once the new one is complete.
+                If it is a link, the link stays, and the file that it points to is replaced.
 
         Returns:
             The path.

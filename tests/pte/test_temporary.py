@@ -70,7 +70,7 @@ def test_it_goes_with_the_object_and_not_with_a_forked_child(place: Path) -> Non
 
 
 def test_what_others_planted_stays(place: Path, tmp_path: Path) -> None:
-    """Links, folders that others can open, of another machine, of another owner, with folders in them, without a lock."""
+    """Links, folders that others can open, of another machine, of another owner, with folders, without a lock."""
     victim = tmp_path / "victim"
     victim.mkdir(mode=0o700)
     (victim / "owner.lock").write_text(platform.node())
