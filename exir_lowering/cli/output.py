@@ -90,7 +90,7 @@ def write_file(path: Path, content: bytes | memoryview) -> None:
         if path.exists() and not path.is_file():
             path.write_bytes(content)
         else:
-            replace_file(Path(os.path.realpath(path)), lambda file: file.write(content))
+            replace_file(path, lambda file: file.write(content))
     except OSError as error:
         let_through(error)
         raise InputError(f"Cannot write {str(path)!r}: {error.strerror or error}. Nothing was changed.") from error

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import warnings
 import weakref
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from executorch.exir import ExecutorchBackendConfig
@@ -23,6 +20,7 @@ from exir_lowering.lowered_module.runners import DelegateRunner, Engine
 from exir_lowering.lowered_module.source import File, Source, read_source
 from exir_lowering.plans.report import Report
 from exir_lowering.plugins import availability
+from exir_lowering.pte.temporary import TemporaryFolder
 from exir_lowering.steps import shared_state
 from exir_lowering.steps.emit import emit
 from exir_lowering.steps.shared_state import ShareState
@@ -75,11 +73,12 @@ def emit_source(programs: Mapping[str, ExportedProgram], report: Report, options
     debug = artifact.methods
     if not files:
         return read_source(memoryview(content), content, (), lambda: debug)
-    folder = Path(tempfile.mkdtemp(prefix="exir-lowering-"))
+    temporary = TemporaryFolder()
+    folder = temporary.path
     for name, data in files.items():
         (folder / name).write_bytes(data)
     source = read_source(memoryview(content), content, [folder / name for name in files], lambda: debug)
-    weakref.finalize(source, shutil.rmtree, folder, True)
+    weakref.finalize(source, temporary.remove)
     return source
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import tempfile
 import weakref
@@ -16,6 +15,7 @@ from exir_lowering.errors.interrupts import let_through
 from exir_lowering.pte import container, data_writer, digests, kinds, mapping
 from exir_lowering.pte.container import Weight
 from exir_lowering.pte.mapping import MappedFile
+from exir_lowering.pte.temporary import TemporaryFolder
 
 One: TypeAlias = "str | os.PathLike[str] | bytes"
 Given: TypeAlias = "One | Sequence[One] | None"
@@ -86,10 +86,11 @@ class DataFiles:
 
     @cached_property
     def _merged(self) -> str:
-        handle, path = tempfile.mkstemp(prefix="exir-lowering-", suffix=".ptd")
-        weakref.finalize(self, _remove, path, os.getpid())
         try:
-            with os.fdopen(handle, "wb") as file:
+            temporary = TemporaryFolder()
+            weakref.finalize(self, temporary.remove)
+            path = str(temporary.path / "data.ptd")
+            with open(path, "wb") as file:
                 if len(self.files) == 1:
                     file.write(self.files[0].file.content)
                 else:
@@ -97,7 +98,7 @@ class DataFiles:
         except OSError as error:
             let_through(error)
             raise InputError(
-                f"load: data: {self} cannot be put together in {os.path.dirname(path)!r} for the runtime: {error}. "
+                f"load: data: {self} cannot be put together in {tempfile.gettempdir()!r} for the runtime: {error}. "
                 "Set TMPDIR to a directory with enough space, or emit one data file."
             ) from error
         return path
@@ -126,10 +127,3 @@ def read(given: Any) -> DataFiles:
         mapped = mapping.open_file(one, where, kind, ".ptd")
         files.append(DataFile(mapped, mapped.parse(container.read_data, kinds.PTD)))
     return DataFiles(files)
-
-
-def _remove(path: str, owner: int) -> None:
-    if os.getpid() != owner:  # a forked child, which ends before its parent
-        return
-    with contextlib.suppress(OSError):
-        os.unlink(path)

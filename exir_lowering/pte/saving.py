@@ -6,6 +6,8 @@ before the program is: what lies there in between is told apart by the digests i
 
 A process that is killed leaves its temporary files. They are locked while they are written, so that the next save to
 the same target recognises those that no process is writing any more, and removes them.
+
+A link in the place of a file stays: what it points to is replaced, as if the file were opened for writing.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ class Staging:
     """
 
     def __init__(self) -> None:
-        self._files: dict[Path, tuple[Path, BinaryIO]] = {}
+        self._files: dict[Path, tuple[Path, BinaryIO]] = {}  # by where links lead
 
     def __enter__(self) -> Staging:
         return self
@@ -59,6 +61,7 @@ class Staging:
 
     def add(self, target: Path, write: Write) -> Path:
         """Write a file beside its target, make it durable, and return where it is until it is moved."""
+        target = _follow(target)
         _remove_left_behind(target)
         temporary, file = _create(target)
         self._files[target] = temporary, file
@@ -69,13 +72,16 @@ class Staging:
 
     def publish(self, last: Path) -> None:
         """Move all files to their targets, in the order in which they were added, but `last` after all others."""
+        last = _follow(last)
         for target in self._files:
             if target.is_dir():  # known before the first one is moved
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
-        for target in [target for target in self._files if target != last]:
+        others = [target for target in self._files if target != last]
+        for target in others:
             self._move(target)
         # The order has to hold on the disk, too.
-        _sync(last.parent)
+        for folder in {last.parent, *(target.parent for target in others)}:
+            _sync(folder)
         self._move(last)
         _sync(last.parent)
 
@@ -109,6 +115,10 @@ def copy_of(source: Path) -> Write:
             shutil.copyfileobj(content, file)
 
     return write
+
+
+def _follow(target: Path) -> Path:
+    return Path(os.path.realpath(target))
 
 
 @contextlib.contextmanager

@@ -85,6 +85,7 @@ class Artifact:
 
         Args:
             path: Where the `.pte` file goes. An existing file is replaced once the new one is complete.
+                If it is a link, the link stays, and the file that it points to is replaced.
 
         Returns:
             The path.

@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -237,6 +238,19 @@ class TestFiles:
         finally:
             os.umask(before)
         assert stat.S_IMODE((tmp_path / "x").stat().st_mode) == 0o640
+
+    def test_links_stay_and_lead_to_the_new_files(self, tmp_path: Path) -> None:
+        elsewhere, here = tmp_path / "elsewhere", tmp_path / "here"
+        elsewhere.mkdir()
+        here.mkdir()
+        (elsewhere / "old.pte").write_bytes(b"old")
+        (here / "model.pte").symlink_to("../elsewhere/old.pte")
+        (here / "model.ptd").symlink_to(elsewhere / "new.ptd")  # which is not there yet
+        content = {here / "model.ptd": b"data", here / "model.pte": b"new"}
+        saving.replace_files({path: methodcaller("write", new) for path, new in content.items()}, here / "model.pte")
+        assert all(path.is_symlink() and path.read_bytes() == new for path, new in content.items())
+        assert sorted(path.name for path in elsewhere.iterdir()) == ["new.ptd", "old.pte"]
+        assert len(list(here.iterdir())) == 2
 
     def test_a_file_that_somebody_writes_is_not_left_behind(self, tmp_path: Path) -> None:
         place = tmp_path / "x"

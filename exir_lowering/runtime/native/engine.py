@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from exir_lowering._upstream import installed, locks
@@ -17,6 +15,7 @@ from exir_lowering.errors.interrupts import let_through
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.pte.flatbuffer import CorruptError
 from exir_lowering.pte.format import MethodSpec
+from exir_lowering.pte.temporary import TemporaryFolder
 from exir_lowering.runtime.engine import Engine
 from exir_lowering.runtime.fallback import rename_backends
 from exir_lowering.runtime.find import Unavailable, find_delegates
@@ -72,8 +71,8 @@ class NativeEngine(Engine[Any]):
         for _ in range(runs):
             engine.run(method, inputs)
         try:
-            with tempfile.TemporaryDirectory(prefix="exir-lowering-") as folder:
-                path = Path(folder) / "profile.etdp"
+            with TemporaryFolder() as folder:
+                path = folder / "profile.etdp"
                 program.write_etdump_result_to_file(str(path))
                 return etdump.read(path.read_bytes())
         except (OSError, RuntimeError, CorruptError) as error:

@@ -15,13 +15,13 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
 from exir_lowering._upstream.runtime import executorch_runtime
 from exir_lowering.errors import BackendUnavailableError
 from exir_lowering.errors.interrupts import let_through
+from exir_lowering.pte.temporary import TemporaryFolder
 from exir_lowering.runtime.native import shim_cache
 
 SOURCE = Path(__file__).with_name("shim.cpp")
@@ -150,8 +150,8 @@ def _build(package: Path) -> bytes:
     includes = (f"-I{include}", f"-I{include / 'executorch/runtime/core/portable_type/c10'}")
     libraries = (f"-L{package / 'lib'}", "-lexecutorch")
     try:
-        with tempfile.TemporaryDirectory(prefix="exir-lowering-") as folder:
-            target = Path(folder, "shim.so")
+        with TemporaryFolder() as folder:
+            target = folder / "shim.so"
             _compile([*compiler, *FLAGS, *includes, str(SOURCE), *libraries, "-o", str(target)])
             return target.read_bytes()
     except OSError as error:

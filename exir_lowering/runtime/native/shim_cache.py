@@ -13,11 +13,12 @@ import ctypes
 import hashlib
 import os
 import stat
-import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from exir_lowering.pte.temporary import TemporaryFolder
 
 _MARK = b"\0exir-lowering sha256\0"
 _TRAILER = len(_MARK) + hashlib.sha256().digest_size
@@ -57,8 +58,8 @@ def load(library: bytes, symbols: Sequence[str]) -> ctypes.CDLL:
     """Load a library from its bytes; raise an OSError when it cannot be loaded, or lacks one of these functions."""
     loaded = _from_memory(library)
     if loaded is None:
-        with tempfile.TemporaryDirectory(prefix="exir-lowering-") as folder:
-            path = Path(folder, "shim.so")
+        with TemporaryFolder() as folder:
+            path = folder / "shim.so"
             path.write_bytes(library)
             loaded = ctypes.CDLL(str(path))
     missing = [symbol for symbol in symbols if not hasattr(loaded, symbol)]

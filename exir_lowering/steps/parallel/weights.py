@@ -10,7 +10,6 @@ from __future__ import annotations
 import mmap
 import os
 import secrets
-import tempfile
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
@@ -20,6 +19,7 @@ from typing import Any
 
 import torch
 
+from exir_lowering.pte.temporary import TemporaryFolder
 from exir_lowering.steps.parallel.messages import MissingError
 
 _SMALL = 1 << 16
@@ -40,7 +40,7 @@ class WeightsFile:
     def __init__(self, *, digests: bool) -> None:
         self._digests = digests
         self._lock = threading.Lock()
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._folder: TemporaryFolder | None = None
         self._path = Path()
         self._end = 0
         self._token = ""
@@ -74,8 +74,8 @@ class WeightsFile:
 
     def _write(self, memory: memoryview) -> int:
         if self._folder is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="exir-lowering-", ignore_cleanup_errors=True)
-            self._path = Path(self._folder.name) / "weights"
+            self._folder = TemporaryFolder()
+            self._path = self._folder.path / "weights"
             self._token = secrets.token_hex(_TOKEN // 2)
             self._path.write_bytes(self._token.encode())
             self._end = _TOKEN
@@ -89,7 +89,7 @@ class WeightsFile:
     def close(self) -> None:
         """Remove the file; workers that have mapped it keep what they have."""
         if self._folder is not None:
-            self._folder.cleanup()
+            self._folder.remove()
 
 
 class _Kept:

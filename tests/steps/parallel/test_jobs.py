@@ -288,6 +288,23 @@ class TestEnds:
         assert len(pids) == 2
         wait_until(lambda: not any(map(is_alive, pids)), 10)
 
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL], ids=lambda one: one.name)
+    def test_weights_of_a_process_that_was_ended_are_removed(self, number: signal.Signals, tmp_path: Path) -> None:
+        """At its end, or by the next process that keeps weights in the same folder."""
+        folder, pids = tmp_path / "folder", tmp_path / "pids"
+        folder.mkdir()
+        pids.mkdir()
+        environment = {**os.environ, "TMPDIR": str(folder)}
+        command = [sys.executable, "-c", LARGE, str(Path(forked.__file__).parent), str(pids / "pid")]
+        process = subprocess.Popen([*command, "wait"], env=environment, stderr=subprocess.DEVNULL)
+        wait_until(lambda: len(list(pids.iterdir())) == 2, 120)
+        assert len(list(folder.glob("exir-lowering-*/weights"))) == 1
+        process.send_signal(number)
+        assert process.wait(60) != 0
+        assert list(folder.glob("exir-lowering-*/weights")) or number == signal.SIGINT
+        subprocess.run([*command, "tell"], env=environment, check=True, timeout=120)
+        assert not list(folder.glob("exir-lowering-*"))
+
     @pytest.mark.parametrize("flags", [[], ["-I"]], ids=["plain", "isolated"])
     def test_workers_import_nothing_from_the_current_folder(self, flags: list[str], tmp_path: Path) -> None:
         """Wherever a user is, and whatever lies there under the name of a module."""
@@ -331,4 +348,15 @@ def end():
 threading.Thread(target=end, daemon=True).start()
 partitioner = each_layer("scripted", do="wait", file=file)
 lower(chain(4), partitioner, backends={"scripted": Scripted}, options=LoweringOptions(jobs=2))
+"""
+LARGE = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import torch
+from parallel_backends import Scripted, each_layer
+from exir_lowering import LoweringOptions, lower
+layers = torch.nn.Sequential(*[torch.nn.Linear(200, 200) for _ in range(2)])
+program = torch.export.export(layers, (torch.ones(1, 200),))
+partitioner = each_layer("scripted", do=sys.argv[3], file=sys.argv[2])
+lower(program, partitioner, backends={"scripted": Scripted}, options=LoweringOptions(jobs=2))
 """
