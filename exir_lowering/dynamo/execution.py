@@ -145,9 +145,9 @@ def _in_memory_order(graph: Graph, body: Mapping[Node, Any], operand: Node) -> A
     if not isinstance(value, torch.Tensor):
         return body[operand]
     strides = value.stride()
-    if 0 in strides:  # an input that repeats its elements, as it is given
-        return body[operand]
     if all(isinstance(stride, int) for stride in strides):
+        if 0 in strides:  # an input that repeats its elements, as it is given
+            return body[operand]
         return graph.call_function(_lay_out, (body[operand], strides))
     return graph.call_function(_in_order, (body[operand], dim_order(value)))
 

@@ -1,8 +1,8 @@
-"""Weights that a graph is lowered with as constants: lent by reference, and watched, so that no copy is ever stale.
+"""Weights that a graph is lowered with as constants: lent by reference, and watched, so that no copy is stale.
 
 AOTAutograd passes parameters and buffers as inputs. Some backends take an operator only if its weights are constants,
 since they pack them into the payload. Such a payload is valid as long as nobody writes a weight, by whatever way:
-before each call, the weights that the call is given are compared with those that were packed.
+before each call, the weights that the call is given are compared with those that were packed, as far as was asked for.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ its content, or all of its content, or nothing."""
 _SMALL = 1 << 16
 """Bytes up to which the whole content is compared with a copy, which is faster than a checksum."""
 
-_SAMPLED = 16
-"""How many words of 8 bytes a sample has, spread over the weight; what is no longer is compared as a whole."""
+_WHOLE, _SAMPLED = 4096, 16
+"""Bytes up to which a sample is the whole content, and how many words of 8 bytes it has beyond, over the weight."""
 
 _WORTH = 100
 """Calls between two changes of weights for which it is worth to compile again, but for the first change."""
@@ -49,7 +49,9 @@ class Mark:
     def holds(self, args: Sequence[Any]) -> bool:
         """Return whether the inputs of a call have the weight as it was."""
         given, held = args[self.position], tuple(self._held)
-        if not held or given.data_ptr() != self._address or given.shape != held[0].shape:
+        if not held or given.data_ptr() != self._address:
+            return False
+        if given.shape != held[0].shape or given.stride() != held[0].stride():
             return False
         unchanged = held[1]
         return unchanged is None or (version(given) == self._version and unchanged())
@@ -76,9 +78,9 @@ def _sample(weight: torch.Tensor) -> np.ndarray:
     if weight.is_contiguous():
         start = weight.storage_offset() * weight.element_size()
         memory = memory[start : start + weight.nbytes]
-    count = len(memory) // 8
-    if count <= _SAMPLED:
+    if len(memory) <= _WHOLE:
         return memory
+    count = len(memory) // 8
     return memory[: 8 * count].view(np.int64)[:: (count // _SAMPLED) | 1]
 
 

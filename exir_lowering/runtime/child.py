@@ -13,6 +13,7 @@ import resource
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -72,10 +73,14 @@ def work(message: Message) -> Message:
 def _open(header: Any, contents: Sequence[bytes]) -> Reply:
     """Open the file; what sent this has checked its digests."""
     global _child
-    os.chdir(header["folder"])
+    with suppress(OSError):  # it may be gone, and is needed for relative paths only
+        os.chdir(header["folder"])
     torch.set_num_threads(header["threads"])
-    for library in header["libraries"]:
-        torch.ops.load_library(library)  # type: ignore[no-untyped-call]
+    try:
+        for library in header["libraries"]:
+            torch.ops.load_library(library)  # type: ignore[no-untyped-call]
+    except OSError as error:
+        raise InputError(f"{header['where']}: the library of operators {library!r} is gone: {error}") from error
     delegates = {backend: load_class(address) for backend, address in header["delegates"].items()}
     _bound(header["memory"])
     rest = iter(contents)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import cProfile
 import io
 import json
 import logging
@@ -661,6 +662,17 @@ def test_what_takes_memory_or_time(
     assert path.stat().st_size < 5_000_000
     told = refusal(["plan", str(path)], capsys)
     assert str(path) in told and reason in told and len(told) < 1500
+
+
+def test_a_profiler_of_the_caller_goes_on() -> None:
+    with cProfile.Profile() as profiler:
+        expressions.check_evaluation({"Add(Symbol('s0', integer=True), Integer(1))": 1})
+        len(repr(profiler))
+    assert any(
+        code.co_name == "check_evaluation"
+        for code in (one.code for one in profiler.getstats())
+        if hasattr(code, "co_name")
+    )
 
 
 def test_a_modest_expansion_is_ordinary(tmp_path: Path) -> None:

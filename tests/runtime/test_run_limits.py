@@ -306,3 +306,36 @@ Path(sys.argv[2]).write_text(str(program._engine._worker.pid))
 threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGKILL)).start()
 program.run("forward", torch.randn(1, 8, 256, 256), torch.randn(96, 8, 7, 7))
 """
+
+
+def test_the_current_folder_is_gone(tmp_path, monkeypatch, engine):
+    given = torch.randn(4), torch.randn(4)
+    content = bytes(lower(program_of(AddSin(), *given)).emit().buffer)
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    early = load(content, engine)
+    gone.rmdir()
+    late = load(content, engine)
+    os.kill(pid_of(early), signal.SIGKILL)
+    with pytest.raises(InputError, match="SIGKILL"):
+        early.run("forward", *given)
+    for program in (early, late):
+        torch.testing.assert_close(program.run("forward", *given), [AddSin()(*given)])
+
+
+def test_a_signal_handler_cannot_call_what_is_running(long):
+    program, refused = load(long), []
+
+    def again(*_):
+        with pytest.raises(InputError, match="while a call of it is running") as error:
+            program.run("forward", *LONG)
+        refused.append(error.value)
+
+    previous = signal.signal(signal.SIGALRM, again)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        (result,) = program.run("forward", *LONG)
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+    assert len(refused) == 1 and result.shape == Convolution()(*LONG).shape

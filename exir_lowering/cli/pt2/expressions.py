@@ -12,6 +12,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from exir_lowering._upstream.exported_files import evaluate_size
@@ -114,8 +115,16 @@ class _OutOfStepsError(BaseException):
 
 
 def _count_steps(text: str, most: int) -> int:
-    """Return how many functions are called when a size is evaluated, `most` if that is not the end of it."""
-    steps, profiler = 0, sys.getprofile()
+    """Return how many functions are called when a size is evaluated, `most` if that is not the end of it.
+
+    In a thread of its own: the caller may have a profiler, which Python may not be able to put back.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(_count, text, most).result()
+
+
+def _count(text: str, most: int) -> int:
+    steps = 0
 
     def count(*_: Any) -> None:
         nonlocal steps
@@ -131,7 +140,7 @@ def _count_steps(text: str, most: int) -> int:
     except Exception as error:  # torch will say what is wrong with it
         let_through(error)
     finally:
-        sys.setprofile(profiler)
+        sys.setprofile(None)
     return steps
 
 

@@ -87,7 +87,7 @@ def _serve(connection: socket.socket, work: Callable[[Message], Message]) -> Non
         while True:
             task = frames.read_message(connection)
             _end_with(connection, True)
-            reply = work(task)
+            reply = _do(work, task)
             _end_with(connection, False)
             frames.send_message(connection, reply)
     except (EOFError, OSError):
@@ -95,6 +95,13 @@ def _serve(connection: socket.socket, work: Callable[[Message], Message]) -> Non
     except BaseException:
         sys.excepthook(*sys.exc_info())
         os._exit(1)
+
+
+def _do(work: Callable[[Message], Message], task: Message) -> Message:
+    try:
+        return work(task)
+    except OSError as error:  # not of the connection
+        raise RuntimeError(f"the work failed: {error}") from error
 
 
 def _end_with(connection: socket.socket, ends: bool) -> None:

@@ -60,6 +60,7 @@ class Worker:
             frames.send_message(self._connection, message, deadline)
             return frames.read_message(self._connection, deadline)
         except (OSError, EOFError) as error:
+            self.kill()  # if it is there still, nobody waits for it
             raise WorkerDiedError(f"the worker process {self.pid} {_describe(self.end())}") from error
 
     @property
@@ -134,7 +135,7 @@ class _Server:
     def fork(self, modules: Sequence[str]) -> Worker:
         ours, theirs = socket.socketpair()
         gone = [self.abandoned.popleft() for _ in range(len(self.abandoned))]
-        request = {"modules": list(modules), "path": _search_path(), "folder": os.getcwd(), "gone": gone}
+        request = {"modules": list(modules), "path": _search_path(), "folder": current_folder(), "gone": gone}
         try:
             return Worker(self, self._ask(request, [theirs.fileno()]), ours)
         except BaseException:
@@ -239,7 +240,16 @@ class Workers:
 
 
 def _search_path() -> list[str]:
-    return [os.path.abspath(entry) for entry in sys.path]
+    here = current_folder()
+    return [os.path.normpath(os.path.join(here, entry)) for entry in sys.path if here or os.path.isabs(entry)]
+
+
+def current_folder() -> str:
+    """Return the folder that relative paths begin at, "" if it is gone."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
 
 
 SUPPORTED = hasattr(os, "fork") and hasattr(socket, "send_fds")

@@ -19,7 +19,7 @@ from exir_lowering.plugins import registry
 from exir_lowering.plugins.addresses import NoAddressError, find_delegate_address
 from exir_lowering.plugins.processes.failures import raise_error
 from exir_lowering.plugins.processes.frames import Message, TooLateError
-from exir_lowering.plugins.processes.workers import SUPPORTED, Worker, WorkerDiedError, Workers
+from exir_lowering.plugins.processes.workers import SUPPORTED, Worker, WorkerDiedError, Workers, current_folder
 from exir_lowering.pte.format import MethodSpec
 from exir_lowering.runtime.apart import values
 from exir_lowering.runtime.find import Unavailable
@@ -44,7 +44,7 @@ class Apart:
         self.name = name
         self._file, self._opening, self._limits = file, opening, limits
         self._modules = modules
-        self._lock = threading.RLock()
+        self._lock, self._calling = threading.RLock(), False
         self._process = os.getpid()
         self._worker: Worker | None = None
         self._finalizer: Any = None
@@ -74,8 +74,14 @@ class Apart:
         where = self._file.where(method.name)
         header = {"do": do, "where": where, "method": method.name, "values": described, **more}
         with self._lock:
-            worker = self._worker or self.start()
-            return self._ask(where, worker, (json.dumps(header).encode(), *contents))
+            if self._calling:  # by this thread: the process is not to be sent anything until it has replied
+                raise InputError(f"{where} is called by a signal handler or a finalizer while a call of it is running.")
+            self._calling = True
+            try:
+                worker = self._worker or self.start()
+                return self._ask(where, worker, (json.dumps(header).encode(), *contents))
+            finally:
+                self._calling = False
 
     def _check_process(self) -> None:
         if os.getpid() != self._process:
@@ -164,7 +170,7 @@ def open_apart(
         "sources": [source if isinstance(source, str) else None for source in sources],
         "delegates": addresses,
         "debug": str(file.debug.path) if file.debug.asked else None,
-        "folder": os.getcwd(),
+        "folder": current_folder(),
         "threads": torch.get_num_threads(),
         "libraries": sorted(torch.ops.loaded_libraries),
         "steps": limits.steps,
