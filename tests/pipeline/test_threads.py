@@ -264,9 +264,6 @@ class _Running(Delegate):
     def __init__(self, work: Callable[[], object]) -> None:
         self.work = work
 
-    def compile(self, processed: bytes, compile_specs: Any, context: Any) -> Any:
-        return None
-
     def execute(self, handle: Any, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         self.work()
         return [inputs[0]]
