@@ -45,7 +45,7 @@ class LoweringOptions:
             cover; "executorch" is ExecuTorch's; "check" runs both and raises an error if the graphs differ.
         rewrites: Which rewrites turn the Edge programs, before a partitioner sees them, into equal ones that run
             faster: "safe", "none", or a sequence of names and `Rewrite` objects, in their order; None is "safe" for
-            `lower` and `plan` and "none" for `to_backend`.
+            `lower`, `plan` and torch.compile's graphs without gradients, "none" for `to_backend` and other graphs.
         assume: What holds for every tensor that the model will be given, by input name, where rewrites cannot prove it:
             "finite" (no element is NaN or infinite, or larger than 1e6) or "finite_rows" (in a mask, no row along the
             last dimension is entirely -inf, or entirely False). Results are undefined for inputs that break it.

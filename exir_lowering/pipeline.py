@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 from executorch.exir import EdgeProgramManager
 from executorch.exir.backend.compile_spec_schema import CompileSpec
@@ -101,7 +101,6 @@ def lower_in(
     *,
     backends: Backends | None = None,
     transform_passes: TransformPasses = None,
-    rewrites: Literal["safe", "none"] = "safe",
 ) -> LoweredMethods:
     """Lower programs as `lower` does; who executes them here asks what is available itself, so nothing warns of it.
 
@@ -111,13 +110,12 @@ def lower_in(
         partitioners: As for `lower`.
         backends: As for `lower`.
         transform_passes: As for `lower`.
-        rewrites: What is applied unless the options say it.
 
     Raises:
         LoweringError: As for `lower`.
     """
     request = arguments.read_request(programs, partitioners, transform_passes)
-    chosen = arguments.choose_rewrites(session.options, default=rewrites)
+    chosen = arguments.choose_rewrites(session.options, default="safe")
     registry.check_backends(backends)
     with session:
         given = to_edge(request.methods, session)

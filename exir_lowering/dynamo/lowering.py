@@ -30,6 +30,7 @@ from exir_lowering.options import LoweringOptions
 from exir_lowering.pipeline import lower_in, plan
 from exir_lowering.plans.lowering_plan import LoweringPlan
 from exir_lowering.plans.report import Report
+from exir_lowering.plugins.asking import asked_of_forms
 from exir_lowering.plugins.backend import Partitioner
 from exir_lowering.steps.arguments import RequestedMethod
 from exir_lowering.steps.edge import to_edge
@@ -183,7 +184,7 @@ def _count_delegated(
     """Return how many operators the partitioners take, and of how many."""
     programs = {one.name: one.program for one in captured if one.program is not None}
     # What is not worth it with weights as constants is neither with weights as inputs, and should say so.
-    asked = {name: [getattr(each, "asked_of_forms", each) for each in partitioners[name]] for name in programs}
+    asked = {name: [*map(asked_of_forms, partitioners[name])] for name in programs}
     methods = plan(programs, asked, options=options).methods
     return sum(method.delegated for method in methods), sum(len(method.nodes) for method in methods)
 

@@ -20,6 +20,15 @@ from exir_lowering.plugins.refusals import Refusals
 _Said = TypeVar("_Said", Rejection, Adjustment)
 
 
+def asked_of_forms(partitioner: Partitioner) -> Partitioner:
+    """Return which partitioner says whether it takes a few operators by themselves.
+
+    One that weighs whole partitions would refuse them, and has another one for this in its `asked_of_forms`.
+    """
+    asked: Partitioner = getattr(partitioner, "asked_of_forms", partitioner)
+    return asked
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """What a partitioner returned.

@@ -95,8 +95,14 @@ def check_evaluation(sizes: Mapping[str, int]) -> None:
     A short expression can have sympy multiply out millions of terms, and no simple rule says which does. So each is
     evaluated here, up to a number of function calls, which is the same on every machine.
 
-    Raises ExcessiveFileError for the expression that takes what a file is allowed.
+    It is done in a thread of its own: the caller may have a profiler, which Python may not be able to put back. Raises
+    ExcessiveFileError for the expression that takes what a file is allowed.
     """
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(_check_evaluation, sizes).result()
+
+
+def _check_evaluation(sizes: Mapping[str, int]) -> None:
     allowed = STEPS + STEPS_OF_CHARACTER * sum(len(text) * count for text, count in sizes.items())
     left = allowed
     for text, count in sizes.items():
@@ -115,15 +121,7 @@ class _OutOfStepsError(BaseException):
 
 
 def _count_steps(text: str, most: int) -> int:
-    """Return how many functions are called when a size is evaluated, `most` if that is not the end of it.
-
-    In a thread of its own: the caller may have a profiler, which Python may not be able to put back.
-    """
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(_count, text, most).result()
-
-
-def _count(text: str, most: int) -> int:
+    """Return how many functions are called when a size is evaluated, `most` if that is not the end of it."""
     steps = 0
 
     def count(*_: Any) -> None:

@@ -27,6 +27,7 @@ from exir_lowering._upstream.programs import (
 from exir_lowering.errors import LoweringError
 from exir_lowering.graphs import DELEGATION_TAG, LIFTED_ORDER
 from exir_lowering.plans.prediction import cost_of
+from exir_lowering.plugins.asking import asked_of_forms
 from exir_lowering.plugins.costs import HOST, CostModel
 from exir_lowering.plugins.rewrite import Rewrite
 from exir_lowering.steps.tag import make_fake_state, tag
@@ -138,7 +139,7 @@ class _Probe:
         state = make_fake_state(program)
         places: dict[str, str] = {}
         for partitioner in partitioners:
-            tagged = tag(method, program, getattr(partitioner, "asked_of_forms", partitioner), state)
+            tagged = tag(method, program, asked_of_forms(partitioner), state)
             for node in tagged.program.graph.nodes:
                 name = node.meta.get(DELEGATION_TAG)
                 if name is not None:
