@@ -117,8 +117,8 @@ def find_programs(given: Sequence[str]) -> dict[str, Path]:
     files: dict[str, Path] = {}
     for text in given:
         method, equals, rest = text.partition("=")
-        # A file whose name has an equals sign in it, and no directory of it is a method name.
-        if not equals or Path(text).is_file() or not method.isidentifier():
+        # A file may have an equals sign in its name or in that of a directory.
+        if not equals or not method or Path(text).is_file() or not (method.isidentifier() or Path(rest).is_file()):
             method, rest = "", text
         if not method and len(given) > 1:
             raise InputError(

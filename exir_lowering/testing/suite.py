@@ -13,7 +13,7 @@ from executorch.exir.backend.backend_details import BackendDetails
 from executorch.exir.backend.partitioner import Partitioner
 from executorch.exir.passes.init_mutable_pass import InitializedMutableBufferPass
 
-from exir_lowering._upstream import installed
+from exir_lowering._upstream import installed, stderr
 from exir_lowering.errors import InputError, LoweringError, UnknownPluginError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.lowered import LoweredMethods
@@ -72,7 +72,8 @@ class Suite:
     def run(self, case: Case) -> CaseResult:
         """Try one case, once."""
         if case.name not in self.results:
-            self.results[case.name] = _try_case(self.subject, case, self.note)
+            with stderr.without_lines(stderr.ABOUT_THE_CPU):
+                self.results[case.name] = _try_case(self.subject, case, self.note)
         return self.results[case.name]
 
     def report(self) -> ConformanceReport:

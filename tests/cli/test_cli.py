@@ -26,6 +26,7 @@ from torch.export import Dim, ExportedProgram, export
 
 import exir_lowering
 from exir_lowering import InvariantError, cli, lower
+from exir_lowering._upstream import stderr
 from exir_lowering.cli import noise
 from exir_lowering.errors import BackendFailure
 from exir_lowering.partitioners import CostTable, SupportPartitioner, everything
@@ -222,6 +223,13 @@ def test_a_file_with_an_equals_sign_in_its_name(main: Main, models: Path, tmp_pa
     assert code == 0 and "forward" in out
 
 
+def test_a_method_name_that_no_method_can_have(main: Main, models: Path, tmp_path: Path) -> None:
+    net, target = models / "net.pt2", tmp_path / "x.pte"
+    refused(main("lower", f"two words={net}", "-o", target), "'two words'", "contains a space")
+    refused(main("lower", f"={net}", "-o", target), f"There is no file '={net}'")
+    assert main("lower", f"with-a-hyphen={net}", "-o", target)[0] == 0 and target.exists()
+
+
 @pytest.mark.parametrize(
     ("name", "content", "part"),
     [
@@ -307,9 +315,9 @@ def test_the_noise_below_is_not_shown(models: Path, tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_only_known_lines_are_held_back() -> None:
+def test_only_known_lines_are_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = io.StringIO()
-    stream = noise.KnownLineFilter(shown)
+    monkeypatch.setattr(sys, "stderr", shown)
     pieces = (
         "[",
         "cpuinfo_utils.cpp",
@@ -321,11 +329,25 @@ def test_only_known_lines_are_held_back() -> None:
         "method.cpp",
         ":1] bad\n[cpuinfo_utils.cpp:1]\n",
     )
-    for piece in pieces:
-        stream.write(piece)
-    assert shown.getvalue() == "[method.cpp:1] bad\n"
-    stream.write("at once")
-    assert shown.getvalue().endswith("at once")
+    with stderr.without_lines(stderr.ABOUT_THE_CPU):
+        for piece in pieces:
+            sys.stderr.write(piece)
+        assert shown.getvalue() == "[method.cpp:1] bad\n"
+        sys.stderr.write("at once")
+        assert shown.getvalue().endswith("at once")
+    assert sys.stderr is shown
+
+
+def test_known_lines_of_calls_that_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", shown)
+    first, second = (stderr.without_lines(known) for known in (stderr.ABOUT_THE_CPU, stderr.ABOUT_METHODS))
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    sys.stderr.write("[cpuinfo_utils.cpp:1] shown\n[method.cpp:1] left out\n")
+    second.__exit__(None, None, None)
+    assert sys.stderr is shown and shown.getvalue() == "[cpuinfo_utils.cpp:1] shown\n"
 
 
 def test_filters_are_gone_after_a_command(main: Main) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,7 @@ class Scripted(Backend):
     """Does what the compile spec "do" says, to one partition: the one with the weight of so many rows.
 
     "raise": raises; "die": ends its process, "die once": unless the file exists, which it makes; "write": writes into
-    a weight; "tell": makes a file with its process id; "wait": then sleeps.
+    a weight; "tell": makes a file with its process id, which has the options of its Python; "wait": then sleeps.
     """
 
     backend_id = "scripted"
@@ -101,7 +102,7 @@ class Scripted(Backend):
         weight.detach().add_(1)
 
     def _tell(self, weight: Any, file: str) -> None:
-        Path(f"{file}.{os.getpid()}").touch()
+        Path(f"{file}.{os.getpid()}").write_text(repr((sys.flags, sys._xoptions)))
 
     def _wait(self, weight: Any, file: str) -> None:
         self._tell(weight, file)

@@ -32,7 +32,13 @@ from exir_lowering.plugins.processes.server import main
 main(int(sys.argv[1]), sys.argv[2])
 """
 
-_FLAGS = {"isolated": "-I", "ignore_environment": "-E", "no_user_site": "-s", "dont_write_bytecode": "-B"}
+_FLAGS = {
+    "isolated": "-I",
+    "ignore_environment": "-E",
+    "no_user_site": "-s",
+    "no_site": "-S",
+    "dont_write_bytecode": "-B",
+}
 """Options of Python that workers get if this process has them, by the name in `sys.flags`."""
 
 
@@ -123,6 +129,7 @@ class _Server:
         self._lock = threading.Lock()
         self.abandoned: deque[int] = deque()  # workers that ended, and that nobody waits for
         flags = ["-O"] * sys.flags.optimize + [f"-W{option}" for option in sys.warnoptions]
+        flags += [f"-X{name}" if value is True else f"-X{name}={value}" for name, value in sys._xoptions.items()]
         flags += [option for name, option in _FLAGS.items() if getattr(sys.flags, name)]
         self._process = subprocess.Popen(
             [sys.executable, *flags, "-c", _START, str(theirs.fileno()), work, *_search_path()],

@@ -323,6 +323,20 @@ class TestEnds:
         assert not told.exists(), told.read_text()
         assert len(list(pids.iterdir())) >= 1
 
+    def test_workers_have_the_options_of_the_callers_python(self, tmp_path: Path) -> None:
+        command = [sys.executable, "-SB", "-Xfaulthandler", "-Xmine=1", "-Wignore", "-c", QUIET + TELLING]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # without -S, site finds the packages
+        done = subprocess.run(
+            [*command, str(Path(forked.__file__).parent), str(tmp_path / "pid")],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr
+        told = {path.read_text() for path in tmp_path.iterdir()}
+        assert told == {done.stdout.strip()} and "no_site=1" in done.stdout and "'mine': '1'" in done.stdout
+
 
 QUIET = """
 import sys
@@ -332,6 +346,7 @@ from exir_lowering import LoweringOptions, lower
 partitioner = each_layer("scripted", do="tell", file=sys.argv[2])
 lower(chain(4), partitioner, backends={"scripted": Scripted}, options=LoweringOptions(jobs=2))
 """
+TELLING = "print((sys.flags, sys._xoptions))"
 SCRIPT = """
 import os, signal, sys, threading, time
 from pathlib import Path
