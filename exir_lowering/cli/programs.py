@@ -190,6 +190,9 @@ def _load_trusted(path: Path) -> ExportedProgram:
     """Load a file as torch does, even if that runs code."""
     import torch
 
+    from exir_lowering.cli.pt2 import check_devices
+
+    check_devices(path)
     # torch logs the reason and raises an error that points there.
     logged: list[BaseException] = []
 

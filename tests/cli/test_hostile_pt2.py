@@ -832,9 +832,10 @@ def test_devices_that_are_not_here(device: str, net: bytes, tmp_path: Path, caps
 
             edited(parts, move, member)
             path.write_bytes(written(parts))
-            told = refusal(["lower", str(path), "-o", str(tmp_path / "model.pte")], capsys)
-            assert f"the device {device!r}, which this machine does not have" in told and "model.cpu()" in told
-            assert "Traceback" not in told and str(path) in told
+            for trust in ([], ["--trust"]):
+                told = refusal(["lower", str(path), "-o", str(tmp_path / "model.pte"), *trust], capsys)
+                assert f"the device {device!r}, which this machine does not have" in told and "model.cpu()" in told
+                assert "Traceback" not in told and str(path) in told
 
 
 ODD = (None, True, -1, 2**70, 0.5, float("nan"), "", "x", "__class__", "os:abort", [], {}, [[]], {"as_int": 1})

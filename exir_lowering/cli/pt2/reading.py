@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import zipfile
+import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -35,6 +38,27 @@ def read_program(path: Path) -> ExportedProgram:
     with path.open("rb") as file:
         parts = _read_parts(file)
     return exported_files.read_program(*parts)
+
+
+def check_devices(path: Path) -> None:
+    """Check the devices of the tensors in a file that torch is to load: it ends the process for one that is not here.
+
+    Raises InputError for such a device; whatever else is wrong with the file, torch says.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            described = [archive.read(name) for name in archive.namelist() if name.endswith(".json")]
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, zlib.error):
+        return
+    for content in described:
+        with suppress(json.JSONDecodeError, UnicodeDecodeError):
+            json.loads(content, object_hook=_check_device)
+
+
+def _check_device(table: dict[str, Any]) -> None:
+    for device in (table.get("device"), table.get("as_device")):
+        if isinstance(device, dict) and isinstance(device.get("type"), str):
+            program.check_device(device["type"])
 
 
 def _read_parts(file: BinaryIO) -> tuple[Any, Any, Any, Any]:
