@@ -55,10 +55,11 @@ def check_devices(path: Path) -> None:
             json.loads(content, object_hook=_check_device)
 
 
-def _check_device(table: dict[str, Any]) -> None:
+def _check_device(table: dict[str, Any]) -> dict[str, Any]:
     for device in (table.get("device"), table.get("as_device")):
         if isinstance(device, dict) and isinstance(device.get("type"), str):
             program.check_device(device["type"])
+    return table
 
 
 def _read_parts(file: BinaryIO) -> tuple[Any, Any, Any, Any]:
