@@ -29,9 +29,10 @@ def _packages_on_disk() -> set[str]:
         (ROOT / "partitioners", "exir_lowering.partitioners"),
         (ROOT / "rewrites", "exir_lowering.rewrites"),
     ):
-        for init in folder.rglob("__init__.py"):
-            parts = init.parent.relative_to(folder).parts
-            if folder.name == "exir_lowering" and parts and parts[0] in PLUGIN_FOLDERS:
+        # Folders without modules, too: to setuptools they are packages, and it warns of those that are not in the list.
+        for inside in {path.parent for path in folder.rglob("*") if path.is_file()}:
+            parts = inside.relative_to(folder).parts
+            if "__pycache__" in parts or (folder.name == "exir_lowering" and parts and parts[0] in PLUGIN_FOLDERS):
                 continue
             found.add(".".join((name, *parts)))
     return found
