@@ -11,7 +11,7 @@ from executorch.exir.backend.compile_spec_schema import CompileSpec
 from torch.export import ExportedProgram
 
 from exir_lowering import graphs
-from exir_lowering._upstream import locks
+from exir_lowering._upstream import locks, pins
 from exir_lowering._upstream.delegates import LoweredBackendModule
 from exir_lowering.graphs import collector, debug_handles
 from exir_lowering.graphs.copies import own_state
@@ -247,7 +247,8 @@ def _lower(
     payloads = {name: len(partition.result.processed_bytes) for name, partition in lowered.items()}
     left = {method.name: method.left_to_executorch for method in methods if method.left_to_executorch}
     uses = tuple(session.cache.uses)
-    report = Report(planned.methods, payloads, dict(session.times.seconds), left, uses, states=states)
+    off = pins.all_switched_off()
+    report = Report(planned.methods, payloads, dict(session.times.seconds), left, uses, off, states=states)
     edge_programs = {method.name: method.program for method in methods}
     return LoweredMethods(
         programs,

@@ -1,19 +1,17 @@
 """Contents that are emitted, compared as they are: ExecuTorch takes their SHA-256, several times for each weight.
 
-It asks only whether two contents are equal. That is found out at the speed of memory, as long as its code is what it
-was when this was written. What methods have in common is in memory once: each method's delegates come with their own.
+It asks only whether two contents are equal. That is found out at the speed of memory. What methods have in common is in
+memory once: each method's delegates come with their own.
 """
 
 from __future__ import annotations
 
 import hashlib
-import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,32 +21,17 @@ from executorch.exir._serialize._named_data_store import NamedDataStore
 # It finds equal constants and payloads by theirs.
 from executorch.exir.emit import _emitter
 
+from exir_lowering._upstream import pins
 from exir_lowering._upstream.acceleration.work import current
 from exir_lowering._upstream.replacing import replacing
 
 __all__ = [
-    "CHECKED",
-    "VISITED",
     "comparing_contents",
     "keeping_contents",
-    "source_digest",
 ]
 
 _HEAD = 64
 _VISITOR = "executorch.backends.xnnpack.operators.node_visitor"
-
-CHECKED: dict[tuple[Any, str], str] = {
-    (NamedDataStore, "_sha256"): "6861dca34729c42d",
-    (NamedDataStore, "_get_buffer_sha256"): "c2b679c5054ce816",
-    (NamedDataStore, "_add_named_data_to_map"): "315e434ff06b8326",
-    (_emitter._Emitter, "_tensor_spec_to_evalue"): "f3b5b9a22e5e8125",
-    (_emitter._Emitter, "_save_new_const_tensor"): "6b9ac7c29901c3a9",
-    (_emitter._Emitter, "_emit_delegate"): "736081fe549884ed",
-}
-"""What compares by hashes, and the first digits of the SHA-256 of its source when it was looked at."""
-
-VISITED = {"get_quant_params": "2af420bb177ef9ba", "get_serialized_buffer_index": "e5e2a2aaa0229060"}
-"""The same for what names XNNPACK's data, of a class that is imported with XNNPACK."""
 
 
 @dataclass(slots=True)
@@ -105,21 +88,8 @@ def keeping_contents(keep: bool = True) -> Iterator[None]:
         _kept.reset(token)
 
 
-@cache
-def source_digest(function: Callable[..., Any]) -> str:
-    """Return the first digits of the SHA-256 of a function's source, "" if it has none."""
-    try:
-        return hashlib.sha256(inspect.getsource(function).encode()).hexdigest()[:16]
-    except (OSError, TypeError):
-        return ""
-
-
 def _read(content: Any) -> bytes:
     return content if isinstance(content, bytes) else content.to_bytes()
-
-
-def _are_known() -> bool:
-    return all(source_digest(getattr(*place)) == digest for place, digest in CHECKED.items())
 
 
 def _comparing() -> list[tuple[Any, str, Any]]:
@@ -136,7 +106,7 @@ def _comparing() -> list[tuple[Any, str, Any]]:
         return SimpleNamespace(hexdigest=lambda: contents.find(data).name)
 
     replaced = [(NamedDataStore, "_sha256", staticmethod(named)), (_emitter, "hashlib", SimpleNamespace(sha256=sha256))]
-    return replaced if _are_known() else []
+    return replaced if pins.is_on("comparing contents") else []
 
 
 def _keeping() -> list[tuple[Any, str, Any]]:
@@ -158,11 +128,9 @@ def _keeping() -> list[tuple[Any, str, Any]]:
         return found.sha256.copy()
 
     visitor = sys.modules.get(_VISITOR)  # it names data by the SHA-256 of its content
-    known = visitor is not None and all(
-        source_digest(getattr(visitor.NodeVisitor, name)) == digest for name, digest in VISITED.items()
-    )
+    known = visitor is not None and pins.is_on("names of XNNPACK's data")
     hashing = [(visitor, "hashlib", SimpleNamespace(sha256=sha256))] if known else []
-    return [(NamedDataStore, "_add_named_data_to_map", added), *hashing] if _are_known() else []
+    return [(NamedDataStore, "_add_named_data_to_map", added), *hashing] if pins.is_on("comparing contents") else []
 
 
 _COMPARING, _KEEPING = replacing(_comparing), replacing(_keeping)

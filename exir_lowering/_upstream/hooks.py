@@ -25,6 +25,7 @@ from torch.fx.passes.infra import partitioner as fx_partitioner
 from torch.fx.passes.infra.partitioner import CapabilityBasedPartitioner
 from torch.fx.passes.operator_support import OperatorSupportBase
 
+from exir_lowering._upstream import pins
 from exir_lowering._upstream.acceleration import accelerating
 from exir_lowering._upstream.locks import conversion
 from exir_lowering._upstream.replacing import replacing
@@ -98,7 +99,7 @@ def _reporting() -> list[tuple[Any, str, Any]]:
     ]
 
 
-_REPORTING = replacing(_reporting)
+_REPORTING = replacing(lambda: _reporting() if pins.is_on("refusals of partitioners") else [])
 
 
 @cache  # the same context for the same function: the contexts of several threads end in any order
@@ -111,10 +112,14 @@ def proposing_with(propose: Callable[[Any], Any]) -> AbstractContextManager[None
     classes = (CapabilityBasedPartitioner, GroupBasedPartitioner)
     viewers = (fx_partitioner, group_partitioner)
     return replacing(
-        lambda: [
-            *((kind, "propose_partitions", propose) for kind in classes),
-            *((module, "_DependencyViewer", partial(_LazyTable, module._DependencyViewer)) for module in viewers),
-        ]
+        lambda: (
+            [
+                *((kind, "propose_partitions", propose) for kind in classes),
+                *((module, "_DependencyViewer", partial(_LazyTable, module._DependencyViewer)) for module in viewers),
+            ]
+            if pins.is_on("proposals in linear time")
+            else []
+        )
     )
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import _compile
 from torch._decomp import global_decomposition_table
 
+from exir_lowering._upstream import pins
 from exir_lowering._upstream.locks import Change, Shared
 
 __all__ = ["WITHOUT_COMPILER"]
@@ -56,7 +57,7 @@ def _content(cell: Any) -> Any:
 
 
 def _marking() -> tuple[Change, Change]:
-    if "torch._dynamo" in sys.modules:
+    if "torch._dynamo" in sys.modules or not pins.is_on("operators without the compiler"):
         return (lambda: None), (lambda: None)
     check = torch._check_with
 

@@ -7,8 +7,6 @@ loses half of its digits. Such numbers become tensors of the dtype that the oper
 Empty tensors: where all that is concatenated is empty, the pass writes sizes that are not known into the graph as if
 they were numbers, and nothing computes them. (A concatenation that is left has another shape in ExecuTorch's kernel,
 which skips what is empty.) Operators compute such sizes.
-
-A pass is put right as long as its code is what it was when this was written.
 """
 
 from __future__ import annotations
@@ -32,20 +30,12 @@ from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dty
 # Tensors that are constants, whatever mode torch is in.
 from torch.utils._python_dispatch import _disable_current_modes
 
-from exir_lowering._upstream.contents import source_digest
+from exir_lowering._upstream import pins
 from exir_lowering._upstream.replacing import replacing
 
 __all__ = [
-    "MENDED",
     "mending_passes",
-    "unknown_passes",
 ]
-
-MENDED: dict[tuple[Any, str], str] = {
-    (ScalarToTensorPass, "call_operator"): "acecfcdbda6f6dbb",
-    (PruneEmptyTensorsPass, "remove_empty_tensors_from_cat"): "b1242e09a88ceb92",
-}
-"""What is put right, and the first digits of the SHA-256 of its source when it was looked at."""
 
 _mending: ContextVar[bool] = ContextVar("exir_lowering_mending_passes", default=False)
 
@@ -59,15 +49,6 @@ def mending_passes() -> Iterator[None]:
             yield
     finally:
         _mending.reset(token)
-
-
-def unknown_passes() -> list[str]:
-    """Return the names of the passes that are as ExecuTorch has them, since their code is not known."""
-    return [owner.__name__ for owner, name in MENDED if not _is_known(owner, name)]
-
-
-def _is_known(owner: Any, name: str) -> bool:
-    return source_digest(getattr(owner, name)) == MENDED[owner, name]
 
 
 def _replacements() -> list[tuple[Any, str, Any]]:
@@ -87,11 +68,12 @@ def _replacements() -> list[tuple[Any, str, Any]]:
         else:
             pruning(self, graph_module, cat_node)
 
-    mended = [
-        (ScalarToTensorPass, "call_operator", call_operator),
-        (PruneEmptyTensorsPass, "remove_empty_tensors_from_cat", remove_empty_tensors_from_cat),
+    numbers = (ScalarToTensorPass, "call_operator", call_operator)
+    empty = (PruneEmptyTensorsPass, "remove_empty_tensors_from_cat", remove_empty_tensors_from_cat)
+    return [
+        *([numbers] if pins.is_on("numbers beside tensors") else []),
+        *([empty] if pins.is_on("empty concatenations") else []),
     ]
-    return [(owner, name, new) for owner, name, new in mended if _is_known(owner, name)]
 
 
 def _has_unknown_sizes(node: torch.fx.Node) -> bool:

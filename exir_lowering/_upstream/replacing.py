@@ -9,8 +9,19 @@ from typing import Any
 from exir_lowering._upstream.locks import Change, Shared
 
 __all__ = [
+    "original_of",
     "replacing",
 ]
+
+_REPLACED: dict[tuple[int, str, int], Any] = {}
+"""What is replaced now, by the identity of its owner, its name, and the identity of what is in its place."""
+
+
+def original_of(owner: Any, name: str, value: Any) -> Any:
+    """Return what an attribute would be without `replacing`: the value itself, unless it was put there."""
+    while (id(owner), name, id(value)) in _REPLACED:
+        value = _REPLACED[id(owner), name, id(value)]
+    return value
 
 
 def replacing(replacements: Callable[[], Sequence[tuple[Any, str, Any]]]) -> Shared:
@@ -20,12 +31,14 @@ def replacing(replacements: Callable[[], Sequence[tuple[Any, str, Any]]]) -> Sha
         originals = [(owner, name, getattr_static(owner, name), new) for owner, name, new in replacements()]
 
         def replace() -> None:
-            for owner, name, _, new in originals:
+            for owner, name, original, new in originals:
+                _REPLACED[id(owner), name, id(new)] = original
                 setattr(owner, name, new)
 
         def restore() -> None:
-            for owner, name, original, _ in originals:
+            for owner, name, original, new in originals:
                 setattr(owner, name, original)
+                _REPLACED.pop((id(owner), name, id(new)), None)
 
         return replace, restore
 

@@ -20,6 +20,7 @@ from torch.export import _trace, exported_program
 from torch.fx import _lazy_graph_module, _symbolic_trace, traceback
 from torch.fx.experimental import proxy_tensor
 
+from exir_lowering._upstream import pins
 from exir_lowering._upstream.replacing import replacing
 
 __all__ = [
@@ -117,5 +118,5 @@ def _decompositions() -> list[tuple[Any, str, Any]]:
     return [(exported_program, "_override_composite_implicit_decomp", restored)]
 
 
-DECOMPOSITIONS = replacing(_decompositions)
+DECOMPOSITIONS = replacing(lambda: _decompositions() if pins.is_on("restored kernels") else [])
 """A context that restores what conversions replace in operators, however they end."""

@@ -42,12 +42,15 @@ class Report(LoweringPlan):
         left_to_executorch: By method, the steps of the Edge conversion that went ExecuTorch's slower way, each with the
             reason; methods that have none are left out.
         cache: What was in the cache and what was not, and why; () without a cache.
+        switched_off: What of ours was off in this process, each with the reason: it relies on code of torch or
+            ExecuTorch that is not known, and upstream's own was used instead.
     """
 
     payload_bytes: Mapping[str, int]
     seconds: Mapping[str, float]
     left_to_executorch: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     cache: tuple[CacheUse, ...] = ()
+    switched_off: tuple[str, ...] = ()
 
     def table(self) -> Table:
         """Return the delegation table."""
@@ -77,6 +80,8 @@ class Report(LoweringPlan):
             for method, steps in self.left_to_executorch.items():
                 for step in steps:
                     console.print(f"{method}: ExecuTorch did {step}", markup=False)
+            for feature in self.switched_off:
+                console.print(f"off: {feature}", markup=False)
             if self.cache:
                 console.print(f"cache: {sum(use.hit for use in self.cache)} of {len(self.cache)} taken from it")
         return LoweringPlan.to_text(self, width=width) + capture.get()

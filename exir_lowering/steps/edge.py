@@ -13,7 +13,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import Node
 
 from exir_lowering import graphs
-from exir_lowering._upstream import locks
+from exir_lowering._upstream import locks, pins
 from exir_lowering._upstream.acceleration import accelerating
 from exir_lowering._upstream.conversion import allow
 from exir_lowering._upstream.edge import (
@@ -23,7 +23,7 @@ from exir_lowering._upstream.edge import (
     gen_edge_manager,
     preserved_ops_left_over,
 )
-from exir_lowering._upstream.passes import mending_passes, unknown_passes
+from exir_lowering._upstream.passes import mending_passes
 from exir_lowering.errors import LoweringError, PartitionerContractError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs.isolation import isolate
@@ -90,7 +90,6 @@ def _make_edge(method: RequestedMethod, options: LoweringOptions, decomposed: bo
         else:
             config, origin = _config(options), method.program
             edge, uncovered = _convert(method, options, config, decomposed)
-            uncovered += tuple(f"{name}: not put right, since its code is not known" for name in unknown_passes())
         if method.passes is not None:
             edge = run_passes(method.name, edge, method.passes, config, _config(options))
     return EdgeMethod(method.name, _with_parameters_as_state(edge), method.partitioners, origin, uncovered)
@@ -100,7 +99,7 @@ def _convert(
     method: RequestedMethod, options: LoweringOptions, config: EdgeCompileConfig, decomposed: bool
 ) -> tuple[ExportedProgram, tuple[str, ...]]:
     """Convert a program; return also what was left to ExecuTorch, and why."""
-    if options.edge == "executorch":
+    if options.edge == "executorch" or not pins.is_on("fast Edge conversion"):
         return _convert_as_executorch(method, options, config), ()
     own = _config(options)
     try:

@@ -8,18 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
-from exir_lowering._upstream.acceleration import (
-    compilation,
-    composites,
-    emission,
-    fakes,
-    histories,
-    settling,
-    signatures,
-    xnnpack,
-)
+from exir_lowering._upstream import pins
 from exir_lowering._upstream.acceleration.work import Work, current, working
 from exir_lowering._upstream.replacing import replacing
 
@@ -51,12 +43,28 @@ def accelerating(accelerate: bool = True) -> Iterator[None]:
         working.reset(token)
 
 
-def _replacements() -> list[tuple[Any, str, Any]]:
-    parts = (histories, compilation, signatures, fakes, settling, emission, xnnpack)
-    return [replacement for part in parts for replacement in part.replacements()]
+_PARTS = {
+    "histories": "histories of nodes",
+    "compilation": "late code of graphs",
+    "signatures": "tables of signatures",
+    "fakes": "known values of passes",
+    "settling": "passes of XNNPACK",
+    "emission": "orders and annotations",
+    "xnnpack": "passes of XNNPACK",
+}
+"""The modules of this package that replace something, in order, each with its feature; see `pins`."""
 
 
-_ACCELERATING = replacing(_replacements)
+def _replace_in(module: str, feature: str) -> list[tuple[Any, str, Any]]:
+    """Return what a module replaces; nothing, and the module is not imported, if its feature is off."""
+    if not pins.is_on(feature):
+        return []
+    part = import_module(f"{__name__}.{module}")
+    replacements: list[tuple[Any, str, Any]] = part.replacements()
+    return replacements
 
-COMPOSITES = replacing(composites.replacements)
+
+_ACCELERATING = replacing(lambda: [new for part, feature in _PARTS.items() for new in _replace_in(part, feature)])
+
+COMPOSITES = replacing(lambda: _replace_in("composites", "composite operators"))
 """A context in which torch's composite operators are looked up once; `accelerating` includes it."""

@@ -9,6 +9,7 @@ import torch
 from executorch.exir import EdgeCompileConfig
 from torch.fx import GraphModule, Node
 
+from exir_lowering._upstream import pins
 from exir_lowering._upstream.conversion import (
     ASSERT_METADATA,
     DEQUANTIZE,
@@ -64,10 +65,13 @@ class Dialect:
         self._config = config
         self.key: Hashable = ("edge", skips_dim_order(config))
         self._plain: dict[Any, Plain | None] = {}
+        self._by_name = pins.is_on("Edge operators by name")
 
     def plain(self, node: Node, values: Sequence[Any]) -> Plain | None:
         """Return the Edge operator of a call that no pass changes otherwise."""
         target = node.target
+        if not self._by_name:
+            return None
         if target not in self._plain:
             self._plain[target] = _replaced_only(target)
         plain = self._plain[target]

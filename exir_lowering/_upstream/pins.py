@@ -1,0 +1,207 @@
+"""What of torch and ExecuTorch we replace, skip or mirror, and whether it is what it was when that was written.
+
+Each feature depends on functions, classes and tables of upstream. When one of them is not known (another version has
+other code, somebody has replaced it, it is gone), the feature is off, and upstream's own code does the work: slower,
+and right. `EXIR_LOWERING_PLAIN=1` turns all of them off.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import linecache
+import logging
+import os
+import sys
+import sysconfig
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from exir_lowering._upstream.pinned import DIGESTS, FEATURES, Feature
+from exir_lowering._upstream.replacing import original_of
+from exir_lowering.errors.interrupts import let_through
+
+__all__ = ["Feature", "all_switched_off", "digest_of", "find", "is_on", "switched_off", "why_off"]
+
+PLAIN = "EXIR_LOWERING_PLAIN"
+"""The environment variable that turns off all features, unless it is empty or 0."""
+
+_LOG = logging.getLogger(__name__)
+_BY_NAME = {feature.name: feature for feature in FEATURES}
+_UNTOLD = set(_BY_NAME)  # the features that are not known to be off: the log says each once
+_LOCK = threading.Lock()
+_STDLIB = sysconfig.get_path("stdlib")
+_LENGTH = 16  # hexadecimal digits of a SHA-256
+
+_IGNORED = frozenset(("__annotations__", "__dict__", "__doc__", "__module__", "__orig_bases__", "__parameters__"))
+"""What the class statement adds to a class; `__` names that are no functions are left out, too."""
+
+
+class UnknownCodeError(Exception):
+    """Code without a source, or a value that cannot be described."""
+
+
+def is_on(name: str) -> bool:
+    """Return whether what a feature depends on is known; the process's log says once when it is not."""
+    return not why_off(name)
+
+
+def why_off(name: str) -> str:
+    """Return why a feature is off, "" if it is on; the first time, the log says it."""
+    reason = _find_reason(_BY_NAME[name])
+    if reason and name in _UNTOLD:
+        with _LOCK:
+            untold = name in _UNTOLD
+            _UNTOLD.discard(name)
+        if untold and not _is_plain():
+            _LOG.warning("%s is off: %s; %s", name, reason, _BY_NAME[name].without)
+    return reason
+
+
+def switched_off(names: Sequence[str] | None = None) -> tuple[str, ...]:
+    """Return the features that are off, of those that were asked for or of all, each with the reason."""
+    reasons = {name: why_off(name) for name in (_BY_NAME if names is None else names)}
+    return tuple(f"{name}: {reason}; {_BY_NAME[name].without}" for name, reason in reasons.items() if reason)
+
+
+def all_switched_off() -> tuple[str, ...]:
+    """Return the features that are known to be off in this process, each with the reason, without looking at others."""
+    return switched_off([name for name in _BY_NAME if name not in _UNTOLD or _is_plain()])
+
+
+def find(place: str) -> Any:
+    """Return what is at a place such as "torch.fx:GraphModule.recompile": upstream's own where we replace it.
+
+    Raises ImportError or AttributeError if it is not there.
+    """
+    module, _, path = place.partition(":")
+    value: Any = sys.modules.get(module) or import_module(module)
+    for name in path.split(".") if path else ():
+        owner, value = value, inspect.getattr_static(value, name)
+        value = original_of(owner, name, value)
+    return value
+
+
+def digest_of(value: Any) -> str:
+    """Return the first digits of the SHA-256 of a function's source, of a class's functions and tables, or of a table.
+
+    UnknownCodeError: It has a function without source, or something else that cannot be described.
+    """
+    return _short("\n".join(_describe(value, 0)))
+
+
+def _is_plain() -> bool:
+    return os.environ.get(PLAIN, "") not in ("", "0")
+
+
+def _find_reason(feature: Feature) -> str:
+    if _is_plain():
+        return f"{PLAIN} is set"
+    for place in feature.places:
+        module, _, path = place.partition(":")
+        if module in feature.when_imported and module not in sys.modules:
+            continue
+        try:
+            known = digest_of(find(place)) in DIGESTS.get(module, {}).get(path, ())
+        except (ImportError, AttributeError) as error:
+            return f"{place} is missing ({error})"
+        except UnknownCodeError as error:
+            return f"{place} is not known: {error}"
+        except Exception as error:  # a module of upstream that cannot be imported, or a class that answers oddly
+            let_through(error)
+            return f"{place} cannot be looked at ({type(error).__name__}: {error})"
+        if not known:
+            return f"{place} is not what it was when this was written"
+    return ""
+
+
+def _describe(value: Any, depth: int) -> Iterator[str]:
+    if depth > 6:
+        raise UnknownCodeError("it is nested too deeply")
+    if isinstance(value, (staticmethod, classmethod)):
+        yield type(value).__name__
+        value = value.__func__
+    if isinstance(value, property):
+        for function in (value.fget, value.fset):
+            yield from () if function is None else _describe(function, depth + 1)
+    elif isinstance(value, FunctionType) or hasattr(value, "__wrapped__"):
+        yield from _describe_function(value)
+    elif isinstance(value, type):
+        yield from _describe_class(value, depth)
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield f"{_name(key)}: {_name(item)}"
+    elif isinstance(value, (set, frozenset)):
+        yield from sorted(map(_name, value))
+    elif isinstance(value, (list, tuple)):
+        yield from map(_name, value)
+    else:
+        yield _name(value)
+
+
+def _describe_function(function: Any) -> Iterator[str]:
+    """Describe a function, and those that it wraps."""
+    while True:
+        code = getattr(function, "__code__", None)
+        if code is None or (code.co_filename.startswith(_STDLIB) and "site-packages" not in code.co_filename):
+            yield type(function).__name__  # a decorator of Python's, whose source differs from version to version
+        elif code.co_filename.startswith("<"):
+            yield "made by code that has no file"  # such as what dataclasses make, which is in no table
+        else:
+            yield _source(code)
+            yield from map(_name, function.__defaults__ or ())
+        if not hasattr(function, "__wrapped__"):
+            return
+        function = function.__wrapped__
+
+
+def _describe_class(kind: type, depth: int) -> Iterator[str]:
+    yield from (base.__qualname__ for base in kind.__bases__)
+    for name, item in sorted(vars(kind).items()):
+        item = original_of(kind, name, item)
+        called = isinstance(item, (FunctionType, staticmethod, classmethod, property)) or hasattr(item, "__wrapped__")
+        if called and not _is_generated(item):
+            yield name
+            yield from _describe(item, depth + 1)
+        elif not called and name not in _IGNORED and not name.startswith(("__", "_abc")):
+            yield f"{name} ="
+            yield from _describe(item, depth + 1)
+
+
+def _is_generated(item: Any) -> bool:
+    """Return whether a dataclass or a named tuple made a function: its source is none."""
+    code = getattr(getattr(item, "__func__", item), "__code__", None)
+    return code is not None and code.co_filename.startswith("<")
+
+
+def _name(value: Any) -> str:
+    """Describe an entry of a table, without where in memory it is."""
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_name, value))}]"
+    if isinstance(value, (set, frozenset)):
+        return f"{{{', '.join(sorted(map(_name, value)))}}}"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{_name(key)}: {_name(item)}' for key, item in value.items())}}}"
+    if isinstance(value, ModuleType):
+        return value.__name__
+    named = getattr(value, "__qualname__", None)
+    if isinstance(named, str):
+        return f"{value.__module__}.{named}"
+    text = repr(value)
+    return f"{type(value).__module__}.{type(value).__qualname__}" if " at 0x" in text else text
+
+
+@cache
+def _source(code: CodeType) -> str:
+    lines = linecache.getlines(code.co_filename)
+    if not 0 < code.co_firstlineno <= len(lines):
+        raise UnknownCodeError(f"{code.co_name} has no source")
+    return "".join(inspect.getblock(lines[code.co_firstlineno - 1 :]))
+
+
+def _short(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:_LENGTH]

@@ -1,0 +1,56 @@
+"""Write down what the installed torch and ExecuTorch are where this package depends on their code.
+
+python tests/house/record_pins.py           show what is not what it was, or not known yet
+python tests/house/record_pins.py --write   add the digests of the installed versions to those that are known
+
+Only write what was looked at, and what the whole suite passes with: CONTRIBUTING.md says how.
+"""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from importlib import import_module
+from pathlib import Path
+
+from exir_lowering._upstream import digests, pinned, pins
+
+HEAD = '''"""The digests of upstream code that was looked at, by module and name: see tests/house/record_pins.py."""
+
+from __future__ import annotations
+
+DIGESTS: dict[str, dict[str, tuple[str, ...]]] = {
+'''
+
+
+def main() -> int:
+    """Compare, or write; return 1 if something is not known."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true")
+    given = parser.parse_args()
+    warnings.simplefilter("ignore")
+    for module in sorted({module for feature in pinned.FEATURES for module in feature.when_imported}):
+        import_module(module)
+    table: dict[str, dict[str, tuple[str, ...]]] = {}
+    unknown = 0
+    for place in sorted({place for feature in pinned.FEATURES for place in feature.places}):
+        module, _, name = place.partition(":")
+        known = digests.DIGESTS.get(module, {}).get(name, ())
+        found = pins.digest_of(pins.find(place))
+        if found not in known:
+            unknown += 1
+            print(f"{place}: {found} is not one of {known}")
+        table.setdefault(module, {})[name] = known if found in known else (*known, found)
+    if given.write:
+        lines = [f"    {module!r}: {{\n{_lines(names)}    }},\n" for module, names in table.items()]
+        Path(digests.__file__).write_text(f"{HEAD}{''.join(lines)}}}\n".replace("'", '"'))
+        return 0
+    return int(unknown > 0)
+
+
+def _lines(names: dict[str, tuple[str, ...]]) -> str:
+    return "".join(f"        {name!r}: {found!r},\n" for name, found in names.items())
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,195 @@
+"""Upstream code that is not known switches off what depends on it; the results are those of upstream's own code."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import executorch.backends.xnnpack._passes
+import executorch.backends.xnnpack.operators.node_visitor  # noqa: F401
+import forked
+import pytest
+import torch
+from executorch.exir.passes import remove_mixed_type_operators
+from torch import nn
+from torch.export import Dim, export
+
+from exir_lowering import LoweringOptions, lower
+from exir_lowering._upstream import pins
+from exir_lowering._upstream.pinned import FEATURES, Feature
+
+PLACES = [(feature, place) for feature in FEATURES for place in feature.places]
+MENDED = ("numbers beside tensors", "empty concatenations")
+ASKED_ELSEWHERE = ("proposals in linear time", "operators without the compiler")
+"""What only those ask for who want it, and who have not imported torch's compiler."""
+SLOW = LoweringOptions(edge="executorch", accelerate=False)
+
+
+class Net(nn.Module):
+    """Operators that passes look at: mixed types, numbers, views, concatenations, an attention, two equal weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.register_buffer("count", torch.arange(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.relu(self.first(x)) * 2 + self.count
+        z = torch.cat([y, self.second(x).view(-1, 8)], 1)
+        scores = torch.softmax(y @ x.transpose(0, 1), -1)
+        return torch.maximum(scores @ z, torch.minimum(z, torch.tensor(1))).sum(-1)
+
+
+def programs() -> Any:
+    rows = Dim("rows", min=2, max=16)
+    net = Net().eval()
+    return {
+        "forward": export(net, (torch.ones(4, 8),)),
+        "dynamic": export(net, (torch.ones(4, 8),), dynamic_shapes=({0: rows},)),
+    }
+
+
+def changed(value: Any) -> Any:
+    """Return something that does the same as what is pinned, and is something else."""
+    if isinstance(value, staticmethod):
+        return staticmethod(changed(value.__func__))
+    if isinstance(value, property):
+        return property(lambda self: value.fget(self))  # type: ignore[misc]
+    if isinstance(value, FunctionType) or callable(value):
+        return lambda *args, **kwargs: value(*args, **kwargs)
+    if isinstance(value, Mapping):
+        return {**value, None: None}
+    if isinstance(value, (list, tuple)):
+        return type(value)([*value, value[-1]])
+    return {*value, None} if isinstance(value, (set, frozenset)) else value + "_other"
+
+
+def change(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Change what is at a place; of a class, its first function."""
+    module, _, path = place.partition(":")
+    *above, name = path.split(".")
+    owner: Any = importlib.import_module(module)
+    for each in above:
+        owner = getattr(owner, each)
+    value = inspect.getattr_static(owner, name)
+    if isinstance(value, type):
+        owner, name = value, _first_function(value)
+        value = vars(owner)[name]
+    monkeypatch.setattr(owner, name, changed(value))
+
+
+def _first_function(kind: type) -> str:
+    functions = {name: item for name, item in vars(kind).items() if isinstance(item, FunctionType)}
+    return next(name for name, item in functions.items() if not item.__code__.co_filename.startswith("<"))
+
+
+def files(options: LoweringOptions | None = None) -> tuple[bytes, Any]:
+    lowered = lower(programs(), "xnnpack", options=options)
+    return lowered.emit().buffer, lowered.report
+
+
+@pytest.fixture(scope="module")
+def slowly() -> bytes:
+    """What ExecuTorch's own code makes of the programs."""
+    return files(SLOW)[0]
+
+
+def test_all_are_known(slowly: bytes) -> None:
+    assert pins.switched_off() == ()
+    content, report = files()
+    assert content == slowly and report.switched_off == ()
+
+
+@pytest.mark.parametrize("place", sorted({place for _, place in PLACES}))
+def test_what_was_changed_is_not_known(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    change(place, monkeypatch)
+    for feature in FEATURES:
+        if place in feature.places:
+            assert place in pins.why_off(feature.name) or "is not what it was" in pins.why_off(feature.name)
+    monkeypatch.undo()
+    assert pins.switched_off() == ()
+
+
+@pytest.mark.parametrize("feature", FEATURES, ids=lambda feature: feature.name.replace(" ", "-"))
+def test_without_a_feature_upstream_does_it(
+    feature: Feature, slowly: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    change(feature.places[0], monkeypatch)
+    expected = files(SLOW)[0] if feature.name in MENDED else slowly
+    monkeypatch.setattr(pins, "_UNTOLD", {one.name for one in FEATURES})
+    caplog.clear()
+    content, report = files()
+    off = [line for line in pins.all_switched_off() if line.startswith(f"{feature.name}: ")]
+    assert content == expected
+    if feature.name not in ASKED_ELSEWHERE:
+        assert len(off) == 1 and feature.without in off[0]
+        if feature.name != "comparing contents":  # emitting asks for it
+            assert set(off) <= set(report.switched_off) and f"off: {feature.name}" in report.to_text(width=400)
+    logged = [record for record in caplog.records if record.message.startswith(f"{feature.name} is off")]
+    assert len(logged) == len(off) and all(record.levelno == logging.WARNING for record in logged)
+
+
+def test_a_row_more_in_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A release of ExecuTorch that promotes one operator more: both ways to Edge dialect do so."""
+    source = Path(remove_mixed_type_operators.__file__).read_text()
+    row = "            torch.ops.aten.minimum.default: ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT,\n"
+    assert source.count(row) == 1
+    path = tmp_path / "another_release.py"
+    path.write_text(source.replace(row, row + row.replace("minimum", "maximum")))
+    spec = importlib.util.spec_from_file_location("another_release", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "another_release", module)
+    spec.loader.exec_module(module)
+    kind = remove_mixed_type_operators.RemoveMixedTypeOperators
+    monkeypatch.setattr(kind, "call_operator", _with_class(module.RemoveMixedTypeOperators.call_operator, kind))
+
+    class Larger(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return torch.maximum(x, y)
+
+    program = export(Larger(), (torch.ones(3), torch.ones(3, dtype=torch.int32)))
+    both = [lower(program, options=LoweringOptions(edge=edge)) for edge in ("fast", "executorch")]
+    codes = [str(lowered["forward"].graph) for lowered in both]
+    assert codes[0] == codes[1] and "_to_" in codes[0]
+    assert any("RemoveMixedTypeOperators" in line for line in both[0].report.switched_off)
+
+
+def _with_class(function: Any, kind: type) -> Callable[..., Any]:
+    """Return a method whose `super()` is that of another class."""
+    cells = tuple(
+        type(cell)(kind) if name == "__class__" else cell
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__, strict=True)
+    )
+    return FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, cells)
+
+
+def test_what_is_missing_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr("torch.fx.traceback.NodeSource")
+    assert "NodeSource is missing" in pins.why_off("histories of nodes")
+
+
+PLAIN = """
+import sys
+sys.path[:0] = sys.argv[1].split(":")
+from test_pins import files
+from exir_lowering._upstream import pins
+content, report = files()
+assert len(report.switched_off) == len(pins.FEATURES), report.switched_off
+assert all("EXIR_LOWERING_PLAIN is set" in line for line in report.switched_off)
+open(sys.argv[2], "wb").write(content)
+"""
+
+
+def test_all_can_be_turned_off(slowly: bytes, tmp_path: Path) -> None:
+    folders = f"{Path(__file__).parent}:{Path(forked.__file__).parent}"
+    done = forked.run(PLAIN, folders, tmp_path / "plain.pte", env={"EXIR_LOWERING_PLAIN": "1"}, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "plain.pte").read_bytes() == slowly
