@@ -93,6 +93,8 @@ def _read(content: Any) -> bytes:
 
 
 def _comparing() -> list[tuple[Any, str, Any]]:
+    if not pins.is_on("comparing contents"):
+        return []
     hashed = NamedDataStore._sha256
 
     def named(data: Any) -> Any:
@@ -105,11 +107,12 @@ def _comparing() -> list[tuple[Any, str, Any]]:
             return hashlib.sha256(data)
         return SimpleNamespace(hexdigest=lambda: contents.find(data).name)
 
-    replaced = [(NamedDataStore, "_sha256", staticmethod(named)), (_emitter, "hashlib", SimpleNamespace(sha256=sha256))]
-    return replaced if pins.is_on("comparing contents") else []
+    return [(NamedDataStore, "_sha256", staticmethod(named)), (_emitter, "hashlib", SimpleNamespace(sha256=sha256))]
 
 
 def _keeping() -> list[tuple[Any, str, Any]]:
+    if not pins.is_on("comparing contents"):
+        return []
     add = NamedDataStore._add_named_data_to_map
 
     def added(self: Any, key: str, data: Any, *args: Any, **kwargs: Any) -> None:
@@ -130,7 +133,7 @@ def _keeping() -> list[tuple[Any, str, Any]]:
     visitor = sys.modules.get(_VISITOR)  # it names data by the SHA-256 of its content
     known = visitor is not None and pins.is_on("names of XNNPACK's data")
     hashing = [(visitor, "hashlib", SimpleNamespace(sha256=sha256))] if known else []
-    return [(NamedDataStore, "_add_named_data_to_map", added), *hashing] if pins.is_on("comparing contents") else []
+    return [(NamedDataStore, "_add_named_data_to_map", added), *hashing]
 
 
 _COMPARING, _KEEPING = replacing(_comparing), replacing(_keeping)

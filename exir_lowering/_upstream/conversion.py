@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -34,15 +34,12 @@ from executorch.exir.program._program import (
     lift_constant_tensor_pass,
 )
 from executorch.exir.verification.verifier import EXIREdgeDialectVerifier
-
-# Runs operators on fake tensors, as ExecuTorch's passes do.
-from torch._dispatch.python import enable_python_dispatcher
 from torch._export.passes._node_metadata_hook import _node_metadata_hook, _set_node_metadata_hook
 from torch._export.passes.replace_view_ops_with_view_copy_ops_pass import (
     ReplaceViewOpsWithViewCopyOpsPass,
     get_view_copy_of_view_op,
 )
-from torch._export.utils import _get_decomp_for_cia, _special_op_to_preserve_cia
+from torch._export.utils import _special_op_to_preserve_cia
 from torch._export.verifier import Verifier, _verify_exported_program_signature
 from torch.export import ExportedProgram
 from torch.export.exported_program import (
@@ -51,15 +48,8 @@ from torch.export.exported_program import (
 )
 from torch.fx.passes.runtime_assert import insert_deferred_runtime_asserts
 
-# The metadata that a retraced node takes over from the node that it is made from.
-from torch.fx.proxy import _COPY_META_FIELDS
-
-# Where a node comes from.
-from torch.fx.traceback import NodeSource, NodeSourceAction
-
 __all__ = [
     "ASSERT_METADATA",
-    "COPIED_META",
     "DEQUANTIZE",
     "DIM_ORDER_OPERATORS",
     "QUANTIZE",
@@ -67,17 +57,14 @@ __all__ = [
     "EdgeOpOverload",
     "Verifier",
     "add_sizes",
-    "allow",
     "aten_to_edge",
     "calling_convention",
     "can_preserve_directly",
     "contains_any",
-    "decomposed_call",
     "default_table",
     "dialect_passes",
     "edge_verifier",
     "eliminate_dq_q",
-    "enable_python_dispatcher",
     "finish_edge",
     "generate_edge_program",
     "is_kept_apart",
@@ -88,7 +75,6 @@ __all__ = [
     "set_verifier",
     "should_lower_to_edge",
     "skips_dim_order",
-    "source_of",
     "split_table",
     "take_calling_convention",
     "updated_signature",
@@ -97,7 +83,6 @@ __all__ = [
 ]
 
 ASSERT_METADATA = torch.ops.aten._assert_tensor_metadata.default
-COPIED_META = ("stack_trace", *_COPY_META_FIELDS)
 SYMBOLIC_OPERATORS = frozenset(
     {*_TORCH_SYM_OPS, *(each for each in vars(operator).values() if callable(each) and not isinstance(each, type))}
 )
@@ -111,7 +96,6 @@ _ADDED_BY = 'File "torch/fx/passes/runtime_assert.py", line 24, in insert_deferr
 can_preserve_directly = _can_skip_using_EDGE_DO_NOT_DECOMP
 contains_any = contains_any_call_fn_target_op
 default_table = _default_decomposition_table
-decomposed_call = _get_decomp_for_cia
 preservable = _remove_invalid_ops_for_not_decompose
 restore_preserved = _restore_transformed_ops_to_aten_ops
 set_preserved_apart = _replace_aten_ops_with_transformed_ops
@@ -138,17 +122,6 @@ def add_sizes(graph_module: torch.fx.GraphModule, shape_env: Any) -> None:
     graph.erase_node(reader)
 
 
-def source_of(node: torch.fx.Node, step: str) -> NodeSource:
-    """Return what a node made from another one says of its origin, which shares the older history with it.
-
-    torch copies the whole history for each node.
-    """
-    source = NodeSource(None, step, NodeSourceAction.CREATE)
-    source.node_info = NodeSource.NodeInfo(node.name, str(node.target), id(node.graph))
-    source.from_node = node.meta.get("from_node", [])
-    return source
-
-
 def split_table(table: Mapping[Any, Any]) -> tuple[set[Any], set[Any]]:
     """Return the composite operators that a table of decompositions leaves whole, and those it decomposes in Python."""
     composite, in_python = _split_decomp_table_to_cia_and_python_decomp(dict(table))
@@ -163,11 +136,6 @@ def view_copy_of(target: Any) -> Any:
 def skips_dim_order(config: EdgeCompileConfig) -> bool:
     """Return whether a configuration keeps operators with memory formats."""
     return bool(config._skip_dim_order)
-
-
-def allow(config: EdgeCompileConfig, operators: Iterable[Any]) -> None:
-    """Add operators to those that a configuration allows in Edge programs."""
-    config._core_aten_ops_exception_list = list({*config._core_aten_ops_exception_list, *operators})
 
 
 def take_calling_convention(graph: torch.fx.Graph, other: torch.fx.Graph) -> None:

@@ -49,6 +49,7 @@ from exir_lowering._upstream.programs import fake_mode_of
 __all__ = [
     "EdgeProgramManager",
     "SpecViolationError",
+    "allow",
     "allowed_operators",
     "checks_validity",
     "edge_record",
@@ -88,6 +89,11 @@ def manager_contents(manager: EdgeProgramManager) -> tuple[dict[str, ExportedPro
 def checks_validity(config: EdgeCompileConfig) -> bool:
     """Return whether a configuration asks for the verification of Edge programs."""
     return bool(config._check_ir_validity)
+
+
+def allow(config: EdgeCompileConfig, operators: Iterable[Any]) -> None:
+    """Add operators to those that a configuration allows in Edge programs."""
+    config._core_aten_ops_exception_list = list({*config._core_aten_ops_exception_list, *operators})
 
 
 def allowed_operators(config: EdgeCompileConfig) -> list[Any]:

@@ -52,14 +52,26 @@ def mending_passes() -> Iterator[None]:
 
 
 def _replacements() -> list[tuple[Any, str, Any]]:
+    return [
+        *([_with_exact_numbers()] if pins.is_on("numbers beside tensors") else []),
+        *([_with_empty_concatenations()] if pins.is_on("empty concatenations") else []),
+    ]
+
+
+def _with_exact_numbers() -> tuple[Any, str, Any]:
     calling = ScalarToTensorPass.call_operator
-    pruning = PruneEmptyTensorsPass.remove_empty_tensors_from_cat
 
     @wraps(calling)
     def call_operator(self: Any, op: Any, args: Any, kwargs: Any, meta: Any) -> Any:
         if _mending.get():
             args, kwargs = _with_exact(self, op, args, kwargs)
         return calling(self, op, args, kwargs, meta)
+
+    return ScalarToTensorPass, "call_operator", call_operator
+
+
+def _with_empty_concatenations() -> tuple[Any, str, Any]:
+    pruning = PruneEmptyTensorsPass.remove_empty_tensors_from_cat
 
     @wraps(pruning)
     def remove_empty_tensors_from_cat(self: Any, graph_module: Any, cat_node: Any) -> None:
@@ -68,12 +80,7 @@ def _replacements() -> list[tuple[Any, str, Any]]:
         else:
             pruning(self, graph_module, cat_node)
 
-    numbers = (ScalarToTensorPass, "call_operator", call_operator)
-    empty = (PruneEmptyTensorsPass, "remove_empty_tensors_from_cat", remove_empty_tensors_from_cat)
-    return [
-        *([numbers] if pins.is_on("numbers beside tensors") else []),
-        *([empty] if pins.is_on("empty concatenations") else []),
-    ]
+    return PruneEmptyTensorsPass, "remove_empty_tensors_from_cat", remove_empty_tensors_from_cat
 
 
 def _has_unknown_sizes(node: torch.fx.Node) -> bool:

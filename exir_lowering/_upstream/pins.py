@@ -25,7 +25,7 @@ from exir_lowering._upstream.pinned import DIGESTS, FEATURES, Feature
 from exir_lowering._upstream.replacing import original_of
 from exir_lowering.errors.interrupts import let_through
 
-__all__ = ["Feature", "all_switched_off", "digest_of", "find", "is_on", "switched_off", "why_off"]
+__all__ = ["FEATURES", "Feature", "all_switched_off", "digest_of", "find", "is_on", "switched_off", "why_off"]
 
 PLAIN = "EXIR_LOWERING_PLAIN"
 """The environment variable that turns off all features, unless it is empty or 0."""

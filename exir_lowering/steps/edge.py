@@ -15,9 +15,9 @@ from torch.fx import Node
 from exir_lowering import graphs
 from exir_lowering._upstream import locks, pins
 from exir_lowering._upstream.acceleration import accelerating
-from exir_lowering._upstream.conversion import allow
 from exir_lowering._upstream.edge import (
     SpecViolationError,
+    allow,
     allowed_operators,
     checks_validity,
     gen_edge_manager,
@@ -32,8 +32,6 @@ from exir_lowering.options import LoweringOptions
 from exir_lowering.steps import edge_errors
 from exir_lowering.steps.arguments import RequestedMethod, is_edge, require_edge
 from exir_lowering.steps.cached_edge import convert_cached
-from exir_lowering.steps.casewise.compare import require_equal
-from exir_lowering.steps.casewise.convert import Conversion
 from exir_lowering.steps.casewise.values import Uncovered
 from exir_lowering.steps.conversions import converting
 from exir_lowering.steps.session import Session
@@ -101,6 +99,9 @@ def _convert(
     """Convert a program; return also what was left to ExecuTorch, and why."""
     if options.edge == "executorch" or not pins.is_on("fast Edge conversion"):
         return _convert_as_executorch(method, options, config), ()
+    from exir_lowering.steps.casewise.compare import require_equal  # names that may be missing where this is off
+    from exir_lowering.steps.casewise.convert import Conversion
+
     own = _config(options)
     try:
         conversion = Conversion(method.name, own)

@@ -166,7 +166,7 @@ def test_version_names_what_it_stands_on(main: Main) -> None:
         assert metadata.version(name) in out
 
 
-@pytest.mark.parametrize("name", ["lower", "plan", "run", "plugins", "cache", "demo"])
+@pytest.mark.parametrize("name", ["lower", "plan", "run", "plugins", "cache", "doctor", "demo"])
 def test_each_command_explains_itself(main: Main, name: str) -> None:
     code, out, _ = main(name, "--help")
     assert code == 0 and f"usage: exir-lower {name}" in out
@@ -625,6 +625,30 @@ def test_weights_beside_the_file(main: Main, models: Path, tmp_path: Path) -> No
     refused(main("run", target, "--input", "ones:2x8"), "weights", "with --data", "Beside it are: w.ptd")
     code, out, _ = main("run", target, "--input", "ones:2x8", "--data", tmp_path / "w.ptd")
     assert code == 0 and "outputs of forward" in out
+
+
+# ---- doctor
+
+
+def test_doctor_says_that_all_is_well(main: Main) -> None:
+    code, out, err = main("doctor")
+    assert (code, err) == (0, "") and "XnnpackBackend" in out and " off " not in out
+    found = json.loads(main("doctor", "--json")[1])
+    assert found["versions"]["torch"] == torch.__version__ and found["runtime"]["problem"] == ""
+    assert {"xnnpack", "reference"} <= {plugin["name"] for plugin in found["plugins"]}
+    assert len(found["features"]) > 10 and not any(feature["off"] for feature in found["features"])
+
+
+def test_doctor_says_what_is_off_and_why(main: Main, monkeypatch: pytest.MonkeyPatch) -> None:
+    recompile = torch.fx.GraphModule.recompile
+    monkeypatch.setattr(torch.fx.GraphModule, "recompile", lambda self: recompile(self))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    code, out, _ = main("doctor")
+    assert code == 0 and "which does not exist" in " ".join(out.split())
+    assert "late code of graphs is off: torch.fx.graph_module:GraphModule.recompile is not what it was" in out
+    monkeypatch.setenv("EXIR_LOWERING_PLAIN", "1")
+    found = json.loads(main("doctor", "--json")[1])
+    assert {feature["off"] for feature in found["features"]} == {"EXIR_LOWERING_PLAIN is set"}
 
 
 # ---- plugins

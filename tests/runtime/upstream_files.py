@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import signal
 import sys
 import warnings
 from collections import Counter
@@ -127,6 +128,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     warnings.simplefilter("ignore")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was found until then is shown
     spec = importlib.util.find_spec("executorch")
     assert spec is not None and spec.submodule_search_locations
     wheel = Path(next(iter(spec.submodule_search_locations)))

@@ -67,8 +67,8 @@ def library() -> ctypes.CDLL:
     source = _source()
     key = hashlib.sha256("\0".join((*FLAGS, sys.platform, source)).encode()).hexdigest()[:16]
     name = f"shim-{release}-{platform.machine()}-{key}.so"
-    folder = _cache()
-    kept = shim_cache.read(folder, name)
+    kept_in = folder()
+    kept = shim_cache.read(kept_in, name)
     if kept is not None:
         try:
             return shim_cache.load(kept, SYMBOLS)
@@ -76,7 +76,7 @@ def library() -> ctypes.CDLL:
             pass  # left by another system, such as one with an older C library: made again
     built = _build(package)
     loaded = _load(built)
-    shim_cache.write(folder, name, built)
+    shim_cache.write(kept_in, name, built)
     return loaded
 
 
@@ -109,14 +109,14 @@ def _source() -> str:
         ) from error
 
 
-def _cache() -> Path:
+def folder() -> Path:
     """Return the folder where compiled shims are kept; whether it is usable shows when it is used."""
     import platformdirs  # only where a delegate is used
 
     return platformdirs.user_cache_path("exir-lowering", appauthor=False)
 
 
-def _compiler() -> list[str]:
+def compiler() -> list[str]:
     """Return the command of the C++ compiler."""
     chosen = os.environ.get("CXX", "").strip()
     if chosen:
@@ -145,14 +145,14 @@ def _compiler() -> list[str]:
 
 def _build(package: Path) -> bytes:
     """Compile in a folder that only this user can open, so that nobody changes what is made before it is read."""
-    compiler = _compiler()
+    command = compiler()
     include = package / "include"
     includes = (f"-I{include}", f"-I{include / 'executorch/runtime/core/portable_type/c10'}")
     libraries = (f"-L{package / 'lib'}", "-lexecutorch")
     try:
         with TemporaryFolder() as folder:
             target = folder / "shim.so"
-            _compile([*compiler, *FLAGS, *includes, str(SOURCE), *libraries, "-o", str(target)])
+            _compile([*command, *FLAGS, *includes, str(SOURCE), *libraries, "-o", str(target)])
             return target.read_bytes()
     except OSError as error:
         raise BackendUnavailableError(

@@ -13,7 +13,6 @@ from torch.fx import Graph, GraphModule, Node
 from exir_lowering import graphs
 from exir_lowering._upstream.conversion import (
     ASSERT_METADATA,
-    allow,
     can_preserve_directly,
     contains_any,
     default_table,
@@ -26,6 +25,7 @@ from exir_lowering._upstream.conversion import (
     set_preserved_apart,
     set_verifier,
 )
+from exir_lowering._upstream.edge import allow
 from exir_lowering.graphs.isolation import has_symbols, isolate
 from exir_lowering.steps.casewise.decompose import decompose, with_graph
 from exir_lowering.steps.casewise.dialect import to_edge_operators

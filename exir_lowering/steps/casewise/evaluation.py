@@ -9,8 +9,8 @@ import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from exir_lowering._upstream.conversion import decomposed_call, enable_python_dispatcher
 from exir_lowering._upstream.fakes import FakeTensorMode, storage_of
+from exir_lowering._upstream.retracing import decomposed_call, enable_python_dispatcher
 from exir_lowering._upstream.schemas import is_composite
 from exir_lowering._upstream.tensors import version
 from exir_lowering._upstream.trees import pytree

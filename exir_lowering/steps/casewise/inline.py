@@ -15,9 +15,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
 
 from exir_lowering import graphs
-from exir_lowering._upstream.conversion import COPIED_META, source_of
 from exir_lowering._upstream.fakes import FakeTensorMode
 from exir_lowering._upstream.operators import is_view, written_arguments
+from exir_lowering._upstream.retracing import COPIED_META, source_of
 from exir_lowering._upstream.schemas import is_composite
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.steps.casewise.evaluation import storages_of

@@ -11,13 +11,9 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from exir_lowering._upstream.conversion import (
-    COPIED_META,
-    is_kept_apart,
-    source_of,
-    take_calling_convention,
-)
+from exir_lowering._upstream.conversion import is_kept_apart, take_calling_convention
 from exir_lowering._upstream.programs import fake_mode_of, lazy_graph_module
+from exir_lowering._upstream.retracing import COPIED_META, source_of
 from exir_lowering._upstream.schemas import is_built_in, is_composite, is_overload, packet_name
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.steps.casewise.cases import Case, Describer

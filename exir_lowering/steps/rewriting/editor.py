@@ -13,9 +13,9 @@ from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 from torch.fx import Node
 
 from exir_lowering import graphs
-from exir_lowering._upstream.conversion import enable_python_dispatcher
 from exir_lowering._upstream.edge_operators import edge_operator
 from exir_lowering._upstream.fakes import FakeTensorMode
+from exir_lowering._upstream.retracing import enable_python_dispatcher
 from exir_lowering.graphs import measures
 from exir_lowering.graphs.operators.purity import only_computes
 from exir_lowering.graphs.ranges import ValueRanges

@@ -1,0 +1,137 @@
+"""`exir-lower doctor`: what is installed, what works here, what is off, and why."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+from importlib import import_module, metadata
+from typing import Any
+
+from rich.text import Text
+
+from exir_lowering.cli.command import DEFECT, OK, Command
+from exir_lowering.cli.output import kept_from_stdout, make_console, make_table, say
+from exir_lowering.errors import LoweringError
+from exir_lowering.errors.interrupts import let_through
+
+_PACKAGES = ("exir-lowering", "torch", "executorch", "torchao", "numpy")
+_EXAMPLES = """\
+examples:
+  exir-lower doctor
+  exir-lower doctor --json
+  EXIR_LOWERING_PLAIN=1 exir-lower lower model.pt2 -p xnnpack -o model.pte
+
+What is off is done by torch's and ExecuTorch's own code: slower, with the same results. EXIR_LOWERING_PLAIN=1 turns
+all of it off, such as to find out whether a defect is in this package.
+Exit code: 1 if ExecuTorch's runtime or a plug-in cannot be used, otherwise 0.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("--json", action="store_true", help="print what was found as JSON")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Look at everything, and print it; 1 if the runtime or a plug-in cannot be used."""
+    with kept_from_stdout(True):
+        found = _examine()
+    broken = bool(found["runtime"]["problem"]) or any(plugin["problem"] for plugin in found["plugins"])
+    if arguments.json:
+        print(json.dumps(found, indent=2))
+    else:
+        _show(found)
+    return DEFECT if broken else OK
+
+
+def _examine() -> dict[str, Any]:
+    from exir_lowering._upstream import installed, pins
+    from exir_lowering.plugins import listing
+    from exir_lowering.steps.cache.using import find_folder
+
+    for module in sorted({module for feature in pins.FEATURES for module in feature.when_imported}):
+        _import(module)
+    problem = installed.runtime_failure()
+    return {
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
+        "machine": platform.platform(),
+        "runtime": {"problem": problem or "", "backends": sorted(installed.own_backends())},
+        "delegates": _examine_delegates(),
+        "cache": str(find_folder(True)),
+        "plugins": [
+            {
+                "kind": plugin.group.rpartition(".")[2].removesuffix("s"),
+                "name": plugin.id,
+                "problem": "" if plugin.missing else plugin.error,
+                "not installed": plugin.missing,
+            }
+            for plugin in listing.list_installed()
+        ],
+        "features": [
+            {"name": feature.name, "does": feature.does, "off": pins.why_off(feature.name), "without": feature.without}
+            for feature in pins.FEATURES
+        ],
+    }
+
+
+def _examine_delegates() -> dict[str, str]:
+    """Say whether delegates in Python can be executed by the runtime; the library that they need is compiled for it."""
+    from exir_lowering.runtime.native import shim
+
+    found = {"compiler": "", "library": "", "problem": ""}
+    try:
+        found["library"] = str(shim.folder())
+        found["compiler"] = " ".join(shim.compiler())
+        shim.library()
+    except (LoweringError, OSError, ImportError) as error:
+        let_through(error)
+        found["problem"] = str(error)
+    return found
+
+
+def _import(module: str) -> None:
+    try:
+        import_module(module)
+    except Exception as error:  # XNNPACK's compiler may be what is broken; `why_off` is about what there is
+        let_through(error)
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _show(found: dict[str, Any]) -> None:
+    table = make_table("Installation", show_header=False)
+    runtime, delegates = found["runtime"], found["delegates"]
+    rows = {
+        **found["versions"],
+        "machine": found["machine"],
+        "runtime": runtime["problem"] or f"works, with {', '.join(runtime['backends']) or 'no backend'}",
+        "delegates in Python": delegates["problem"] or "work in the runtime",
+        "C++ compiler": delegates["compiler"] or "none",
+        "compiled library": f"in {delegates['library']}",
+        "cache": f"in {found['cache']}, if it is asked for",
+    }
+    for name, value in rows.items():
+        table.add_row(Text(name), Text(value))
+    make_console().print(table)
+    features = make_table("What relies on torch's and ExecuTorch's code")
+    for column in ("feature", "state", "does"):
+        features.add_column(column, overflow="fold")
+    for feature in found["features"]:
+        features.add_row(*map(Text, (feature["name"], "off" if feature["off"] else "on", feature["does"])))
+    make_console().print(features)
+    for feature in found["features"]:
+        if feature["off"]:
+            say(f"{feature['name']} is off: {feature['off']}; {feature['without']}.")
+    for plugin in found["plugins"]:
+        if plugin["problem"]:
+            say(f"The {plugin['kind']} {plugin['name']!r} is broken: {plugin['problem']}")
+
+
+COMMAND = Command("doctor", "say what works here, what is off, and why", add_arguments, execute, _EXAMPLES)
+"""The command."""
