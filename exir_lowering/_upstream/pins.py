@@ -11,6 +11,7 @@ import hashlib
 import inspect
 import linecache
 import logging
+import operator
 import os
 import sys
 import sysconfig
@@ -34,6 +35,8 @@ _LOG = logging.getLogger(__name__)
 _BY_NAME = {feature.name: feature for feature in FEATURES}
 _UNTOLD = set(_BY_NAME)  # the features that are not known to be off: the log says each once
 _LOCK = threading.Lock()
+# What was looked at, with what it consists of, and whether it is known.
+_SEEN: dict[tuple[str, str], tuple[Any, tuple[Any, ...], bool]] = {}
 _STDLIB = sysconfig.get_path("stdlib")
 _LENGTH = 16  # hexadecimal digits of a SHA-256
 
@@ -106,7 +109,7 @@ def _find_reason(feature: Feature) -> str:
         if module in feature.when_imported and module not in sys.modules:
             continue
         try:
-            known = digest_of(find(place)) in DIGESTS.get(module, {}).get(path, ())
+            known = _is_known(module, path)
         except (ImportError, AttributeError) as error:
             return f"{place} is missing ({error})"
         except UnknownCodeError as error:
@@ -117,6 +120,19 @@ def _find_reason(feature: Feature) -> str:
         if not known:
             return f"{place} is not what it was when this was written"
     return ""
+
+
+def _is_known(module: str, path: str) -> bool:
+    """Return whether what is at a place has one of the digests; it is looked at again when it is another object."""
+    value = find(f"{module}:{path}")
+    parts = tuple(vars(value).values()) if isinstance(value, type) else (getattr(value, "__code__", None),)
+    seen = _SEEN.get((module, path))
+    if seen is not None and seen[0] is value and len(seen[1]) == len(parts) and all(map(operator.is_, seen[1], parts)):
+        return seen[2]
+    known = digest_of(value) in DIGESTS.get(module, {}).get(path, ())
+    if isinstance(value, (type, FunctionType)):  # a table may change
+        _SEEN[module, path] = value, parts, known
+    return known
 
 
 def _describe(value: Any, depth: int) -> Iterator[str]:

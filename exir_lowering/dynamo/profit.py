@@ -4,6 +4,10 @@ A call of a partition costs as much as some operators in PyTorch, and its result
 are not worth it. What a partition computes counts as equally fast in both, as nobody has measured it: what decides is
 what comes on top. These figures were fitted by hand to chains of 2 to 32 elementwise operators and to linear layers of
 16 to 256, with XNNPACK on one core (x86-64 with AVX-512).
+
+They are constants, and not measured in each process: what carries over to other machines are ratios, and the model that
+predicts the work is of the same machine; and processes that train together have to make the same partitions, whatever
+else their machines do when they start.
 """
 
 from __future__ import annotations
