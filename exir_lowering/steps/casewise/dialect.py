@@ -63,9 +63,10 @@ class Dialect:
 
     def __init__(self, config: EdgeCompileConfig) -> None:
         self._config = config
-        self.key: Hashable = ("edge", skips_dim_order(config))
         self._plain: dict[Any, Plain | None] = {}
         self._by_name = pins.is_on("Edge operators by name")
+        # What unknown passes do is remembered for nobody else: they may be others the next time.
+        self.key: Hashable = ("edge", skips_dim_order(config), None if self._by_name else object())
 
     def plain(self, node: Node, values: Sequence[Any]) -> Plain | None:
         """Return the Edge operator of a call that no pass changes otherwise."""
