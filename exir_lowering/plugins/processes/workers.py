@@ -129,7 +129,8 @@ class _Server:
         self._lock = threading.Lock()
         self.abandoned: deque[int] = deque()  # workers that ended, and that nobody waits for
         flags = ["-O"] * sys.flags.optimize + [f"-W{option}" for option in sys.warnoptions]
-        flags += [f"-X{name}" if value is True else f"-X{name}={value}" for name, value in sys._xoptions.items()]
+        given = getattr(sys, "_xoptions", {})  # of CPython
+        flags += [f"-X{name}" if value is True else f"-X{name}={value}" for name, value in given.items()]
         flags += [option for name, option in _FLAGS.items() if getattr(sys.flags, name)]
         self._process = subprocess.Popen(
             [sys.executable, *flags, "-c", _START, str(theirs.fileno()), work, *_search_path()],
