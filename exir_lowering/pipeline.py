@@ -247,7 +247,7 @@ def _lower(
     payloads = {name: len(partition.result.processed_bytes) for name, partition in lowered.items()}
     left = {method.name: method.left_to_executorch for method in methods if method.left_to_executorch}
     uses = tuple(session.cache.uses)
-    off = pins.all_switched_off()
+    off = pins.tell_switched_off()
     report = Report(planned.methods, payloads, dict(session.times.seconds), left, uses, off, states=states)
     edge_programs = {method.name: method.program for method in methods}
     return LoweredMethods(

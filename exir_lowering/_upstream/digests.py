@@ -43,12 +43,9 @@ DIGESTS: dict[str, dict[str, tuple[str, ...]]] = {
         "LoweredBackendModule.forward": ("dc4012886036109d",),
     },
     "executorch.exir.pass_base": {
-        "ExportPass.call_submodule": ("bcb9728c033aed7b",),
+        "ExportPass": ("f4850f1db523b60c",),
         "ProxyValue": ("282821e409b77530",),
-        "_ExportPassBase.ExportTracer": ("4f29658d81153523",),
-        "_ExportPassBase._fx": ("d21aacbb5c107fba",),
-        "_ExportPassBase.call": ("689e39bb23b9834c",),
-        "_ExportPassBase.call_operator": ("dcedf9677c29bb60",),
+        "_ExportPassBase": ("3f8a75de942bfed3",),
         "_TORCH_SYM_OPS": ("9f9a3b1adaa2e6cc",),
     },
     "executorch.exir.pass_manager": {
@@ -62,6 +59,9 @@ DIGESTS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "executorch.exir.passes.dim_order_ops_registry": {
         "DimOrderOpsMap": ("1b853e391c2f9a5b",),
+    },
+    "executorch.exir.passes.fold_redundant_qdq_pass": {
+        "FoldRedundantDequantizeQuantizePass": ("06d49cecdeb6bd04",),
     },
     "executorch.exir.passes.memory_format_ops_pass": {
         "MemoryFormatOpsPass": ("8b2d382c164f3422",),
@@ -110,8 +110,8 @@ DIGESTS: dict[str, dict[str, tuple[str, ...]]] = {
         "SymToTensorPass": ("5926dbae20244659",),
     },
     "executorch.exir.passes": {
-        "base_post_op_replace_passes": ("e2a30d7c12884c10",),
-        "base_pre_op_replace_passes": ("2ac1e817a6d2d12d",),
+        "base_post_op_replace_passes": ("26373fa347f288d2",),
+        "base_pre_op_replace_passes": ("8ca2870536eee7d0",),
     },
     "executorch.exir.program._program": {
         "_can_skip_using_EDGE_DO_NOT_DECOMP": ("1a585e8da9c472e0",),
@@ -132,6 +132,12 @@ DIGESTS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "executorch.exir.verification.verifier": {
         "EXIREdgeDialectVerifier": ("4666802eef46e942",),
+    },
+    "torch._compile": {
+        "_disable_dynamo": ("3a7a5de33dd0ed05",),
+    },
+    "torch._export.pass_base": {
+        "_ExportPassBaseDeprecatedDoNotUse": ("815db360d35ada1d",),
     },
     "torch._export.passes._node_metadata_hook": {
         "_node_metadata_hook": ("1811fdbb4603db1e",),
@@ -174,19 +180,20 @@ DIGESTS: dict[str, dict[str, tuple[str, ...]]] = {
         "_split_decomp_table_to_cia_and_python_decomp": ("a4ccae438dfcc5df",),
     },
     "torch.export.graph_signature": {
-        "ExportGraphSignature": ("1e26829b6ab174c4",),
-        "InputSpec": ("66b123ade1068e6f",),
-        "OutputSpec": ("65269fea7e0d8f4b",),
-        "SymBoolArgument": ("60fdcdffe9ee7751",),
-        "SymFloatArgument": ("60fdcdffe9ee7751",),
-        "SymIntArgument": ("60fdcdffe9ee7751",),
-        "TensorArgument": ("60fdcdffe9ee7751",),
+        "ExportGraphSignature": ("b7b503db2489649a",),
+        "InputSpec": ("2a687f1580f798dc",),
+        "OutputSpec": ("65fce754dd8008c4",),
+        "SymBoolArgument": ("2f197331a722a95d",),
+        "SymFloatArgument": ("2f197331a722a95d",),
+        "SymIntArgument": ("2f197331a722a95d",),
+        "TensorArgument": ("2f197331a722a95d",),
     },
     "torch.fx.graph_module": {
         "GraphModule.__new__": ("0b3c11fa67a285d4",),
         "GraphModule.__reduce__": ("479fb053d55614ee",),
         "GraphModule.__reduce_package__": ("4bec0f9856baf5d7",),
         "GraphModule._recompile_submodules": ("d8d048e4dfec55eb",),
+        "GraphModule.print_readable": ("4cc4d8dc50145fb6",),
         "GraphModule.recompile": ("98adb1519c457ae4",),
     },
     "torch.fx.passes.infra.partitioner": {
@@ -194,6 +201,9 @@ DIGESTS: dict[str, dict[str, tuple[str, ...]]] = {
         "CapabilityBasedPartitioner._is_node_supported": ("bfeb3c7237d2d2d7",),
         "CapabilityBasedPartitioner.propose_partitions": ("f64014355cd42e0b",),
         "_DependencyViewer": ("ba28877808515577",),
+    },
+    "torch.fx.passes.infra.pass_base": {
+        "PassBase": ("d54f7bd1d0687a52",),
     },
     "torch.fx.passes.runtime_assert": {
         "insert_deferred_runtime_asserts": ("a0dfc231e015c2fc",),
@@ -203,10 +213,6 @@ DIGESTS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "torch.fx.traceback": {
         "NodeSource": ("4b7bb827b1061efe",),
-        "NodeSourceAction": ("24614d181059d283",),
-    },
-    "torch": {
-        "_check_with": ("a9ae2d90bce88821",),
-        "_compile._disable_dynamo": ("3a7a5de33dd0ed05",),
+        "NodeSourceAction": ("b8b09d1dd6228b3a",),
     },
 }

@@ -31,7 +31,21 @@ _EXPORTED = "torch.export.exported_program"
 _XNNPACK = "executorch.backends.xnnpack"
 _DELEGATE = "torch._higher_order_ops.executorch_call_delegate"
 
+_TRACING = (
+    *_in(_BASE, "_ExportPassBase", "ExportPass", "ProxyValue"),
+    *_in("torch._export.pass_base", "_ExportPassBaseDeprecatedDoNotUse"),
+    *_in("torch.fx.passes.infra.pass_base", "PassBase"),
+    *_in("executorch.exir.dialects.edge._ops", "EdgeOpOverload.__call__"),
+    *_in(_DELEGATE, "call_delegate_cpu", "call_delegate_fake_tensor_mode"),
+)
+"""What passes are made from that trace a graph anew."""
+
+_FOLDING = _in(f"{_PASSES}.fold_redundant_qdq_pass", "FoldRedundantDequantizeQuantizePass")
+"""The pass to Edge dialect that looks at more than one call."""
+
 _DIALECT = (
+    *_TRACING,
+    *_FOLDING,
     *_in(f"{_PASSES}.remove_graph_asserts_pass", "RemoveNonCoreAtenOpGraphAssertsPass"),
     *_in(
         "torch._export.passes.replace_view_ops_with_view_copy_ops_pass",
@@ -73,6 +87,7 @@ FEATURES = (
             *_in(f"{_PASSES}.convert_constant_dim_order_pass", "convert_constant_dim_order_pass"),
             *_in(f"{_PASSES}.debug_handle_generator_pass", "DebugHandleGeneratorPass"),
             *_in(f"{_PASSES}.remove_unused_parameters_pass", "remove_unused_parameters_pass", "_is_parameter_used"),
+            *_FOLDING,
             *_in(_PASSES, "base_pre_op_replace_passes", "base_post_op_replace_passes"),
             *_in("executorch.exir.verification.verifier", "EXIREdgeDialectVerifier"),
             *_in("torch._export.passes._node_metadata_hook", "_node_metadata_hook", "_set_node_metadata_hook"),
@@ -100,9 +115,7 @@ FEATURES = (
         "what passes compute to describe nodes is computed once for equal calls",
         "each pass computes it again",
         (
-            *_in(_BASE, "_ExportPassBase._fx", "_ExportPassBase.ExportTracer", "ProxyValue"),
-            *_in("executorch.exir.dialects.edge._ops", "EdgeOpOverload.__call__"),
-            *_in(_DELEGATE, "call_delegate_cpu", "call_delegate_fake_tensor_mode"),
+            *_TRACING,
             *_in("executorch.exir.lowered_backend_module", "LoweredBackendModule.forward"),
             *_in("torch._subclasses.fake_tensor", "FakeTensor.__new__", "in_kernel_invocation_manager"),
         ),
@@ -157,7 +170,8 @@ FEATURES = (
         "passes that would find nothing to do are left out",
         "each of them runs, and traces the graph",
         (
-            *_in(_BASE, "_ExportPassBase.call", "_ExportPassBase.call_operator", "ExportPass.call_submodule"),
+            *_TRACING,
+            *_in("torch.fx.graph_module", "GraphModule.print_readable"),
             *_in(f"{_XNNPACK}._passes", "XNNPACKPassManager"),
         ),
         (f"{_XNNPACK}._passes",),
@@ -204,7 +218,7 @@ FEATURES = (
         "operators without the compiler",
         "operators on tensors without memory do not import torch's compiler",
         "the first one imports it",
-        _in("torch", "_compile._disable_dynamo", "_check_with"),
+        _in("torch._compile", "_disable_dynamo"),
     ),
     Feature(
         "refusals of partitioners",

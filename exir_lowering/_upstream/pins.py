@@ -2,7 +2,7 @@
 
 Each feature depends on functions, classes and tables of upstream. When one of them is not known (another version has
 other code, somebody has replaced it, it is gone), the feature is off, and upstream's own code does the work: slower,
-and right. `EXIR_LOWERING_PLAIN=1` turns all of them off.
+as upstream computes it. `EXIR_LOWERING_PLAIN=1` turns all of them off.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ import linecache
 import logging
 import operator
 import os
+import secrets
 import sys
 import sysconfig
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
 from functools import cache
 from importlib import import_module
 from types import CodeType, FunctionType, ModuleType
@@ -26,18 +28,30 @@ from exir_lowering._upstream.pinned import DIGESTS, FEATURES, Feature
 from exir_lowering._upstream.replacing import original_of
 from exir_lowering.errors.interrupts import let_through
 
-__all__ = ["FEATURES", "Feature", "all_switched_off", "digest_of", "find", "is_on", "switched_off", "why_off"]
+__all__ = [
+    "FEATURES",
+    "Feature",
+    "digest_of",
+    "digest_of_functions",
+    "find",
+    "is_on",
+    "state",
+    "switched_off",
+    "tell_switched_off",
+    "why_off",
+]
 
 PLAIN = "EXIR_LOWERING_PLAIN"
 """The environment variable that turns off all features, unless it is empty or 0."""
 
 _LOG = logging.getLogger(__name__)
 _BY_NAME = {feature.name: feature for feature in FEATURES}
-_UNTOLD = set(_BY_NAME)  # the features that are not known to be off: the log says each once
-_LOCK = threading.Lock()
+_OFF: set[str] = set()  # the features that were found off in this process
+_TOLD: set[str] = set()  # what the log has said
 # What was looked at, with what it consists of, and whether it is known.
 _SEEN: dict[tuple[str, str], tuple[Any, tuple[Any, ...], bool]] = {}
 _STDLIB = sysconfig.get_path("stdlib")
+_PROCESS = secrets.token_hex(8)  # tells what cannot be described from what another process has
 _LENGTH = 16  # hexadecimal digits of a SHA-256
 
 _IGNORED = frozenset(("__annotations__", "__dict__", "__doc__", "__module__", "__orig_bases__", "__parameters__"))
@@ -49,31 +63,39 @@ class UnknownCodeError(Exception):
 
 
 def is_on(name: str) -> bool:
-    """Return whether what a feature depends on is known; the process's log says once when it is not."""
+    """Return whether what a feature depends on is known."""
     return not why_off(name)
 
 
 def why_off(name: str) -> str:
-    """Return why a feature is off, "" if it is on; the first time, the log says it."""
+    """Return why a feature is off, "" if it is on."""
     reason = _find_reason(_BY_NAME[name])
-    if reason and name in _UNTOLD:
-        with _LOCK:
-            untold = name in _UNTOLD
-            _UNTOLD.discard(name)
-        if untold and not _is_plain():
-            _LOG.warning("%s is off: %s; %s", name, reason, _BY_NAME[name].without)
+    # Another thread may just have restored what it had replaced.
+    reason = reason and _find_reason(_BY_NAME[name])
+    if reason:
+        _OFF.add(name)
     return reason
 
 
-def switched_off(names: Sequence[str] | None = None) -> tuple[str, ...]:
+def switched_off(names: Iterable[str] | None = None) -> tuple[str, ...]:
     """Return the features that are off, of those that were asked for or of all, each with the reason."""
     reasons = {name: why_off(name) for name in (_BY_NAME if names is None else names)}
     return tuple(f"{name}: {reason}; {_BY_NAME[name].without}" for name, reason in reasons.items() if reason)
 
 
-def all_switched_off() -> tuple[str, ...]:
-    """Return the features that are known to be off in this process, each with the reason, without looking at others."""
-    return switched_off([name for name in _BY_NAME if name not in _UNTOLD or _is_plain()])
+def tell_switched_off() -> tuple[str, ...]:
+    """Return the features that were found off in this process, each with the reason; the log says each once."""
+    found = switched_off(name for name in _BY_NAME if name in _OFF or _is_plain())
+    for line in found:
+        if line not in _TOLD and not _is_plain():
+            _TOLD.add(line)
+            _LOG.warning("Off: %s", line)
+    return found
+
+
+def state() -> list[str]:
+    """Return lines that differ where results of this process could: for keys of what is kept; none if all is known."""
+    return [f"off: {name} {_find_reason(_BY_NAME[name], exactly=True)}" for name in _BY_NAME if why_off(name)]
 
 
 def find(place: str) -> Any:
@@ -97,11 +119,20 @@ def digest_of(value: Any) -> str:
     return _short("\n".join(_describe(value, 0)))
 
 
+def digest_of_functions(functions: Iterable[Any]) -> str:
+    """Return the same of several functions, "" if one of them has no source."""
+    try:
+        return _short("\n".join(line for function in functions for line in describe_function(function)))
+    except UnknownCodeError:
+        return ""
+
+
 def _is_plain() -> bool:
     return os.environ.get(PLAIN, "") not in ("", "0")
 
 
-def _find_reason(feature: Feature) -> str:
+def _find_reason(feature: Feature, *, exactly: bool = False) -> str:
+    """Return why a feature is off, "" if it is on; `exactly` with what is there instead."""
     if _is_plain():
         return f"{PLAIN} is set"
     for place in feature.places:
@@ -113,12 +144,16 @@ def _find_reason(feature: Feature) -> str:
         except (ImportError, AttributeError) as error:
             return f"{place} is missing ({error})"
         except UnknownCodeError as error:
-            return f"{place} is not known: {error}"
+            return f"{place} is not known: {error}{f' {_PROCESS}' if exactly else ''}"
         except Exception as error:  # a module of upstream that cannot be imported, or a class that answers oddly
             let_through(error)
-            return f"{place} cannot be looked at ({type(error).__name__}: {error})"
+            return f"{place} cannot be looked at ({type(error).__name__}: {error})" + (
+                f" {_PROCESS}" if exactly else ""
+            )
         if not known:
-            return f"{place} is not what it was when this was written"
+            return f"{place} is not what it was when this was written" + (
+                f" {digest_of(find(place))}" if exactly else ""
+            )
     return ""
 
 
@@ -145,7 +180,7 @@ def _describe(value: Any, depth: int) -> Iterator[str]:
         for function in (value.fget, value.fset):
             yield from () if function is None else _describe(function, depth + 1)
     elif isinstance(value, FunctionType) or hasattr(value, "__wrapped__"):
-        yield from _describe_function(value)
+        yield from describe_function(value)
     elif isinstance(value, type):
         yield from _describe_class(value, depth)
     elif isinstance(value, Mapping):
@@ -159,11 +194,11 @@ def _describe(value: Any, depth: int) -> Iterator[str]:
         yield _name(value)
 
 
-def _describe_function(function: Any) -> Iterator[str]:
+def describe_function(function: Any) -> Iterator[str]:
     """Describe a function, and those that it wraps."""
     while True:
         code = getattr(function, "__code__", None)
-        if code is None or (code.co_filename.startswith(_STDLIB) and "site-packages" not in code.co_filename):
+        if code is None or _is_in_stdlib(code):
             yield type(function).__name__  # a decorator of Python's, whose source differs from version to version
         elif code.co_filename.startswith("<"):
             yield "made by code that has no file"  # such as what dataclasses make, which is in no table
@@ -177,21 +212,36 @@ def _describe_function(function: Any) -> Iterator[str]:
 
 def _describe_class(kind: type, depth: int) -> Iterator[str]:
     yield from (base.__qualname__ for base in kind.__bases__)
+    if issubclass(kind, Enum):  # what else it has is Python's own, and differs from version to version
+        yield from (f"{name} = {_name(member.value)}" for name, member in kind.__members__.items())
+    if is_dataclass(kind):
+        yield from (f"{field.name}: {_name(field.type)} = {_name(field.default)}" for field in fields(kind))
     for name, item in sorted(vars(kind).items()):
         item = original_of(kind, name, item)
         called = isinstance(item, (FunctionType, staticmethod, classmethod, property)) or hasattr(item, "__wrapped__")
-        if called and not _is_generated(item):
+        if called and not _is_of_python(item):
             yield name
             yield from _describe(item, depth + 1)
-        elif not called and name not in _IGNORED and not name.startswith(("__", "_abc")):
+        elif not called and not issubclass(kind, Enum) and name not in _IGNORED and not name.startswith(("__", "_abc")):
             yield f"{name} ="
             yield from _describe(item, depth + 1)
 
 
-def _is_generated(item: Any) -> bool:
-    """Return whether a dataclass or a named tuple made a function: its source is none."""
-    code = getattr(getattr(item, "__func__", item), "__code__", None)
-    return code is not None and code.co_filename.startswith("<")
+def _is_of_python(item: Any) -> bool:
+    """Return whether a function is one of Python's own, or one without a source that a dataclass made."""
+    function = getattr(item, "__func__", item)
+    while function is not None:
+        code = getattr(function, "__code__", None)
+        if not (code is None or code.co_filename.startswith("<") or _is_in_stdlib(code)):
+            return False
+        if code is None and not hasattr(function, "__wrapped__"):
+            return False  # a property, or something built in
+        function = getattr(function, "__wrapped__", None)
+    return True
+
+
+def _is_in_stdlib(code: CodeType) -> bool:
+    return code.co_filename.startswith(_STDLIB) and "site-packages" not in code.co_filename
 
 
 def _name(value: Any) -> str:
@@ -206,7 +256,9 @@ def _name(value: Any) -> str:
         return value.__name__
     named = getattr(value, "__qualname__", None)
     if isinstance(named, str):
-        return f"{value.__module__}.{named}"
+        cells = getattr(value, "__closure__", None) if "<locals>" in named else None
+        held = [_name(cell.cell_contents) for cell in cells or ()]
+        return f"{value.__module__}.{named}{held or ''}"
     text = repr(value)
     return f"{type(value).__module__}.{type(value).__qualname__}" if " at 0x" in text else text
 

@@ -29,6 +29,8 @@ def without_lines(beginning: str) -> Iterator[None]:
         yield
     finally:
         with _LOCK:
+            if isinstance(sys.stderr, LineFilter):
+                sys.stderr.show_held()
             _ACTIVE.remove(beginning)
             if not _ACTIVE and isinstance(sys.stderr, LineFilter):
                 sys.stderr = sys.stderr.stream
@@ -40,22 +42,28 @@ class LineFilter:
     def __init__(self, stream: TextIO) -> None:
         """Filter what is written to a stream."""
         self.stream = stream
-        self._line = ""
+        self._lines = threading.local()  # threads write lines at the same time
 
     def write(self, text: str) -> int:
         """Write text, in lines or pieces of them, except for known lines."""
         for part in text.splitlines(keepends=True):
             # The runtime writes a line in pieces; the first ones may still turn out to be known.
-            held = self._line if self._may_be_known() else ""
-            self._line += part
-            if not self._may_be_known() and not self._line.startswith(tuple(_ACTIVE)):
-                self.stream.write(held + part)
-            if part.endswith("\n"):
-                self._line = ""
+            before = getattr(self._lines, "begun", "")
+            line = before + part
+            if not _may_be_known(line) and not line.startswith(tuple(_ACTIVE)):
+                self.stream.write(line if _may_be_known(before) else part)
+            self._lines.begun = "" if part.endswith("\n") else line
         return len(text)
 
-    def _may_be_known(self) -> bool:
-        return any(known.startswith(self._line) for known in tuple(_ACTIVE))
+    def show_held(self) -> None:
+        """Write the beginning of a line of this thread that might have become a known one."""
+        begun = getattr(self._lines, "begun", "")
+        if begun and _may_be_known(begun) and begun not in _ACTIVE:
+            self.stream.write(begun)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
+
+
+def _may_be_known(line: str) -> bool:
+    return any(known.startswith(line) for known in tuple(_ACTIVE))

@@ -22,8 +22,8 @@ examples:
   exir-lower doctor --json
   EXIR_LOWERING_PLAIN=1 exir-lower lower model.pt2 -p xnnpack -o model.pte
 
-What is off is done by torch's and ExecuTorch's own code: slower, with the same results. EXIR_LOWERING_PLAIN=1 turns
-all of it off, such as to find out whether a defect is in this package.
+What is off is done by torch's and ExecuTorch's own code: slower, and numbers beside tensors and empty concatenations as
+ExecuTorch has them. EXIR_LOWERING_PLAIN=1 turns all of it off, such as to find out whether a defect is in this package.
 Exit code: 1 if ExecuTorch's runtime or a plug-in cannot be used, otherwise 0.
 """
 

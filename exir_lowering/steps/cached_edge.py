@@ -12,7 +12,7 @@ import torch
 from executorch.exir import EdgeCompileConfig
 from torch.export import ExportedProgram
 
-from exir_lowering._upstream import locks
+from exir_lowering._upstream import locks, pins
 from exir_lowering.errors import InputError
 from exir_lowering.graphs import serialized
 from exir_lowering.graphs.serialized import Encoded, NotSerialisableError
@@ -84,7 +84,7 @@ def _identify(method: RequestedMethod, options: LoweringOptions, storages: Stora
         "partitioners": [line for one in method.partitioners for line in ("for", *identify_partitioner(one))],
         # Whoever turns off what makes a conversion fast does not want what it made.
         "options": [forms.form(config), options.edge, str(options.accelerate)],
-        "versions": list_versions(),
+        "versions": [*list_versions(), *pins.state()],
     }
     encoded = _encode(method.program)
     # A piece may be a part of its memory; all of that counts, as for partitions, so that it is read once.

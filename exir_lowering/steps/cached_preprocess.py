@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from executorch.exir.backend.backend_details import PreprocessResult
 
+from exir_lowering._upstream import pins
 from exir_lowering.errors import BackendFailure
 from exir_lowering.model import BackendGroup, LoweredPartition, Partition
 from exir_lowering.plugins.backend import Backend, CompileSpec, ExecutorchBackend
@@ -76,7 +77,7 @@ def _make_tasks(group: BackendGroup, backend: Backend, maker: Maker, cache: Cach
         if sharing:
             parts["weights"] += list_neighbours(partition.program, neighbours)
         parts["backend"] = list(maker.backend)
-        parts["versions"] = list(list_versions())
+        parts["versions"] = [*list_versions(), *pins.state()]
         tasks.append(_Task(partition, make_key(KIND, parts), handles))
     return tasks
 

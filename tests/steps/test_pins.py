@@ -16,12 +16,14 @@ import executorch.backends.xnnpack.operators.node_visitor  # noqa: F401
 import forked
 import pytest
 import torch
+from executorch.exir import EdgeCompileConfig
 from executorch.exir.passes import remove_mixed_type_operators
 from torch import nn
 from torch.export import Dim, export
+from torch.fx.passes.infra.pass_base import PassBase
 
-from exir_lowering import LoweringOptions, lower
-from exir_lowering._upstream import pins
+from exir_lowering import LoweringOptions, load, lower
+from exir_lowering._upstream import conversion, pins
 from exir_lowering._upstream.pinned import FEATURES, Feature
 
 PLACES = [(feature, place) for feature in FEATURES for place in feature.places]
@@ -123,17 +125,47 @@ def test_without_a_feature_upstream_does_it(
 ) -> None:
     change(feature.places[0], monkeypatch)
     expected = files(SLOW)[0] if feature.name in MENDED else slowly
-    monkeypatch.setattr(pins, "_UNTOLD", {one.name for one in FEATURES})
+    monkeypatch.setattr(pins, "_OFF", set())
+    monkeypatch.setattr(pins, "_TOLD", set())
     caplog.clear()
     content, report = files()
-    off = [line for line in pins.all_switched_off() if line.startswith(f"{feature.name}: ")]
+    off = [line for line in pins.tell_switched_off() if line.startswith(f"{feature.name}: ")]
     assert content == expected
     if feature.name not in ASKED_ELSEWHERE:
         assert len(off) == 1 and feature.without in off[0]
         if feature.name != "comparing contents":  # emitting asks for it
             assert set(off) <= set(report.switched_off) and f"off: {feature.name}" in report.to_text(width=400)
-    logged = [record for record in caplog.records if record.message.startswith(f"{feature.name} is off")]
+    logged = [record for record in caplog.records if record.message.startswith(f"Off: {feature.name}: ")]
     assert len(logged) == len(off) and all(record.levelno == logging.WARNING for record in logged)
+
+
+def test_every_pass_to_edge_dialect_is_known() -> None:
+    """A list of passes names them only; each has to be pinned itself."""
+    classes = {place.partition(":")[2] for feature in FEATURES for place in feature.places}
+    passes = conversion.dialect_passes(EdgeCompileConfig())
+    names = set()
+    for each in passes:
+        cells = [cell.cell_contents for cell in getattr(each, "__closure__", None) or ()]
+        names |= {type(one).__name__ for one in (each, *cells) if isinstance(one, PassBase)}
+    assert len(names) >= len(passes) - 1 and names <= classes
+
+
+def test_what_others_kept_is_not_taken(tmp_path: Path) -> None:
+    """A number that only our own code keeps: a process without it does not get the other's program, nor gives its own."""
+
+    class Adds(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 0.1
+
+    program = export(Adds(), (torch.zeros(1, dtype=torch.float64),))
+    options = LoweringOptions(cache=tmp_path)
+    found = []
+    for plain in ("1", "", "1", ""):
+        with pytest.MonkeyPatch.context() as environment:
+            environment.setenv("EXIR_LOWERING_PLAIN", plain)
+            content = lower(program, options=options).emit().buffer
+            found.append(load(content).run("forward", torch.zeros(1, dtype=torch.float64))[0].item())
+    assert found[0] == found[2] != found[1] == found[3] == 0.1
 
 
 def test_a_row_more_in_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +219,7 @@ for name in "fakes forms delegates compilation composites emission histories set
 sys.modules["exir_lowering._upstream.conversion"] = None
 sys.path[:0] = sys.argv[1].split(":")
 from test_pins import files
-from exir_lowering._upstream import pins
+from exir_lowering._upstream import conversion, pins
 content, report = files()
 assert len(report.switched_off) == len(pins.FEATURES), report.switched_off
 assert all("EXIR_LOWERING_PLAIN is set" in line for line in report.switched_off)

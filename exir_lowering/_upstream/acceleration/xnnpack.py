@@ -10,7 +10,6 @@ has replaced, is run.
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import logging
 import sys
@@ -25,8 +24,10 @@ from executorch.exir.pass_base import ExportPass, _ExportPassBase
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
+from exir_lowering._upstream import pins
 from exir_lowering._upstream.acceleration.settling import settle
 from exir_lowering._upstream.acceleration.work import Work, current
+from exir_lowering._upstream.replacing import original_of
 from exir_lowering.errors.interrupts import let_through
 
 __all__ = [
@@ -113,41 +114,41 @@ _BATCH_NORMS = ("aten.native_batch_norm.default", "aten._native_batch_norm_legit
 
 CONDITIONS: dict[str, Condition] = {
     "XNNPACKRemoveCloneOpsTransform": Condition(
-        "33903b186ff6d3db",
+        "e405e8424b504457",
         _lacks_table(lambda kind: kind.clone_ops),
         traces=False,
         modules=("executorch.exir.passes.remove_noop_pass",),
     ),
-    "DimOrderOpsRevertPass": Condition("8d97adc887297ca2", _no_dim_order),
+    "DimOrderOpsRevertPass": Condition("fec4b7bd75a1ca58", _no_dim_order),
     "ConvertToUpsampleBilinear2d": Condition(
-        "7e00867e5ae84e52",
+        "966e043bb7f82be2",
         _lacks("aten.upsample_bilinear2d.vec", "aten.index.Tensor", "aten._unsafe_index.Tensor"),
         modules=("executorch.backends.xnnpack.partition.graphs.bilinear_2d",),
     ),
     "ConvertToLinearPass": Condition(
-        "0533b93afa0ffe40", _no_linear, modules=("executorch.backends.transforms.addmm_mm_to_linear",)
+        "30499cd092ad3dba", _no_linear, modules=("executorch.backends.transforms.addmm_mm_to_linear",)
     ),
     "PropagateCustomMetaPass": Condition(
-        "f4213f072e78cade", _no_custom, modules=("executorch.backends.xnnpack.utils.quant_utils",)
+        "b421e11c557d2462", _no_custom, modules=("executorch.backends.xnnpack.utils.quant_utils",)
     ),
     "ConvertToSDPAPass": Condition(
-        "4f8687990ab42d5f",
+        "a2e7b37382dc75cd",
         _all_of(
             "aten._softmax.default", "aten.any.dim", "aten.bmm.default", "aten.logical_not.default", "aten.where.self"
         ),
         modules=("executorch.backends.xnnpack.partition.graphs.sdpa",),
     ),
-    "ConstPropPass": Condition("ae85b14c65d638a5", _no_constants),
-    "FuseBatchNormPass": Condition("4b2a98f22ed5e61a", _lacks(*_BATCH_NORMS)),
-    "DecomposeBatchNorm": Condition("2a987d0bc2ac37ca", _lacks_table(lambda kind: kind.BATCH_NORM_OPS)),
-    "FuseActivationPass": Condition("03749299218f4253", _lacks_table(lambda kind: kind.FUSEABLE_ACTIVATIONS)),
-    "DecomposeConcatenate": Condition("7063909b949b40ce", _no_long_cat),
-    "RemoveGetItemPass": Condition("c06b7f3bf40d93f9", _lacks("aten.max_pool2d_with_indices.default", "aten.max.dim")),
-    "InsertPadQDQPass": Condition("fec298b8a02a7ebf", _lacks("aten.constant_pad_nd.default"), traces=False),
-    "Conv1dUnsqueezePass": Condition("0b3633e4d63b7e88", _no_conv1d),
-    "PReLUReshapePass": Condition("b98e217ee83b0fdc", _lacks("aten._prelu_kernel.default")),
-    "ChannelsLastTaggedReshapePass": Condition("6879c89133097b12", lambda kind, graph: False),
-    "RemoveRedundantCopyPass": Condition("8c6c4d620dd33e7b", _lacks("aten._to_copy.default")),
+    "ConstPropPass": Condition("3b18157719f948f7", _no_constants),
+    "FuseBatchNormPass": Condition("9aaa4d041f05122e", _lacks(*_BATCH_NORMS)),
+    "DecomposeBatchNorm": Condition("77912c26ee85b813", _lacks_table(lambda kind: kind.BATCH_NORM_OPS)),
+    "FuseActivationPass": Condition("57552f0dd021bed7", _lacks_table(lambda kind: kind.FUSEABLE_ACTIVATIONS)),
+    "DecomposeConcatenate": Condition("f0a68d8f64e5b734", _no_long_cat),
+    "RemoveGetItemPass": Condition("131d104678b47519", _lacks("aten.max_pool2d_with_indices.default", "aten.max.dim")),
+    "InsertPadQDQPass": Condition("cab2e89a8fdfdc16", _lacks("aten.constant_pad_nd.default"), traces=False),
+    "Conv1dUnsqueezePass": Condition("405103756f24a57c", _no_conv1d),
+    "PReLUReshapePass": Condition("8e8b31e8aa12d3e0", _lacks("aten._prelu_kernel.default")),
+    "ChannelsLastTaggedReshapePass": Condition("e195edde453f6acb", lambda kind, graph: False),
+    "RemoveRedundantCopyPass": Condition("24c2d4ec6524a2ae", _lacks("aten._to_copy.default")),
 }
 
 
@@ -244,35 +245,25 @@ _KNOWN: dict[Any, bool] = {}
 
 def source_digest(kind: Any) -> str:
     """Return the first digits of the SHA-256 of the source of a pass: of its functions as they are now."""
-    digest = hashlib.sha256()
-    for function in _functions(kind, CONDITIONS[kind.__name__]):
-        digest.update(_source(function).encode())
-    return digest.hexdigest()[:16]
+    return pins.digest_of_functions(_functions(kind, CONDITIONS[kind.__name__]))
 
 
-def _source(function: FunctionType) -> str:
-    try:
-        return inspect.getsource(function)
-    except (OSError, TypeError):  # it was made in a console, or has no file here
-        return "?"
-
-
-def _functions(kind: Any, condition: Condition) -> Iterator[FunctionType]:
+def _functions(kind: Any, condition: Condition) -> Iterator[Any]:
     """Yield the functions of a pass, of its bases up to ExportPass, of its helpers, and those that trace."""
     for owner in kind.__mro__:
         if owner is ExportPass:
             break
-        yield from _functions_in(vars(owner).values())
+        yield from _functions_in(owner)
     for name in condition.modules:
-        yield from _functions_in(vars(sys.modules[name]).values(), name)
+        yield from _functions_in(sys.modules[name])
     for owner, name in ((ExportPass, "call_submodule"), (_ExportPassBase, "call"), (_ExportPassBase, "call_operator")):
-        yield getattr(owner, name)
+        yield original_of(owner, name, getattr(owner, name))
 
 
-def _functions_in(values: Iterable[Any], module: str | None = None) -> Iterator[FunctionType]:
-    for value in values:
-        function = (
-            inspect.unwrap(getattr(value, "__func__", value)) if callable(getattr(value, "__func__", value)) else value
-        )
-        if isinstance(function, FunctionType) and module in (None, function.__module__):
+def _functions_in(owner: Any) -> Iterator[Any]:
+    """Yield the functions of a class, or those that a module defines, with what wraps them."""
+    for name, value in vars(owner).items():
+        function = original_of(owner, name, getattr(value, "__func__", value))
+        inner = inspect.unwrap(function) if callable(function) else function
+        if isinstance(inner, FunctionType) and (isinstance(owner, type) or inner.__module__ == owner.__name__):
             yield function

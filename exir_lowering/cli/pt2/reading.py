@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import zipfile
 import zlib
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -51,8 +50,16 @@ def check_devices(path: Path) -> None:
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, zlib.error):
         return
     for content in described:
-        with suppress(json.JSONDecodeError, UnicodeDecodeError):
-            json.loads(content, object_hook=_check_device)
+        _check_devices_in(content)
+
+
+def _check_devices_in(content: bytes) -> None:
+    try:
+        json.loads(content, object_hook=_check_device)
+    except InputError:
+        raise
+    except (ValueError, RecursionError):  # it is no JSON, or JSON that Python does not read
+        return
 
 
 def _check_device(table: dict[str, Any]) -> dict[str, Any]:
