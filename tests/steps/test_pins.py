@@ -23,7 +23,7 @@ from torch.export import Dim, export
 from torch.fx.passes.infra.pass_base import PassBase
 
 from exir_lowering import LoweringOptions, load, lower
-from exir_lowering._upstream import conversion, pins
+from exir_lowering._upstream import pins
 from exir_lowering._upstream.pinned import FEATURES, Feature
 
 PLACES = [(feature, place) for feature in FEATURES for place in feature.places]
@@ -141,6 +141,8 @@ def test_without_a_feature_upstream_does_it(
 
 def test_every_pass_to_edge_dialect_is_known() -> None:
     """A list of passes names them only; each has to be pinned itself."""
+    from exir_lowering._upstream import conversion  # which a child below does without
+
     classes = {place.partition(":")[2] for feature in FEATURES for place in feature.places}
     passes = conversion.dialect_passes(EdgeCompileConfig())
     names = set()
@@ -151,7 +153,7 @@ def test_every_pass_to_edge_dialect_is_known() -> None:
 
 
 def test_what_others_kept_is_not_taken(tmp_path: Path) -> None:
-    """A number that only our own code keeps: a process without it does not get the other's program, nor gives its own."""
+    """A number that only our own code keeps: neither way of lowering gets what the other one has kept."""
 
     class Adds(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -219,7 +221,7 @@ for name in "fakes forms delegates compilation composites emission histories set
 sys.modules["exir_lowering._upstream.conversion"] = None
 sys.path[:0] = sys.argv[1].split(":")
 from test_pins import files
-from exir_lowering._upstream import conversion, pins
+from exir_lowering._upstream import pins
 content, report = files()
 assert len(report.switched_off) == len(pins.FEATURES), report.switched_off
 assert all("EXIR_LOWERING_PLAIN is set" in line for line in report.switched_off)
