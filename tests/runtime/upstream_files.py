@@ -23,14 +23,9 @@ from typing import Any
 import pytest
 import torch
 
-from exir_lowering import load
+from exir_lowering import BackendUnavailableError, load
 
-FOLDERS = (
-    "backends/test/suite/operators",
-    "backends/xnnpack/test/ops",
-    "backends/xnnpack/test/quantizer",
-    "exir/tests",
-)
+FOLDERS = ("backends/test/suite/operators", "backends/xnnpack/test/ops")
 ENGINES = ("runtime", "interpreter")
 
 
@@ -97,6 +92,9 @@ class Watched:
             self._comparison.counts[f"calls, {engine}"] += 1
             try:
                 got = program.run(method, *copies[engine])
+            except BackendUnavailableError:  # such as payloads that are called with sizes, in the interpreter
+                self._comparison.counts[f"calls that only the runtime executes, {engine}"] += 1
+                continue
             except Exception as error:
                 self._comparison.note(f"call refused, {engine}", f"{type(error).__name__}: {error}")
                 continue
