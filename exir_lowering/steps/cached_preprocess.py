@@ -64,6 +64,7 @@ def _make_tasks(group: BackendGroup, backend: Backend, maker: Maker, cache: Cach
     sharing = () if isinstance(backend, ExecutorchBackend) else group.partitions
     neighbours = describe_neighbours([partition.program for partition in sharing])
     tasks = []
+    versions = [*list_versions(), *pins.state()]
     for partition in group.partitions:
         replaceable = maker.payloads is not None and maker.independent
         handles = number_handles(partition.program) if replaceable else None
@@ -77,7 +78,7 @@ def _make_tasks(group: BackendGroup, backend: Backend, maker: Maker, cache: Cach
         if sharing:
             parts["weights"] += list_neighbours(partition.program, neighbours)
         parts["backend"] = list(maker.backend)
-        parts["versions"] = [*list_versions(), *pins.state()]
+        parts["versions"] = versions
         tasks.append(_Task(partition, make_key(KIND, parts), handles))
     return tasks
 
