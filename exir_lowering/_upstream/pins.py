@@ -48,8 +48,9 @@ _LOG = logging.getLogger(__name__)
 _BY_NAME = {feature.name: feature for feature in FEATURES}
 _OFF: set[str] = set()  # the features that were found off in this process
 _TOLD: set[str] = set()  # what the log has said
-# What was looked at, with what it consists of, and whether it is known.
-_SEEN: dict[tuple[str, str], tuple[Any, tuple[Any, ...], bool]] = {}
+# What was looked at: what it consists of, and whether it is known.
+_SEEN: dict[tuple[str, str], tuple[tuple[Any, ...], bool]] = {}
+_CHANGING = (dict, list, set)  # their content is looked at each time
 _STDLIB = sysconfig.get_path("stdlib")
 _PROCESS = secrets.token_hex(8)  # tells what cannot be described from what another process has
 _LENGTH = 16  # hexadecimal digits of a SHA-256
@@ -160,14 +161,24 @@ def _find_reason(feature: Feature, *, exactly: bool = False) -> str:
 def _is_known(module: str, path: str) -> bool:
     """Return whether what is at a place has one of the digests; it is looked at again when it is another object."""
     value = find(f"{module}:{path}")
-    parts = tuple(vars(value).values()) if isinstance(value, type) else (getattr(value, "__code__", None),)
+    parts = tuple(_parts(value))
     seen = _SEEN.get((module, path))
-    if seen is not None and seen[0] is value and len(seen[1]) == len(parts) and all(map(operator.is_, seen[1], parts)):
-        return seen[2]
+    if seen is not None and len(seen[0]) == len(parts) and all(map(operator.is_, seen[0], parts)):
+        return seen[1]
     known = digest_of(value) in DIGESTS.get(module, {}).get(path, ())
-    if isinstance(value, (type, FunctionType)):  # a table may change
-        _SEEN[module, path] = value, parts, known
+    if not any(isinstance(part, _CHANGING) for part in parts):
+        _SEEN[module, path] = parts, known
     return known
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """Yield what is another object when a function, or something in a class, is replaced."""
+    yield value
+    yield getattr(value, "__code__", None)
+    if isinstance(value, type):
+        for name, item in vars(value).items():
+            if not name.startswith("__") or callable(item):
+                yield from _parts(item)
 
 
 def _describe(value: Any, depth: int) -> Iterator[str]:

@@ -16,8 +16,8 @@ import executorch.backends.xnnpack.operators.node_visitor  # noqa: F401
 import forked
 import pytest
 import torch
-from executorch.exir import EdgeCompileConfig
-from executorch.exir.passes import remove_mixed_type_operators
+from executorch.exir import EdgeCompileConfig, pass_base
+from executorch.exir.passes import dim_order_ops_registry, remove_mixed_type_operators
 from torch import nn
 from torch.export import Dim, export
 from torch.fx.passes.infra.pass_base import PassBase
@@ -207,6 +207,19 @@ def _with_class(function: Any, kind: type) -> Callable[..., Any]:
         for name, cell in zip(function.__code__.co_freevars, function.__closure__, strict=True)
     )
     return FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, cells)
+
+
+def test_what_changes_inside_of_a_class_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert pins.switched_off() == ()
+    kind = pass_base._ExportPassBase.ExportInterpreter
+    original = kind.call_function
+    monkeypatch.setattr(kind, "call_function", lambda self, *given: original(self, *given))
+    assert "_ExportPassBase is not what it was" in pins.why_off("known values of passes")
+    monkeypatch.undo()
+    monkeypatch.setitem(dim_order_ops_registry.DimOrderOpsMap, None, None)
+    assert "DimOrderOpsMap is not what it was" in pins.why_off("Edge operators by name")
+    monkeypatch.undo()
+    assert pins.switched_off() == ()
 
 
 def test_what_is_missing_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
