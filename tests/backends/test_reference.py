@@ -593,10 +593,14 @@ def test_the_run_time_side_imports_no_compiler(tmp_path: Path) -> None:
     own, others = done.stdout.splitlines()[-2:]
     assert eval(own) == [
         "exir_lowering._upstream",
+        "exir_lowering._upstream.digests",
         "exir_lowering._upstream.executorch_operators",
         "exir_lowering._upstream.locks",
         "exir_lowering._upstream.meta_functions",
         "exir_lowering._upstream.operators",
+        "exir_lowering._upstream.pinned",
+        "exir_lowering._upstream.pins",
+        "exir_lowering._upstream.replacing",
         "exir_lowering._upstream.tensors",
         "exir_lowering.backends",
         "exir_lowering.backends.compiler_demo",
