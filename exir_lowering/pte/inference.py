@@ -101,7 +101,7 @@ def _check(body: Body, name: str, operator: FunctionalOperator, arguments: Seque
     certain = not any(_varies(body, index) for index in (*used, *outputs))
     described = tuple(_describe(body, index) for index in given)
     own = name.partition(".")[0]
-    _check_given(name, own, described, certain)
+    _check_given(name, own, described, certain, plans)
     made = _infer(operator, described, plans[0].dtype if operator.dtype else None)
     if made is None or (isinstance(made, str) and not certain):
         return
@@ -122,14 +122,17 @@ def _check(body: Body, name: str, operator: FunctionalOperator, arguments: Seque
             )
 
 
-def _check_given(name: str, own: str, described: tuple[_Described, ...], certain: bool) -> None:
+def _check_given(
+    name: str, own: str, described: tuple[_Described, ...], certain: bool, results: Sequence[Tensor]
+) -> None:
     """Refuse a call on which a kernel ends the process; those that check a call themselves report an error."""
     layouts = [content for _, content in described if isinstance(content, MemoryLayout)]
     types = {layout.dtype for layout in layouts}
     alone = types & _ALONE and own not in _CONVERTING
     if len(types) > 1 and (alone or (own == _CONVOLUTION and not _convolves([layout.dtype for layout in layouts]))):
         raise CorruptError(f"{name} is called with tensors of {' and '.join(sorted(map(str, types)))}")
-    fatal = _why_fatal(own, described, layouts[0].sizes if certain and layouts else None)
+    converts = bool(layouts and results) and layouts[0].dtype != results[0].dtype
+    fatal = _why_fatal(own, described, layouts[0].sizes if certain and layouts else None, converts)
     if fatal is not None:
         raise CorruptError(f"{name} would end the process: {fatal}")
 
@@ -139,10 +142,13 @@ def _convolves(types: Sequence[torch.dtype]) -> bool:
     return types[0] == types[1] and all(bias in _CONVERTED for bias in types[2:])
 
 
-def _why_fatal(own: str, described: tuple[_Described, ...], sizes: tuple[int, ...] | None) -> str | None:
+def _why_fatal(
+    own: str, described: tuple[_Described, ...], sizes: tuple[int, ...] | None, converts: bool
+) -> str | None:
     """Return why a kernel ends the process where torch's operator returns a result, as a clause; None if it does not.
 
-    These kernels, of ExecuTorch 1.5, divide by zero or abort. `sizes` are those of the first tensor, None if uncertain.
+    These kernels, of ExecuTorch 1.5, divide by zero or abort. `sizes` are those of the first tensor, None if uncertain;
+    `converts` says whether the result has another type than that tensor.
     """
     if own not in _FATAL:
         return None
@@ -154,7 +160,9 @@ def _why_fatal(own: str, described: tuple[_Described, ...], sizes: tuple[int, ..
     if own in ("aten::amax", "aten::amin"):
         return "its tensor has no elements" if 0 in sizes else None
     if own in ("aten::sum", "aten::unfold_copy"):
-        return "its tensor has no dimension, but it is given one" if sizes == () and dim not in (None, ()) else None
+        summed_otherwise = own == "aten::sum" and converts  # by other code of the kernel
+        given = sizes == () and dim not in (None, ()) and not summed_otherwise
+        return "its tensor has no dimension, but it is given one" if given else None
     if own == "aten::_log_softmax" and isinstance(dim, int) and 0 not in sizes[:dim]:
         return "its rows have no elements" if 0 in sizes[dim:] else None
     return None

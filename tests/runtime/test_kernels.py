@@ -63,6 +63,7 @@ def test_a_kernel_that_would_end_the_process_is_refused():
     number = torch.tensor(2.0)
     ends += [make_call("sum", torch.sum, number, 0), make_call("unfold", torch.unfold_copy, number, 0, 1, 1)]
     runs = [make_call("sum", torch.sum, number, []), make_call("mean", torch.mean, number, 0)]
+    runs += [make_call("converting sum", torch.sum, number.int(), 0, dtype=torch.int64)]
     runs += [make_call("resized", functional.interpolate, torch.ones(0, 1, 2, 2), scale_factor=2)]
     runs += [make_call("narrow_copy", torch.narrow_copy, torch.ones(3, 2), 1, 0, 1)]
     runs += [make_call("log_softmax", torch.log_softmax, x, dim) for dim in (2, -1)]
