@@ -1,4 +1,4 @@
-"""A drop-in for `executorch.exir.backend.backend_api.to_backend`, and the old names of modules that moved."""
+"""A drop-in for `executorch.exir.backend.backend_api.to_backend`."""
 
 import lazy_loader
 
