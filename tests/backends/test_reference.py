@@ -611,7 +611,6 @@ def test_the_run_time_side_imports_no_compiler(tmp_path: Path) -> None:
         "exir_lowering.backends.reference.delegate",
         "exir_lowering.backends.reference.operators",
         "exir_lowering.backends.reference.soundness",
-        "exir_lowering.compat",
         "exir_lowering.errors",
         "exir_lowering.errors.interrupts",
         "exir_lowering.graphs",
