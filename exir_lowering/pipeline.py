@@ -6,12 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from executorch.exir import EdgeProgramManager
-from executorch.exir.backend.compile_spec_schema import CompileSpec
 from torch.export import ExportedProgram
 
 from exir_lowering import graphs
 from exir_lowering._upstream import locks, pins
+from exir_lowering._upstream.compiler import EdgeProgramManager
 from exir_lowering._upstream.delegates import LoweredBackendModule
 from exir_lowering.graphs import collector, debug_handles
 from exir_lowering.graphs.copies import own_state
@@ -33,7 +32,7 @@ from exir_lowering.plans.lowering_plan import LoweringPlan
 from exir_lowering.plans.planning import plan_method
 from exir_lowering.plans.report import Report
 from exir_lowering.plugins import availability, registry
-from exir_lowering.plugins.backend import Backend, PartitionerLike
+from exir_lowering.plugins.backend import Backend, CompileSpec, PartitionerLike
 from exir_lowering.plugins.rewrite import Rewrite
 from exir_lowering.steps import arguments, checks
 from exir_lowering.steps.arguments import TransformPasses

@@ -133,6 +133,9 @@ DIGESTS: dict[str, dict[str, tuple[str, ...]]] = {
     "executorch.exir.verification.verifier": {
         "EXIREdgeDialectVerifier": ("4666802eef46e942",),
     },
+    "file": {
+        "torch/_inductor/fx_passes/post_grad.py": ("dbcdb4f89cb4a523",),
+    },
     "torch._compile": {
         "_disable_dynamo": ("3a7a5de33dd0ed05",),
     },
@@ -170,6 +173,9 @@ DIGESTS: dict[str, dict[str, tuple[str, ...]]] = {
     "torch._subclasses.fake_tensor": {
         "FakeTensor.__new__": ("84231dde23a86143",),
         "in_kernel_invocation_manager": ("a1d30fffb7657fd4",),
+    },
+    "torch.export._remove_auto_functionalized_pass": {
+        "unsafe_remove_auto_functionalized_pass": ("f4e3301f612ca059",),
     },
     "torch.export.exported_program": {
         "ExportedProgram.run_decompositions": ("35daf8fdd887b786",),

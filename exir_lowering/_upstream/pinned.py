@@ -221,6 +221,15 @@ FEATURES = (
         _in("torch._compile", "_disable_dynamo"),
     ),
     Feature(
+        "late import of inductor",
+        "ExecuTorch's compiler is imported without torch's inductor, which is imported where a program needs it",
+        "both are imported at once",
+        (
+            *_in("torch.export._remove_auto_functionalized_pass", "unsafe_remove_auto_functionalized_pass"),
+            "file:torch/_inductor/fx_passes/post_grad.py",  # not imported, so that it cannot be asked otherwise
+        ),
+    ),
+    Feature(
         "refusals of partitioners",
         "reports have the reasons that ExecuTorch's partitioners give for what they leave",
         "they do not have those reasons",

@@ -21,6 +21,7 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -35,6 +36,7 @@ __all__ = [
     "digest_of_functions",
     "find",
     "is_on",
+    "is_plain",
     "state",
     "switched_off",
     "tell_switched_off",
@@ -86,9 +88,9 @@ def switched_off(names: Iterable[str] | None = None) -> tuple[str, ...]:
 
 def tell_switched_off() -> tuple[str, ...]:
     """Return the features that were found off in this process, each with the reason; the log says each once."""
-    found = switched_off(name for name in _BY_NAME if name in _OFF or _is_plain())
+    found = switched_off(name for name in _BY_NAME if name in _OFF or is_plain())
     for line in found:
-        if line not in _TOLD and not _is_plain():
+        if line not in _TOLD and not is_plain():
             _TOLD.add(line)
             _LOG.warning("Off: %s", line)
     return found
@@ -102,14 +104,25 @@ def state() -> list[str]:
 def find(place: str) -> Any:
     """Return what is at a place such as "torch.fx:GraphModule.recompile": upstream's own where we replace it.
 
-    Raises ImportError or AttributeError if it is not there.
+    What is at "file:torch/fx/proxy.py" is its text. Raises ImportError or AttributeError if it is not there.
     """
     module, _, path = place.partition(":")
+    if module == "file":
+        return _read_file(path)
     value: Any = sys.modules.get(module) or import_module(module)
     for name in path.split(".") if path else ():
         owner, value = value, inspect.getattr_static(value, name)
         value = original_of(owner, name, value)
     return value
+
+
+def _read_file(path: str) -> str:
+    package, _, rest = path.partition("/")
+    (folder, *_) = sys.modules[package].__path__
+    try:
+        return (Path(folder) / rest).read_text()
+    except OSError as error:
+        raise ImportError(str(error)) from error
 
 
 def digest_of(value: Any) -> str:
@@ -128,13 +141,14 @@ def digest_of_functions(functions: Iterable[Any]) -> str:
         return ""
 
 
-def _is_plain() -> bool:
+def is_plain() -> bool:
+    """Return whether everything is turned off."""
     return os.environ.get(PLAIN, "") not in ("", "0")
 
 
 def _find_reason(feature: Feature, *, exactly: bool = False) -> str:
     """Return why a feature is off, "" if it is on; `exactly` with what is there instead."""
-    if _is_plain():
+    if is_plain():
         return f"{PLAIN} is set"
     for place in feature.places:
         module, _, path = place.partition(":")

@@ -28,7 +28,7 @@ from exir_lowering._upstream.pinned import FEATURES, Feature
 
 PLACES = [(feature, place) for feature in FEATURES for place in feature.places]
 MENDED = ("numbers beside tensors", "empty concatenations")
-ASKED_ELSEWHERE = ("proposals in linear time", "operators without the compiler")
+ASKED_ELSEWHERE = ("proposals in linear time", "operators without the compiler", "late import of inductor")
 """What only those ask for who want it, and who have not imported torch's compiler."""
 SLOW = LoweringOptions(edge="executorch", accelerate=False)
 
@@ -76,6 +76,9 @@ def changed(value: Any) -> Any:
 def change(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Change what is at a place; of a class, its first function."""
     module, _, path = place.partition(":")
+    if module == "file":
+        monkeypatch.setattr(pins, "_read_file", lambda path, read=pins._read_file: read(path) + "# changed")
+        return
     *above, name = path.split(".")
     owner: Any = importlib.import_module(module)
     for each in above:
@@ -248,3 +251,30 @@ def test_all_can_be_turned_off(slowly: bytes, tmp_path: Path) -> None:
     done = forked.run(PLAIN, folders, tmp_path / "plain.pte", env={"EXIR_LOWERING_PLAIN": "1"}, timeout=120, fresh=True)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "plain.pte").read_bytes() == slowly
+
+
+def test_inductor_is_imported_where_a_program_needs_it() -> None:
+    """ExecuTorch's compiler imports it for one function, which puts operators back that write their arguments."""
+    code = """
+import sys, exir_lowering, torch
+from torch.export import export
+
+class Cached(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("state", torch.zeros(1, 4, 1, 2))
+
+    def forward(self, x):
+        torch.ops.llama.update_cache(x, self.state, 1)
+        return self.state * 1
+
+module, x = "torch._inductor.fx_passes.post_grad", torch.ones(1, 1, 1, 2)
+lowered = exir_lowering.lower(export(torch.nn.Linear(2, 3), (x,)), "xnnpack")
+lowered.emit()
+assert lowered.report.switched_off == () and module not in sys.modules
+from executorch.extension.llm.custom_ops import custom_ops
+(got,) = exir_lowering.load(exir_lowering.lower(export(Cached(), (x,))).emit().buffer).run("forward", x)
+assert torch.equal(got, Cached()(x)) and module in sys.modules
+"""
+    done = forked.run(code, fresh=True)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,63 @@
+"""ExecuTorch's compiler, imported without the part of torch's inductor of which it calls one function, rarely."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from torch._ops import HigherOrderOperator
+from torch.fx import Graph
+
+from exir_lowering._upstream import pins
+from exir_lowering._upstream.programs import CALL_DELEGATE
+
+__all__ = ["EdgeProgramManager"]
+
+_PASS = "torch.export._remove_auto_functionalized_pass"
+_PACKAGE = "torch._inductor.fx_passes"
+_FROM = f"{_PACKAGE}.post_grad"
+_FUNCTION = "decompose_auto_functionalized"
+
+
+def _decompose(graph: Graph) -> None:
+    """Call the function, which changes calls of higher-order operators only."""
+    if any(isinstance(node.target, HigherOrderOperator) and node.target is not CALL_DELEGATE for node in graph.nodes):
+        getattr(import_module(_FROM), _FUNCTION)(graph)
+
+
+def _import_pass() -> None:
+    """Import the pass that has the function while another module stands in for the function's; 0.6 s of CPU less."""
+    if _PASS in sys.modules or _FROM in sys.modules or pins.is_plain():
+        return
+    import_module(_PACKAGE)
+    instead = ModuleType(_FROM)
+
+    def look_up(name: str) -> Any:
+        """Serve another thread that imports the module just now; Python itself asks for __path__."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        _remove(instead)
+        return getattr(import_module(_FROM), name)
+
+    instead.__dict__.update({_FUNCTION: _decompose, "__getattr__": look_up})
+    sys.modules[_FROM] = instead
+    try:
+        found = import_module(_PASS)
+    except ImportError:  # ExecuTorch's import says so, if it needs it
+        return
+    finally:
+        _remove(instead)
+    if not pins.is_on("late import of inductor"):
+        setattr(found, _FUNCTION, getattr(import_module(_FROM), _FUNCTION))
+
+
+def _remove(instead: ModuleType) -> None:
+    if sys.modules.get(_FROM) is instead:
+        del sys.modules[_FROM]
+
+
+_import_pass()
+
+from executorch.exir import EdgeProgramManager  # noqa: E402
