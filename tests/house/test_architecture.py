@@ -17,12 +17,8 @@ PACKAGE = ROOT / "exir_lowering"
 
 
 def _files() -> list[Path]:
-    own = [
-        p
-        for p in PACKAGE.rglob("*.py")
-        if p.relative_to(PACKAGE).parts[0] not in ("backends", "partitioners", "rewrites")
-    ]
-    return own + [p for folder in ("backends", "partitioners", "rewrites") for p in (ROOT / folder).rglob("*.py")]
+    own = [p for p in PACKAGE.rglob("*.py") if p.relative_to(PACKAGE).parts[0] not in ("backends", "partitioners")]
+    return own + [p for folder in ("backends", "partitioners") for p in (ROOT / folder).rglob("*.py")]
 
 
 FILES = [pytest.param(path, id=str(path.relative_to(ROOT))) for path in _files()]

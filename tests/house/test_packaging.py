@@ -18,7 +18,7 @@ else:
 CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
-PLUGIN_FOLDERS = ("backends", "partitioners", "rewrites")
+PLUGIN_FOLDERS = ("backends", "partitioners")
 
 
 def _packages_on_disk() -> set[str]:
@@ -27,7 +27,6 @@ def _packages_on_disk() -> set[str]:
         (ROOT / "exir_lowering", "exir_lowering"),
         (ROOT / "backends", "exir_lowering.backends"),
         (ROOT / "partitioners", "exir_lowering.partitioners"),
-        (ROOT / "rewrites", "exir_lowering.rewrites"),
     ):
         # Folders without modules, too: to setuptools they are packages, and it warns of those that are not in the list.
         for inside in {path.parent for path in folder.rglob("*") if path.is_file()}:
@@ -74,7 +73,7 @@ def test_the_wheel_holds_every_module_once(wheel: Path) -> None:
     names = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".py")]
     expected = {
         str(Path(*(part for part in path.relative_to(ROOT).parts)))
-        for folder in ("exir_lowering", "backends", "partitioners", "rewrites")
+        for folder in ("exir_lowering", "backends", "partitioners")
         for path in (ROOT / folder).rglob("*.py")
         if not (folder == "exir_lowering" and path.relative_to(ROOT).parts[1] in PLUGIN_FOLDERS)
     }
@@ -91,7 +90,7 @@ def _files(folder: Path) -> set[str]:
 
 def test_the_sdist_holds_what_is_needed_to_build_and_test_it(source: Path, sdist: Path) -> None:
     packaging = {"CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "README.md", "SECURITY.md"}
-    folders = ("exir_lowering/", "backends/", "partitioners/", "rewrites/", "tests/", "docs/")
+    folders = ("exir_lowering/", "backends/", "partitioners/", "tests/", "docs/")
     expected = {name for name in _files(source) if name in packaging | {"pyproject.toml"} or name.startswith(folders)}
     assert any(name.endswith(".pyi") for name in expected)
     assert {"exir_lowering/runtime/native/shim.cpp", "exir_lowering/py.typed", "tests/conftest.py"} <= expected

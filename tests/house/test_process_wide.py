@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/concepts/process.md"
-FOLDERS = ("exir_lowering", "partitioners", "backends", "rewrites")
+FOLDERS = ("exir_lowering", "partitioners", "backends")
 MAKERS = {
     *("ContextVar", "WeakSet", "WeakKeyDictionary", "WeakValueDictionary", "Lock", "RLock", "local", "Condition"),
     *("Event", "Counter", "OrderedDict", "deque", "count", "defaultdict", "replacing", "Shared", "Workers"),
