@@ -108,10 +108,10 @@ class DataFiles:
         files = [container.read_data(one.file.writable()) for one in self.files]
         return {name: weight.content for file in files for name, weight in file.items()}
 
-    def check(self) -> None:
+    def check(self, what: str = "program") -> None:
         """Check that the files are still those that were read; raise an InputError when one was replaced or changed."""
         for one in self.files:
-            one.file.check()
+            one.file.check(what)
 
 
 def read(given: Any) -> DataFiles:
