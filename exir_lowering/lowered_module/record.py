@@ -18,9 +18,8 @@ from exir_lowering.errors import InputError
 from exir_lowering.lowered_module import convention, values
 from exir_lowering.lowered_module.convention import Convention
 from exir_lowering.pte.digests import XXH3
-from exir_lowering.pte.dtypes import CODES, DTYPES
 from exir_lowering.pte.format import MethodSpec
-from exir_lowering.pte.value_kinds import MAX_RANK, TENSOR, ValueSpec
+from exir_lowering.pte.value_kinds import CODES, DTYPES, MAX_RANK, TENSOR, ValueSpec
 
 VERSION = 1
 _HEAD = struct.Struct("<Q16s")

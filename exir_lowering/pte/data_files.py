@@ -12,9 +12,10 @@ from typing import Any, TypeAlias
 
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
-from exir_lowering.pte import container, data_writer, digests, kinds, mapping
+from exir_lowering.pte import container, digests, kinds, mapping
 from exir_lowering.pte.container import Weight
 from exir_lowering.pte.mapping import MappedFile
+from exir_lowering.pte.program_writer import write_data
 from exir_lowering.pte.temporary import TemporaryFolder
 
 One: TypeAlias = "str | os.PathLike[str] | bytes"
@@ -94,7 +95,7 @@ class DataFiles:
                 if len(self.files) == 1:
                     file.write(self.files[0].file.content)
                 else:
-                    data_writer.write(file, [one.file.content for one in self.files])
+                    write_data(file, self.tensors)
         except OSError as error:
             let_through(error)
             raise InputError(
