@@ -153,6 +153,7 @@ class LoweredMethods(Mapping[str, ExportedProgram]):
             accelerate=self.accelerate,
             in_place=self.in_place,
             unchanged=self.unchanged,
+            constant_methods=self.constant_methods,
         )
         for name, value in self.constant_methods.items():
             setattr(module, name, value)

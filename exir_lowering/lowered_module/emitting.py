@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-import weakref
 from collections.abc import Mapping
+from functools import cache, partial
 from typing import Any
 
 from executorch.exir import ExecutorchBackendConfig
@@ -16,11 +16,13 @@ from exir_lowering.lowered_module.convention import of_program
 from exir_lowering.lowered_module.module import Delegates, LoweredModule
 from exir_lowering.lowered_module.originals import OriginalRunner
 from exir_lowering.lowered_module.record import Record
-from exir_lowering.lowered_module.runners import DelegateRunner, Engine
-from exir_lowering.lowered_module.source import File, Source, read_source
+from exir_lowering.lowered_module.runners import Engine, open_available
+from exir_lowering.lowered_module.source import Source
 from exir_lowering.plans.report import Report
 from exir_lowering.plugins import availability
+from exir_lowering.pte.assembling import RESERVED
 from exir_lowering.pte.temporary import TemporaryFolder
+from exir_lowering.runtime.program import read_file
 from exir_lowering.steps import shared_state
 from exir_lowering.steps.emit import emit
 from exir_lowering.steps.shared_state import ShareState
@@ -47,10 +49,10 @@ def of_lowered(
     shared_state.check(programs, states)
     original = OriginalRunner(programs, states)
     options |= {"config": config, "share_state": share_state}
-    file = File(lambda: emit_source(programs, report, options))
+    source = cache(partial(emit_source, programs, report, options))
     if isinstance(delegates, str) and delegates == ORIGINAL:
-        return LoweredModule(file, original, contents, original)
-    runner = DelegateRunner(file.source, delegates, engine=engine)
+        return LoweredModule(source, original, contents, original)
+    runner = open_available(source(), delegates, engine)
     if runner.missing:
         reasons = " ".join(runner.missing.values())
         warnings.warn(
@@ -58,7 +60,7 @@ def of_lowered(
             BackendUnavailableWarning,
             stacklevel=stacklevel + 1,
         )
-    return LoweredModule(file, runner, contents, original)
+    return LoweredModule(source, runner, contents, original)
 
 
 def emit_source(programs: Mapping[str, ExportedProgram], report: Report, options: Mapping[str, Any]) -> Source:
@@ -67,19 +69,14 @@ def emit_source(programs: Mapping[str, ExportedProgram], report: Report, options
     The options are those of `emit`, and so is the InputError if the programs cannot be emitted.
     """
     prepared = {name: _prepare(program) for name, program in programs.items()}
-    artifact = emit(prepared, constant_methods=None, report=report, **options)
-    content = artifact.buffer
+    artifact = emit(prepared, report=report, reserved=RESERVED, **options)
     files = artifact.data_files
+    folder = TemporaryFolder() if files else None
+    data = [folder.path / name for name in files] if folder is not None else []
+    for path, content in zip(data, files.values(), strict=True):
+        path.write_bytes(content)
     debug = artifact.methods
-    if not files:
-        return read_source(memoryview(content), content, (), lambda: debug)
-    temporary = TemporaryFolder()
-    folder = temporary.path
-    for name, data in files.items():
-        (folder / name).write_bytes(data)
-    source = read_source(memoryview(content), content, [folder / name for name in files], lambda: debug)
-    weakref.finalize(source, temporary.remove)
-    return source
+    return Source(read_file(artifact.buffer, data or None, None, verify=False), tuple(data), lambda: debug, folder)
 
 
 def _prepare(program: ExportedProgram) -> ExportedProgram:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -17,18 +17,53 @@ from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.lowered_module import bundled, record, runners
 from exir_lowering.lowered_module.convention import Convention
-from exir_lowering.lowered_module.method import LoweredMethod
 from exir_lowering.lowered_module.record import Cases, Record
 from exir_lowering.lowered_module.runners import DelegateRunner, Engine, Runner
-from exir_lowering.lowered_module.source import File, Origin, data_paths, open_source
-from exir_lowering.lowered_module.writing import write_module
+from exir_lowering.lowered_module.source import Source, data_paths, debug_beside
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.pte import saving
+from exir_lowering.pte.assembling import MODULE
+from exir_lowering.pte.container import open_program
 from exir_lowering.pte.verifying import Verify
 from exir_lowering.runtime import load
 from exir_lowering.runtime.find import Unavailable
 
 Delegates = Mapping[str, Delegate | type[Delegate]] | Sequence[Delegate | type[Delegate]]
+
+
+class LoweredMethod:
+    """A method of a `LoweredModule`, called as the original was."""
+
+    def __init__(self, runner: Runner, convention: Convention) -> None:
+        self._runner, self._convention = runner, convention
+        self.__name__ = self.__qualname__ = convention.method
+        self.__signature__ = convention.signature
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Execute the method.
+
+        Args:
+            args: The arguments that are given by position.
+            kwargs: The arguments that are given by name. One that was fixed at export may be left out.
+
+        Returns:
+            What the original returns. Tensors belong to the caller. What the original writes into its arguments is
+            written into those that were given.
+
+        Raises:
+            InputError: An argument is missing, surplus or not what the method takes, or the runtime failed.
+            BackendUnavailableError: The method needs a backend that this machine does not have.
+            BackendFailure: A delegate raised.
+            BackendContractError: What a delegate returned is not what the program says.
+            InvariantError: What the runtime returned is not what the program says.
+        """
+        leaves = self._convention.bind(args, kwargs)
+        outputs = self._runner.run(self._convention, leaves)
+        self._convention.write_back(leaves, outputs)
+        return self._convention.restore(outputs)
+
+    def __repr__(self) -> str:
+        return f"<lowered method {self._convention}>"
 
 
 class LoweredModule(nn.Module):
@@ -42,7 +77,7 @@ class LoweredModule(nn.Module):
     these. A name with a leading underscore is not saved.
     """
 
-    _file: File
+    _source: Callable[[], Source]  # makes it when it is first needed
     _runner: Runner
     _original: Runner | None
     _conventions: dict[str, Convention]
@@ -51,11 +86,11 @@ class LoweredModule(nn.Module):
     _bundled: dict[str, Cases]
     _expected: dict[str, Cases]
 
-    def __init__(self, file: File, runner: Runner, contents: Record, original: Runner | None) -> None:
+    def __init__(self, source: Callable[[], Source], runner: Runner, contents: Record, original: Runner | None) -> None:
         super().__init__()
         own = self.__dict__
         own["training"] = False
-        own["_file"], own["_runner"], own["_original"] = file, runner, original
+        own["_source"], own["_runner"], own["_original"] = source, runner, original
         own["_conventions"] = dict(contents.conventions)
         own["_methods"] = {name: LoweredMethod(runner, one) for name, one in contents.conventions.items()}
         own["_attributes"] = dict(contents.attributes)
@@ -95,17 +130,16 @@ class LoweredModule(nn.Module):
         """
         if not isinstance(path, (str, os.PathLike)):
             raise InputError(f"LoweredModule.load: got a {type(path).__name__}, expected the path of a .pte file.")
-        name = os.fsdecode(path)
         files = data_paths(data)
-        origin = Origin([one for one in (path, *files) if os.path.isfile(one)])
         program = load(
             path, data=files or None, delegates=delegates, engine=engine, unavailable=unavailable, verify=verify
         )
-        source = open_source(name, files, origin)
-        contents = record.read(repr(name), source.methods, program.run)
-        runner = DelegateRunner(source, delegates, engine=engine, unavailable=unavailable, loaded=program)
-        written = frozenset({record.RECORD, record.TENSORS, *contents.attributes})
-        return cls(File(lambda: source, written), runner, contents, None)
+        file = program._file
+        content = file.file.content
+        source = Source(file, tuple(map(Path, files)), cache(partial(debug_beside, Path(path), content)))
+        contents = record.read(file.name, file.methods, open_program(content)[1].named.get(MODULE))
+        again = partial(source.open, delegates, engine, unavailable)
+        return cls(lambda: source, DelegateRunner(source, program, {}, again), contents, None)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the `.pte` file with the attributes, and its data files beside it.
@@ -127,17 +161,11 @@ class LoweredModule(nn.Module):
                 path does not end in `.pte` or cannot be written. No file is written then.
             BackendUnavailableError: Outputs for bundled inputs have to be computed, and cannot be.
         """
-        from exir_lowering.lowered_module import tables  # it needs ExecuTorch's compiler, which loading does not
-
         target = saving.pte_path(path)
         expected = self._outputs() if self._bundled else {}
-        contents = Record(self._conventions, self._attributes, self._bundled, expected)
-        constants = record.constant_methods(contents)
-        source = self._file.source
-
-        pieces = tables.rewrite(source.content, lambda name: name not in self._file.written, constants)
+        pieces = record.write(Record(self._conventions, self._attributes, self._bundled, expected))
         try:
-            write_module(target, pieces, source, partial(self._bundle, expected))
+            self._source().save(target, pieces, partial(self._bundle, expected))
         except OSError as error:
             let_through(error)
             raise InputError(f"Cannot save to {str(target)!r}: {error}") from error
@@ -238,7 +266,7 @@ class LoweredModule(nn.Module):
 
     def _bundle(self, expected: Mapping[str, Cases], pte: Path) -> bytes | None:
         """Return ExecuTorch's bundled program; None when there is nothing to bundle."""
-        methods = self._file.source.methods
+        methods = self._source().methods
         suites = {}
         for name, cases in self._bundled.items():
             if cases and bundled.can_be_written(methods[name], expected[name]):

@@ -1,14 +1,14 @@
-"""What a lowered module writes into its `.pte` file besides the methods, as constant methods.
+"""What a lowered module keeps in its `.pte` file besides the methods: JSON, and the content of its tensors after it.
 
-An attribute that is a number, bool, str or tensor is a constant method of its name, so that an application in C++ can
-call it. Everything else is JSON in one constant method; the tensors that the JSON refers to are the outputs of another
-one.
+It is named data of the file. It starts with the length of the JSON and its digest.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import math
+import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +17,12 @@ import torch
 from exir_lowering.errors import InputError
 from exir_lowering.lowered_module import convention, values
 from exir_lowering.lowered_module.convention import Convention
+from exir_lowering.pte.digests import XXH3
 from exir_lowering.pte.format import MethodSpec
-from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, STRING, TENSOR, ValueSpec
+from exir_lowering.pte.value_kinds import CODES, DTYPES, MAX_RANK, TENSOR, ValueSpec
 
-RECORD = "__exir_lowering__"
-TENSORS = "__exir_lowering_tensors__"
 VERSION = 1
+_HEAD = struct.Struct("<Q16s")
 
 Cases = tuple[list[Any], ...]
 """The values of each of several calls."""
@@ -38,102 +38,104 @@ class Record:
     expected: Mapping[str, Cases]  # the outputs for them, flat, by method
 
 
-def constant_methods(record: Record) -> dict[str, list[Any]]:
-    """Return the constant methods that a record is stored in; InputError if a value or structure cannot be stored."""
+def write(record: Record) -> list[bytes | memoryview]:
+    """Return a record as its file keeps it, in pieces; InputError if a value or structure cannot be stored."""
     tensors: list[torch.Tensor] = []
-    methods: dict[str, list[Any]] = {}
-    nested: dict[str, Any] = {}
-    for name, value in record.attributes.items():
-        where = f"The attribute {name!r}"
-        if isinstance(value, torch.Tensor):
-            methods[name] = [values.storable(where, value)]
-        elif _is_scalar(value):
-            methods[name] = [value]
-        else:
-            nested[name] = values.encode(where, value, tensors)
     content = {
         "version": VERSION,
         "methods": [convention.to_json(one) for one in record.conventions.values()],
-        "attributes": list(record.attributes),
-        "nested": nested,
+        "attributes": {
+            name: values.encode(f"The attribute {name!r}", value, tensors) for name, value in record.attributes.items()
+        },
         "bundled": _cases("A bundled input", record.bundled, tensors),
         "expected": _cases("The output for a bundled input", record.expected, tensors),
     }
-    methods[RECORD] = [json.dumps(content)]
-    if tensors:
-        methods[TENSORS] = list(tensors)
-    return methods
+    content["tensors"] = [[CODES[one.dtype], list(one.shape)] for one in tensors]
+    return pack(json.dumps(content), [one.reshape(-1).view(torch.uint8).numpy().data for one in tensors])
 
 
-def read(where: str, methods: Mapping[str, MethodSpec], run: Callable[[str], Sequence[Any]]) -> Record:
-    """Return the record that is stored in the file `where`, as messages call it; `run` runs a constant method.
+def pack(text: str, tensors: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:
+    """Return JSON, and the content of the tensors that it describes, as a file keeps them."""
+    encoded = text.encode()
+    return [_HEAD.pack(len(encoded), XXH3.of(encoded)), encoded, *tensors]
+
+
+def read(where: str, methods: Mapping[str, MethodSpec], kept: memoryview | None) -> Record:
+    """Return the record that is kept in the file `where`, as messages call it; None for a file that keeps none.
 
     InputError: There is no record, it has a newer version, is damaged, or contains a type that is not known here.
     """
+    if kept is None:
+        raise InputError(
+            f"{where} was not saved by LoweredModule.save: it does not say how its methods are called. Use "
+            "exir_lowering.load, which takes flat inputs, or save lowered.module() instead of lowered.emit()."
+        )
     try:
-        content = read_constant(methods[RECORD]) if RECORD in methods else None
-        if not isinstance(content, str):
-            raise InputError(
-                f"{where} was not saved by LoweredModule.save: it does not say how its methods are called. Use "
-                "exir_lowering.load, which takes flat inputs, or save lowered.module() instead of lowered.emit()."
-            )
-        stored = json.loads(content)
+        stored, rest = unpack(kept)
         if type(stored["version"]) is not int:
             raise TypeError(f"its version is {stored['version']!r}")
         if stored["version"] != VERSION:
             raise InputError(
                 f"{where} has version {stored['version']}, but this exir-lowering reads {VERSION}. Install a newer one."
             )
-        return _read(stored, methods, run)
+        return _read(stored, methods, rest)
     except InputError:
         raise
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, RuntimeError, OverflowError, struct.error) as error:
         raise InputError(
             f"{where} cannot be loaded: what it says about its methods and attributes is damaged: "
             f"{type(error).__name__}: {error}. Make or copy it again."
         ) from error
 
 
-def _read(stored: Any, methods: Mapping[str, MethodSpec], run: Callable[[str], Sequence[Any]]) -> Record:
-    tensors = values.Tensors(_constants(TENSORS, methods, run) if TENSORS in methods else ())
+def unpack(kept: memoryview) -> tuple[Any, memoryview]:
+    """Return the JSON in what `pack` returned, and the content of the tensors; ValueError or struct.error otherwise."""
+    length, digest = _HEAD.unpack_from(kept)
+    text, rest = kept[_HEAD.size : _HEAD.size + length], kept[_HEAD.size + length :]
+    if XXH3.of(text) != digest:
+        raise ValueError("its digest differs")
+    return json.loads(str(text, "utf-8")), rest
+
+
+def _read(stored: Any, methods: Mapping[str, MethodSpec], rest: memoryview) -> Record:
+    tensors = values.Tensors(_tensors(_a(list, stored["tensors"]), rest))
     read = [convention.from_json(one) for one in _a(list, stored["methods"])]
     conventions = {one.method: one for one in read}
     if len(conventions) != len(read):
         raise ValueError("a method occurs twice")
     for one in read:
         _check_convention(one, methods[one.method])
-    names = _a(list, stored["attributes"])
-    if len(set(names)) != len(names):
-        raise ValueError("an attribute occurs twice")
-    for name in names:
-        if not isinstance(name, str) or not name or name.startswith("_") or name in conventions:
+    attributes = _a(dict, stored["attributes"])
+    for name in attributes:
+        if not name or name.startswith("_") or name in conventions:
             raise ValueError(f"{name!r} is not a valid attribute name")
-    nested = _a(dict, stored["nested"])
-    attributes = {name: _attribute(name, nested, methods, run, tensors) for name in names}
     bundled = _read_cases(stored["bundled"], tensors)
     expected = _read_cases(stored["expected"], tensors)
     _check_cases(conventions, bundled, expected)
-    return Record(conventions, attributes, bundled, expected)
+    return Record(
+        conventions, {name: values.decode(one, tensors) for name, one in attributes.items()}, bundled, expected
+    )
+
+
+def _tensors(described: Sequence[Any], content: memoryview) -> list[torch.Tensor]:
+    """Return copies of the tensors, which lie one after the other in the content."""
+    made, start = [], 0
+    for code, shape in described:
+        if len(_a(list, shape)) > MAX_RANK or not all(type(size) is int and 0 <= size < 1 << 31 for size in shape):
+            raise ValueError(f"a tensor has the shape {shape}")
+        dtype = DTYPES[code]
+        memory = bytearray(content[start : start + math.prod(shape) * dtype.itemsize])
+        start += math.prod(shape) * dtype.itemsize
+        if start > len(content):
+            raise ValueError("a tensor is not inside of the file")
+        made.append((torch.frombuffer(memory, dtype=dtype) if memory else torch.empty(0, dtype=dtype)).reshape(shape))
+    return made
 
 
 def _a(kind: type, value: Any) -> Any:
     if type(value) is not kind:
         raise TypeError(f"got a {type(value).__name__}, expected a {kind.__name__}")
     return value
-
-
-def read_constant(method: MethodSpec) -> Any:
-    """Return the value of a constant method, None for a tensor; ValueError if it does not return exactly one value."""
-    (value,) = method.outputs
-    return value.content if value.kind in (INT, BOOL, DOUBLE, STRING) else None
-
-
-def _constants(name: str, methods: Mapping[str, MethodSpec], run: Callable[[str], Sequence[Any]]) -> Sequence[Any]:
-    """Return the tensors of a constant method; one that computes is not run."""
-    method = methods[name]
-    if method.inputs or method.operators or method.delegations or not all(map(_is_tensor, method.outputs)):
-        raise ValueError(f"the method {name!r} is not a constant")
-    return run(name)
 
 
 def _check_convention(one: Convention, method: MethodSpec) -> None:
@@ -156,36 +158,8 @@ def _check_cases(
             raise ValueError(f"the number of outputs for the bundled inputs of method {name!r} is wrong")
 
 
-def _attribute(
-    name: str,
-    nested: Mapping[str, Any],
-    methods: Mapping[str, MethodSpec],
-    run: Callable[[str], Sequence[Any]],
-    tensors: values.Tensors,
-) -> Any:
-    if name in nested:
-        return values.decode(nested[name], tensors)
-    method = methods[name]
-    (value,) = method.outputs
-    if _is_tensor(value):
-        (tensor,) = _constants(name, methods, run)
-        return tensor
-    return read_constant(method)
-
-
 def _is_tensor(value: ValueSpec) -> bool:
     return value.kind == TENSOR
-
-
-def _is_scalar(value: Any) -> bool:
-    """Return whether ExecuTorch can represent a value as a scalar or string."""
-    if type(value) is str:
-        try:
-            value.encode()
-            return True
-        except UnicodeEncodeError:
-            return False
-    return type(value) in (bool, float) or (type(value) is int and -(2**63) <= value < 2**63)
 
 
 def _cases(where: str, methods: Mapping[str, Cases], tensors: list[torch.Tensor]) -> dict[str, Any]:

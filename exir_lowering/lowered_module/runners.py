@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 
 from exir_lowering._upstream import installed
-from exir_lowering.errors import (
-    BackendContractError,
-    BackendUnavailableError,
-    InvariantError,
-)
+from exir_lowering.errors import BackendContractError, BackendUnavailableError, InvariantError
 from exir_lowering.lowered_module.convention import Convention
 from exir_lowering.lowered_module.source import Source
 from exir_lowering.plugins import availability, registry
 from exir_lowering.pte.format import MethodSpec
 from exir_lowering.pte.value_kinds import NULL, Tensor, ValueSpec
-from exir_lowering.runtime import LoadedProgram, load
-from exir_lowering.runtime.find import Unavailable
+from exir_lowering.runtime import LoadedProgram
 from exir_lowering.runtime.inputs import describe, prepare, show
 
 Engine: TypeAlias = Literal["runtime", "interpreter"]
@@ -47,21 +43,11 @@ class DelegateRunner:
     def __init__(
         self,
         source: Source,
-        delegates: Any,
-        *,
-        engine: Engine = "runtime",
-        unavailable: Unavailable | None = None,  # None: load what can be executed; `missing` has why not the rest
-        loaded: LoadedProgram | None = None,  # if the file is already loaded
+        loaded: LoadedProgram | None,  # the file without the methods that are missing; None when it has no others
+        missing: Mapping[str, str],  # the methods that cannot be executed here, and why
+        again: Callable[[], LoadedProgram | None],  # loads it again
     ) -> None:
-        """Load a file; `delegates`, `engine` and `unavailable` are as for `load`."""
-        self._source, self._delegates, self._engine, self._unavailable = source, delegates, engine, unavailable
-        self.missing: dict[str, str] = {}
-        if loaded is None:
-            if unavailable is None:
-                loaded = _load_available(source, delegates, engine, self.missing)
-            else:
-                loaded = _load(source, source.given, delegates, engine, unavailable)
-        self._loaded = loaded
+        self._source, self._loaded, self.missing, self._again = source, loaded, missing, again
 
     def run(self, convention: Convention, leaves: Sequence[Any]) -> list[Any]:
         """Execute a method; it raises what `LoweredMethod.__call__` does."""
@@ -75,13 +61,8 @@ class DelegateRunner:
 
     def fresh(self) -> DelegateRunner:
         """Return another runner, with methods in their initial state; InputError if the file is not the one loaded."""
-        origin = self._source.origin
-        if origin is not None:
-            origin.check()
-        fresh = DelegateRunner(self._source, self._delegates, engine=self._engine, unavailable=self._unavailable)
-        if origin is not None:
-            origin.check()  # it may have been replaced while it was loaded
-        return fresh
+        self._source.check()
+        return DelegateRunner(self._source, self._again(), self.missing, self._again)
 
     def describe(self, name: str) -> str:
         """Describe what executes a method."""
@@ -124,16 +105,8 @@ def _is_of_type(value: ValueSpec, output: Any) -> bool:
     return all(size <= bound if expected.dynamic else size == bound for size, bound in pairs)
 
 
-def _load(
-    source: Source, given: str | bytes, delegates: Any, engine: Engine, unavailable: Unavailable = "error"
-) -> LoadedProgram:
-    # It was emitted here, or verified when it was loaded.
-    data = source.data or None
-    return load(given, data=data, delegates=delegates, engine=engine, unavailable=unavailable, verify=False)
-
-
-def _load_available(source: Source, delegates: Any, engine: Engine, missing: dict[str, str]) -> LoadedProgram | None:
-    """Load the methods that can be executed here; say in `missing` why the others cannot."""
+def open_available(source: Source, delegates: Any, engine: Engine) -> DelegateRunner:
+    """Load the methods that can be executed here; what is returned says why the others cannot."""
     given = registry.check_delegates(delegates)
     reasons: dict[str, str] = {}
     for name, method in source.methods.items():
@@ -141,24 +114,13 @@ def _load_available(source: Source, delegates: Any, engine: Engine, missing: dic
             found = availability.executor(backend, given)
             if isinstance(found, availability.Missing):
                 reasons[name] = f"Method {name!r} needs the backend {backend!r}, and {found.reason}. {found.advice}"
+
+    load_others = partial(source.open, delegates, engine, without=reasons)
     try:
-        loaded = _load_without(source, reasons, delegates, engine)
+        loaded = load_others()
     except BackendUnavailableError as error:
         # Python delegates cannot be used at all, or not so many of them.
         own = installed.own_backends()
         reasons.update({name: str(error) for name, m in source.methods.items() if not own.issuperset(m.backends)})
-        loaded = _load_without(source, reasons, delegates, engine)
-    missing.update(reasons)
-    return loaded
-
-
-def _load_without(source: Source, methods: Mapping[str, str], delegates: Any, engine: Engine) -> LoadedProgram | None:
-    """Load a file without some of its methods; None when no other is left."""
-    if not methods:
-        return _load(source, source.given, delegates, engine)
-    if len(methods) == len(source.methods):
-        return None
-    from exir_lowering.lowered_module import tables  # it needs ExecuTorch's compiler
-
-    rest = tables.rewrite(source.content, lambda name: name not in methods, {})
-    return _load(source, b"".join(rest), delegates, engine)
+        loaded = load_others()
+    return DelegateRunner(source, loaded, reasons, load_others)

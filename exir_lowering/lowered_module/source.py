@@ -1,91 +1,84 @@
-"""The `.pte` file behind a lowered module, and where it was loaded from."""
+"""The `.pte` file behind a lowered module: where it comes from, and how it is saved, with the files beside it."""
 
 from __future__ import annotations
 
-import mmap
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache, partial
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from exir_lowering.errors import InputError
-from exir_lowering.errors.interrupts import let_through
-from exir_lowering.plugins.payload import find_checks
-from exir_lowering.pte import digests, format as file_format
-from exir_lowering.pte.debug_info import SUFFIX, DebugInfo, MethodDebug
+from exir_lowering.pte import assembling, digests, mapping, saving
+from exir_lowering.pte.debug_info import SUFFIX, VERSION, DebugInfo, MethodDebug
+from exir_lowering.pte.flatbuffer import CorruptError
 from exir_lowering.pte.format import MethodSpec
+from exir_lowering.pte.temporary import TemporaryFolder
+from exir_lowering.runtime import LoadedProgram
+from exir_lowering.runtime.find import Unavailable
+from exir_lowering.runtime.program import open_file
+from exir_lowering.runtime.source import ProgramFile
 
 
-class Origin:
-    """The paths that a file and its data files were loaded from, and which files they were."""
-
-    def __init__(self, paths: Sequence[str | os.PathLike[str]]) -> None:
-        """Look at the files; InputError if one does not exist."""
-        self._paths = tuple(paths)
-        self.renew()
-
-    def renew(self) -> None:
-        """Treat the files that exist now as the ones that were loaded; InputError if one does not exist."""
-        self._identities = [_identity(path) for path in self._paths]
-
-    def check(self) -> None:
-        """Check that the files are still those that were loaded; InputError if one is gone, replaced or changed."""
-        for path, identity in zip(self._paths, self._identities, strict=True):
-            if _identity(path) != identity:
-                raise InputError(
-                    f"{os.fsdecode(path)!r} was replaced or changed after the module was loaded from it: it may hold "
-                    "another model. Load the module again."
-                )
-
-
-def _identity(path: str | os.PathLike[str]) -> tuple[int, ...]:
-    try:
-        found = os.stat(path)
-    except OSError as error:
-        let_through(error)
-        raise InputError(f"{os.fsdecode(path)!r} cannot be read: {error}. Load the module again.") from error
-    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
-
-
-@dataclass(frozen=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Source:
-    """A `.pte` file that is loaded."""
+    """A `.pte` file that was read."""
 
-    content: memoryview
-    given: str | bytes  # its path or content, for `load`
+    file: ProgramFile
     data: tuple[Path, ...]  # its data files
-    methods: Mapping[str, MethodSpec]
     # what the debug handles of its methods stand for; empty when that is unknown
     debug: Callable[[], Mapping[str, MethodDebug]]
-    origin: Origin | None = None  # where it was loaded from; None when it is in memory
-
-
-class File:
-    """A module's file, with the constant methods in it that are replaced when the module is saved again."""
-
-    def __init__(self, make: Callable[[], Source], written: frozenset[str] = frozenset()) -> None:
-        self._make, self.written = make, written
-        self._source: Source | None = None
+    folder: TemporaryFolder | None = None  # has the data files of a program that is in memory
 
     @property
-    def source(self) -> Source:
-        """The file; it is made when it is first needed."""
-        if self._source is None:
-            self._source = self._make()
-        return self._source
+    def methods(self) -> Mapping[str, MethodSpec]:
+        """What the file says about its methods, by name."""
+        return self.file.methods
 
+    def open(
+        self, delegates: Any, engine: str, unavailable: Unavailable = "error", without: Collection[str] = ()
+    ) -> LoadedProgram | None:
+        """Open the file as `load` does, without some of its methods; None when no other is left."""
+        methods = {name: method for name, method in self.methods.items() if name not in without}
+        return open_file(replace(self.file, methods=methods), delegates, engine, unavailable) if methods else None
 
-def read_source(
-    content: memoryview,
-    given: str | bytes,
-    data: Sequence[Path],
-    debug: Callable[[], Mapping[str, MethodDebug]],
-    origin: Origin | None = None,
-) -> Source:
-    """Read what a file says about its methods; CorruptError if the file is damaged."""
-    return Source(content, given, tuple(data), file_format.read_program(content, find_checks), debug, origin)
+    def check(self) -> None:
+        """Check that the files are still those that were read; InputError if one is gone, replaced or changed."""
+        self.file.file.check("module")
+        self.file.data.check("module")
+
+    def save(
+        self,
+        target: Path,
+        record: list[bytes | memoryview],  # what the module keeps in it, in pieces
+        # returns ExecuTorch's bundled program for the path of the `.pte` file, or None
+        bundle: Callable[[Path], bytes | None],
+    ) -> None:
+        """Write the file with a record, and those beside it: all of them, or none and an OSError or InputError."""
+        mapped = self.file.file
+        try:
+            pieces = assembling.with_module(mapped.content, record)
+        except CorruptError as error:
+            raise InputError(f"{mapped.name} was changed by another tool: {error}. Make it again.") from None
+        with saving.Staging() as staging:
+            made = staging.add(target, lambda file: file.writelines(pieces))
+            methods = self.debug()
+            debug = DebugInfo(VERSION, digests.identity(pieces[-1]), methods).to_json().encode() if methods else None
+            beside = {".bpte": bundle(made), SUFFIX: debug}
+            for copy, path in ((target.parent / path.name, path) for path in self.data):
+                if not _is_same(copy, path):
+                    staging.add(copy, saving.copy_of(path))
+            for suffix, content in beside.items():
+                if content is not None:
+                    staging.add(target.with_suffix(suffix), partial(_put, content))
+            own = isinstance(mapped.source, str) and _is_same(target, Path(mapped.source))
+            staging.publish(target)
+        if own:  # it has the same methods
+            self.file = replace(self.file, file=mapping.open_file(target, "save", "a path", ".pte"))
+        for suffix, content in beside.items():
+            if content is None:  # an existing one belongs to an earlier file
+                target.with_suffix(suffix).unlink(missing_ok=True)
 
 
 def data_paths(given: Any) -> list[str]:
@@ -106,22 +99,18 @@ def data_paths(given: Any) -> list[str]:
     return paths
 
 
-def open_source(path: str, data: Sequence[str], origin: Origin) -> Source:
-    """Map a file that was loaded already; it stays readable when another one takes its place.
-
-    InputError: It or a data file was replaced since `origin` looked at them, before they were loaded.
-    """
-    with open(path, "rb") as file:
-        content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    origin.check()
-    debug = cache(partial(_debug_beside, Path(path), content))
-    return read_source(content, path, [Path(one) for one in data], debug, origin)
-
-
-def _debug_beside(path: Path, content: memoryview) -> Mapping[str, MethodDebug]:
+def debug_beside(path: Path, content: memoryview) -> Mapping[str, MethodDebug]:
     """Return what the debug information beside a file says about its methods, if it belongs to this file."""
     try:
         info = DebugInfo.from_json(path.with_suffix(SUFFIX).read_bytes())
     except (OSError, InputError):
         return {}
     return info.methods if info.digest == digests.identity(content) else {}
+
+
+def _is_same(target: Path, path: Path) -> bool:
+    return target.exists() and os.path.samefile(target, path)
+
+
+def _put(content: bytes, file: BinaryIO) -> None:
+    file.write(content)

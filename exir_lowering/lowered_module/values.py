@@ -10,7 +10,7 @@ import torch
 
 from exir_lowering._upstream.fakes import FakeTensor
 from exir_lowering.errors import InputError
-from exir_lowering.pte.dtypes import CODES
+from exir_lowering.pte.value_kinds import CODES
 
 _DIGITS = 4300  # the most that Python converts by default
 _TOO_LARGE = 10**_DIGITS

@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import torch
 
+from exir_lowering.pte import slots
 from exir_lowering.pte.dataflow import DELEGATE, FREE, JUMP, KERNEL, MOVE, PlanInstruction
 from exir_lowering.pte.flatbuffer import CorruptError, Table
 from exir_lowering.pte.signatures import ANYTHING, Kinds, Signature
-from exir_lowering.pte.slots import DelegateCall, FreeCall, Instruction, JumpFalseCall, KernelCall, MoveCall
-from exir_lowering.pte.value_kinds import (
-    BOOL,
-    DOUBLE,
-    INT,
-    INT_LIST,
-    KINDS,
-    NULL,
-    OPTIONAL_TENSOR_LIST,
-    TENSOR,
-    TENSOR_LIST,
-    Tensor,
-    ValueSpec,
-    check_index,
-)
+from exir_lowering.pte.slots import KernelTypes as K
+from exir_lowering.pte.value_kinds import KINDS, Tensor, ValueSpec, check_index
 
-_Operands = Callable[[Table], tuple[int, tuple[int, ...]]]
-
-_ITEMS = {INT_LIST: INT, TENSOR_LIST: TENSOR, OPTIONAL_TENSOR_LIST: TENSOR}
+_ITEMS = {K.INT_LIST: K.INT, K.TENSOR_LIST: K.TENSOR, K.OPTIONAL_TENSOR_LIST: K.TENSOR}
 """Kinds of lists whose items are values themselves, with the kind of the items."""
 
 
@@ -55,12 +41,12 @@ class Body:
     def kinds(self, index: int) -> Kinds:
         """Return what a value can be when the method runs; `ANYTHING` when that is not known."""
         kind = self.values[index].kind
-        if kind == NULL and index in self.inputs:
+        if kind == K.NULL and index in self.inputs:
             return ANYTHING  # nobody can give it, so the method never runs
         if index not in self.results:
             return frozenset({kind})
         made = self.results[index]
-        return made if kind == NULL or not made else made | {kind}
+        return made if kind == K.NULL or not made else made | {kind}
 
     def items(self, index: int) -> tuple[int, ...]:
         """Return a value, or the values in a list of values."""
@@ -79,47 +65,31 @@ def read_instruction(table: Table, size: int) -> PlanInstruction:
 
     Raise a CorruptError when it is of an unknown kind, or refers to a value beyond the `size` that the method has.
     """
-    code, content = table.number(Instruction.INSTR_ARGS_TYPE, "B"), table.table(Instruction.INSTR_ARGS)
-    if code not in _OPERANDS or content is None:
+    code, content = table.number(slots.Instruction.INSTR_ARGS_TYPE, "B"), table.table(slots.Instruction.INSTR_ARGS)
+    if code not in _FIELDS or content is None:
         raise CorruptError(f"an instruction has the unknown type {code}")
-    target, arguments = _OPERANDS[code](content)
+    target, fields = _FIELDS[code]
+    if code in (KERNEL, DELEGATE):
+        if not content.has(*fields):
+            raise CorruptError("a call has no list of arguments")
+        arguments = content.numbers(*fields, "i")
+    else:
+        arguments = tuple(content.number(field, "i") for field in fields)
     for index in arguments:
         check_index(index, size, "an instruction", "values")
-    return code, target, arguments
+    return code, 0 if target is None else content.number(target, "i"), arguments
 
 
-def _read_call(callee: int, args: int) -> _Operands:
-    def read(content: Table) -> tuple[int, tuple[int, ...]]:
-        if not content.has(args):
-            raise CorruptError("a call has no list of arguments")
-        return content.number(callee, "i"), content.numbers(args, "i")
-
-    return read
-
-
-def _read_move(content: Table) -> tuple[int, tuple[int, ...]]:
-    return 0, (content.number(MoveCall.MOVE_FROM, "i"), content.number(MoveCall.MOVE_TO, "i"))
-
-
-def _read_jump(content: Table) -> tuple[int, tuple[int, ...]]:
-    slots = JumpFalseCall
-    return content.number(slots.DESTINATION_INSTRUCTION, "i"), (content.number(slots.COND_VALUE_INDEX, "i"),)
-
-
-def _read_free(content: Table) -> tuple[int, tuple[int, ...]]:
-    return 0, (content.number(FreeCall.VALUE_INDEX, "i"),)
-
-
-_OPERANDS: Mapping[int, _Operands] = MappingProxyType(
+_FIELDS: Mapping[int, tuple[int | None, tuple[int, ...]]] = MappingProxyType(
     {
-        KERNEL: _read_call(KernelCall.OP_INDEX, KernelCall.ARGS),
-        DELEGATE: _read_call(DelegateCall.DELEGATE_INDEX, DelegateCall.ARGS),
-        MOVE: _read_move,
-        JUMP: _read_jump,
-        FREE: _read_free,
+        KERNEL: (slots.KernelCall.OP_INDEX, (slots.KernelCall.ARGS,)),
+        DELEGATE: (slots.DelegateCall.DELEGATE_INDEX, (slots.DelegateCall.ARGS,)),
+        MOVE: (None, (slots.MoveCall.MOVE_FROM, slots.MoveCall.MOVE_TO)),
+        JUMP: (slots.JumpFalseCall.DESTINATION_INSTRUCTION, (slots.JumpFalseCall.COND_VALUE_INDEX,)),
+        FREE: (None, (slots.FreeCall.VALUE_INDEX,)),
     }
 )
-"""For each kind of instruction, what reads its target and the values it takes."""
+"""For each kind of instruction, the fields with its target, and with the values it takes: for calls a list of them."""
 
 
 def check_calls(body: Body) -> frozenset[int]:
@@ -145,7 +115,7 @@ def check_calls(body: Body) -> frozenset[int]:
             _check_call(body, target, arguments, read)
         elif code == MOVE:
             _check_move(body, *arguments)
-        elif code == JUMP and body.kinds(arguments[0]) - {BOOL, TENSOR}:
+        elif code == JUMP and body.kinds(arguments[0]) - {K.BOOL, K.TENSOR}:
             raise CorruptError(f"a jump depends on value {arguments[0]}, which is not a bool")
         elif code == FREE:
             _check_free(body, *arguments)
@@ -171,7 +141,7 @@ def _find_results(body: Body) -> None:
                 _add(body, moved_to, body.kinds(source))
             elif code == DELEGATE:
                 for index in arguments:
-                    if body.values[index].kind == NULL:
+                    if body.values[index].kind == K.NULL:
                         _add(body, index, ANYTHING)
             elif code == KERNEL:
                 _add_results(body, body.signatures[target], arguments)
@@ -180,7 +150,7 @@ def _find_results(body: Body) -> None:
 def _add_results(body: Body, called: Signature | None, arguments: Sequence[int]) -> None:
     if called is None:
         for index in arguments:
-            if body.values[index].kind == NULL:
+            if body.values[index].kind == K.NULL:
                 _add(body, index, ANYTHING)
     elif not called.written:
         given = arguments[: len(called.types)]
@@ -198,17 +168,17 @@ def _add(body: Body, index: int, kinds: Kinds) -> None:
 
 def _infer_results(body: Body, arguments: Sequence[int]) -> Kinds:
     """Return the kinds of the number that an operator computes from a tensor or from numbers."""
-    tensors = [body.values[index].content for index in arguments if body.values[index].kind == TENSOR]
+    tensors = [body.values[index].content for index in arguments if body.values[index].kind == K.TENSOR]
     for tensor in tensors:
         if isinstance(tensor, Tensor):
             real = tensor.dtype.is_floating_point
-            return frozenset({BOOL if tensor.dtype == torch.bool else DOUBLE if real else INT})
+            return frozenset({K.BOOL if tensor.dtype == torch.bool else K.DOUBLE if real else K.INT})
     given = [body.kinds(index) for index in arguments]
     if not all(given):
         return ANYTHING
-    if any(kinds == {DOUBLE} for kinds in given):
-        return frozenset({DOUBLE})
-    return frozenset({INT, DOUBLE}) if any(DOUBLE in kinds for kinds in given) else frozenset({INT})
+    if any(kinds == {K.DOUBLE} for kinds in given):
+        return frozenset({K.DOUBLE})
+    return frozenset({K.INT, K.DOUBLE}) if any(K.DOUBLE in kinds for kinds in given) else frozenset({K.INT})
 
 
 def _check_list(number: int, body: Body) -> None:
@@ -217,9 +187,9 @@ def _check_list(number: int, body: Body) -> None:
     wanted = _ITEMS.get(value.kind)
     if wanted is None or not isinstance(value.content, tuple):
         return
-    allowed = {wanted, NULL} if value.kind == OPTIONAL_TENSOR_LIST else {wanted}
+    allowed = {wanted, K.NULL} if value.kind == K.OPTIONAL_TENSOR_LIST else {wanted}
     for index in value.content:
-        if index == -1 and value.kind == OPTIONAL_TENSOR_LIST:
+        if index == -1 and value.kind == K.OPTIONAL_TENSOR_LIST:
             continue
         check_index(int(index), len(body.values), f"value {number}", "values")
         wrong = body.kinds(int(index)) - allowed
@@ -235,8 +205,8 @@ def _check_call(body: Body, target: int, arguments: Sequence[int], read: set[int
     for position, (index, type_, allowed) in enumerate(zip(arguments, found.types, found.accepted, strict=False)):
         if not allowed:
             continue
-        lost = {item for item in body.items(index) if body.values[item].kind == NULL and item in body.inputs}
-        read.update(lost if NULL not in allowed or index not in lost else ())
+        lost = {item for item in body.items(index) if body.values[item].kind == K.NULL and item in body.inputs}
+        read.update(lost if K.NULL not in allowed or index not in lost else ())
         wrong = body.kinds(index) - allowed
         if wrong:
             raise CorruptError(f"{body.name(target)} is called with {KINDS[min(wrong)]} for its {type_}")
@@ -250,7 +220,7 @@ def _check_call(body: Body, target: int, arguments: Sequence[int], read: set[int
 def _check_move(body: Body, source: int, target: int) -> None:
     """Check that a moved value has the kind and the layout of its destination."""
     kind = body.values[target].kind
-    if kind == NULL:
+    if kind == K.NULL:
         return
     wrong = body.kinds(source) - {kind}
     if wrong:

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from exir_lowering.pte import data_slots, header
+from exir_lowering.pte import header
 from exir_lowering.pte.flatbuffer import CorruptError, Table, root
 from exir_lowering.pte.slots import (
     BackendDelegateInlineData,
     Buffer,
     DataSegment,
+    FlatNamedData,
+    FlatTensor,
     NamedData,
     Program,
     SubsegmentOffsets,
+    TensorLayout,
 )
 from exir_lowering.pte.value_kinds import MemoryLayout, check_index, layout
 
@@ -77,8 +80,8 @@ def read_data(file: memoryview) -> dict[str, Weight]:
     extent = header.read_ptd(file)
     table = root(file[: extent.tables])
     space = file[extent.base : extent.base + extent.space]
-    segments = _segments(table.tables(data_slots.FlatTensor.SEGMENTS), space)
-    entries = list(table.tables(data_slots.FlatTensor.NAMED_DATA))
+    segments = _segments(table.tables(FlatTensor.SEGMENTS), space)
+    entries = list(table.tables(FlatTensor.NAMED_DATA))
     contents = _read_named(entries, segments)
     named = ((entry.text(NamedData.KEY), entry) for entry in entries)
     return {name: Weight(contents[name], _layout(entry)) for name, entry in named}
@@ -118,11 +121,8 @@ def _check_overlaps(ranges: Sequence[tuple[int, int]], named: Set[int], constant
 
 def _layout(entry: Table) -> MemoryLayout | None:
     """Return the layout of the tensor that named data of a `.ptd` file is; None when it is not a tensor."""
-    table = entry.table(data_slots.NamedData.TENSOR_LAYOUT)
-    if table is None:
-        return None
-    slots = data_slots.TensorLayout
-    return layout(table, slots.SCALAR_TYPE, slots.SIZES, slots.DIM_ORDER)
+    table = entry.table(FlatNamedData.TENSOR_LAYOUT)
+    return None if table is None else layout(table, TensorLayout)
 
 
 def _segments(tables: Iterable[Table], space: memoryview) -> tuple[memoryview, ...]:

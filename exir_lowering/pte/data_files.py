@@ -12,9 +12,10 @@ from typing import Any, TypeAlias
 
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
-from exir_lowering.pte import container, data_writer, digests, kinds, mapping
+from exir_lowering.pte import container, digests, kinds, mapping
 from exir_lowering.pte.container import Weight
 from exir_lowering.pte.mapping import MappedFile
+from exir_lowering.pte.program_writer import write_data
 from exir_lowering.pte.temporary import TemporaryFolder
 
 One: TypeAlias = "str | os.PathLike[str] | bytes"
@@ -94,7 +95,7 @@ class DataFiles:
                 if len(self.files) == 1:
                     file.write(self.files[0].file.content)
                 else:
-                    data_writer.write(file, [one.file.content for one in self.files])
+                    write_data(file, self.tensors)
         except OSError as error:
             let_through(error)
             raise InputError(
@@ -108,10 +109,10 @@ class DataFiles:
         files = [container.read_data(one.file.writable()) for one in self.files]
         return {name: weight.content for file in files for name, weight in file.items()}
 
-    def check(self) -> None:
+    def check(self, what: str = "program") -> None:
         """Check that the files are still those that were read; raise an InputError when one was replaced or changed."""
         for one in self.files:
-            one.file.check()
+            one.file.check(what)
 
 
 def read(given: Any) -> DataFiles:

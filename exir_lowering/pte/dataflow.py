@@ -13,18 +13,13 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import TypeAlias
 
-from exir_lowering.pte.slots import InstructionArguments
+from exir_lowering.pte.slots import InstructionArguments as _Kinds
 
 PlanInstruction: TypeAlias = tuple[int, int, tuple[int, ...]]
 """The kind of an instruction, what it calls or where it jumps to, and the values it takes."""
 
-KERNEL, DELEGATE, MOVE, JUMP, FREE = (
-    InstructionArguments.KERNEL_CALL,
-    InstructionArguments.DELEGATE_CALL,
-    InstructionArguments.MOVE_CALL,
-    InstructionArguments.JUMP_FALSE_CALL,
-    InstructionArguments.FREE_CALL,
-)
+KERNEL, DELEGATE, MOVE = _Kinds.KERNEL_CALL, _Kinds.DELEGATE_CALL, _Kinds.MOVE_CALL
+JUMP, FREE = _Kinds.JUMP_FALSE_CALL, _Kinds.FREE_CALL
 """The kinds of instructions, by their numbers in the file."""
 
 

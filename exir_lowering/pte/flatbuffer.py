@@ -18,109 +18,76 @@ class CorruptError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table in a buffer.
+    """A table in a buffer; what lies outside of that is a CorruptError."""
 
-    Attributes:
-        buffer: The flatbuffer, which is not copied.
-        position: Where the table starts.
-        fields: Where its fields start, relative to the table; 0 for an absent field.
-    """
-
-    buffer: memoryview
-    position: int
-    fields: tuple[int, ...]
+    buffer: memoryview  # the flatbuffer, which is not copied
+    position: int  # where the table starts
+    fields: tuple[int, ...]  # where its fields start, relative to the table; 0 for an absent field
 
     def has(self, field: int) -> bool:
         """Return whether a field is present; an absent field has its default."""
-        return self._at(field) is not None
+        return self.place(field) is not None
 
     def number(self, field: int, code: str, default: int = 0) -> int:
-        """Return an integer field.
-
-        Args:
-            field: Its number in the schema.
-            code: Its type, as a letter of the `struct` module.
-            default: What an absent field means.
-
-        Raises:
-            CorruptError: The field lies outside the buffer.
-        """
-        at = self._at(field)
+        """Return an integer field, whose type is a letter of the `struct` module."""
+        at = self.place(field)
         return default if at is None else _unpack(self.buffer, at, code)[0]
-
-    def place(self, field: int) -> int | None:
-        """Return where in the buffer a field is, None when it is absent."""
-        return self._at(field)
 
     def real(self, field: int) -> float:
         """Return a double field, 0.0 when it is absent."""
-        at = self._at(field)
+        at = self.place(field)
         return 0.0 if at is None else float(_unpack(self.buffer, at, "d")[0])
 
     def numbers(self, field: int, code: str) -> tuple[int, ...]:
         """Return a vector of integers, () when it is absent."""
-        vector = self._vector(field)
-        return () if vector is None else _unpack(self.buffer, vector[0], f"{vector[1]}{code}")
+        start, length = self._vector(field)
+        return _unpack(self.buffer, start, f"{length}{code}")
 
     def text(self, field: int) -> str:
         """Return a string, "" when it is absent."""
-        vector = self._vector(field)
-        if vector is None:
-            return ""
-        start, length = vector
-        _check(self.buffer, start, length)
         try:
-            return bytes(self.buffer[start : start + length]).decode()
+            return str(self.content(field), "utf-8")
         except UnicodeDecodeError:
-            raise CorruptError(f"the text at byte {start} is not UTF-8") from None
+            raise CorruptError(f"the text at byte {self._vector(field)[0]} is not UTF-8") from None
 
     def content(self, field: int) -> memoryview:
         """Return a vector of bytes, which is not copied; empty when it is absent."""
-        vector = self._vector(field)
-        if vector is None:
-            return self.buffer[:0]
-        start, length = vector
+        start, length = self._vector(field)
         _check(self.buffer, start, length)
         return self.buffer[start : start + length]
 
     def table(self, field: int) -> Table | None:
         """Return a table, or the value of a union; None when it is absent."""
-        at = self._at(field)
+        at = self.place(field)
         return None if at is None else _table(self.buffer, at)
 
     def tables(self, field: int) -> Iterator[Table]:
         """Return the tables of a vector, one by one."""
-        vector = self._vector(field)
-        if vector is None:
-            return
-        start, length = vector
+        start, length = self._vector(field)
         _check(self.buffer, start, 4 * length)
         for at in range(start, start + 4 * length, 4):
             yield _table(self.buffer, at)
 
     def count(self, field: int) -> int:
         """Return the length of a vector, 0 when it is absent."""
-        vector = self._vector(field)
-        return 0 if vector is None else vector[1]
+        return self._vector(field)[1]
 
-    def _at(self, field: int) -> int | None:
+    def place(self, field: int) -> int | None:
+        """Return where in the buffer a field is, None when it is absent."""
         offset = self.fields[field] if field < len(self.fields) else 0
         return self.position + offset if offset else None
 
-    def _vector(self, field: int) -> tuple[int, int] | None:
-        at = self._at(field)
+    def _vector(self, field: int) -> tuple[int, int]:
+        """Return where the items of a vector start, and how many there are; none when it is absent."""
+        at = self.place(field)
         if at is None:
-            return None
+            return 0, 0
         start = at + _unpack(self.buffer, at, "I")[0]
         return start + 4, _unpack(self.buffer, start, "I")[0]
 
 
 def root(buffer: memoryview) -> Table:
-    """Return the table at the root of a flatbuffer.
-
-    Raises:
-        CorruptError: It lies outside the buffer.
-    """
+    """Return the table at the root of a flatbuffer."""
     return _table(buffer, 0)
 
 

@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterator, Sequence
 from exir_lowering.pte.calls import Body
 from exir_lowering.pte.dataflow import DELEGATE, FREE, JUMP, KERNEL, MOVE, PlanInstruction
 from exir_lowering.pte.flatbuffer import CorruptError
-from exir_lowering.pte.value_kinds import NULL, Tensor
+from exir_lowering.pte.slots import KernelTypes as K
+from exir_lowering.pte.value_kinds import Tensor
 
 _VIEW = ("executorch_prim::et_view", "default")
 
@@ -40,7 +41,7 @@ def _find_waiting(body: Body) -> Iterator[int]:
         if isinstance(tensor, Tensor):
             if not (tensor.planned or tensor.stored or index in given) and 0 not in tensor.sizes:
                 yield index
-        elif value.kind == NULL and index in body.results and index not in body.inputs:
+        elif value.kind == K.NULL and index in body.results and index not in body.inputs:
             yield index
 
 
@@ -104,7 +105,7 @@ def _list_read(body: Body, instruction: PlanInstruction) -> Iterator[int]:
             return
         view = body.operators[target] == _VIEW
         for position, (index, allowed) in enumerate(zip(arguments, called.accepted, strict=False)):
-            if not (view and position == 2) and not (body.values[index].kind == NULL and NULL in allowed):
+            if not (view and position == 2) and not (body.values[index].kind == K.NULL and K.NULL in allowed):
                 yield from body.items(index)
 
 

@@ -23,17 +23,8 @@ from exir_lowering.pte.flow import check_flow
 from exir_lowering.pte.inference import check_kernels
 from exir_lowering.pte.payloads import CheckedPayload, FindChecks
 from exir_lowering.pte.signatures import signature
-from exir_lowering.pte.slots import DataLocation, ExecutionPlan
-from exir_lowering.pte.value_kinds import (
-    INT_LIST,
-    NULL,
-    OPTIONAL_TENSOR_LIST,
-    TENSOR_LIST,
-    MemoryLayout,
-    Tensor,
-    ValueSpec,
-    check_index,
-)
+from exir_lowering.pte.slots import DataLocation, ExecutionPlan, KernelTypes as K
+from exir_lowering.pte.value_kinds import MemoryLayout, Tensor, ValueSpec, check_index
 from exir_lowering.pte.values import (
     Allocation,
     allocation,
@@ -153,7 +144,7 @@ def _checked_method(name: str, plan: Table, data: Data, find_checks: FindChecks)
         payload = backends[target].payload if code == dataflow.DELEGATE else None
         if payload is not None:
             payloads.check_call(backends[target].backend, payload, [values[index] for index in arguments])
-    lost = {position for position, index in enumerate(inputs) if values[index].kind == NULL and index in read}
+    lost = {position for position, index in enumerate(inputs) if values[index].kind == K.NULL and index in read}
     return MethodSpec(
         name,
         tuple(values[index] for index in inputs),
@@ -216,7 +207,7 @@ def _delegations(
             for code, target, arguments in chain
             if code == dataflow.KERNEL and arguments and operators[target][0].endswith("_")
         )
-    lists = (TENSOR_LIST, OPTIONAL_TENSOR_LIST, INT_LIST)
+    lists = (K.TENSOR_LIST, K.OPTIONAL_TENSOR_LIST, K.INT_LIST)
     items = {
         number: tuple(int(item) for item in value.content)
         for number, value in enumerate(values)

@@ -61,10 +61,12 @@ def read_pte(file: memoryview, whole: int | None = None) -> Extent:
     return Extent(size, base, space if base else 0)
 
 
-def grow_pte(tables: bytearray, more: int) -> None:
-    """Increase the size of the segments in the header of a `.pte` file, in place, by the bytes that were added."""
-    magic, length, size, base, space = _PTE.unpack_from(tables, _AT)
-    _PTE.pack_into(tables, _AT, magic, length, size, base, space + more)
+def set_space(tables: bytearray, space: int) -> None:
+    """Write the size of the segments into the header of a `.pte` file, in place; a CorruptError without a field."""
+    magic, length, size, base, _ = _PTE.unpack_from(tables, _AT)
+    if magic != _PTE_HEADER_MAGIC or length < _PTE.size:
+        raise CorruptError("its header has no field for the size of its segments")
+    _PTE.pack_into(tables, _AT, magic, length, size, base, space)
 
 
 def read_ptd(file: memoryview) -> Extent:

@@ -21,16 +21,8 @@ from exir_lowering.errors.interrupts import let_through
 from exir_lowering.pte.calls import Body
 from exir_lowering.pte.dataflow import KERNEL
 from exir_lowering.pte.flatbuffer import CorruptError
-from exir_lowering.pte.value_kinds import (
-    BOOL_LIST,
-    INT_LIST,
-    NULL,
-    OPTIONAL_TENSOR_LIST,
-    TENSOR_LIST,
-    MemoryLayout,
-    Tensor,
-    strides,
-)
+from exir_lowering.pte.slots import KernelTypes as K
+from exir_lowering.pte.value_kinds import MemoryLayout, Tensor, strides
 
 _ALONE = frozenset(
     {
@@ -243,8 +235,8 @@ def _describe(body: Body, index: int) -> _Described:
     kind, content = body.values[index].kind, body.values[index].content
     if isinstance(content, Tensor):
         return kind, MemoryLayout(content.dtype, content.sizes, content.dim_order)
-    if kind in (INT_LIST, TENSOR_LIST, OPTIONAL_TENSOR_LIST) and isinstance(content, tuple):
-        return kind, tuple((NULL, None) if item == -1 else _describe(body, int(item)) for item in content)
+    if kind in (K.INT_LIST, K.TENSOR_LIST, K.OPTIONAL_TENSOR_LIST) and isinstance(content, tuple):
+        return kind, tuple((K.NULL, None) if item == -1 else _describe(body, int(item)) for item in content)
     return kind, content
 
 
@@ -252,9 +244,9 @@ def _value(described: _Described) -> Any:
     kind, content = described
     if isinstance(content, MemoryLayout):
         return _meta(content.dtype, content.sizes, content.dim_order)
-    if kind in (INT_LIST, TENSOR_LIST, OPTIONAL_TENSOR_LIST):
+    if kind in (K.INT_LIST, K.TENSOR_LIST, K.OPTIONAL_TENSOR_LIST):
         return [_value(item) for item in content]
-    if kind == BOOL_LIST:
+    if kind == K.BOOL_LIST:
         return [bool(item) for item in content]
     return list(content) if isinstance(content, tuple) else content
 

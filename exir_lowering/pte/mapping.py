@@ -57,21 +57,21 @@ class MappedFile:
             raise self._replacement_error()
         return content
 
-    def check(self) -> None:
-        """Check that the path still leads to this file, as it was; else raise an InputError."""
+    def check(self, what: str = "program") -> None:
+        """Check that the path still leads to this file, as it was; else raise an InputError that says what to load."""
         if self.identity is None:
             return
         try:
             now = _identity(os.stat(self.source))
         except OSError as error:
             let_through(error)
-            raise InputError(f"{self.name} can no longer be read: {error}. Load the program again.") from error
+            raise InputError(f"{self.name} can no longer be read: {error}. Load the {what} again.") from error
         if now != self.identity:
-            raise self._replacement_error()
+            raise self._replacement_error(what)
 
-    def _replacement_error(self) -> InputError:
+    def _replacement_error(self, what: str = "program") -> InputError:
         return InputError(
-            f"{self.name} was replaced or changed while it was in use: it may hold another model. Load the program "
+            f"{self.name} was replaced or changed while it was in use: it may hold another model. Load the {what} "
             "again."
         )
 

@@ -14,6 +14,14 @@ from exir_lowering.pte.value_kinds import MemoryLayout, ValueSpec
 
 _Result = TypeVar("_Result")
 
+ORIGINALS = "reference"
+"""The backend whose payloads the original graphs of partitions are, which a file may keep."""
+
+
+def original_key(method: str, number: int) -> str:
+    """Return the key of the named data that holds the original graph of a method's delegate, by its number."""
+    return f"exir_lowering.original/{method}/{number}"
+
 
 class CheckedPayload(ABC):
     """A payload that is valid, as far as that is known without what it is called with."""

@@ -1,27 +1,30 @@
-"""Write a `.pte` file that does nothing but call one payload, without ExecuTorch's compiler."""
+"""Write files without ExecuTorch's compiler: a program that only calls one payload, and data files put together."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import flatbuffers
+from flatbuffers import number_types
 
 from exir_lowering.pte import header, slots
-from exir_lowering.pte.dtypes import CODES
-from exir_lowering.pte.flatbuffer_writer import (
-    INT8,
-    INT32,
-    INT64,
-    REFERENCE,
-    UINT8,
-    UINT32,
-    UINT64,
-    FlatbufferWriter,
-)
-from exir_lowering.pte.value_kinds import NULL, Tensor, ValueSpec
+from exir_lowering.pte.container import Weight
+from exir_lowering.pte.value_kinds import CODES, NULL, TENSOR, MemoryLayout, Tensor, ValueSpec
 
-_ALIGNMENT = 128  # of a segment, as ExecuTorch has it
+_ALIGNMENT = 128  # of a segment of a program, as ExecuTorch has it
+_DATA_ALIGNMENT = 4096  # of a segment of a data file; what its backend asked for is smaller, and not in the file
 _PLANNED_ALIGNMENT = 16  # of a tensor in planned memory
 _ARENA = 1  # number 0 is no memory
+
+_REFERENCE = number_types.UOffsetTFlags
+_INT8, _UINT8, _INT32 = number_types.Int8Flags, number_types.Uint8Flags, number_types.Int32Flags
+_UINT32, _INT64, _UINT64 = number_types.Uint32Flags, number_types.Int64Flags, number_types.Uint64Flags
+
+_Table = dict[int, Any]
+"""The fields of a table, by their slots: a text, bytes, a table, a list of tables; a pair of a kind and numbers for a
+vector, and of a kind and a number for a number. None, and a number that is 0, are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,145 +42,147 @@ class PayloadCall:
 
 def write_call(call: PayloadCall, named: Mapping[str, memoryview]) -> bytes:
     """Return a `.pte` file with one method and named data; names of the same object share one segment."""
-    nothing = memoryview(b"")  # where constants would be
+    of = slots.Program
     shared = {id(content): content for content in named.values()}
-    segments = [nothing, call.payload, *shared.values()]
     numbers = {key: number for number, key in enumerate(shared, 2)}
-    offsets, end = [], 0
-    for segment in segments:
-        offsets.append(_round_up(end, _ALIGNMENT))
-        end = offsets[-1] + segment.nbytes
-    places = [(offset, segment.nbytes) for offset, segment in zip(offsets, segments, strict=True)]
-    tables = _Tables().write(call, places, {name: numbers[id(content)] for name, content in named.items()})
-    pieces: list[bytes | memoryview] = [header.add_pte_header(tables, _ALIGNMENT, end)]
-    end = 0
-    for offset, segment in zip(offsets, segments, strict=True):
-        pieces += [bytes(offset - end), segment]
-        end = offset + segment.nbytes
-    return b"".join(pieces)
+    segments = [memoryview(b""), call.payload, *shared.values()]  # the first one is where constants would be
+    areas, pieces, end = _lay_out(segments, _ALIGNMENT)
+    tables = {
+        of.EXECUTION_PLAN: [_plan(call)],
+        of.CONSTANT_BUFFER: [],
+        of.BACKEND_DELEGATE_DATA: [],
+        of.SEGMENTS: areas,
+        of.CONSTANT_SEGMENT: {slots.SubsegmentOffsets.OFFSETS: (_UINT64, [0])},  # of constant 0, which is none
+        of.NAMED_DATA: [
+            {slots.NamedData.KEY: name, slots.NamedData.SEGMENT_INDEX: (_UINT32, numbers[id(content)])}
+            for name, content in named.items()
+        ],
+    }
+    return b"".join([header.add_pte_header(_build(tables, header.PTE_MAGIC), _ALIGNMENT, end), *pieces])
 
 
-def _round_up(size: int, alignment: int) -> int:
-    return -(-size // alignment) * alignment
-
-
-class _Tables:
-    """The tables of a file with one method, under construction."""
-
-    def __init__(self) -> None:
-        self._writer = FlatbufferWriter()
-        self._memory = 0
-
-    def write(self, call: PayloadCall, segments: Sequence[tuple[int, int]], named: Mapping[str, int]) -> bytes:
-        """Return the tables; segments are given by where they start and their sizes, names by their segments."""
-        of, writer = slots.Program, self._writer
-        offset, size = slots.DataSegment.OFFSET, slots.DataSegment.SIZE
-        plan = self._add_plan(call)
-        areas = [writer.add_table({offset: (UINT64, start), size: (UINT64, length)}) for start, length in segments]
-        placeholder = writer.add_numbers(UINT64, [0])  # of constant 0, which is none
-        program = writer.add_table(
-            {
-                of.EXECUTION_PLAN: (REFERENCE, writer.add_references([plan])),
-                of.CONSTANT_BUFFER: (REFERENCE, writer.add_references([])),
-                of.BACKEND_DELEGATE_DATA: (REFERENCE, writer.add_references([])),
-                of.SEGMENTS: (REFERENCE, writer.add_references(areas)),
-                of.CONSTANT_SEGMENT: (
-                    REFERENCE,
-                    writer.add_table({slots.SubsegmentOffsets.OFFSETS: (REFERENCE, placeholder)}),
-                ),
-                of.NAMED_DATA: (REFERENCE, writer.add_references([self._add_name(*entry) for entry in named.items()])),
-            }
-        )
-        return writer.finish(program, header.PTE_MAGIC)
-
-    def _add_plan(self, call: PayloadCall) -> int:
-        of, writer = slots.ExecutionPlan, self._writer
-        both = set(call.inputs) & set(call.outputs)
-        values = [self._add_value(value, number in both) for number, value in enumerate(call.arguments)]
-        empty = (REFERENCE, writer.add_text(""))
-        structure = {slots.ContainerMetadata.ENCODED_INP_STR: empty, slots.ContainerMetadata.ENCODED_OUT_STR: empty}
-        inputs, outputs = writer.add_numbers(INT32, call.inputs), writer.add_numbers(INT32, call.outputs)
-        chain = self._add_chain(inputs, outputs, len(values))
-        arenas = [0, self._memory] if self._memory else [0]
-        fields = {
-            of.NAME: writer.add_text(call.method),
-            of.CONTAINER_META_TYPE: writer.add_table(structure),
-            of.VALUES: writer.add_references(values),
-            of.INPUTS: inputs,
-            of.OUTPUTS: outputs,
-            of.CHAINS: writer.add_references([chain]),
-            of.OPERATORS: writer.add_references([]),
-            of.DELEGATES: writer.add_references([self._add_delegate(call)]),
-            of.NON_CONST_BUFFER_SIZES: writer.add_numbers(INT64, arenas),
+def write_data(file: BinaryIO, data: Mapping[str, Weight]) -> None:
+    """Write a `.ptd` file with named data, which are not copied."""
+    areas, pieces, end = _lay_out([one.content for one in data.values()], _DATA_ALIGNMENT)
+    named = [
+        {
+            slots.FlatNamedData.KEY: name,
+            slots.FlatNamedData.SEGMENT_INDEX: (_UINT32, number),
+            slots.FlatNamedData.TENSOR_LAYOUT: None if one.layout is None else _layout(one.layout, slots.TensorLayout),
         }
-        return writer.add_table({slot: (REFERENCE, reference) for slot, reference in fields.items()})
+        for number, (name, one) in enumerate(data.items())
+    ]
+    tables = _build({slots.FlatTensor.SEGMENTS: areas, slots.FlatTensor.NAMED_DATA: named}, header.PTD_MAGIC)
+    file.write(header.add_ptd_header(tables, _DATA_ALIGNMENT, end + -end % _DATA_ALIGNMENT))
+    file.writelines([*pieces, bytes(-end % _DATA_ALIGNMENT)])
 
-    def _add_chain(self, inputs: int, outputs: int, arguments: int) -> int:
-        writer = self._writer
-        called_with = writer.add_numbers(INT32, range(arguments))
-        delegate_call = writer.add_table({slots.DelegateCall.ARGS: (REFERENCE, called_with)})  # of delegate 0
-        instruction = writer.add_table(
-            {
-                slots.Instruction.INSTR_ARGS_TYPE: (UINT8, slots.InstructionArguments.DELEGATE_CALL),
-                slots.Instruction.INSTR_ARGS: (REFERENCE, delegate_call),
-            }
-        )
-        return writer.add_table(
-            {
-                slots.Chain.INPUTS: (REFERENCE, inputs),
-                slots.Chain.OUTPUTS: (REFERENCE, outputs),
-                slots.Chain.INSTRUCTIONS: (REFERENCE, writer.add_references([instruction])),
-            }
-        )
 
-    def _add_delegate(self, call: PayloadCall) -> int:
-        of, writer = slots.BackendDelegate, self._writer
-        specs = []
-        for key, value in call.specs:
-            texts = {slots.CompileSpec.KEY: writer.add_text(key), slots.CompileSpec.VALUE: writer.add_bytes(value)}
-            specs.append(writer.add_table({slot: (REFERENCE, reference) for slot, reference in texts.items()}))
-        place = slots.BackendDelegateDataReference
-        segment = {place.LOCATION: (INT8, slots.DataLocation.SEGMENT), place.INDEX: (UINT32, 1)}
-        return writer.add_table(
-            {
-                of.ID: (REFERENCE, writer.add_text(call.backend)),
-                of.PROCESSED: (REFERENCE, writer.add_table(segment)),
-                of.COMPILE_SPECS: (REFERENCE, writer.add_references(specs)),
-            }
-        )
+def _lay_out(segments: Iterable[memoryview], alignment: int) -> tuple[list[_Table], list[bytes | memoryview], int]:
+    """Return tables that say where segments are, what they are made of, and where they end."""
+    tables: list[_Table] = []
+    pieces: list[bytes | memoryview] = []
+    end = 0
+    for segment in segments:
+        pieces += [bytes(-end % alignment), segment]
+        end += -end % alignment
+        area = slots.DataSegment
+        tables.append({area.OFFSET: (_UINT64, end), area.SIZE: (_UINT64, segment.nbytes)})
+        end += segment.nbytes
+    return tables, pieces, end
 
-    def _add_value(self, value: ValueSpec, planned: bool) -> int:
-        tensor = value.content
-        kind = slots.KernelTypes.TENSOR if isinstance(tensor, Tensor) else NULL
-        content = self._add_tensor(tensor, planned) if isinstance(tensor, Tensor) else self._writer.add_table({})
-        return self._writer.add_table(
-            {slots.EValue.VAL_TYPE: (UINT8, kind), slots.EValue.VAL: (REFERENCE, content)},
-        )
 
-    def _add_tensor(self, tensor: Tensor, planned: bool) -> int:
-        of, writer, dynamism = slots.Tensor, self._writer, slots.TensorShapeDynamism
-        allocation = self._add_allocation(tensor.size) if planned else 0
-        return writer.add_table(
-            {
-                of.SCALAR_TYPE: (INT8, CODES[tensor.dtype]),
-                of.SIZES: (REFERENCE, writer.add_numbers(INT32, tensor.sizes)),
-                of.DIM_ORDER: (REFERENCE, writer.add_bytes(bytes(tensor.dim_order))),
-                of.ALLOCATION_INFO: (REFERENCE, allocation),
-                of.SHAPE_DYNAMISM: (INT8, dynamism.DYNAMIC_BOUND if tensor.dynamic else dynamism.STATIC),
-            }
-        )
+def _plan(call: PayloadCall) -> _Table:
+    of, chain, meta = slots.ExecutionPlan, slots.Chain, slots.ContainerMetadata
+    inputs, outputs = (_INT32, call.inputs), (_INT32, call.outputs)
+    values, memory = [], 0
+    for number, value in enumerate(call.arguments):
+        if not isinstance(value.content, Tensor):
+            values.append({slots.EValue.VAL_TYPE: (_UINT8, NULL), slots.EValue.VAL: {}})
+            continue
+        tensor = _tensor(value.content)
+        if number in call.inputs and number in call.outputs:
+            tensor[slots.Tensor.ALLOCATION_INFO] = _allocation(memory)
+            memory += -(-max(value.content.size, 1) // _PLANNED_ALIGNMENT) * _PLANNED_ALIGNMENT
+        values.append({slots.EValue.VAL_TYPE: (_UINT8, TENSOR), slots.EValue.VAL: tensor})
+    instruction = {
+        slots.Instruction.INSTR_ARGS_TYPE: (_UINT8, slots.InstructionArguments.DELEGATE_CALL),
+        slots.Instruction.INSTR_ARGS: {slots.DelegateCall.ARGS: (_INT32, range(len(values)))},  # of delegate 0
+    }
+    return {
+        of.NAME: call.method,
+        of.CONTAINER_META_TYPE: {meta.ENCODED_INP_STR: "", meta.ENCODED_OUT_STR: ""},
+        of.VALUES: values,
+        of.INPUTS: inputs,
+        of.OUTPUTS: outputs,
+        of.CHAINS: [{chain.INPUTS: inputs, chain.OUTPUTS: outputs, chain.INSTRUCTIONS: [instruction]}],
+        of.OPERATORS: [],
+        of.DELEGATES: [_delegate(call)],
+        of.NON_CONST_BUFFER_SIZES: (_INT64, [0, memory] if memory else [0]),
+    }
 
-    def _add_allocation(self, size: int) -> int:
-        of, start = slots.AllocationDetails, self._memory
-        self._memory += _round_up(max(size, 1), _PLANNED_ALIGNMENT)
-        return self._writer.add_table(
-            {
-                of.MEMORY_ID: (UINT32, _ARENA),
-                of.MEMORY_OFFSET_LOW: (UINT32, start & 0xFFFFFFFF),
-                of.MEMORY_OFFSET_HIGH: (UINT32, start >> 32),
-            }
-        )
 
-    def _add_name(self, name: str, segment: int) -> int:
-        of, key = slots.NamedData, self._writer.add_text(name)
-        return self._writer.add_table({of.KEY: (REFERENCE, key), of.SEGMENT_INDEX: (UINT32, segment)})
+def _delegate(call: PayloadCall) -> _Table:
+    of, place = slots.BackendDelegate, slots.BackendDelegateDataReference
+    return {
+        of.ID: call.backend,
+        of.PROCESSED: {place.LOCATION: (_INT8, slots.DataLocation.SEGMENT), place.INDEX: (_UINT32, 1)},
+        of.COMPILE_SPECS: [{slots.CompileSpec.KEY: key, slots.CompileSpec.VALUE: value} for key, value in call.specs],
+    }
+
+
+def _tensor(tensor: Tensor) -> _Table:
+    dynamism = slots.TensorShapeDynamism
+    dynamic = dynamism.DYNAMIC_BOUND if tensor.dynamic else dynamism.STATIC
+    return {**_layout(tensor, slots.Tensor), slots.Tensor.SHAPE_DYNAMISM: (_INT8, dynamic)}
+
+
+def _layout(tensor: MemoryLayout, of: type[slots.Tensor] | type[slots.TensorLayout]) -> _Table:
+    return {
+        of.SCALAR_TYPE: (_INT8, CODES[tensor.dtype]),
+        of.SIZES: (_INT32, tensor.sizes),
+        of.DIM_ORDER: bytes(tensor.dim_order),
+    }
+
+
+def _allocation(start: int) -> _Table:
+    of = slots.AllocationDetails
+    return {
+        of.MEMORY_ID: (_UINT32, _ARENA),
+        of.MEMORY_OFFSET_LOW: (_UINT32, start & 0xFFFFFFFF),
+        of.MEMORY_OFFSET_HIGH: (_UINT32, start >> 32),
+    }
+
+
+def _build(root: _Table, identifier: bytes) -> bytes:
+    """Return a flatbuffer; the identifier is the four bytes that tell its format."""
+    builder = flatbuffers.Builder(1024)
+    builder.Finish(_add_table(builder, root), file_identifier=identifier)
+    return bytes(builder.Output())
+
+
+def _add_table(builder: Any, fields: _Table) -> int:
+    # What a table refers to is added before it.
+    added = {slot: _field(builder, value) for slot, value in fields.items() if value is not None}
+    builder.StartObject(max(added, default=-1) + 1)
+    for slot, (kind, number) in added.items():
+        if number:
+            builder.PrependUOffsetTRelative(number) if kind is _REFERENCE else builder.Prepend(kind, number)
+            builder.Slot(slot)
+    return int(builder.EndObject())
+
+
+def _field(builder: Any, value: Any) -> tuple[Any, int]:
+    """Return the kind of a field, and its number, or where what it refers to was added."""
+    if isinstance(value, str):
+        return _REFERENCE, builder.CreateString(value)
+    if isinstance(value, bytes):
+        return _REFERENCE, builder.CreateByteVector(value)
+    if isinstance(value, dict):
+        return _REFERENCE, _add_table(builder, value)
+    if isinstance(value, tuple) and isinstance(value[1], int):
+        return value
+    kind, items = (_REFERENCE, [_add_table(builder, one) for one in value]) if isinstance(value, list) else value
+    builder.StartVector(kind.bytewidth, len(items), kind.bytewidth)
+    for item in reversed(items):
+        builder.PrependUOffsetTRelative(item) if kind is _REFERENCE else builder.Prepend(kind, item)
+    return _REFERENCE, builder.EndVector()

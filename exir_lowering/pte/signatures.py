@@ -8,38 +8,26 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from exir_lowering._upstream.runtime import operator_schema
-from exir_lowering.pte.value_kinds import (
-    BOOL,
-    BOOL_LIST,
-    DOUBLE,
-    DOUBLE_LIST,
-    INT,
-    INT_LIST,
-    NULL,
-    OPTIONAL_TENSOR_LIST,
-    STRING,
-    TENSOR,
-    TENSOR_LIST,
-)
+from exir_lowering.pte.slots import KernelTypes as K
 
 Kinds = frozenset[int]
 ANYTHING: Kinds = frozenset()
 
-_NUMBER: Kinds = frozenset({INT, BOOL, DOUBLE})
+_NUMBER: Kinds = frozenset({K.INT, K.BOOL, K.DOUBLE})
 # What kernels take for the types of schemas.
 _ACCEPTED: Mapping[str, Kinds] = MappingProxyType(
     {
-        "Tensor": frozenset({TENSOR}),
-        "int": frozenset({INT}),
-        "float": frozenset({DOUBLE}),
-        "bool": frozenset({BOOL}),
+        "Tensor": frozenset({K.TENSOR}),
+        "int": frozenset({K.INT}),
+        "float": frozenset({K.DOUBLE}),
+        "bool": frozenset({K.BOOL}),
         "number": _NUMBER,
-        "str": frozenset({STRING}),
-        "List[Tensor]": frozenset({TENSOR_LIST}),
-        "List[Optional[Tensor]]": frozenset({TENSOR_LIST, OPTIONAL_TENSOR_LIST}),
-        "List[int]": frozenset({INT_LIST}),
-        "List[float]": frozenset({DOUBLE_LIST}),
-        "List[bool]": frozenset({BOOL_LIST}),
+        "str": frozenset({K.STRING}),
+        "List[Tensor]": frozenset({K.TENSOR_LIST}),
+        "List[Optional[Tensor]]": frozenset({K.TENSOR_LIST, K.OPTIONAL_TENSOR_LIST}),
+        "List[int]": frozenset({K.INT_LIST}),
+        "List[float]": frozenset({K.DOUBLE_LIST}),
+        "List[bool]": frozenset({K.BOOL_LIST}),
     }
 )
 
@@ -74,7 +62,7 @@ def _accept(type_: str) -> Kinds:
     kinds = _ACCEPTED.get(type_[len("Optional[") : -1] if optional else type_)
     if kinds is None:
         return ANYTHING
-    return kinds | {NULL} if optional else kinds
+    return kinds | {K.NULL} if optional else kinds
 
 
 def _describe(*types: str, written: tuple[int, ...] = (), results: int = 1, returned: Kinds = ANYTHING) -> Signature:
@@ -83,22 +71,22 @@ def _describe(*types: str, written: tuple[int, ...] = (), results: int = 1, retu
 
 _RETURNED: Mapping[str, Kinds] = MappingProxyType(
     {
-        "aten::sym_size": frozenset({INT}),
-        "aten::sym_numel": frozenset({INT}),
-        "aten::sym_stride": frozenset({INT}),
+        "aten::sym_size": frozenset({K.INT}),
+        "aten::sym_numel": frozenset({K.INT}),
+        "aten::sym_stride": frozenset({K.INT}),
     }
 )
 _OF_TWO = ("number", "number")
 _PRIMITIVES: Mapping[str, tuple[tuple[str, ...], Kinds]] = MappingProxyType(
     {
         **dict.fromkeys(("add", "sub", "mul", "floordiv", "mod", "sym_max", "sym_min"), (_OF_TWO, ANYTHING)),
-        "truediv": (_OF_TWO, frozenset({DOUBLE})),
-        **dict.fromkeys(("eq", "ge", "gt", "le", "lt"), (_OF_TWO, frozenset({BOOL}))),
+        "truediv": (_OF_TWO, frozenset({K.DOUBLE})),
+        **dict.fromkeys(("eq", "ge", "gt", "le", "lt"), (_OF_TWO, frozenset({K.BOOL}))),
         "neg": (("number",), ANYTHING),
-        **dict.fromkeys(("ceil", "round", "trunc"), (("number",), frozenset({INT}))),
-        "sym_float": (("number",), frozenset({DOUBLE})),
-        "sym_int": (("number",), frozenset({INT})),
-        "sym_not": (("bool",), frozenset({BOOL})),
+        **dict.fromkeys(("ceil", "round", "trunc"), (("number",), frozenset({K.INT}))),
+        "sym_float": (("number",), frozenset({K.DOUBLE})),
+        "sym_int": (("number",), frozenset({K.INT})),
+        "sym_not": (("bool",), frozenset({K.BOOL})),
         "sym_ite": (("bool", "number", "number"), ANYTHING),
     }
 )

@@ -1,333 +1,206 @@
-"""The numbers in `program.fbs`, ExecuTorch's schema of `.pte` files: fields of tables, members of unions, enum values.
+"""The numbers in ExecuTorch's schemas: fields of tables, members of unions, enum values, by their names in capitals.
 
-Flatbuffers' rules of compatibility keep them for good. The names are the schema's, in capitals. A field that is a union
-takes two slots, the first of which has the member's number.
+Flatbuffers' rules of compatibility keep them for good. A field that is a union takes two slots, the first of which has
+the member's number.
 """
+# ruff: noqa: D101
 
 from __future__ import annotations
 
-from typing import Final
+# program.fbs: `.pte` files
 
 
 class Program:
-    """The root of a file's tables."""
-
-    VERSION: Final = 0
-    EXECUTION_PLAN: Final = 1
-    CONSTANT_BUFFER: Final = 2
-    BACKEND_DELEGATE_DATA: Final = 3
-    SEGMENTS: Final = 4
-    CONSTANT_SEGMENT: Final = 5
-    MUTABLE_DATA_SEGMENTS: Final = 6
-    NAMED_DATA: Final = 7
+    VERSION, EXECUTION_PLAN, CONSTANT_BUFFER, BACKEND_DELEGATE_DATA, SEGMENTS, CONSTANT_SEGMENT = range(6)
+    MUTABLE_DATA_SEGMENTS, NAMED_DATA = range(6, 8)
 
 
 class ExecutionPlan:
-    """A method."""
-
-    NAME: Final = 0
-    CONTAINER_META_TYPE: Final = 1
-    VALUES: Final = 2
-    INPUTS: Final = 3
-    OUTPUTS: Final = 4
-    CHAINS: Final = 5
-    OPERATORS: Final = 6
-    DELEGATES: Final = 7
-    NON_CONST_BUFFER_SIZES: Final = 8
-    NON_CONST_BUFFER_DEVICE: Final = 9
+    NAME, CONTAINER_META_TYPE, VALUES, INPUTS, OUTPUTS, CHAINS, OPERATORS, DELEGATES = range(8)
+    NON_CONST_BUFFER_SIZES, NON_CONST_BUFFER_DEVICE = range(8, 10)
 
 
 class ContainerMetadata:
-    """How a method's inputs and outputs are nested in Python."""
-
-    ENCODED_INP_STR: Final = 0
-    ENCODED_OUT_STR: Final = 1
+    ENCODED_INP_STR, ENCODED_OUT_STR = range(2)
 
 
 class EValue:
-    """A value of a method."""
-
-    VAL_TYPE: Final = 0
-    VAL: Final = 1
+    VAL_TYPE, VAL = range(2)
 
 
 class KernelTypes:
-    """What a value can be."""
-
-    NULL: Final = 1
-    INT: Final = 2
-    BOOL: Final = 3
-    DOUBLE: Final = 4
-    TENSOR: Final = 5
-    STRING: Final = 6
-    INT_LIST: Final = 7
-    DOUBLE_LIST: Final = 8
-    BOOL_LIST: Final = 9
-    TENSOR_LIST: Final = 10
-    OPTIONAL_TENSOR_LIST: Final = 11
+    NULL, INT, BOOL, DOUBLE, TENSOR, STRING, INT_LIST, DOUBLE_LIST, BOOL_LIST, TENSOR_LIST = range(1, 11)
+    OPTIONAL_TENSOR_LIST = 11
 
 
 class Int:
-    """An integer."""
-
-    INT_VAL: Final = 0
+    INT_VAL = 0
 
 
 class Bool:
-    """A bool."""
-
-    BOOL_VAL: Final = 0
+    BOOL_VAL = 0
 
 
 class Double:
-    """A floating-point number."""
-
-    DOUBLE_VAL: Final = 0
+    DOUBLE_VAL = 0
 
 
 class String:
-    """A string."""
-
-    STRING_VAL: Final = 0
+    STRING_VAL = 0
 
 
 class IntList:
-    """Integers, each of which is a value of the method."""
-
-    ITEMS: Final = 0
+    ITEMS = 0
 
 
 class DoubleList:
-    """Floating-point numbers."""
-
-    ITEMS: Final = 0
+    ITEMS = 0
 
 
 class BoolList:
-    """Bools."""
-
-    ITEMS: Final = 0
+    ITEMS = 0
 
 
 class TensorList:
-    """Tensors, each of which is a value of the method."""
-
-    ITEMS: Final = 0
+    ITEMS = 0
 
 
 class OptionalTensorList:
-    """Tensors, or -1 for None."""
-
-    ITEMS: Final = 0
+    ITEMS = 0
 
 
 class Tensor:
-    """A tensor."""
-
-    SCALAR_TYPE: Final = 0
-    STORAGE_OFFSET: Final = 1
-    SIZES: Final = 2
-    DIM_ORDER: Final = 3
-    REQUIRES_GRAD: Final = 4
-    DATA_BUFFER_IDX: Final = 5
-    ALLOCATION_INFO: Final = 6
-    LAYOUT: Final = 7
-    SHAPE_DYNAMISM: Final = 8
-    EXTRA_TENSOR_INFO: Final = 9
+    SCALAR_TYPE, STORAGE_OFFSET, SIZES, DIM_ORDER, REQUIRES_GRAD, DATA_BUFFER_IDX = range(6)
+    ALLOCATION_INFO, LAYOUT, SHAPE_DYNAMISM, EXTRA_TENSOR_INFO = range(6, 10)
 
 
 class TensorShapeDynamism:
-    """Whether a tensor's shape is fixed."""
-
-    STATIC: Final = 0
-    DYNAMIC_BOUND: Final = 1
-    DYNAMIC_UNBOUND: Final = 2
+    STATIC, DYNAMIC_BOUND, DYNAMIC_UNBOUND = range(3)
 
 
 class ExtraTensorInfo:
-    """What only a few tensors need."""
-
-    MUTABLE_DATA_SEGMENTS_IDX: Final = 0
-    FULLY_QUALIFIED_NAME: Final = 1
-    LOCATION: Final = 2
-    DEVICE_TYPE: Final = 3
-    DEVICE_INDEX: Final = 4
+    MUTABLE_DATA_SEGMENTS_IDX, FULLY_QUALIFIED_NAME, LOCATION, DEVICE_TYPE, DEVICE_INDEX = range(5)
 
 
 class TensorDataLocation:
-    """Where the content of a tensor is."""
-
-    SEGMENT: Final = 0
-    EXTERNAL: Final = 1
+    SEGMENT, EXTERNAL = range(2)
 
 
 class AllocationDetails:
-    """Where a tensor lies in planned memory."""
-
-    MEMORY_ID: Final = 0
-    MEMORY_OFFSET_LOW: Final = 1
-    MEMORY_OFFSET_HIGH: Final = 2
+    MEMORY_ID, MEMORY_OFFSET_LOW, MEMORY_OFFSET_HIGH = range(3)
 
 
 class Operator:
-    """An operator that a method calls."""
-
-    NAME: Final = 0
-    OVERLOAD: Final = 1
+    NAME, OVERLOAD = range(2)
 
 
 class Chain:
-    """A sequence of instructions."""
-
-    INPUTS: Final = 0
-    OUTPUTS: Final = 1
-    INSTRUCTIONS: Final = 2
-    STACKTRACE: Final = 3
+    INPUTS, OUTPUTS, INSTRUCTIONS, STACKTRACE = range(4)
 
 
 class Instruction:
-    """An instruction."""
-
-    INSTR_ARGS_TYPE: Final = 0
-    INSTR_ARGS: Final = 1
+    INSTR_ARGS_TYPE, INSTR_ARGS = range(2)
 
 
 class InstructionArguments:
-    """What an instruction can be."""
-
-    KERNEL_CALL: Final = 1
-    DELEGATE_CALL: Final = 2
-    MOVE_CALL: Final = 3
-    JUMP_FALSE_CALL: Final = 4
-    FREE_CALL: Final = 5
+    KERNEL_CALL, DELEGATE_CALL, MOVE_CALL, JUMP_FALSE_CALL, FREE_CALL = range(1, 6)
 
 
 class KernelCall:
-    """A call of an operator."""
-
-    OP_INDEX: Final = 0
-    ARGS: Final = 1
+    OP_INDEX, ARGS = range(2)
 
 
 class DelegateCall:
-    """A call of a delegate."""
-
-    DELEGATE_INDEX: Final = 0
-    ARGS: Final = 1
+    DELEGATE_INDEX, ARGS = range(2)
 
 
 class MoveCall:
-    """One value becomes another one."""
-
-    MOVE_FROM: Final = 0
-    MOVE_TO: Final = 1
+    MOVE_FROM, MOVE_TO = range(2)
 
 
 class JumpFalseCall:
-    """A jump to another instruction."""
-
-    COND_VALUE_INDEX: Final = 0
-    DESTINATION_INSTRUCTION: Final = 1
+    COND_VALUE_INDEX, DESTINATION_INSTRUCTION = range(2)
 
 
 class FreeCall:
-    """A tensor gives its memory back."""
-
-    VALUE_INDEX: Final = 0
+    VALUE_INDEX = 0
 
 
 class BackendDelegate:
-    """A part of a method that a backend executes."""
-
-    ID: Final = 0
-    PROCESSED: Final = 1
-    COMPILE_SPECS: Final = 2
+    ID, PROCESSED, COMPILE_SPECS = range(3)
 
 
 class BackendDelegateDataReference:
-    """Where a payload is."""
-
-    LOCATION: Final = 0
-    INDEX: Final = 1
+    LOCATION, INDEX = range(2)
 
 
 class DataLocation:
-    """What a payload is in."""
-
-    INLINE: Final = 0
-    SEGMENT: Final = 1
+    INLINE, SEGMENT = range(2)
 
 
 class CompileSpec:
-    """What a partitioner told the backend."""
-
-    KEY: Final = 0
-    VALUE: Final = 1
+    KEY, VALUE = range(2)
 
 
 class Buffer:
-    """A constant in the tables, as old files have them."""
-
-    STORAGE: Final = 0
+    STORAGE = 0
 
 
 class BackendDelegateInlineData:
-    """A payload in the tables."""
-
-    DATA: Final = 0
+    DATA = 0
 
 
 class DataSegment:
-    """A segment of the file, after the tables."""
-
-    OFFSET: Final = 0
-    SIZE: Final = 1
+    OFFSET, SIZE = range(2)
 
 
 class SubsegmentOffsets:
-    """Where constants, or initial values, start in a segment."""
-
-    SEGMENT_INDEX: Final = 0
-    OFFSETS: Final = 1
+    SEGMENT_INDEX, OFFSETS = range(2)
 
 
 class NamedData:
-    """A segment that has a name."""
+    KEY, SEGMENT_INDEX = range(2)
 
-    KEY: Final = 0
-    SEGMENT_INDEX: Final = 1
+
+# scalar_type.fbs: element types, those that ExecuTorch does not implement included
 
 
 class ScalarType:
-    """Element types, those that ExecuTorch does not implement included; from `scalar_type.fbs`."""
+    BYTE, CHAR, SHORT, INT, LONG, HALF, FLOAT, DOUBLE, COMPLEXHALF, COMPLEXFLOAT, COMPLEXDOUBLE = range(11)
+    BOOL, QINT8, QUINT8, QINT32, BFLOAT16, QUINT4X2, QUINT2X4, BITS1X8, BITS2X4, BITS4X2, BITS8 = range(11, 22)
+    BITS16, FLOAT8E5M2, FLOAT8E4M3FN, FLOAT8E5M2FNUZ, FLOAT8E4M3FNUZ, UINT16, UINT32, UINT64 = range(22, 30)
 
-    BYTE: Final = 0
-    CHAR: Final = 1
-    SHORT: Final = 2
-    INT: Final = 3
-    LONG: Final = 4
-    HALF: Final = 5
-    FLOAT: Final = 6
-    DOUBLE: Final = 7
-    COMPLEXHALF: Final = 8
-    COMPLEXFLOAT: Final = 9
-    COMPLEXDOUBLE: Final = 10
-    BOOL: Final = 11
-    QINT8: Final = 12
-    QUINT8: Final = 13
-    QINT32: Final = 14
-    BFLOAT16: Final = 15
-    QUINT4X2: Final = 16
-    QUINT2X4: Final = 17
-    BITS1X8: Final = 18
-    BITS2X4: Final = 19
-    BITS4X2: Final = 20
-    BITS8: Final = 21
-    BITS16: Final = 22
-    FLOAT8E5M2: Final = 23
-    FLOAT8E4M3FN: Final = 24
-    FLOAT8E5M2FNUZ: Final = 25
-    FLOAT8E4M3FNUZ: Final = 26
-    UINT16: Final = 27
-    UINT32: Final = 28
-    UINT64: Final = 29
+
+# flat_tensor.fbs: `.ptd` files, whose segments are described as those of `.pte` files
+
+
+class FlatTensor:
+    VERSION, SEGMENTS, NAMED_DATA = range(3)
+
+
+class FlatNamedData:
+    KEY, SEGMENT_INDEX, TENSOR_LAYOUT = range(3)
+
+
+class TensorLayout:
+    SCALAR_TYPE, SIZES, DIM_ORDER = range(3)
+
+
+# etdump_schema_flatcc.fbs: what the runtime records
+
+
+class ETDump:
+    VERSION, RUN_DATA = range(2)
+
+
+class RunData:
+    NAME, BUNDLED_INPUT_INDEX, ALLOCATORS, EVENTS = range(4)
+
+
+class Event:
+    PROFILE_EVENT, ALLOCATION_EVENT, DEBUG_EVENT = range(3)
+
+
+class ProfileEvent:
+    NAME, CHAIN_INDEX, INSTRUCTION_ID, DELEGATE_DEBUG_ID_INT, DELEGATE_DEBUG_ID_STR = range(5)
+    DELEGATE_DEBUG_METADATA, START_TIME, END_TIME = range(5, 8)

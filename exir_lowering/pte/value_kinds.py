@@ -1,32 +1,21 @@
-"""The values of a method, as its file describes them: their kinds, and what a tensor is."""
+"""The values of a method, as its file describes them: their kinds, element types, and what a tensor is."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 
-from exir_lowering.pte.dtypes import DTYPES, REFUSED
+from exir_lowering.pte import slots
 from exir_lowering.pte.flatbuffer import CorruptError, Table
-from exir_lowering.pte.slots import KernelTypes
+from exir_lowering.pte.slots import KernelTypes as K, ScalarType
 
-NULL, INT, BOOL, DOUBLE, TENSOR, STRING = (
-    KernelTypes.NULL,
-    KernelTypes.INT,
-    KernelTypes.BOOL,
-    KernelTypes.DOUBLE,
-    KernelTypes.TENSOR,
-    KernelTypes.STRING,
-)
-INT_LIST, DOUBLE_LIST, BOOL_LIST, TENSOR_LIST, OPTIONAL_TENSOR_LIST = (
-    KernelTypes.INT_LIST,
-    KernelTypes.DOUBLE_LIST,
-    KernelTypes.BOOL_LIST,
-    KernelTypes.TENSOR_LIST,
-    KernelTypes.OPTIONAL_TENSOR_LIST,
-)
+NULL, INT, BOOL, DOUBLE, TENSOR, STRING = K.NULL, K.INT, K.BOOL, K.DOUBLE, K.TENSOR, K.STRING
+INT_LIST, DOUBLE_LIST, BOOL_LIST = K.INT_LIST, K.DOUBLE_LIST, K.BOOL_LIST
+TENSOR_LIST, OPTIONAL_TENSOR_LIST = K.TENSOR_LIST, K.OPTIONAL_TENSOR_LIST
 KINDS = {
     NULL: "None",
     INT: "an int",
@@ -43,20 +32,53 @@ KINDS = {
 
 MAX_RANK = 16
 
+DTYPES: Mapping[int, torch.dtype] = MappingProxyType(
+    {
+        ScalarType.BYTE: torch.uint8,
+        ScalarType.CHAR: torch.int8,
+        ScalarType.SHORT: torch.int16,
+        ScalarType.INT: torch.int32,
+        ScalarType.LONG: torch.int64,
+        ScalarType.HALF: torch.float16,
+        ScalarType.FLOAT: torch.float32,
+        ScalarType.DOUBLE: torch.float64,
+        ScalarType.COMPLEXHALF: torch.complex32,
+        ScalarType.COMPLEXFLOAT: torch.complex64,
+        ScalarType.COMPLEXDOUBLE: torch.complex128,
+        ScalarType.BOOL: torch.bool,
+        ScalarType.BFLOAT16: torch.bfloat16,
+        ScalarType.FLOAT8E5M2: torch.float8_e5m2,
+        ScalarType.FLOAT8E4M3FN: torch.float8_e4m3fn,
+        ScalarType.FLOAT8E5M2FNUZ: torch.float8_e5m2fnuz,
+        ScalarType.FLOAT8E4M3FNUZ: torch.float8_e4m3fnuz,
+        ScalarType.UINT16: torch.uint16,
+        ScalarType.UINT32: torch.uint32,
+        ScalarType.UINT64: torch.uint64,
+    }
+)
+"""The element types that a tensor of a file can have, by their numbers there."""
+
+CODES: Mapping[torch.dtype, int] = MappingProxyType({dtype: code for code, dtype in DTYPES.items()})
+"""The numbers of element types."""
+
+_QUANTISED = (ScalarType.QINT8, ScalarType.QUINT8, ScalarType.QINT32, ScalarType.QUINT4X2, ScalarType.QUINT2X4)
+_BITS = (ScalarType.BITS1X8, ScalarType.BITS2X4, ScalarType.BITS4X2, ScalarType.BITS8, ScalarType.BITS16)
+REFUSED: Mapping[int, str] = MappingProxyType(
+    {
+        **dict.fromkeys(_QUANTISED, "quantised element type"),
+        **dict.fromkeys(_BITS, "element type of bits"),
+    }
+)
+"""Types that ExecuTorch numbers but never writes, as quantised values are plain integers there: kernels abort."""
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryLayout:
-    """The element type of a tensor, its shape, and its order in memory.
-
-    Attributes:
-        dtype: Its element type.
-        sizes: Its shape.
-        dim_order: Its dimensions from outer to inner, as they lie in memory.
-    """
+    """The element type of a tensor, its shape, and its order in memory."""
 
     dtype: torch.dtype
     sizes: tuple[int, ...]
-    dim_order: tuple[int, ...]
+    dim_order: tuple[int, ...]  # its dimensions from outer to inner, as they lie in memory
 
     @property
     def size(self) -> int:
@@ -71,19 +93,12 @@ class MemoryLayout:
 
 @dataclass(frozen=True, slots=True)
 class Tensor(MemoryLayout):
-    """A tensor of a method.
+    """A tensor of a method."""
 
-    Attributes:
-        dynamic: Whether the shape may be smaller than `sizes`.
-        unbound: Whether the shape may be anything.
-        planned: Whether it lies in planned memory.
-        stored: Whether its content, or its initial content, is in a file.
-    """
-
-    dynamic: bool
-    unbound: bool
-    planned: bool = True
-    stored: bool = False
+    dynamic: bool  # whether the shape may be smaller than `sizes`
+    unbound: bool  # whether the shape may be anything
+    planned: bool = True  # whether it lies in planned memory
+    stored: bool = False  # whether its content, or its initial content, is in a file
 
     @property
     def constant(self) -> bool:
@@ -93,42 +108,27 @@ class Tensor(MemoryLayout):
 
 @dataclass(frozen=True, slots=True)
 class ValueSpec:
-    """A value of a method.
+    """A value of a method."""
 
-    Attributes:
-        kind: Its member of the union, a key of `KINDS`.
-        content: A `Tensor`, a number, a string or the indices in a list.
-    """
-
-    kind: int
-    content: Tensor | int | float | bool | str | tuple[int, ...] | None
+    kind: int  # its member of the union, a key of `KINDS`
+    content: Tensor | int | float | bool | str | tuple[int, ...] | None  # a tuple for the indices in a list
 
 
 def check_index(index: int, size: int, who: str, what: str) -> None:
-    """Check that an index is in range.
-
-    Args:
-        index: The index.
-        size: How many things there are.
-        who: What refers to it, for the message.
-        what: What it refers to.
-
-    Raises:
-        CorruptError: It is out of range.
-    """
+    """Check that an index is below a size, else raise a CorruptError, which says who refers to what."""
     if not 0 <= index < size:
         raise CorruptError(f"{who} refers to number {index} of {size} {what}")
 
 
-def layout(table: Table, dtype: int, sizes: int, order: int) -> MemoryLayout:
-    """Read the layout of a tensor from these fields of a table; raise a CorruptError when no tensor can have it."""
-    code = table.number(dtype, "b")
+def layout(table: Table, of: type[slots.Tensor] | type[slots.TensorLayout]) -> MemoryLayout:
+    """Read the layout of a tensor from a table with these fields; raise a CorruptError when no tensor can have it."""
+    code = table.number(of.SCALAR_TYPE, "b")
     if code not in DTYPES:
         raise CorruptError(f"a tensor has the {REFUSED.get(code, 'unknown element type')} {code}")
-    for field, what in ((sizes, "shape"), (order, "order of dimensions")):
+    for field, what in ((of.SIZES, "shape"), (of.DIM_ORDER, "order of dimensions")):
         if not table.has(field):
             raise CorruptError(f"a tensor has no {what}")
-    shape, dimensions = table.numbers(sizes, "i"), table.numbers(order, "B")
+    shape, dimensions = table.numbers(of.SIZES, "i"), table.numbers(of.DIM_ORDER, "B")
     if len(shape) > MAX_RANK or any(size < 0 for size in shape) or sorted(dimensions) != list(range(len(shape))):
         raise CorruptError(f"a tensor has the shape {list(shape)} with the dimensions in the order {list(dimensions)}")
     return MemoryLayout(DTYPES[code], shape, dimensions)

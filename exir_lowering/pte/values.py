@@ -10,40 +10,22 @@ from exir_lowering.graphs.operators.budget import free_memory
 from exir_lowering.pte import slots
 from exir_lowering.pte.container import Data
 from exir_lowering.pte.flatbuffer import CorruptError, Table
-from exir_lowering.pte.slots import TensorDataLocation, TensorShapeDynamism
-from exir_lowering.pte.value_kinds import (
-    BOOL,
-    BOOL_LIST,
-    DOUBLE,
-    DOUBLE_LIST,
-    INT,
-    INT_LIST,
-    KINDS,
-    NULL,
-    OPTIONAL_TENSOR_LIST,
-    STRING,
-    TENSOR,
-    TENSOR_LIST,
-    MemoryLayout,
-    Tensor,
-    ValueSpec,
-    check_index,
-    layout,
-)
+from exir_lowering.pte.slots import KernelTypes as K, TensorDataLocation, TensorShapeDynamism
+from exir_lowering.pte.value_kinds import KINDS, MemoryLayout, Tensor, ValueSpec, check_index, layout
 
 _LISTS: Mapping[int, tuple[int, str]] = MappingProxyType(
     {
-        INT_LIST: (slots.IntList.ITEMS, "q"),
-        DOUBLE_LIST: (slots.DoubleList.ITEMS, "d"),
-        BOOL_LIST: (slots.BoolList.ITEMS, "B"),
-        TENSOR_LIST: (slots.TensorList.ITEMS, "i"),
-        OPTIONAL_TENSOR_LIST: (slots.OptionalTensorList.ITEMS, "i"),
+        K.INT_LIST: (slots.IntList.ITEMS, "q"),
+        K.DOUBLE_LIST: (slots.DoubleList.ITEMS, "d"),
+        K.BOOL_LIST: (slots.BoolList.ITEMS, "B"),
+        K.TENSOR_LIST: (slots.TensorList.ITEMS, "i"),
+        K.OPTIONAL_TENSOR_LIST: (slots.OptionalTensorList.ITEMS, "i"),
     }
 )
 """The field with the items of a list, and their type."""
 
 _NEEDED: Mapping[int, int] = MappingProxyType(
-    {STRING: slots.String.STRING_VAL, **{kind: field for kind, (field, _) in _LISTS.items()}}
+    {K.STRING: slots.String.STRING_VAL, **{kind: field for kind, (field, _) in _LISTS.items()}}
 )
 """The fields that have no default: the runtime reads them without checking."""
 
@@ -67,7 +49,7 @@ def check_arenas(arenas: Sequence[int]) -> None:
 
 def tensor_table(value: Table) -> Table | None:
     """Return the table of the tensor that a value is, None for a value of another kind."""
-    return value.table(slots.EValue.VAL) if value.number(slots.EValue.VAL_TYPE, "B") == TENSOR else None
+    return value.table(slots.EValue.VAL) if value.number(slots.EValue.VAL_TYPE, "B") == K.TENSOR else None
 
 
 def allocation(tensor: Table) -> Allocation | None:
@@ -120,30 +102,30 @@ def read_value(
     """
     kind = table.number(slots.EValue.VAL_TYPE, "B")
     content = table.table(slots.EValue.VAL)
-    if kind not in KINDS or (content is None and kind != NULL):
+    if kind not in KINDS or (content is None and kind != K.NULL):
         raise CorruptError(f"value {number} has the unknown type {kind}, or no content")
-    if content is None or kind == NULL:
-        return ValueSpec(NULL, None)
-    if kind == TENSOR:
+    if content is None or kind == K.NULL:
+        return ValueSpec(K.NULL, None)
+    if kind == K.TENSOR:
         try:
             return ValueSpec(kind, _tensor(content, arenas, data, external))
         except CorruptError as error:
             raise CorruptError(f"value {number}: {error}") from None
     if kind in _NEEDED and not content.has(_NEEDED[kind]):
         raise CorruptError(f"value {number} is {KINDS[kind]} without content")
-    if kind == INT:
+    if kind == K.INT:
         return ValueSpec(kind, content.number(slots.Int.INT_VAL, "q"))
-    if kind == BOOL:
+    if kind == K.BOOL:
         return ValueSpec(kind, bool(content.number(slots.Bool.BOOL_VAL, "B")))
-    if kind == DOUBLE:
+    if kind == K.DOUBLE:
         return ValueSpec(kind, content.real(slots.Double.DOUBLE_VAL))
-    if kind == STRING:
+    if kind == K.STRING:
         return ValueSpec(kind, content.text(slots.String.STRING_VAL))
     return ValueSpec(kind, content.numbers(*_LISTS[kind]))
 
 
 def _tensor(table: Table, arenas: Sequence[int], data: Data, external: dict[str, MemoryLayout | int]) -> Tensor:
-    found = layout(table, slots.Tensor.SCALAR_TYPE, slots.Tensor.SIZES, slots.Tensor.DIM_ORDER)
+    found = layout(table, slots.Tensor)
     dynamism, offset = table.number(slots.Tensor.SHAPE_DYNAMISM, "b"), table.number(slots.Tensor.STORAGE_OFFSET, "i")
     fixed, unbound = dynamism == TensorShapeDynamism.STATIC, dynamism == TensorShapeDynamism.DYNAMIC_UNBOUND
     if not fixed and not unbound and dynamism != TensorShapeDynamism.DYNAMIC_BOUND:

@@ -8,11 +8,10 @@ from typing import Literal, TypeAlias
 from exir_lowering.errors import InputError
 from exir_lowering.pte import container, digests, header
 from exir_lowering.pte.data_files import DataFile, DataFiles
-from exir_lowering.pte.data_slots import FlatTensor
 from exir_lowering.pte.digests import Seal, SealError
 from exir_lowering.pte.flatbuffer import CorruptError, root
 from exir_lowering.pte.mapping import MappedFile
-from exir_lowering.pte.slots import Program
+from exir_lowering.pte.slots import FlatTensor, Program
 
 Verify: TypeAlias = "bool | Literal['full']"
 

@@ -11,7 +11,7 @@ from exir_lowering.errors import BackendUnavailableError
 from exir_lowering.plugins import registry
 from exir_lowering.plugins.delegate import Delegate, DelegateContext
 from exir_lowering.plugins.payload import find_checks
-from exir_lowering.pte import format as file_format, header, mapping, originals
+from exir_lowering.pte import format as file_format, header, mapping, payloads
 from exir_lowering.runtime.source import ProgramFile
 
 if TYPE_CHECKING:
@@ -41,11 +41,11 @@ class OriginalGraphs(Delegate):
 
     def __init__(self, backend_id: str, reason: str) -> None:
         self.backend_id, self.reason = backend_id, reason  # why it is missing here, as a clause
-        self._torch = registry.find_delegate(originals.BACKEND)
+        self._torch = registry.find_delegate(payloads.ORIGINALS)
 
     def compile(self, processed: bytes, compile_specs: list[CompileSpec], context: DelegateContext) -> Any:
         """Read the original graph of the partition; raise a BackendUnavailableError when the file does not keep it."""
-        payload = context.named_data(originals.key(context.method, context.number))
+        payload = context.named_data(payloads.original_key(context.method, context.number))
         if payload is None:
             raise BackendUnavailableError(
                 f"method {context.method!r} needs the backend {self.backend_id!r}, and {self.reason}. There is no "

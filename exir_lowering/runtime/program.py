@@ -213,11 +213,7 @@ def load(
         LimitError: Opening the file, or a delegate compiling its payloads, goes over a limit.
         PluginLoadError: A delegate, or what checks a backend's payloads, cannot be loaded or is provided twice.
     """
-    if not isinstance(engine, str) or engine not in _ENGINES:
-        raise InputError(f"load: engine: got {engine!r}, expected {' or '.join(map(repr, _ENGINES))}.")
-    given = registry.check_delegates(delegates)
-    if unavailable not in ("error", "fallback"):
-        raise InputError(f'load: got unavailable={unavailable!r}, expected "error" or "fallback".')
+    given = _check_arguments(delegates, engine, unavailable)
     if not isinstance(limits, (Limits, type(None))):
         raise InputError(f"load: limits: got {limits!r}, expected Limits(seconds=...), or None.")
     verifying.check_level(verify)
@@ -225,6 +221,22 @@ def load(
     if limits is not None:
         return LoadedProgram(file, open_apart(file, engine, given, unavailable, limits))
     return LoadedProgram(file, open_engine(engine, file, given, unavailable))
+
+
+def open_file(file: ProgramFile, delegates: Any, engine: str, unavailable: Unavailable = "error") -> LoadedProgram:
+    """Open a file that was read; the arguments and errors are those of `load`."""
+    given = _check_arguments(delegates, engine, unavailable)
+    return LoadedProgram(file, open_engine(engine, file, given, unavailable))
+
+
+def _check_arguments(delegates: Any, engine: object, unavailable: object) -> Mapping[str, Any]:
+    """Return the delegates by id."""
+    if not isinstance(engine, str) or engine not in _ENGINES:
+        raise InputError(f"load: engine: got {engine!r}, expected {' or '.join(map(repr, _ENGINES))}.")
+    given = registry.check_delegates(delegates)
+    if unavailable not in ("error", "fallback"):
+        raise InputError(f'load: got unavailable={unavailable!r}, expected "error" or "fallback".')
+    return given
 
 
 def read_file(source: object, data: data_files.Given, debug: object, verify: Verify) -> ProgramFile:

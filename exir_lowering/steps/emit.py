@@ -137,8 +137,12 @@ def emit(
     accelerate: bool = True,
     in_place: bool = False,
     unchanged: Mapping[str, ExportedProgram] | None = None,
+    reserved: Mapping[str, bytes] | None = None,
 ) -> Artifact:
-    """Emit lowered programs; see `LoweredMethods.emit`. The Edge programs in `recorded` go into an ETRecord."""
+    """Emit lowered programs; see `LoweredMethods.emit`. The Edge programs in `recorded` go into an ETRecord.
+
+    What is `reserved` is named data in the file's last segments, before the digests.
+    """
     # Without gradients: ExecuTorch executes the writes into buffers, which autograd refuses for values that need one.
     settings = converting(programs.values(), gradients=False)
     with locks.conversion(), collector.heap_frozen(), settings, accelerating(accelerate):
@@ -152,6 +156,7 @@ def emit(
             share_state,
             recorded,
             in_place,
+            reserved or {},
         )
         artifact = replace(artifact, methods=with_rewritten(artifact.methods, unchanged or {}))
     sealing.seal(artifact.manager)  # it reads all that was emitted, while other threads convert
@@ -168,6 +173,7 @@ def _emit(
     share_state: ShareState,
     recorded: Mapping[str, ExportedProgram] | None,
     in_place: bool,
+    reserved: Mapping[str, bytes],
 ) -> Artifact:
     _check_arguments(programs, config, constant_methods)
     config = config or ExecutorchBackendConfig()
@@ -191,7 +197,7 @@ def _emit(
     try:
         with forgetting_delegates(emitted_from), comparing_contents():
             edge = EdgeProgramManager(copies, dict(constant_methods or {}), without_validity_checks())
-            with sealing.reserving(edge), emitting() as emitted:
+            with sealing.reserving(edge, reserved), emitting() as emitted:
                 manager = edge.to_executorch(replace(config, to_out_var_pass=variants))
     except Exception as error:
         let_through(error)

@@ -16,7 +16,7 @@ from exir_lowering.errors import InputError, LoweringError
 from exir_lowering.model import BackendGroup, CallSite, Partition
 from exir_lowering.options import LoweringOptions
 from exir_lowering.plugins import registry
-from exir_lowering.pte.originals import BACKEND, key
+from exir_lowering.pte.payloads import ORIGINALS as BACKEND, original_key
 from exir_lowering.steps.preprocess import preprocess
 from exir_lowering.steps.session import Session
 
@@ -36,7 +36,7 @@ def attach(programs: Mapping[str, ExportedProgram]) -> None:
     for (method, number), (path, module, name) in sites.items():
         original = graphs.copy_program(getattr(module, name).original_module)
         site = CallSite(method, path, name, (), ())
-        partitions.append(Partition(key(method, number), method, "", BACKEND, (), original, site))
+        partitions.append(Partition(original_key(method, number), method, "", BACKEND, (), original, site))
     if not partitions:
         return
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,19 +18,18 @@ from exir_lowering._upstream.emission import (
     write_buffer,
 )
 from exir_lowering.errors import InvariantError
-from exir_lowering.pte import digests, flatbuffer, header
-from exir_lowering.pte.container import parts, segment_ranges
+from exir_lowering.pte import assembling, digests
 from exir_lowering.pte.flatbuffer import CorruptError
-from exir_lowering.pte.slots import DataSegment, Program
 
 
 @contextmanager
-def reserving(edge: Any) -> Iterator[None]:
-    """Reserve space for the digests in what an `EdgeProgramManager` emits while the context lasts.
+def reserving(edge: Any, reserved: Mapping[str, bytes]) -> Iterator[None]:
+    """Reserve named data, and space for the digests, in what an `EdgeProgramManager` emits while the context lasts.
 
     Raise ValueError if a delegate provides named data with the same key.
     """
-    add_last_named_data(edge, digests.KEY, digests.RESERVED)
+    for key, content in (*reserved.items(), (digests.KEY, digests.RESERVED)):
+        add_last_named_data(edge, key, content)
     with adding_to_data_files(_data_segments):
         yield
 
@@ -74,40 +72,9 @@ def _seal_data(cord: Any) -> str:
 
 def _seal_program(cord: Any, data: Mapping[str, str]) -> None:
     first, *content, last = cord_pieces(cord)
-    tables = bytearray(first)
     if bytes(last) != digests.RESERVED:
         raise InvariantError("An emitted program cannot be sealed: the reserved segment is not its last one.")
     try:
-        base, starts, last_size = _segments(memoryview(tables), len(cord))
+        set_cord_pieces(cord, assembling.seal(bytearray(first), content, data, write_buffer))
     except CorruptError as error:
         raise InvariantError(f"An emitted program cannot be sealed: {error}.") from None
-    sealed = digests.size(len(starts) - 1, data)
-    # ExecuTorch has no way to change a size in tables that it has written.
-    struct.pack_into("<Q", tables, last_size, sealed)
-    header.grow_pte(tables, sealed - len(digests.RESERVED))
-    made = digests.RangeDigests([base, *(base + start for start in starts[1:])])
-    made.write(tables)
-    for piece in content:
-        write_buffer(piece, made)
-    first, *rest = made.digests()
-    seal = digests.Seal(first, tuple(rest), data).encode()
-    set_cord_pieces(cord, [bytes(tables), *content, seal])
-
-
-def _segments(tables: memoryview, whole: int) -> tuple[int, list[int], int]:
-    """Return where the parts start, each relative to the first one, and where in the tables the last one's size is.
-
-    The tables come before the segments. Raise CorruptError if there are none, or the header does not place them.
-    """
-    extent = header.read_pte(tables, whole)
-    found = list(flatbuffer.root(tables[: extent.tables]).tables(Program.SEGMENTS))
-    if not found or extent.base + extent.space != whole:
-        raise CorruptError("its segments are not where its header says")
-    last = found[-1]
-    if not last.has(DataSegment.SIZE):
-        raise CorruptError("its last segment is empty")
-    return (
-        extent.base,
-        [start for start, _ in parts(list(segment_ranges(found)))],
-        last.position + last.fields[DataSegment.SIZE],
-    )

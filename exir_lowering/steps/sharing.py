@@ -20,10 +20,10 @@ from executorch.exir.tensor import ALIGNMENT
 
 from exir_lowering._upstream.emission import cord_pieces, named_data_alignments, pte_contents, set_cord_pieces
 from exir_lowering.errors import InvariantError
-from exir_lowering.pte import flatbuffer, header
+from exir_lowering.pte import assembling, flatbuffer, header
 from exir_lowering.pte.container import segment_ranges
-from exir_lowering.pte.flatbuffer import Table
-from exir_lowering.pte.slots import DataSegment, NamedData, Program, SubsegmentOffsets
+from exir_lowering.pte.flatbuffer import CorruptError, Table
+from exir_lowering.pte.slots import NamedData, Program, SubsegmentOffsets
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,6 @@ class _Layout:
 
     tables: bytearray  # what comes before the segments
     program: Table  # the root of the tables
-    whole: int  # the size of the file
     ranges: list[tuple[int, int]]  # where each segment starts, relative to the first one, and its size
     pieces: Mapping[int, Any]  # the content from a place on, by the place; places count from the first segment
     constants: int  # which segment has them
@@ -77,7 +76,7 @@ def _read(pieces: list[Any], alignments: Mapping[str, int]) -> _Layout | None:
         number = table.number(NamedData.SEGMENT_INDEX, "I")
         asked[number] = math.lcm(asked[number], alignments.get(table.text(NamedData.KEY), 1))
     offsets = constants.numbers(SubsegmentOffsets.OFFSETS, "Q")
-    return _Layout(tables, program, whole, ranges, places, index, offsets, asked)
+    return _Layout(tables, program, ranges, places, index, offsets, asked)
 
 
 def _find(layout: _Layout) -> dict[int, int]:
@@ -144,22 +143,16 @@ def _rewrite(layout: _Layout, shared: Mapping[int, int], segment_alignment: int,
     first, _ = ranges[layout.constants]
     for number, offset in shared.items():
         ranges[number] = first + moved[offset], layout.ranges[number][1]
-    _set_ranges(layout, ranges, [moved[offset] for offset in layout.offsets])
-    header.grow_pte(layout.tables, content.end - header.read_pte(memoryview(layout.tables), layout.whole).space)
+    _set_places(layout, ranges, [moved[offset] for offset in layout.offsets])
     return content.pieces
 
 
-def _set_ranges(layout: _Layout, ranges: Mapping[int, tuple[int, int]], constants: Sequence[int]) -> None:
+def _set_places(layout: _Layout, ranges: Mapping[int, tuple[int, int]], constants: Sequence[int]) -> None:
     """Write where the segments are, and the constants in theirs, into the tables."""
-    for number, table in enumerate(layout.program.tables(Program.SEGMENTS)):
-        for field, value, old in zip(
-            (DataSegment.OFFSET, DataSegment.SIZE), ranges[number], layout.ranges[number], strict=True
-        ):
-            at = table.place(field)
-            if at is not None:
-                struct.pack_into("<Q", layout.tables, at, value)
-            elif value != old:
-                raise InvariantError(f"Weights cannot be shared: segment {number} has no field for the number {value}.")
+    try:
+        assembling.place_segments(layout.tables, ranges)
+    except CorruptError as error:
+        raise InvariantError(f"Weights cannot be shared: {error}.") from None
     offsets = layout.program.table(Program.CONSTANT_SEGMENT)
     at = offsets.place(SubsegmentOffsets.OFFSETS) if offsets is not None else None
     if at is None:

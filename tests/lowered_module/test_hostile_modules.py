@@ -23,7 +23,8 @@ from torch.utils import _pytree as pytree
 
 from exir_lowering import InputError, LoweredModule, LoweringError, cli, lower
 from exir_lowering.graphs import treespecs
-from exir_lowering.lowered_module import record, tables
+from exir_lowering.lowered_module import record
+from exir_lowering.pte import assembling, container
 from exir_lowering.pte.debug_info import DebugInfo
 
 ENGINES = ("runtime", "interpreter")
@@ -196,12 +197,16 @@ def saved(module: LoweredModule, tmp_path_factory: pytest.TempPathFactory) -> by
 
 def with_record(content: bytes, edit: Edit) -> bytes:
     """Return a file whose record is another one."""
-    from exir_lowering.plugins.payload import find_checks
-    from exir_lowering.pte.format import read_program
+    tree, tensors = record.unpack(kept(content))
+    return keeping(content, *record.pack(edit(json.dumps(tree)), [tensors]))
 
-    old = record.read_constant(read_program(memoryview(content), find_checks)[record.RECORD])
-    new = edit(old)
-    return b"".join(tables.rewrite(memoryview(content), lambda name: name != record.RECORD, {record.RECORD: [new]}))
+
+def kept(content: bytes) -> memoryview:
+    return container.open_program(memoryview(content))[1].named[assembling.MODULE]
+
+
+def keeping(content: bytes, *pieces: bytes | memoryview) -> bytes:
+    return b"".join(assembling.with_module(memoryview(content), pieces))
 
 
 def of_json(edit: Callable[[Any], None]) -> Edit:
@@ -261,7 +266,7 @@ def test_nothing_is_imported(
 
 
 def attribute(value: Any) -> Edit:
-    return of_json(lambda tree: tree["nested"].update(table=value))
+    return of_json(lambda tree: tree["attributes"].update(table=value))
 
 
 def method(**fields: Any) -> Edit:
@@ -277,10 +282,20 @@ RECORDS: Mapping[str, Edit] = {
     "deep value": attribute(json.loads("[" * 900 + "]" * 900)),
     "a number for a list": other(methods=3),
     "no attributes": other(attributes="note"),
-    "an attribute twice": other(attributes=["note", "note"]),
-    "an attribute of Python": other(attributes=["__class__"], nested={"__class__": 1}),
-    "an attribute that is a method": other(attributes=["forward"], nested={"forward": 1}),
-    "an attribute that computes": other(attributes=["__exir_lowering_tensors__"]),
+    "attributes in a list": other(attributes=["note", "note"]),
+    "an attribute of Python": other(attributes={"__class__": 1}),
+    "an attribute that is a method": other(attributes={"forward": 1}),
+    "an attribute without a name": other(attributes={"": 1}),
+    "tensors": other(tensors={}),
+    "a tensor beyond the file": other(tensors=[[6, [1 << 30]]]),
+    "a tensor of a negative size": other(tensors=[[6, [-1]]]),
+    "a tensor of a size that is none": other(tensors=[[6, [1.0]]]),
+    "a tensor of many dimensions": other(tensors=[[6, [1] * 17]]),
+    "a tensor without elements that is too large": other(tensors=[[6, [0, *[(1 << 31) - 1] * 15]]]),
+    "an element type": other(tensors=[[99, [1]]]),
+    "an element type by name": other(tensors=[["float32", [1]]]),
+    "no element type": other(tensors=[[[], [1]]]),
+    "no shape": other(tensors=[[6]]),
     "a version": other(version=True),
     "a tensor many times": attribute([{"tensor": 0}] * 3),
     "a tensor by name": attribute({"tensor": "0"}),
@@ -289,7 +304,7 @@ RECORDS: Mapping[str, Edit] = {
     "a kind": attribute({"getattr": "x"}),
     "a key that is a list": attribute({"dict": [[[], 1]]}),
     "a method twice": of_json(lambda tree: tree["methods"].append(copy.deepcopy(tree["methods"][0]))),
-    "another method": method(name="__exir_lowering__"),
+    "another method": method(name="exir_lowering.module"),
     "no name": method(name=["forward"]),
     "parameters": method(positional="xp"),
     "a parameter's name": method(positional=["x", "a b"]),
@@ -316,11 +331,13 @@ def test_a_record_that_is_wrong(name: str, saved: bytes, tmp_path: Path) -> None
     assert "model.pte" in str(caught.value) or "forward" in str(caught.value)
 
 
-@pytest.mark.parametrize("outputs", [[], ["{}", "{}"], [3], [True]])
-def test_a_record_that_is_not_one_text(outputs: list[Any], saved: bytes, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{}", bytes(24), bytes(7), b"\xff" * 30, *map(b"".join, map(record.pack, ("", "3", "[]", "{}"), [[]] * 4))],
+)
+def test_a_record_that_is_none(content: bytes, saved: bytes, tmp_path: Path) -> None:
     path = tmp_path / "model.pte"
-    changed = {record.RECORD: outputs}
-    path.write_bytes(b"".join(tables.rewrite(memoryview(saved), lambda name: name != record.RECORD, changed)))
+    path.write_bytes(keeping(saved, content))
     for verify in (True, False):
         with pytest.raises(InputError, match=r"model\.pte"):
             LoweredModule.load(path, verify=verify)

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 from executorch.exir import schema
+from executorch.exir._serialize._flatbuffer_program import _flatbuffer_to_program
 from executorch.exir._serialize._program import PTEFile, serialize_pte_binary
 from executorch.exir.backend.compile_spec_schema import CompileSpec
 from executorch.exir.scalar_type import ScalarType
 
 from exir_lowering._upstream.delegates import named_data
-from exir_lowering._upstream.files import read_tables
 from exir_lowering.pte import format as pte_format, header
 from exir_lowering.pte.program_writer import PayloadCall, write_call
 from exir_lowering.pte.value_kinds import NULL, TENSOR, Tensor, ValueSpec
@@ -132,7 +132,8 @@ SCALAR_TYPES = {
 def test_it_is_what_executorch_writes(case: str) -> None:
     files = [memoryview(write(*CASES[case])) for write in (write_call, written_by_executorch)]
     extents = [header.read_pte(file) for file in files]
-    ours, theirs = (read_tables(bytes(file[: extent.tables])) for file, extent in zip(files, extents, strict=True))
+    tables = [bytes(file[: extent.tables]) for file, extent in zip(files, extents, strict=True)]
+    ours, theirs = map(_flatbuffer_to_program, tables)
     assert ours == theirs
     assert all(extent.base % 128 == 0 for extent in extents)
     assert extents[0].space == extents[1].space

@@ -15,8 +15,7 @@ import torch
 from executorch.exir.scalar_type import ScalarType
 
 from exir_lowering.backends.xnnpack.payload import graph, slots as xnnpack_slots
-from exir_lowering.pte import calls, data_slots, dataflow, dtypes, slots, value_kinds
-from exir_lowering.runtime.native import etdump_slots
+from exir_lowering.pte import calls, dataflow, slots, value_kinds
 
 PROGRAM = "exir/_serialize/program.fbs"
 DATA = "extension/flat_tensor/serialize/flat_tensor.fbs"
@@ -87,26 +86,32 @@ def numbers(one: type) -> dict[str, int]:
     return {plain(name): value for name, value in vars(one).items() if name.isupper()}
 
 
-MODULES = [(slots, PROGRAM), (data_slots, DATA), (etdump_slots, ETDUMP), (xnnpack_slots, XNNPACK)]
+OTHERS = {
+    DATA: {"FlatTensor": "FlatTensor", "FlatNamedData": "NamedData", "TensorLayout": "TensorLayout"},
+    ETDUMP: {name: name for name in ("ETDump", "RunData", "Event", "ProfileEvent")},
+    XNNPACK: {name: name for name in named(xnnpack_slots)},
+}
+"""The classes for each schema, with its name of the table; the other ones are for PROGRAM."""
+ALSO = {"ScalarType", *OTHERS[DATA], *OTHERS[ETDUMP]}
+CLASSES = [
+    *((slots, PROGRAM, name, name) for name in named(slots) if name not in ALSO),
+    *((slots, path, *one) for path in (DATA, ETDUMP) for one in OTHERS[path].items()),
+    *((xnnpack_slots, XNNPACK, *one) for one in OTHERS[XNNPACK].items()),
+]
 
 
 @pytest.mark.parametrize(
-    ("module", "path", "name"),
-    [
-        pytest.param(module, path, name, id=f"{module.__name__.rpartition('.')[2]}-{name}")
-        for module, path in MODULES
-        for name in named(module)
-        if name != "ScalarType"
-    ],
+    ("module", "path", "name", "table"),
+    [pytest.param(*one, id=f"{Path(one[1]).stem}-{one[2]}") for one in CLASSES],
 )
-def test_names_have_the_numbers_of_the_schema(module: ModuleType, path: str, name: str) -> None:
-    expected = schema(path).numbers(name)
+def test_names_have_the_numbers_of_the_schema(module: ModuleType, path: str, name: str, table: str) -> None:
+    expected = schema(path).numbers(table)
     assert numbers(named(module)[name]) == {plain(entry): number for entry, number in expected.items()}
 
 
 def test_each_schema_has_names() -> None:
-    for module, path in MODULES:
-        assert len(named(module)) >= 4, path
+    for path in (PROGRAM, *OTHERS):
+        assert sum(path == one[1] for one in CLASSES) >= 3, path
         assert schema(path).tables, path
 
 
@@ -117,13 +122,13 @@ def test_element_types_have_the_numbers_of_the_schema(path: str) -> None:
 
 
 def test_each_element_type_is_known_or_refused() -> None:
-    known, refused = set(dtypes.DTYPES), set(dtypes.REFUSED)
+    known, refused = set(value_kinds.DTYPES), set(value_kinds.REFUSED)
     assert not known & refused
     assert known | refused == set(numbers(slots.ScalarType).values())
-    for code, dtype in dtypes.DTYPES.items():
+    for code, dtype in value_kinds.DTYPES.items():
         # A tensor's dtype, as ExecuTorch itself numbers it.
         name = ScalarType(code).name if code in {one.value for one in ScalarType} else None
-        assert dtypes.CODES[dtype] == code
+        assert value_kinds.CODES[dtype] == code
         aliases = {"byte": "uint8", "char": "int8", "short": "int16", "half": "float16", "complexhalf": "complex32"}
         if name is not None:
             wanted = aliases.get(plain(name), plain(name))
@@ -134,12 +139,12 @@ def test_each_element_type_is_known_or_refused() -> None:
 def test_each_member_of_a_union_is_read() -> None:
     assert set(value_kinds.KINDS) == set(numbers(slots.KernelTypes).values())
     kinds = {dataflow.KERNEL, dataflow.DELEGATE, dataflow.MOVE, dataflow.JUMP, dataflow.FREE}
-    assert kinds == set(numbers(slots.InstructionArguments).values()) == set(calls._OPERANDS)
+    assert kinds == set(numbers(slots.InstructionArguments).values()) == set(calls._FIELDS)
 
 
 def test_data_files_and_programs_have_the_same_segments_and_names() -> None:
-    assert numbers(slots.DataSegment) == numbers(data_slots.DataSegment)
-    assert numbers(slots.NamedData).items() <= numbers(data_slots.NamedData).items()
+    assert schema(PROGRAM).numbers("DataSegment") == schema(DATA).numbers("DataSegment")
+    assert numbers(slots.NamedData).items() <= numbers(slots.FlatNamedData).items()
 
 
 @pytest.mark.parametrize("name", sorted(named(xnnpack_slots)))

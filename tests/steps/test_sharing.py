@@ -202,7 +202,7 @@ def test_other_overlaps_are_refused(artifact: Any) -> None:
         load(moved(content, tied, start + size - 64, 512), verify=False)
 
 
-def test_constant_methods_are_added_to_such_a_file(program: ExportedProgram, tmp_path: Path) -> None:
+def test_a_module_is_saved_to_such_a_file(program: ExportedProgram, tmp_path: Path) -> None:
     lower(program, "xnnpack").module().save(tmp_path / "module.pte")
     assert (tmp_path / "module.pte").stat().st_size < 1.01 * TIED + 12000
     module = LoweredModule.load(tmp_path / "module.pte", verify="full")

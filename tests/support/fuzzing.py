@@ -35,11 +35,11 @@ from exir_lowering import LoweredModule, LoweringError, load
 from exir_lowering.plugins.payload import find_checks
 from exir_lowering.pte import container, digests, flatbuffer, header, verifying
 from exir_lowering.pte.container import read_data
-from exir_lowering.pte.data_slots import FlatTensor
 from exir_lowering.pte.digests import Seal, SealError
 from exir_lowering.pte.flatbuffer import CorruptError, root
 from exir_lowering.pte.format import read_program
 from exir_lowering.pte.header import read_pte
+from exir_lowering.pte.slots import FlatTensor
 from exir_lowering.pte.verifying import Verify
 
 ENGINES = ("runtime", "interpreter")

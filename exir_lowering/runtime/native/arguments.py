@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from exir_lowering.errors import BackendFailure, InputError
-from exir_lowering.pte.dtypes import DTYPES
-from exir_lowering.pte.value_kinds import NULL, TENSOR, Tensor, ValueSpec
+from exir_lowering.pte.value_kinds import DTYPES, NULL, TENSOR, Tensor, ValueSpec
 from exir_lowering.runtime.contract import DAMAGED, Handle, refuse_list
 from exir_lowering.runtime.native import abi
 from exir_lowering.runtime.native.abi import Argument

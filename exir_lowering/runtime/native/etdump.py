@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from exir_lowering.pte import slots
 from exir_lowering.pte.flatbuffer import Table, root
-from exir_lowering.runtime.native import etdump_slots as slots
 from exir_lowering.runtime.trace import TraceEvent
 
 _Field = slots.ProfileEvent
