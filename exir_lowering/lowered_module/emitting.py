@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from executorch.exir import ExecutorchBackendConfig
@@ -18,36 +18,30 @@ from exir_lowering.lowered_module.originals import OriginalRunner
 from exir_lowering.lowered_module.record import Record
 from exir_lowering.lowered_module.runners import DelegateRunner, Engine
 from exir_lowering.lowered_module.source import File, Source, read_source
-from exir_lowering.plans.report import Report
 from exir_lowering.plugins import availability
 from exir_lowering.pte.temporary import TemporaryFolder
 from exir_lowering.steps import shared_state
-from exir_lowering.steps.emit import emit
-from exir_lowering.steps.shared_state import ShareState
+from exir_lowering.steps.emit import EmitOptions, Lowered, emit
 
 ORIGINAL = "original"
 
 
 def of_lowered(
-    programs: Mapping[str, ExportedProgram],
-    report: Report,
-    *,
-    delegates: Delegates | str | None,
-    engine: Engine,
-    stacklevel: int,
-    config: ExecutorchBackendConfig | None,
-    share_state: ShareState,
-    **options: Any,
+    lowered: Lowered, options: EmitOptions, delegates: Delegates | str | None, engine: Engine, *, stacklevel: int
 ) -> LoweredModule:
     """Make a module from lowered programs; see `LoweredMethods.module`."""
+    programs = lowered.programs
     conventions = {name: of_program(name, program) for name, program in programs.items()}
     contents = Record(conventions, {}, {}, {})
-    planning = getattr(config or ExecutorchBackendConfig(), "memory_planning_pass", None)  # emit checks the type
-    states = shared_state.choose(report.states, share_state, planning)
+    planning = getattr(options.config or ExecutorchBackendConfig(), "memory_planning_pass", None)  # emit checks it
+    states = shared_state.choose(lowered.report.states, options.share_state, planning)
     shared_state.check(programs, states)
     original = OriginalRunner(programs, states)
-    options |= {"config": config, "share_state": share_state}
-    file = File(lambda: emit_source(programs, report, options))
+    # The module has the constant methods as attributes, and needs no Edge programs.
+    kept = Lowered(
+        programs, lowered.report, {}, {}, lowered.accelerate, in_place=lowered.in_place, unchanged=lowered.unchanged
+    )
+    file = File(lambda: emit_source(kept, options))
     if isinstance(delegates, str) and delegates == ORIGINAL:
         return LoweredModule(file, original, contents, original)
     runner = DelegateRunner(file.source, delegates, engine=engine)
@@ -61,13 +55,13 @@ def of_lowered(
     return LoweredModule(file, runner, contents, original)
 
 
-def emit_source(programs: Mapping[str, ExportedProgram], report: Report, options: Mapping[str, Any]) -> Source:
+def emit_source(lowered: Lowered, options: EmitOptions) -> Source:
     """Emit programs in memory; data files go to a folder that is removed together with the result.
 
-    The options are those of `emit`, and so is the InputError if the programs cannot be emitted.
+    Raise InputError if the programs cannot be emitted.
     """
-    prepared = {name: _prepare(program) for name, program in programs.items()}
-    artifact = emit(prepared, constant_methods=None, report=report, **options)
+    prepared = {name: _prepare(program) for name, program in lowered.programs.items()}
+    artifact = emit(replace(lowered, programs=prepared), options)
     content = artifact.buffer
     files = artifact.data_files
     debug = artifact.methods
