@@ -24,7 +24,7 @@ from exir_lowering._upstream.runtime import import_quantized_kernels
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs import collector, debug_handles
-from exir_lowering.graphs.isolation import isolate
+from exir_lowering.graphs.isolation import private_copy
 from exir_lowering.plans.report import Report
 from exir_lowering.pte import saving
 from exir_lowering.pte.debug_info import SUFFIX, VERSION, DebugInfo, MethodDebug
@@ -165,7 +165,7 @@ def _emit(lowered: Lowered, options: EmitOptions) -> Artifact:
     states = shared_state.choose(lowered.report.states, options.share_state, config.memory_planning_pass)
     shared_state.check(programs, states)
     # ExecuTorch rewrites the graphs that it emits.
-    copies = {name: isolate(graphs.copy_program(program)) for name, program in programs.items()}
+    copies = {name: private_copy(program) for name, program in programs.items()}
     for copied in copies.values():
         _keep_initial_values(copied)
         copy_where_misread(copied)
