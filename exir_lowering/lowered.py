@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from executorch.exir import ExecutorchBackendConfig
 from torch.export import ExportedProgram
 
-from exir_lowering.graphs.debug_handles import copy_with_handles
-from exir_lowering.plans.report import Report
-from exir_lowering.steps.emit import Artifact, emit
+from exir_lowering.steps.emit import Artifact, EmitOptions, Lowered, emit
 from exir_lowering.steps.placement import Policy
 from exir_lowering.steps.shared_state import ShareState
 
@@ -24,7 +22,7 @@ _SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LoweredMethods(Mapping[str, ExportedProgram]):
+class LoweredMethods(Lowered, Mapping[str, ExportedProgram]):
     """The lowered programs by method name, in the order in which they were given.
 
     Attributes:
@@ -38,14 +36,6 @@ class LoweredMethods(Mapping[str, ExportedProgram]):
         unchanged: The programs before they were rewritten, in Edge dialect, of the methods in which anything was; debug
             handles of what is gone are looked up there.
     """
-
-    programs: Mapping[str, ExportedProgram]
-    report: Report
-    edge_programs: Mapping[str, ExportedProgram] = field(default_factory=dict)
-    constant_methods: Mapping[str, Any] = field(default_factory=dict)
-    accelerate: bool = True
-    in_place: bool = False
-    unchanged: Mapping[str, ExportedProgram] = field(default_factory=dict)
 
     def __getitem__(self, method: str) -> ExportedProgram:
         return self.programs[method]
@@ -88,23 +78,9 @@ class LoweredMethods(Mapping[str, ExportedProgram]):
             InputError: The programs cannot be emitted, a name is used twice, the policy is invalid, an operator cannot
                 be kept, or state cannot be shared.
         """
-        recorded = {n: copy_with_handles(program) for n, program in self.edge_programs.items()} if etrecord else None
-        if constant_methods is None:
-            constant_methods = self.constant_methods
-        elif isinstance(constant_methods, Mapping):
-            constant_methods = {**self.constant_methods, **constant_methods}
         return emit(
-            self.programs,
-            config,
-            constant_methods=constant_methods,
-            external_weights=external_weights,
-            keep_originals=keep_originals,
-            report=self.report,
-            share_state=share_state,
-            recorded=recorded,
-            accelerate=self.accelerate,
-            in_place=self.in_place,
-            unchanged=self.unchanged,
+            self,
+            EmitOptions(config, constant_methods, external_weights, keep_originals, etrecord, share_state),
         )
 
     def module(
@@ -140,21 +116,8 @@ class LoweredMethods(Mapping[str, ExportedProgram]):
         """
         from exir_lowering.lowered_module.emitting import of_lowered  # lowering itself does not need the runtime
 
-        module = of_lowered(
-            self.programs,
-            self.report,
-            delegates=delegates,
-            engine=engine,
-            stacklevel=2,
-            config=config,
-            external_weights=external_weights,
-            keep_originals=keep_originals,
-            share_state=share_state,
-            accelerate=self.accelerate,
-            in_place=self.in_place,
-            unchanged=self.unchanged,
-            constant_methods=self.constant_methods,
-        )
+        options = EmitOptions(config, None, external_weights, keep_originals, False, share_state)
+        module = of_lowered(self, options, delegates, engine, stacklevel=2)
         for name, value in self.constant_methods.items():
             setattr(module, name, value)
         return module

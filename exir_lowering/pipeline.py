@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch.export import ExportedProgram
@@ -12,16 +11,15 @@ from exir_lowering import graphs
 from exir_lowering._upstream import locks, pins
 from exir_lowering._upstream.compiler import EdgeProgramManager
 from exir_lowering._upstream.delegates import LoweredBackendModule
-from exir_lowering.graphs import collector, debug_handles
+from exir_lowering.graphs import collector
 from exir_lowering.graphs.copies import own_state
-from exir_lowering.graphs.isolation import isolate
+from exir_lowering.graphs.isolation import private_copy
 from exir_lowering.lowered import LoweredMethods
 from exir_lowering.model import (
     BackendGroup,
     CallSite,
     EdgeMethod,
     ExtractedMethod,
-    LoweredPartition,
     Partition,
     State,
     TaggedMethod,
@@ -32,7 +30,7 @@ from exir_lowering.plans.lowering_plan import LoweringPlan
 from exir_lowering.plans.planning import plan_method
 from exir_lowering.plans.report import Report
 from exir_lowering.plugins import availability, registry
-from exir_lowering.plugins.backend import Backend, CompileSpec, PartitionerLike
+from exir_lowering.plugins.backend import CompileSpec, PartitionerLike
 from exir_lowering.plugins.rewrite import Rewrite
 from exir_lowering.steps import arguments, checks
 from exir_lowering.steps.arguments import TransformPasses
@@ -101,24 +99,12 @@ def lower_in(
     backends: Backends | None = None,
     transform_passes: TransformPasses = None,
 ) -> LoweredMethods:
-    """Lower programs as `lower` does; who executes them here asks what is available itself, so nothing warns of it.
-
-    Args:
-        session: The call, with its options.
-        programs: As for `lower`.
-        partitioners: As for `lower`.
-        backends: As for `lower`.
-        transform_passes: As for `lower`.
-
-    Raises:
-        LoweringError: As for `lower`.
-    """
+    """Lower programs as `lower` does; who executes them here asks what is available itself, so nothing warns of it."""
     request = arguments.read_request(programs, partitioners, transform_passes)
     chosen = arguments.choose_rewrites(session.options, default="safe")
     registry.check_backends(backends)
     with session:
-        given = to_edge(request.methods, session)
-        return _lower(given, chosen, request.constant_methods, backends, session)
+        return _lower(to_edge(request.methods, session), chosen, request.constant_methods, backends, session)
 
 
 def plan(
@@ -151,9 +137,9 @@ def plan(
     rewrites = arguments.choose_rewrites(session.options, default="safe")
     with session, collector.heap_frozen():
         given = to_edge(request.methods, session)
-        states = list_states(given)
-        methods = rewrite(given, rewrites, session, states)
-        with _converting(methods):
+        with locks.conversion(), converting([method.program for method in given], gradients=True):
+            states = list_states(given)
+            methods = rewrite(given, rewrites, session, states)
             _, planned = _partition_all(methods, states, session)
             if any(method.rewritings for method in methods):
                 _, unchanged = _partition_all(given, states, session, required=False)
@@ -215,7 +201,7 @@ def lower_whole_program(
     backend = registry.find_backend(backend_id, backends)
     site = CallSite("forward", (), "", (), ())
     with locks.conversion(), converting([program], gradients=True):
-        copied = isolate(debug_handles.copy_with_handles(program))
+        copied = private_copy(program, handles=True)
     whole = Partition("forward", "forward", "", backend_id, tuple(compile_specs), copied, site)
     (lowered,) = preprocess(BackendGroup(backend_id, (whole,)), backend, Session(LoweringOptions()))
     availability.warn_unavailable([backend_id], stacklevel=2)
@@ -230,29 +216,28 @@ def _lower(
     session: Session,
 ) -> LoweredMethods:
     """Lower methods in Edge dialect: the line."""
-    states = list_states(given)
-    methods = rewrite(given, rewrites, session, states)
     with collector.heap_frozen() as set_aside:
-        with _converting(methods):
+        with locks.conversion(), converting([method.program for method in given], gradients=True):
+            states = list_states(given)
+            methods = rewrite(given, rewrites, session, states)
             extracted, planned = _partition_all(methods, states, session)
-            own_state(program for method in extracted for program in _programs(method))
+            own_state(each.program for method in extracted for each in (method, *method.partitions))
         set_aside()
         groups = _group(extracted)
         found = {group.backend_id: registry.find_backend(group.backend_id, backends) for group in groups}
         with session.timed("preprocess"):
-            lowered = _preprocess(groups, found, session)
-        with session.timed("splice"), _converting(methods):
+            results = [one for group in groups for one in preprocess_cached(group, found[group.backend_id], session)]
+        with session.timed("splice"), locks.conversion():
+            lowered = {one.partition.id: one for one in results}
             programs = splice(extracted, lowered)
     payloads = {name: len(partition.result.processed_bytes) for name, partition in lowered.items()}
     left = {method.name: method.left_to_executorch for method in methods if method.left_to_executorch}
     uses = tuple(session.cache.uses)
     off = pins.tell_switched_off()
-    report = Report(planned.methods, payloads, dict(session.times.seconds), left, uses, off, states=states)
-    edge_programs = {method.name: method.program for method in methods}
     return LoweredMethods(
         programs,
-        report,
-        edge_programs,
+        Report(planned.methods, payloads, dict(session.times.seconds), left, uses, off, states=states),
+        {method.name: method.program for method in methods},
         constant_methods,
         session.options.accelerate,
         in_place=any(method.rewrites for method in methods),
@@ -283,27 +268,20 @@ def _partition(
 ) -> tuple[list[TaggedMethod], ExtractedMethod]:
     """Tag and extract, once per partitioner: what an earlier one claimed is a delegate call for the later ones."""
     tagged: list[TaggedMethod] = []
-    method = ExtractedMethod(edge.name, isolate(debug_handles.copy_with_handles(edge.program)), ())
+    method = ExtractedMethod(edge.name, private_copy(edge.program, handles=True), ())
     if not edge.partitioners:
         graphs.strip_tags(method.program.graph_module)
         return tagged, method
-    state = make_fake_state(method.program)
+    state, non_convex = make_fake_state(method.program), session.options.non_convex
     for partitioner in edge.partitioners:
         with session.timed("tag"):
             tagged.append(tag(edge.name, method.program, partitioner, state))
         with session.timed("extract"), collector.paused():
-            step = extract(
-                tagged[-1], earlier=len(method.partitions), non_convex=session.options.non_convex, shared=shared
-            )
+            step = extract(tagged[-1], earlier=len(method.partitions), non_convex=non_convex, shared=shared)
             checks.check_extracted(step)
-        method = ExtractedMethod(
-            edge.name, step.program, method.partitions + step.partitions, method.rejections + step.rejections
-        )
+        partitions, rejections = method.partitions + step.partitions, method.rejections + step.rejections
+        method = ExtractedMethod(edge.name, step.program, partitions, rejections)
     return tagged, method
-
-
-def _programs(method: ExtractedMethod) -> list[ExportedProgram]:
-    return [method.program, *(partition.program for partition in method.partitions)]
 
 
 def _group(methods: Iterable[ExtractedMethod]) -> list[BackendGroup]:
@@ -313,19 +291,3 @@ def _group(methods: Iterable[ExtractedMethod]) -> list[BackendGroup]:
         for partition in method.partitions:
             found.setdefault(partition.backend_id, []).append(partition)
     return [BackendGroup(backend_id, tuple(partitions)) for backend_id, partitions in found.items()]
-
-
-def _preprocess(
-    groups: Sequence[BackendGroup], found: Mapping[str, Backend], session: Session
-) -> dict[str, LoweredPartition]:
-    """Call each backend once, with everything it has to lower."""
-    results = [result for group in groups for result in preprocess_cached(group, found[group.backend_id], session)]
-    return {result.partition.id: result for result in results}
-
-
-@contextmanager
-def _converting(methods: Sequence[EdgeMethod]) -> Iterator[None]:
-    """Hold the lock of conversions, with torch's settings as they were when the methods were exported."""
-    programs = [method.program for method in methods]
-    with locks.conversion(), converting(programs, gradients=True):
-        yield

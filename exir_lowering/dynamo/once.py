@@ -27,7 +27,6 @@ from exir_lowering.plugins.backend import Backend, BackendContext, ExecutorchBac
 from exir_lowering.plugins.reads import PROVENANCE
 from exir_lowering.steps.cache.canonical import describe_program
 from exir_lowering.steps.cache.forms import Storages
-from exir_lowering.steps.cache.handles import number_handles, renumber, with_handles
 from exir_lowering.steps.cache.keys import NoKeyError, make_key
 
 
@@ -210,7 +209,7 @@ class _Asked:
         if self.handles is None or not isinstance(table, Mapping):
             return result
         back = {number: handle for handle, number in self.handles.items()}
-        return replace(result, debug_handle_map={key: renumber(named, back) for key, named in table.items()})
+        return replace(result, debug_handle_map=debug_handles.put_back(table, back))
 
 
 _ORIGINS = ("nn_module_stack", "source_fn_stack", "torch_fn")
@@ -225,7 +224,7 @@ def numbers_of_handles(program: ExportedProgram) -> Mapping[int, int] | None:
     """Return the number that a backend gets for each debug handle of a partition; None if it gets the handles."""
     copied = graphs.copy_program(program, kind=type(program))
     _leave_out(copied)
-    return number_handles(copied)
+    return debug_handles.number(copied)
 
 
 def _leave_out(program: ExportedProgram) -> None:
@@ -237,14 +236,14 @@ def _leave_out(program: ExportedProgram) -> None:
 
 def _ask(program: ExportedProgram, specs: list[CompileSpec], given: Any) -> _Asked:
     _leave_out(program)
-    handles = number_handles(program)
+    handles = debug_handles.number(program)
     try:
         parts = describe_program(program, Storages(), PROVENANCE, handles)
         parts["specs"] = [f"{spec.key!r} {bytes(spec.value)!r}" for spec in specs]
         computed: Hashable = (id(given), make_key("torch.compile", parts).digest)
     except (NoKeyError, TypeError):
         computed = object()  # equal to nothing
-    numbered = program if handles is None else with_handles(program, handles)
+    numbered = program if handles is None else debug_handles.copy_with_numbers(program, handles)
     return _Asked(computed, program, numbered, specs, handles)
 
 

@@ -6,7 +6,7 @@ operator of the exported program share its number. Programs that ExecuTorch's ow
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch.export import ExportedProgram
@@ -16,6 +16,9 @@ from exir_lowering import graphs
 
 KEY = "debug_handle"
 """ExecuTorch's key of node.meta."""
+
+_MOST = 65_534
+"""Backends use 65535 for operators that they make themselves."""
 
 
 def handle(node: Node) -> int | None:
@@ -65,6 +68,43 @@ def copy_with_handles(program: ExportedProgram) -> ExportedProgram:
     copied = graphs.copy_program(program)
     fill(copied.graph_module)
     return copied
+
+
+def number(program: ExportedProgram) -> dict[int, int] | None:
+    """Return a number for each debug handle of a partition: 1 to n, in the order in which they first occur.
+
+    An operator that is inserted early in a model shifts the handles of all operators after it, and payloads have them.
+    Return None if an operator has no handle, or there are too many.
+    """
+    numbers: dict[int, int] = {}
+    for node in _nodes(program.graph_module):
+        found = handle(node)
+        if found is not None:
+            numbers.setdefault(found, len(numbers) + 1)
+        elif node.op == "call_function":
+            return None
+    return numbers if len(numbers) <= _MOST and max(numbers, default=0) < 1 << 32 else None
+
+
+def copy_with_numbers(program: ExportedProgram, numbers: Mapping[int, int]) -> ExportedProgram:
+    """Copy a program, with a number for each of its handles."""
+    copied = graphs.copy_program(program, kind=type(program))
+    for node in _nodes(copied.graph_module):
+        found = handle(node)
+        if found is not None:
+            node.meta[KEY] = numbers[found]
+    return copied
+
+
+def put_back(handle_map: Mapping[Any, Any], handles: Mapping[int, int]) -> dict[Any, Any]:
+    """Return a backend's debug handle map with the handles of numbers; what has none stays."""
+
+    def of(named: Any) -> Any:
+        if isinstance(named, (tuple, list)):
+            return type(named)(handles.get(each, each) for each in named)
+        return handles.get(named, named)
+
+    return {identifier: of(named) for identifier, named in handle_map.items()}
 
 
 def list_handles(graph_module: GraphModule) -> list[int]:

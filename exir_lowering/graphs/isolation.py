@@ -16,14 +16,17 @@ from torch.export import ExportedProgram
 from exir_lowering import graphs
 from exir_lowering._upstream.fakes import FakeCopies, has_symbols as environment_has_symbols, shape_env_of
 from exir_lowering._upstream.trees import pytree
+from exir_lowering.graphs import debug_handles
 
 
-def isolate(program: ExportedProgram, *, unbacked: bool = False) -> ExportedProgram:
-    """Give a private copy of a program its own values (`val` in its metadata), if it has symbolic sizes, and return it.
+def private_copy(program: ExportedProgram, *, handles: bool = False, unbacked: bool = False) -> ExportedProgram:
+    """Copy a program, with values of its own (`val` in its metadata) if it has symbolic sizes.
 
-    Nothing is replaced if a value is not a plain fake tensor (but sparse, or of a tensor subclass) and cannot be
-    copied. If `unbacked`, only sizes that depend on data count, which are those that break a second conversion.
+    `handles` fills in debug handles where they are missing. Values stay shared if one is not a plain fake tensor (but
+    sparse, or of a tensor subclass) and cannot be copied. If `unbacked`, only sizes that depend on data count, which
+    are those that break a second conversion.
     """
+    program = debug_handles.copy_with_handles(program) if handles else graphs.copy_program(program)
     if not has_symbols(program, unbacked=unbacked):
         return program
     copies = FakeCopies()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -18,38 +18,32 @@ from exir_lowering.lowered_module.originals import OriginalRunner
 from exir_lowering.lowered_module.record import Record
 from exir_lowering.lowered_module.runners import Engine, open_available
 from exir_lowering.lowered_module.source import Source
-from exir_lowering.plans.report import Report
 from exir_lowering.plugins import availability
 from exir_lowering.pte.assembling import RESERVED
 from exir_lowering.pte.temporary import TemporaryFolder
 from exir_lowering.runtime.program import read_file
 from exir_lowering.steps import shared_state
-from exir_lowering.steps.emit import emit
-from exir_lowering.steps.shared_state import ShareState
+from exir_lowering.steps.emit import EmitOptions, Lowered, emit
 
 ORIGINAL = "original"
 
 
 def of_lowered(
-    programs: Mapping[str, ExportedProgram],
-    report: Report,
-    *,
-    delegates: Delegates | str | None,
-    engine: Engine,
-    stacklevel: int,
-    config: ExecutorchBackendConfig | None,
-    share_state: ShareState,
-    **options: Any,
+    lowered: Lowered, options: EmitOptions, delegates: Delegates | str | None, engine: Engine, *, stacklevel: int
 ) -> LoweredModule:
     """Make a module from lowered programs; see `LoweredMethods.module`."""
+    programs = lowered.programs
     conventions = {name: of_program(name, program) for name, program in programs.items()}
     contents = Record(conventions, {}, {}, {})
-    planning = getattr(config or ExecutorchBackendConfig(), "memory_planning_pass", None)  # emit checks the type
-    states = shared_state.choose(report.states, share_state, planning)
+    planning = getattr(options.config or ExecutorchBackendConfig(), "memory_planning_pass", None)  # emit checks it
+    states = shared_state.choose(lowered.report.states, options.share_state, planning)
     shared_state.check(programs, states)
     original = OriginalRunner(programs, states)
-    options |= {"config": config, "share_state": share_state}
-    source = cache(partial(emit_source, programs, report, options))
+    # Without the Edge programs, which it does not need.
+    kept = Lowered(
+        programs, lowered.report, {}, lowered.constant_methods, lowered.accelerate, lowered.in_place, lowered.unchanged
+    )
+    source = cache(partial(emit_source, kept, options))
     if isinstance(delegates, str) and delegates == ORIGINAL:
         return LoweredModule(source, original, contents, original)
     runner = open_available(source(), delegates, engine)
@@ -63,13 +57,13 @@ def of_lowered(
     return LoweredModule(source, runner, contents, original)
 
 
-def emit_source(programs: Mapping[str, ExportedProgram], report: Report, options: Mapping[str, Any]) -> Source:
+def emit_source(lowered: Lowered, options: EmitOptions) -> Source:
     """Emit programs in memory; data files go to a folder that is removed together with the result.
 
-    The options are those of `emit`, and so is the InputError if the programs cannot be emitted.
+    Raise InputError if the programs cannot be emitted.
     """
-    prepared = {name: _prepare(program) for name, program in programs.items()}
-    artifact = emit(prepared, report=report, reserved=RESERVED, **options)
+    prepared = {name: _prepare(program) for name, program in lowered.programs.items()}
+    artifact = emit(replace(lowered, programs=prepared), replace(options, reserved=RESERVED))
     files = artifact.data_files
     folder = TemporaryFolder() if files else None
     data = [folder.path / name for name in files] if folder is not None else []

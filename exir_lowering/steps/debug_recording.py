@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch.export import ExportedProgram
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from exir_lowering import graphs
 from exir_lowering._upstream.emission import EmittedCall
@@ -16,35 +15,22 @@ from exir_lowering.pte.debug_info import DebugDelegate, DebugNode, MethodDebug
 
 
 def record(
-    programs: Mapping[str, ExportedProgram], emitted: Mapping[str, Sequence[EmittedCall]]
+    programs: Mapping[str, ExportedProgram],
+    emitted: Mapping[str, Sequence[EmittedCall]],
+    unchanged: Mapping[str, ExportedProgram],
 ) -> dict[str, MethodDebug]:
-    """Describe the methods of a file by the calls that ExecuTorch emitted; nothing of it belongs to the programs."""
-    return {name: _method(program.graph_module, emitted.get(name, ())) for name, program in programs.items()}
+    """Describe the methods of a file by the calls that ExecuTorch emitted; nothing of it belongs to the programs.
 
-
-def with_rewritten(
-    methods: Mapping[str, MethodDebug], unchanged: Mapping[str, ExportedProgram]
-) -> dict[str, MethodDebug]:
-    """Add what rewrites removed: its debug handles lead to the lines that they led to.
-
-    `unchanged` are the programs before they were rewritten, of some of the methods.
+    The debug handles of what rewrites removed lead to the lines that they led to: `unchanged` are the programs before
+    they were rewritten, of some of the methods.
     """
-    return {name: _with_missing(method, unchanged.get(name)) for name, method in methods.items()}
+    return {
+        name: _method(program.graph_module, emitted.get(name, ()), unchanged.get(name))
+        for name, program in programs.items()
+    }
 
 
-def _with_missing(method: MethodDebug, unchanged: ExportedProgram | None) -> MethodDebug:
-    if unchanged is None:
-        return method
-    nodes: dict[int, list[DebugNode]] = {}
-    named = (
-        unchanged if debug_handles.are_complete(unchanged.graph_module) else debug_handles.copy_with_handles(unchanged)
-    )
-    _describe(named.graph_module, nodes, known=method.nodes)
-    found = {**method.nodes, **{handle: tuple(described) for handle, described in nodes.items()}}
-    return replace(method, nodes={handle: found[handle] for handle in sorted(found)})
-
-
-def _method(owner: GraphModule, calls: Sequence[EmittedCall]) -> MethodDebug:
+def _method(owner: GraphModule, calls: Sequence[EmittedCall], unchanged: ExportedProgram | None) -> MethodDebug:
     nodes: dict[int, list[DebugNode]] = {}
     _describe(owner, nodes)
     delegates: dict[int, DebugDelegate] = {}
@@ -54,41 +40,35 @@ def _method(owner: GraphModule, calls: Sequence[EmittedCall]) -> MethodDebug:
             module = call.module.original_module.graph_module
             _describe(module, nodes)
             handle_map = _handle_map((call.module.meta or {}).get("debug_handle_map"))
-            delegates[call.delegate] = DebugDelegate(
-                call.module.backend_id, call.instruction, _handles(module), handle_map
-            )
+            handles = tuple(dict.fromkeys(handle for handle, _, _ in _operators(module)))
+            delegates[call.delegate] = DebugDelegate(call.module.backend_id, call.instruction, handles, handle_map)
         elif isinstance(call.handle, int) and call.handle > 0:
             kernels[call.instruction] = (call.handle,)
+    if unchanged is not None:
+        if not debug_handles.are_complete(unchanged.graph_module):
+            unchanged = debug_handles.copy_with_handles(unchanged)
+        _describe(unchanged.graph_module, nodes, known=frozenset(nodes))
     found = {handle: tuple(nodes[handle]) for handle in sorted(nodes)}
     return MethodDebug(found, tuple(delegates[index] for index in sorted(delegates)), kernels)
 
 
 def _describe(graph_module: GraphModule, nodes: dict[int, list[DebugNode]], *, known: Container[int] = ()) -> None:
     """Add the operators of a graph, and of the graphs nested in it, whose handles are not known."""
+    for handle, name, node in _operators(graph_module):
+        if handle not in known:
+            frames = graphs.stack(node)
+            modules = tuple(f"{module}: {kind}" for module, kind in graphs.modules(node))
+            described = DebugNode(name, graphs.operator_name(node), modules, frames, sources.find_innermost(frames))
+            nodes.setdefault(handle, []).append(described)
+
+
+def _operators(graph_module: GraphModule) -> Iterator[tuple[int, str, Node]]:
+    """Yield the operators that have a debug handle, with it and with their names."""
     for path, module in graphs.walk(graph_module):
         for node in module.graph.nodes:
             handle = debug_handles.handle(node)
-            if handle is not None and handle not in known and graphs.is_operator(node):
-                frames = graphs.stack(node)
-                modules = tuple(f"{name}: {kind}" for name, kind in graphs.modules(node))
-                described = DebugNode(
-                    graphs.qualified_name(path, node),
-                    graphs.operator_name(node),
-                    modules,
-                    frames,
-                    sources.find_innermost(frames),
-                )
-                nodes.setdefault(handle, []).append(described)
-
-
-def _handles(graph_module: GraphModule) -> tuple[int, ...]:
-    found = (
-        debug_handles.handle(node)
-        for _, module in graphs.walk(graph_module)
-        for node in module.graph.nodes
-        if graphs.is_operator(node)
-    )
-    return tuple(dict.fromkeys(handle for handle in found if handle is not None))
+            if handle is not None and graphs.is_operator(node):
+                yield handle, graphs.qualified_name(path, node), node
 
 
 def _handle_map(given: Any) -> dict[int | str, tuple[int, ...]]:

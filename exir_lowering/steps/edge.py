@@ -26,7 +26,7 @@ from exir_lowering._upstream.edge import (
 from exir_lowering._upstream.passes import mending_passes
 from exir_lowering.errors import LoweringError, PartitionerContractError
 from exir_lowering.errors.interrupts import let_through
-from exir_lowering.graphs.isolation import isolate
+from exir_lowering.graphs.isolation import private_copy
 from exir_lowering.model import EdgeMethod
 from exir_lowering.options import LoweringOptions
 from exir_lowering.steps import edge_errors
@@ -83,7 +83,7 @@ def _make_edge(method: RequestedMethod, options: LoweringOptions, decomposed: bo
     accelerated = accelerating(options.accelerate)
     with locks.conversion(), converting([method.program], gradients=True), mending_passes(), accelerated:
         if is_edge(method.program):
-            config, edge, origin = None, isolate(graphs.copy_program(method.program)), None
+            config, edge, origin = None, private_copy(method.program), None
             uncovered: tuple[str, ...] = ()
         else:
             config, origin = _config(options), method.program
@@ -158,7 +158,7 @@ def _lacks_state(program: ExportedProgram) -> bool:
 
 def _private_copy(program: ExportedProgram, *, distinct: bool = False) -> ExportedProgram:
     """Copy a program for a conversion, which may write state in another order; see `separate`."""
-    private = isolate(graphs.copy_program(program))
+    private = private_copy(program)
     separate(private, distinct=distinct)
     if not distinct:
         return private
@@ -176,7 +176,7 @@ def _with_parameters_as_state(program: ExportedProgram) -> ExportedProgram:
     """Return a program whose written parameters are buffers: ExecuTorch takes parameters for constants."""
     signature = program.graph_signature
     written = {spec.target for spec in signature.output_specs if spec.kind is OutputKind.PARAMETER_MUTATION}
-    return _with_state(isolate(graphs.copy_program(program)), written) if written else program
+    return _with_state(private_copy(program), written) if written else program
 
 
 def _with_state(copied: ExportedProgram, names: Collection[str | None]) -> ExportedProgram:

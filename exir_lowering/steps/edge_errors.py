@@ -24,7 +24,7 @@ from exir_lowering._upstream.fakes import memory_of
 from exir_lowering._upstream.operators import is_view, operator_name, written_arguments
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
-from exir_lowering.graphs.isolation import isolate
+from exir_lowering.graphs.isolation import private_copy
 
 Found = tuple[tuple[str, ...], Node]
 """A node, and the path of the graph that holds it."""
@@ -304,7 +304,7 @@ def explain_emission(
 def _fused(program: ExportedProgram, operators: set[str]) -> set[str]:
     """Return which operators fusion would remove from a program; none if it cannot process the program."""
     try:
-        return edge.fused(isolate(graphs.copy_program(program)), operators)
+        return edge.fused(private_copy(program), operators)
     except Exception as error:
         let_through(error)
         return set()

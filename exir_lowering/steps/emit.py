@@ -24,13 +24,13 @@ from exir_lowering._upstream.runtime import import_quantized_kernels
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs import collector, debug_handles
-from exir_lowering.graphs.isolation import isolate
+from exir_lowering.graphs.isolation import private_copy
 from exir_lowering.plans.report import Report
 from exir_lowering.pte import saving
 from exir_lowering.pte.debug_info import SUFFIX, VERSION, DebugInfo, MethodDebug
 from exir_lowering.steps import edge_errors, originals, placement, sealing, shared_state, sharing
 from exir_lowering.steps.conversions import converting
-from exir_lowering.steps.debug_recording import record, with_rewritten
+from exir_lowering.steps.debug_recording import record
 from exir_lowering.steps.host_memory import copy_where_misread, plan_as_written
 from exir_lowering.steps.placement import StoredData
 from exir_lowering.steps.shared_state import ShareState
@@ -124,110 +124,93 @@ class Artifact:
         return f"Artifact({', '.join(sorted(self.manager.methods))})"
 
 
-def emit(
-    programs: Mapping[str, ExportedProgram],
-    config: ExecutorchBackendConfig | None,
-    *,
-    constant_methods: Mapping[str, Any] | None,
-    external_weights: placement.Policy | None,
-    keep_originals: bool,
-    report: Report,
-    share_state: ShareState = "auto",
-    recorded: Mapping[str, ExportedProgram] | None = None,
-    accelerate: bool = True,
-    in_place: bool = False,
-    unchanged: Mapping[str, ExportedProgram] | None = None,
-    reserved: Mapping[str, bytes] | None = None,
-) -> Artifact:
-    """Emit lowered programs; see `LoweredMethods.emit`. The Edge programs in `recorded` go into an ETRecord.
+@dataclass(frozen=True, slots=True)
+class EmitOptions:
+    """How to emit; `LoweredMethods.emit` says what each of them means."""
 
-    What is `reserved` is named data in the file's last segments, before the digests.
-    """
+    config: ExecutorchBackendConfig | None = None
+    constant_methods: Mapping[str, Any] | None = None
+    external_weights: placement.Policy | None = None
+    keep_originals: bool = False
+    etrecord: bool = False
+    share_state: ShareState = "auto"
+    reserved: Mapping[str, bytes] = field(default_factory=dict)  # what a module puts into the file's last segments
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lowered:
+    """What a lowering made, for the file; `LoweredMethods` says what each field is."""
+
+    programs: Mapping[str, ExportedProgram]
+    report: Report
+    edge_programs: Mapping[str, ExportedProgram] = field(default_factory=dict)
+    constant_methods: Mapping[str, Any] = field(default_factory=dict)
+    accelerate: bool = True
+    in_place: bool = False
+    unchanged: Mapping[str, ExportedProgram] = field(default_factory=dict)
+
+
+def emit(lowered: Lowered, options: EmitOptions) -> Artifact:
+    """Emit lowered programs, which are not changed."""
     # Without gradients: ExecuTorch executes the writes into buffers, which autograd refuses for values that need one.
-    settings = converting(programs.values(), gradients=False)
-    with locks.conversion(), collector.heap_frozen(), settings, accelerating(accelerate):
-        artifact = _emit(
-            programs,
-            config,
-            constant_methods,
-            external_weights,
-            keep_originals,
-            report,
-            share_state,
-            recorded,
-            in_place,
-            reserved or {},
-        )
-        artifact = replace(artifact, methods=with_rewritten(artifact.methods, unchanged or {}))
+    settings = converting(lowered.programs.values(), gradients=False)
+    with locks.conversion(), collector.heap_frozen(), settings, accelerating(lowered.accelerate):
+        artifact = _emit(lowered, options)
     sealing.seal(artifact.manager)  # it reads all that was emitted, while other threads convert
     return artifact
 
 
-def _emit(
-    programs: Mapping[str, ExportedProgram],
-    config: ExecutorchBackendConfig | None,
-    constant_methods: Mapping[str, Any] | None,
-    external_weights: placement.Policy | None,
-    keep_originals: bool,
-    report: Report,
-    share_state: ShareState,
-    recorded: Mapping[str, ExportedProgram] | None,
-    in_place: bool,
-    reserved: Mapping[str, bytes],
-) -> Artifact:
-    _check_arguments(programs, config, constant_methods)
-    config = config or ExecutorchBackendConfig()
-    states = shared_state.choose(report.states, share_state, config.memory_planning_pass)
+def _emit(lowered: Lowered, options: EmitOptions) -> Artifact:
+    programs, constant_methods = lowered.programs, _constant_methods(lowered, options)
+    config = options.config or ExecutorchBackendConfig()
+    states = shared_state.choose(lowered.report.states, options.share_state, config.memory_planning_pass)
     shared_state.check(programs, states)
     # ExecuTorch rewrites the graphs that it emits.
-    copies = {name: isolate(graphs.copy_program(program)) for name, program in programs.items()}
+    copies = {name: private_copy(program) for name, program in programs.items()}
     for copied in copies.values():
         _keep_initial_values(copied)
         copy_where_misread(copied)
-        write_back(copied, in_place=in_place)
-    if keep_originals:
+        write_back(copied, in_place=lowered.in_place)
+    if options.keep_originals:
         originals.attach(copies)
     _import_kernels(copies)
-    if external_weights is not None:
-        placement.place(copies, config, external_weights)
+    if options.external_weights is not None:
+        placement.place(copies, config, options.external_weights)
     if any(state.shared for state in states):
         config = shared_state.share(copies, states, config)
     emitted_from = [*programs.values(), *copies.values()]
     variants = edge_errors.OutVariants(plan_as_written(config.to_out_var_pass))
     try:
         with forgetting_delegates(emitted_from), comparing_contents():
-            edge = EdgeProgramManager(copies, dict(constant_methods or {}), without_validity_checks())
-            with sealing.reserving(edge, reserved), emitting() as emitted:
+            edge = EdgeProgramManager(copies, constant_methods, without_validity_checks())
+            with sealing.reserving(edge, options.reserved), emitting() as emitted:
                 manager = edge.to_executorch(replace(config, to_out_var_pass=variants))
     except Exception as error:
         let_through(error)
         raise edge_errors.explain_emission(programs, error, config, variants) from error
-    if keep_originals:
+    if options.keep_originals:
         originals.check_numbers(programs, manager)
-    etrecord = None
-    if recorded is not None:
-        _complete(manager, emitted)
-        etrecord = _etrecord(recorded, manager)
+    etrecord = _etrecord(lowered.edge_programs, manager, emitted) if options.etrecord else None
     sharing.share(manager, config)
     stored = placement.list_stored(copies, config, manager)
-    return Artifact(manager, replace(report, states=states), stored, record(programs, emitted), etrecord)
+    methods = record(programs, emitted, lowered.unchanged)
+    return Artifact(manager, replace(lowered.report, states=states), stored, methods, etrecord)
 
 
-def _check_arguments(
-    programs: Mapping[str, ExportedProgram], config: Any, constant_methods: Mapping[str, Any] | None
-) -> None:
+def _constant_methods(lowered: Lowered, options: EmitOptions) -> dict[str, Any]:
+    """Check the options, and return the values that become methods."""
+    config, given = options.config, options.constant_methods
     if config is not None and not isinstance(config, ExecutorchBackendConfig):
         raise InputError(f"config: got {type(config).__name__}, expected ExecuTorch's ExecutorchBackendConfig.")
-    if constant_methods is not None and (
-        not isinstance(constant_methods, Mapping) or not all(isinstance(name, str) for name in constant_methods)
-    ):
+    if given is not None and (not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given)):
         raise InputError(
-            f"constant_methods: got {type(constant_methods).__name__} {constant_methods!r}, expected a mapping from "
-            "method names to values."
+            f"constant_methods: got {type(given).__name__} {given!r}, expected a mapping from method names to values."
         )
-    both = sorted(set(programs) & set(constant_methods or ()))
+    constant_methods = {**lowered.constant_methods, **(given or {})}
+    both = sorted(set(lowered.programs) & set(constant_methods))
     if both:
         raise InputError(f"constant_methods: {both} are methods of the program too; choose other names.")
+    return constant_methods
 
 
 def _keep_initial_values(program: ExportedProgram) -> None:
@@ -277,9 +260,15 @@ def _complete(manager: ExecutorchProgramManager, emitted: Mapping[str, Sequence[
                 manager.debug_handle_map[name][call.instruction] = handles
 
 
-def _etrecord(recorded: Mapping[str, ExportedProgram], manager: ExecutorchProgramManager) -> Any:
+def _etrecord(
+    programs: Mapping[str, ExportedProgram],
+    manager: ExecutorchProgramManager,
+    emitted: Mapping[str, Sequence[EmittedCall]],
+) -> Any:
+    _complete(manager, emitted)
+    named = {name: debug_handles.copy_with_handles(program) for name, program in programs.items()}
     try:
-        return edge_record(recorded, manager)
+        return edge_record(named, manager)
     except Exception as error:
         let_through(error)
         raise InputError(f"etrecord: ExecuTorch's ETRecord cannot be made: {type(error).__name__}: {error}") from error

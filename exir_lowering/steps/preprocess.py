@@ -17,7 +17,7 @@ from exir_lowering._upstream.contents import keeping_contents
 from exir_lowering.errors import BackendContractError, BackendFailure, LoweringError, find_named_handle
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs import checksums, debug_handles, sources
-from exir_lowering.graphs.isolation import isolate
+from exir_lowering.graphs.isolation import private_copy
 from exir_lowering.graphs.weights import WeightStore
 from exir_lowering.model import BackendGroup, LoweredPartition, Partition
 from exir_lowering.plugins.backend import Backend, BackendContext, ExecutorchBackend, context_argument
@@ -159,7 +159,7 @@ def _lend(backend_id: str, backend: Backend, partition: Partition) -> tuple[Expo
     try:
         with locks.conversion():
             own = backend.lend(partition.program, specs)
-            copied = isolate(graphs.copy_program(partition.program), unbacked=True) if own is None else own
+            copied = private_copy(partition.program, unbacked=True) if own is None else own
     except Exception as error:
         let_through(error)
         raise describe_failure(backend_id, backend, [partition], error) from error

@@ -9,17 +9,15 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from exir_lowering import graphs
-from exir_lowering._upstream import locks
 from exir_lowering._upstream.programs import fake_mode_of
 from exir_lowering.errors import InputError
-from exir_lowering.graphs import collector, debug_handles
-from exir_lowering.graphs.isolation import isolate
+from exir_lowering.graphs import collector
+from exir_lowering.graphs.isolation import private_copy
 from exir_lowering.graphs.ranges import bound_together
 from exir_lowering.model import EdgeMethod, State
 from exir_lowering.plugins.costs import CostModel
 from exir_lowering.plugins.rewrite import Rewrite
 from exir_lowering.steps import checks
-from exir_lowering.steps.conversions import converting
 from exir_lowering.steps.rewriting.editor import Editor
 from exir_lowering.steps.rewriting.probing import choose
 from exir_lowering.steps.rewriting.walk import Walk
@@ -32,16 +30,16 @@ def rewrite(
 ) -> tuple[EdgeMethod, ...]:
     """Rewrite each method; the rewrites are tried in order at a node, with the session's `assume` and `costs`.
 
-    The given programs are not changed; those in which nothing was rewritten are the same objects. What can be one
-    memory in a file is what every method leaves there. Raise InputError if no method has an input of which something is
-    assumed, or the costs are wrong, and RewriteContractError if a rewrite raised, or did not give an equal value.
+    The caller holds the lock of conversions, with their settings. The given programs are not changed; those in which
+    nothing was rewritten are the same objects. What can be one memory in a file is what every method leaves there.
+    Raise InputError if no method has an input of which something is assumed, or the costs are wrong, and
+    RewriteContractError if a rewrite raised, or did not give an equal value.
     """
     assumed = _assumptions(methods, session.options.assume)
     if not rewrites:
         return tuple(methods)
     settings = _Settings(rewrites, session.options.costs)
-    programs = [method.program for method in methods]
-    with session.timed("rewrite"), locks.conversion(), converting(programs, gradients=True), collector.paused():
+    with session.timed("rewrite"), collector.paused():
         editors = _open(methods, assumed, shareable(states))
         each = session.progress.each("rewrite", methods)
         return tuple(_rewrite(method, editors.get(method.name), settings) for method in each)
@@ -84,7 +82,7 @@ def _open(
     for method in methods:
         mode = fake_mode_of(method.program.graph_module)
         if mode is not None and not any(map(graphs.is_mutating, method.program.graph.nodes)):
-            program = isolate(debug_handles.copy_with_handles(method.program))
+            program = private_copy(method.program, handles=True)
             volatile = {name for each in shared for user, name in each if user == method.name}
             mode = fake_mode_of(program.graph_module) or mode
             editors[method.name] = Editor(program, mode, assumed[method.name], volatile)

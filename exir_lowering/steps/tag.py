@@ -33,20 +33,21 @@ def make_fake_state(program: ExportedProgram) -> FakeState:
 
 
 def tag(method: str, program: ExportedProgram, partitioner: Partitioner, state: FakeState) -> TaggedMethod:
-    """Run one partitioner on one method in Edge dialect; return a copy of the program with tags.
+    """Run one partitioner on one method in Edge dialect; return the program with tags.
 
-    The partitioner sees the graph, fake parameters and buffers (`make_fake_state`), and the real constants. Raise
-    PartitionerContractError if it raised, returned something invalid, changed the graph, tagged an input or the output,
-    or used a tag without a destination.
+    The program is a private copy, whose graph gets the tags. The partitioner sees the graph, fake parameters and
+    buffers (`make_fake_state`), and the real constants. Raise PartitionerContractError if it raised, returned something
+    invalid, changed the graph, tagged an input or the output, or used a tag without a destination.
     """
     who = f"Partitioner {type(partitioner).__name__} on method {method!r}"
-    view = graphs.copy_program(program)
+    view = graphs.copy_program(program, program.graph_module)
     view.state_dict.clear()
     view.state_dict.update({name: state[name] for name in program.state_dict})
     graphs.strip_tags(view.graph_module)
     fix_signature(view)  # partitioners only tag
+    before = checks.fingerprint(program.graph_module)
     answer = asking.ask(who, partitioner, view)
-    _check_graph(who, partitioner, program, answer.tagged)
+    _check_graph(who, partitioner, before, answer.tagged)
     _check_tags(who, answer.tagged, answer.destinations)
     rejections = refusals.collect_rejections(answer.tagged, partitioner, answer.given, answer.heard)
     return TaggedMethod(
@@ -58,8 +59,8 @@ def tag(method: str, program: ExportedProgram, partitioner: Partitioner, state: 
     )
 
 
-def _check_graph(who: str, partitioner: Partitioner, program: ExportedProgram, tagged: ExportedProgram) -> None:
-    before, after = checks.fingerprint(program.graph_module), checks.fingerprint(tagged.graph_module)
+def _check_graph(who: str, partitioner: Partitioner, before: checks.Fingerprint, tagged: ExportedProgram) -> None:
+    after = checks.fingerprint(tagged.graph_module)
     if before == after:
         return
     first = next((b or a for b, a in zip(before, after, strict=False) if b != a), (before + after)[-1])

@@ -10,7 +10,6 @@ from executorch.exir import EdgeCompileConfig
 from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
-from exir_lowering import graphs
 from exir_lowering._upstream.conversion import (
     ASSERT_METADATA,
     can_preserve_directly,
@@ -26,7 +25,7 @@ from exir_lowering._upstream.conversion import (
     set_verifier,
 )
 from exir_lowering._upstream.edge import allow
-from exir_lowering.graphs.isolation import has_symbols, isolate
+from exir_lowering.graphs.isolation import has_symbols, private_copy
 from exir_lowering.steps.casewise.decompose import decompose, with_graph
 from exir_lowering.steps.casewise.dialect import to_edge_operators
 from exir_lowering.steps.casewise.inplace import is_mutable
@@ -119,7 +118,7 @@ def _trial(program: ExportedProgram) -> ExportedProgram:
     )
     if not changed and not has_symbols(program):
         return program
-    tried = isolate(graphs.copy_program(program))
+    tried = private_copy(program)
     _drop_metadata_asserts(tried)
     return tried
 

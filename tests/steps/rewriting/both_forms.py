@@ -19,6 +19,7 @@ from torch.export import ExportedProgram
 
 import exir_lowering
 from exir_lowering import LoweringOptions
+from exir_lowering._upstream import locks
 from exir_lowering.errors import LoweringError
 from exir_lowering.graphs import debug_handles, source_line
 from exir_lowering.model import EdgeMethod
@@ -26,6 +27,7 @@ from exir_lowering.plugins import Rewrite
 from exir_lowering.rewrites.safe import SAFE
 from exir_lowering.steps.arguments import RequestedMethod
 from exir_lowering.steps.casewise.compare import list_differences
+from exir_lowering.steps.conversions import converting
 from exir_lowering.steps.edge import to_edge
 from exir_lowering.steps.rewrite import rewrite
 from exir_lowering.steps.session import Session
@@ -95,13 +97,19 @@ def compare(
     return outcome
 
 
+def rewritten(methods: Sequence[EdgeMethod], rewrites: Any, session: Session, *states: Any) -> tuple[EdgeMethod, ...]:
+    """Rewrite methods as `lower` does."""
+    with locks.conversion(), converting([method.program for method in methods], gradients=True):
+        return rewrite(methods, rewrites, session, *states)
+
+
 def _compare_methods(
     methods: Sequence[EdgeMethod], calls: Any, thorough: bool, session: Session, outcome: Outcome, *sets: Any
 ) -> None:
     before = [copy.deepcopy(one.program) for one in methods] if thorough else []
     for rewrites in (TAKEN,) if methods[0].partitioners else sets or (BITS, ALL):
         try:
-            made = rewrite(methods, rewrites, session)
+            made = rewritten(methods, rewrites, session)
         except LoweringError as error:
             outcome.differences.append(f"{type(error).__name__}: {error}")
             continue
@@ -113,7 +121,7 @@ def _compare_methods(
             if new.rewritings:
                 _run_both(old, new, calls[old.name], exact, outcome)
         if thorough:
-            again = rewrite(methods, rewrites, session)
+            again = rewritten(methods, rewrites, session)
             for one, other in zip(made, again, strict=True):
                 outcome.differences += list_differences(one.program, other.program)
     for method, kept in zip(methods, before, strict=False):

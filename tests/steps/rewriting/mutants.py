@@ -17,15 +17,15 @@ from torch.fx import Node
 
 from exir_lowering._upstream.edge_operators import edge_operator
 from exir_lowering._upstream.programs import fake_mode_of
-from exir_lowering.graphs import debug_handles, is_getitem, operator_name
-from exir_lowering.graphs.isolation import isolate
+from exir_lowering.graphs import is_getitem, operator_name
+from exir_lowering.graphs.isolation import private_copy
 
 INF = float("inf")
 
 
 def mutate(program: ExportedProgram, r: random.Random) -> ExportedProgram:
     """Return a changed copy of a program in Edge dialect."""
-    copied = isolate(debug_handles.copy_with_handles(program))
+    copied = private_copy(program, handles=True)
     mutant = _Mutant(copied, r)
     for _ in range(r.choice([1, 1, 2, 3, 5])):
         r.choice(_CHANGES)(mutant)

@@ -19,7 +19,6 @@ from exir_lowering.graphs import operator_name
 from exir_lowering.graphs.ranges import ValueRanges
 from exir_lowering.steps.arguments import RequestedMethod
 from exir_lowering.steps.edge import to_edge
-from exir_lowering.steps.rewrite import rewrite
 from exir_lowering.steps.session import Session
 from exir_lowering.steps.shared_state import list_states
 
@@ -83,11 +82,11 @@ def test_what_another_method_writes_is_no_constant() -> None:
     }
     session = Session(LoweringOptions())
     methods = to_edge([RequestedMethod(name, one, (), None) for name, one in given.items()], session)
-    _, read = rewrite(methods, both_forms.ALL, session, list_states(methods))
+    _, read = both_forms.rewritten(methods, both_forms.ALL, session, list_states(methods))
     assert {"b_place", "b_bias"} <= {node.name for node in read.program.graph.nodes}
     operators = [operator_name(node) for node in read.program.graph.nodes if node.op == "call_function"]
     assert "aten.where.self" in operators
-    (alone,) = rewrite(methods[1:], both_forms.ALL, session)
+    (alone,) = both_forms.rewritten(methods[1:], both_forms.ALL, session)
     assert "b_place" not in {node.name for node in alone.program.graph.nodes}
 
 
