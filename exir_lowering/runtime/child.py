@@ -6,17 +6,15 @@ It serves a process that is trusted: it imports the delegates that that one name
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import resource
-import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
@@ -24,8 +22,7 @@ from exir_lowering._upstream import installed
 from exir_lowering.errors import InputError, LimitError, LoweringError
 from exir_lowering.graphs.operators.budget import STEPS
 from exir_lowering.plugins.addresses import load_class
-from exir_lowering.plugins.processes.failures import describe_error
-from exir_lowering.plugins.processes.frames import Message
+from exir_lowering.plugins.processes.messages import Message, describe_error
 from exir_lowering.pte.dataflow import JUMP
 from exir_lowering.pte.format import MethodSpec
 from exir_lowering.runtime.apart import values
@@ -34,9 +31,6 @@ from exir_lowering.runtime.inputs import prepare
 from exir_lowering.runtime.interpreter.code import read_code
 from exir_lowering.runtime.program import open_engine, read_file
 from exir_lowering.runtime.source import ProgramFile
-
-Reply: TypeAlias = tuple[dict[str, Any], Sequence[Any]]
-"""A header, and what comes after it."""
 
 installed.runtime_failure()  # imports the runtime, once for all that is forked
 
@@ -57,20 +51,19 @@ _memory: int | None = None
 
 def work(message: Message) -> Message:
     """Do what a message says; return what came of it, with the warnings."""
-    header = json.loads(message[0])
+    header, given = message
     contents: Sequence[Any] = ()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            reply, contents = _TASKS[header["do"]](header, message[1:])
+            reply, contents = _TASKS[header["do"]](header, given)
         except (LoweringError, MemoryError) as error:
-            trace = "".join(traceback.format_exception(error))
-            reply = describe_error(_over_memory(header["where"], error) or error, trace)
+            reply = describe_error(_over_memory(header["where"], error) or error, error)
     told = [(one.category.__name__, str(one.message)) for one in caught]
-    return (json.dumps({"kind": "done", **reply, "warnings": told}).encode(), *contents)
+    return {"kind": "done", **reply, "warnings": told}, contents
 
 
-def _open(header: Any, contents: Sequence[bytes]) -> Reply:
+def _open(header: Any, contents: Sequence[bytes]) -> Message:
     """Open the file; what sent this has checked its digests."""
     global _child
     with suppress(OSError):  # it may be gone, and is needed for relative paths only
@@ -105,7 +98,7 @@ def _sizes(file: ProgramFile) -> dict[str, tuple[int, bool, bool]]:
     return found
 
 
-def _run(header: Any, contents: Sequence[bytes]) -> Reply:
+def _run(header: Any, contents: Sequence[bytes]) -> Message:
     child, method, inputs = _called(header, contents)
     with child.engine.lock, child.engine.entered(method.name):
         outputs = child.engine.run(method, inputs)
@@ -113,14 +106,14 @@ def _run(header: Any, contents: Sequence[bytes]) -> Reply:
     return {"values": described}, made
 
 
-def _record(header: Any, contents: Sequence[bytes]) -> Reply:
+def _record(header: Any, contents: Sequence[bytes]) -> Message:
     child, method, inputs = _called(header, contents)
     with child.engine.lock:
         events = child.engine.record(method, inputs, header["runs"])
     return {"events": [astuple(event) for event in events]}, ()
 
 
-_TASKS: Mapping[str, Callable[[Any, Sequence[bytes]], Reply]] = {"open": _open, "run": _run, "record": _record}
+_TASKS: Mapping[str, Callable[[Any, Sequence[bytes]], Message]] = {"open": _open, "run": _run, "record": _record}
 
 
 def _called(header: Any, contents: Sequence[bytes]) -> tuple[_Child, MethodSpec, list[Any]]:

@@ -20,8 +20,7 @@ from contextlib import suppress
 from typing import Any
 
 from exir_lowering.errors.interrupts import let_through
-from exir_lowering.plugins.processes import frames
-from exir_lowering.plugins.processes.frames import Message
+from exir_lowering.plugins.processes.messages import Message, read_message, send_message
 
 _MOST = 1 << 20
 
@@ -85,23 +84,19 @@ def _serve(connection: socket.socket, work: Callable[[Message], Message]) -> Non
     """Do what comes, one after the other; end when the other end is gone, also in the middle of work."""
     try:
         while True:
-            task = frames.read_message(connection)
+            task = read_message(connection)
             _end_with(connection, True)
-            reply = _do(work, task)
+            try:
+                reply = work(task)
+            except OSError as error:  # not of the connection
+                raise RuntimeError(f"the work failed: {error}") from error
             _end_with(connection, False)
-            frames.send_message(connection, reply)
+            send_message(connection, reply)
     except (EOFError, OSError):
         os._exit(0)
     except BaseException:
         sys.excepthook(*sys.exc_info())
         os._exit(1)
-
-
-def _do(work: Callable[[Message], Message], task: Message) -> Message:
-    try:
-        return work(task)
-    except OSError as error:  # not of the connection
-        raise RuntimeError(f"the work failed: {error}") from error
 
 
 def _end_with(connection: socket.socket, ends: bool) -> None:

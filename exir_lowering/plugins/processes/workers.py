@@ -18,8 +18,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from exir_lowering.plugins.processes import frames
-from exir_lowering.plugins.processes.frames import Message
+from exir_lowering.plugins.processes.messages import Message, read_message, send_message
 
 MOST_IDLE = 8
 """How many idle workers are kept; each takes about 50 MB of its own."""
@@ -52,7 +51,7 @@ class Worker:
     def __init__(self, server: _Server, pid: int, connection: socket.socket) -> None:
         self.pid = pid
         self._server, self._connection = server, connection
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._ended = False
 
     def call(self, message: Message, seconds: float | None = None) -> Message:
@@ -63,8 +62,8 @@ class Worker:
         """
         deadline = None if seconds is None else time.monotonic() + seconds
         try:
-            frames.send_message(self._connection, message, deadline)
-            return frames.read_message(self._connection, deadline)
+            send_message(self._connection, message, deadline)
+            return read_message(self._connection, deadline)
         except (OSError, EOFError) as error:
             self.kill()  # if it is there still, nobody waits for it
             raise WorkerDiedError(f"the worker process {self.pid} {_describe(self.end())}") from error
@@ -72,39 +71,35 @@ class Worker:
     @property
     def is_alive(self) -> bool:
         """Whether a worker that has nothing to do is still there: it sends nothing, so only its end can be read."""
+        return not self._poll(select.POLLIN)
+
+    def _poll(self, events: int) -> list[tuple[int, int]]:
         waiting = select.poll()  # select.select refuses a descriptor from 1,024 on
-        waiting.register(self._connection, select.POLLIN)
-        return not waiting.poll(0)
+        waiting.register(self._connection, events)
+        return waiting.poll(0)
 
     def kill(self) -> None:
         """End the process now; a thread that waits for its reply gets an error."""
         with self._lock:
-            self._kill()
-
-    def _kill(self) -> None:
-        if self._ended:  # then the number may be that of another process
-            return
-        waiting = select.poll()
-        waiting.register(self._connection, 0)
-        gone = bool(waiting.poll(0))  # the process has ended by itself
-        with suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)
-        if not gone:
-            os.kill(self.pid, signal.SIGKILL)
+            if self._ended:  # then the number may be that of another process
+                return
+            gone = bool(self._poll(0))  # the process has ended by itself
+            with suppress(OSError):
+                self._connection.shutdown(socket.SHUT_RDWR)
+            if not gone:
+                os.kill(self.pid, signal.SIGKILL)
 
     def end(self) -> int | None:
         """Let the process end, and return its status; None if that is not known."""
         with self._lock:
-            self._ended = True
-            self._connection.close()
+            self.disown()
         return self._server.wait(self.pid)
 
     def abandon(self) -> None:
         """End the process now, and wait for nothing; for finalizers, which may run inside any call."""
         if not self._ended:
-            self._kill()
-            self._ended = True
-            self._connection.close()
+            self.kill()
+            self.disown()
             self._server.abandoned.append(self.pid)
 
     def disown(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import threading
 import warnings
@@ -17,8 +16,7 @@ from exir_lowering import errors
 from exir_lowering.errors import InputError, LimitError
 from exir_lowering.plugins import registry
 from exir_lowering.plugins.addresses import NoAddressError, find_delegate_address
-from exir_lowering.plugins.processes.failures import raise_error
-from exir_lowering.plugins.processes.frames import Message, TooLateError
+from exir_lowering.plugins.processes.messages import Message, TooLateError, raise_error
 from exir_lowering.plugins.processes.workers import SUPPORTED, Worker, WorkerDiedError, Workers, current_folder
 from exir_lowering.pte.format import MethodSpec
 from exir_lowering.runtime.apart import values
@@ -68,7 +66,7 @@ class Apart:
         header, _ = self._call("record", method, inputs, runs=runs)
         return [TraceEvent(*event) for event in header["events"]]
 
-    def _call(self, do: str, method: MethodSpec, inputs: Sequence[Any], **more: Any) -> tuple[Any, Sequence[bytes]]:
+    def _call(self, do: str, method: MethodSpec, inputs: Sequence[Any], **more: Any) -> Message:
         self._check_process()
         described, contents = values.write(inputs)
         where = self._file.where(method.name)
@@ -79,7 +77,7 @@ class Apart:
             self._calling = True
             try:
                 worker = self._worker or self.start()
-                return self._ask(where, worker, (json.dumps(header).encode(), *contents))
+                return self._ask(where, worker, (header, contents))
             finally:
                 self._calling = False
 
@@ -109,12 +107,11 @@ class Apart:
             raise
         return worker
 
-    def _ask(self, where: str, worker: Worker, message: Message) -> tuple[Any, Sequence[bytes]]:
+    def _ask(self, where: str, worker: Worker, message: Message) -> Message:
         """Send a message, and return the reply; end the process when that does not come, or says that it is over."""
         seconds, done = self._limits.seconds, False
         try:
-            reply = worker.call(message, seconds)
-            header = json.loads(reply[0])
+            header, parts = worker.call(message, seconds)
             done = header["kind"] == "done" or (message is not self._opening and header.get("type") != "LimitError")
         except TooLateError:
             raise LimitError(
@@ -132,7 +129,7 @@ class Apart:
                 self._end()
         _warn(header["warnings"])
         raise_error(header)
-        return header, reply[1:]
+        return header, parts
 
     def _suspect(self) -> str:
         memory = self._limits.memory
@@ -177,7 +174,7 @@ def open_apart(
         "memory": limits.memory,
     }
     contents = [source for source in sources if isinstance(source, bytes)]
-    opened = Apart(file, engine, (json.dumps(header).encode(), *contents), modules, limits)
+    opened = Apart(file, engine, (header, contents), modules, limits)
     opened.start()
     return opened
 

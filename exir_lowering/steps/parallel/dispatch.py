@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,8 +18,7 @@ from exir_lowering.options import LoweringOptions
 from exir_lowering.plugins.addresses import NoAddressError, find_address
 from exir_lowering.plugins.backend import Backend, takes_context
 from exir_lowering.plugins.processes.workers import SUPPORTED
-from exir_lowering.steps.parallel.messages import RefusedError
-from exir_lowering.steps.parallel.runners import InExecutor, InProcesses, Runner
+from exir_lowering.steps.parallel.runners import InExecutor, InProcesses, RefusedError, Runner
 from exir_lowering.steps.preprocess import list_tensors, preprocess
 from exir_lowering.steps.session import Session
 
@@ -55,12 +54,9 @@ def preprocess_parallel(
         log = _LOG.info if backend.parallel == "none" else _LOG.warning
         log("The partitions for backend %r are lowered one after the other: %s.", group.backend_id, reason)
         return preprocess(group, backend, session, sharing=sharing)
-    whole = sharing or group
-    contexts = takes_context(backend.preprocess) or not backend.one_by_one
-    here = _find_entangled(group, whole) if contexts else []
-    for partition in here:
-        _note(partition, "a part of its weights is in another partition too")
-    call = _Call(group, whole, backend, session, runner, {partition.id for partition in here})
+    call = _Call(group, sharing or group, backend, session, runner)
+    if takes_context(backend.preprocess) or not backend.one_by_one:
+        call.leave_entangled()
     if isinstance(options.executor, ThreadPoolExecutor):
         return call.run(options.executor, own=False)
     at_once = options.jobs if options.executor is None or type(runner) is Runner else _MOST_AT_ONCE
@@ -93,10 +89,6 @@ def _choose_runner(backend: Backend, options: LoweringOptions) -> Runner:
     return InProcesses(backend, address, options)
 
 
-def _note(partition: Partition, reason: str) -> None:
-    _LOG.warning("Partition %s of method %r is not lowered by a worker: %s.", partition.id, partition.method, reason)
-
-
 @dataclass
 class _Call:
     """The lowering of one group."""
@@ -106,44 +98,69 @@ class _Call:
     backend: Backend
     session: Session
     runner: Runner  # who lowers
-    here: set[str]  # the ids of partitions that are lowered by this thread
+    here: set[str] = field(default_factory=set)  # the ids of partitions that are lowered by this thread
     done: dict[str, PreprocessResult] = field(default_factory=dict)  # the results so far, by partition
+
+    def leave_entangled(self) -> None:
+        """Leave to this thread the partitions whose weights overlap those of others without being the same.
+
+        A store of weights keeps overlapping tensors as one piece, so these partitions need a store in common.
+        """
+        views: dict[int, dict[str, set[Any]]] = {}
+        for partition in self.sharing.partitions:
+            for tensor in _tensors(partition):
+                if tensor.layout is torch.strided and tensor.device.type == "cpu":
+                    view = tensor.storage_offset() * tensor.element_size(), tensor.dtype, tensor.shape, tensor.stride()
+                    storage = views.setdefault(tensor.untyped_storage().data_ptr(), {})
+                    storage.setdefault(partition.id, set()).add(view)
+        found: set[str] = set()
+        for users in views.values():
+            first = next(iter(users.values()))
+            if any(used != first for used in users.values()):
+                found.update(users)
+        for partition in self.group.partitions:
+            if partition.id in found:
+                self._leave(partition, "a part of its weights is in another partition too")
+
+    def _leave(self, partition: Partition, reason: object) -> None:
+        _LOG.warning(
+            "Partition %s of method %r is not lowered by a worker: %s.", partition.id, partition.method, reason
+        )
+        self.here.add(partition.id)
 
     def run(self, pool: ThreadPoolExecutor, *, own: bool) -> list[LoweredPartition]:
         """Lower the group; the pool's threads call the runner. `own`: it was made for this call."""
         partitions = self.group.partitions
-        waiting: deque[_Begun] = deque()
+        begun: deque[_Begun] = deque()
         title = f"lower for {self.group.backend_id}"
         try:
             with self.session.progress.count(title, len(partitions) - len(self.here)) as advance:
                 for partition in partitions:
                     if partition.id not in self.here:
-                        size = sum(tensor.nbytes for tensor in list_tensors(self._alone(partition)))
-                        while waiting and sum(begun.size for begun in waiting) + size > MOST_BYTES:
-                            self._finish(waiting.popleft(), advance)
-                        future = pool.submit(self.runner.lower, partition)
-                        waiting.append(_Begun(partition, future, size, stolen=not own))
-                while waiting:
-                    self._finish(waiting.popleft(), advance)
+                        size = sum(tensor.nbytes for tensor in _tensors(partition))
+                        while begun and sum(one.size for one in begun) + size > MOST_BYTES:
+                            self._finish(begun.popleft(), advance, own)
+                        begun.append(_Begun(partition, pool.submit(self.runner.lower, partition), size))
+                while begun:
+                    self._finish(begun.popleft(), advance, own)
             self._lower_here(partitions)
         except BaseException:
             self.runner.interrupt()
             raise
         finally:
-            _end(pool, own, waiting)
+            _end(pool, own, [one.future for one in begun])
             self.runner.close()
         return [LoweredPartition(partition, self.done[partition.id]) for partition in partitions]
 
-    def _finish(self, begun: _Begun, advance: Callable[[], None]) -> None:
+    def _finish(self, begun: _Begun, advance: Callable[[], None], own: bool) -> None:
         """Wait for a partition. Partitions are waited for in their order, so the first failure is that of a loop."""
         partition = begun.partition
         try:
             # A task that waits in a given pool is done here: the pool may be waiting for this very call.
-            stolen = begun.stolen and begun.future.cancel()
+            stolen = not own and begun.future.cancel()
             self.done[partition.id] = self.runner.lower(partition) if stolen else begun.future.result()
         except RefusedError as reason:
-            _note(partition, str(reason))
-            self.here.add(partition.id)
+            self._leave(partition, reason)
         except LoweringError:
             partitions = self.group.partitions
             self._lower_here(partitions[: partitions.index(partition)])
@@ -157,9 +174,6 @@ class _Call:
             for one in preprocess(group, self.backend, self.session, sharing=self.sharing):
                 self.done[one.partition.id] = one.result
 
-    def _alone(self, partition: Partition) -> BackendGroup:
-        return BackendGroup(self.group.backend_id, (partition,))
-
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
@@ -168,32 +182,15 @@ class _Begun:
     partition: Partition
     future: Future[PreprocessResult]
     size: int  # the bytes of its weights
-    stolen: bool  # whether the waiting thread may do it itself if nobody has begun
 
 
-def _end(pool: ThreadPoolExecutor, own: bool, waiting: Sequence[_Begun]) -> None:
+def _end(pool: ThreadPoolExecutor, own: bool, begun: Sequence[Future[PreprocessResult]]) -> None:
     """Cancel what has not begun, and wait for the rest: it uses the caller's tensors."""
     if own:
         pool.shutdown(wait=True, cancel_futures=True)
     else:
-        wait([begun.future for begun in waiting if not begun.future.cancel()])
+        wait([future for future in begun if not future.cancel()])
 
 
-def _find_entangled(group: BackendGroup, whole: BackendGroup) -> list[Partition]:
-    """Return the partitions whose weights overlap those of others without being the same.
-
-    A store of weights keeps overlapping tensors as one piece, so these partitions need a store in common.
-    """
-    views: dict[int, dict[str, set[Any]]] = {}
-    for partition in whole.partitions:
-        for tensor in list_tensors(BackendGroup(whole.backend_id, (partition,))):
-            if tensor.layout is torch.strided and tensor.device.type == "cpu":
-                view = tensor.storage_offset() * tensor.element_size(), tensor.dtype, tensor.shape, tensor.stride()
-                storage = views.setdefault(tensor.untyped_storage().data_ptr(), {})
-                storage.setdefault(partition.id, set()).add(view)
-    found: set[str] = set()
-    for users in views.values():
-        first = next(iter(users.values()))
-        if any(used != first for used in users.values()):
-            found.update(users)
-    return [partition for partition in group.partitions if partition.id in found]
+def _tensors(partition: Partition) -> Iterator[torch.Tensor]:
+    return list_tensors(BackendGroup(partition.backend_id, (partition,)))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from executorch.exir.backend.backend_details import PreprocessResult
@@ -18,19 +17,20 @@ from exir_lowering.graphs.serialized import NotSerialisableError, encode
 from exir_lowering.model import BackendGroup, Partition
 from exir_lowering.options import LoweringOptions
 from exir_lowering.plugins.backend import Backend
-from exir_lowering.plugins.processes.frames import Message
+from exir_lowering.plugins.processes.messages import Message, raise_error
 from exir_lowering.plugins.processes.workers import Worker, WorkerDiedError, Workers
-from exir_lowering.steps.parallel import messages
-from exir_lowering.steps.parallel.messages import MissingError, RefusedError, Task
-from exir_lowering.steps.parallel.weights import WeightsFile
+from exir_lowering.steps.cache.results import restore_results
+from exir_lowering.steps.parallel.weights import MissingError, WeightsFile
 from exir_lowering.steps.parallel.work import work
 from exir_lowering.steps.preprocess import describe_failure, preprocess
 from exir_lowering.steps.session import Session
 
-_T = TypeVar("_T")
-
 WORKERS = Workers("exir_lowering.steps.parallel.work")
 """The processes that lower partitions for this one."""
+
+
+class RefusedError(Exception):
+    """A runner cannot lower a partition; the message says why."""
 
 
 class Runner:
@@ -58,10 +58,14 @@ class _Remote(Runner, ABC):
 
     def __init__(self, backend: Backend, address: str, options: LoweringOptions, *, digests: bool) -> None:
         super().__init__(backend, options)
-        self._address = address
         self._weights = WeightsFile(digests=digests)
-        self._kept: dict[bytes, bytes] = {}
-        self._threads = torch.get_num_threads()
+        self._chunks: dict[bytes, bytes] = {}  # bytes of results: equal ones are kept once
+        self._header = {
+            "address": address,
+            "check_weights": options.check_weights,
+            "accelerate": options.accelerate,
+            "threads": torch.get_num_threads(),
+        }
 
     @abstractmethod
     def _call(self, message: Message) -> Message:
@@ -84,43 +88,47 @@ class _Remote(Runner, ABC):
             encoded = encode(partition.program)
         except NotSerialisableError as error:
             raise RefusedError(str(error)) from error
-        specs = tuple(map(_plain_spec, partition.compile_specs))
+        header = {
+            **self._header,
+            "partition": partition.id,
+            "method": partition.method,
+            "backend_id": partition.backend_id,
+            "specs": [spec.key for spec in partition.compile_specs],
+        }
+        options = tuple(map(_content, partition.compile_specs))
         inline: tuple[str, ...] = ()
         while True:
             try:
                 places, sent = self._weights.place(encoded.pieces, inline)
             except OSError as error:
                 raise RefusedError(f"the file for the weights cannot be written: {error}") from error
-            options = self._options
-            task = Task(
-                partition=partition.id,
-                method=partition.method,
-                backend_id=partition.backend_id,
-                address=self._address,
-                check_weights=options.check_weights,
-                accelerate=options.accelerate,
-                threads=self._threads,
-                specs=specs,
-                graph=encoded.graph,
-                pieces=tuple(places),
-                inline=tuple(sent),
-            )
             try:
-                return messages.read_reply(self._call(messages.write_task(task)), self._kept)
+                return self._read(self._call(({**header, "pieces": places}, (encoded.graph, *options, *sent))))
             except MissingError as error:
                 if inline or not all(error.digests):
                     raise RefusedError("the worker does not find its weights") from error
                 inline = error.digests
+
+    def _read(self, reply: Message) -> PreprocessResult:
+        header, parts = reply
+        if header["kind"] == "refusal":
+            raise RefusedError(header["reason"])
+        if header["kind"] == "missing":
+            raise MissingError(header["digests"])
+        raise_error(header)
+        chunks = [self._chunks.setdefault(chunk, chunk) for chunk in parts]
+        (result,) = restore_results(header["values"], chunks)
+        return result
 
     def close(self) -> None:
         """Remove the weights' file."""
         self._weights.close()
 
 
-def _plain_spec(spec: CompileSpec) -> CompileSpec:
+def _content(spec: CompileSpec) -> bytes:
     if type(spec) is not CompileSpec or type(spec.key) is not str or not isinstance(spec.value, (bytes, bytearray)):
         raise RefusedError(f"the compile spec {spec.key!r} has a value of type {type(spec.value).__name__}")
-    return spec
+    return bytes(spec.value)
 
 
 class InProcesses(_Remote):
@@ -128,16 +136,16 @@ class InProcesses(_Remote):
 
     def __init__(self, backend: Backend, address: str, options: LoweringOptions) -> None:
         super().__init__(backend, address, options, digests=False)
+        self._module = address.partition(":")[0]
         self._busy: set[Worker] = set()
         self._lock = threading.Lock()
         self._interrupted = False
 
     def _call(self, message: Message) -> Message:
-        with self._lock:
-            if self._interrupted:
-                raise RefusedError("it was interrupted")
+        if self._interrupted:
+            raise RefusedError("it was interrupted")
         try:
-            worker = WORKERS.take([self._address.partition(":")[0]])
+            worker = WORKERS.take([self._module])
         except OSError as error:
             raise RefusedError(f"no process can be started: {error}") from error
         with self._lock:
@@ -170,7 +178,11 @@ class InExecutor(_Remote):
         self._stop: Future[None] = Future()
 
     def _call(self, message: Message) -> Message:
-        future = _refuse_broken(lambda: self._executor.submit(work, message))
+        try:
+            future = self._executor.submit(work, message)
+        except Exception as error:
+            let_through(error)
+            raise WorkerDiedError(f"the executor takes no tasks: {type(error).__name__}: {error}") from error
         both: list[Future[Any]] = [future, self._stop]
         wait(both, return_when=FIRST_COMPLETED)
         if self._stop.done():
@@ -188,11 +200,3 @@ class InExecutor(_Remote):
     def interrupt(self) -> None:
         """Take back what has not begun, and wait for nothing."""
         self._stop.set_result(None)
-
-
-def _refuse_broken(submit: Callable[[], _T]) -> _T:
-    try:
-        return submit()
-    except Exception as error:
-        let_through(error)
-        raise WorkerDiedError(f"the executor takes no tasks: {type(error).__name__}: {error}") from error

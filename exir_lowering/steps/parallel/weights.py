@@ -20,7 +20,6 @@ from typing import Any
 import torch
 
 from exir_lowering.pte.temporary import TemporaryFolder
-from exir_lowering.steps.parallel.messages import MissingError
 
 _SMALL = 1 << 16
 """Bytes up to which a piece travels with its task; a mapping costs about as much."""
@@ -29,6 +28,14 @@ _MOST_KEPT = 1 << 30
 """How many bytes of pieces a worker keeps that have no file."""
 
 _TOKEN = 32
+
+
+class MissingError(Exception):
+    """A worker lacks pieces of memory, named by their digests."""
+
+    def __init__(self, digests: Sequence[str]) -> None:
+        super().__init__(f"{len(digests)} pieces of memory are missing")
+        self.digests = tuple(digests)
 
 
 class WeightsFile:
@@ -41,9 +48,7 @@ class WeightsFile:
         self._digests = digests
         self._lock = threading.Lock()
         self._folder: TemporaryFolder | None = None
-        self._path = Path()
-        self._end = 0
-        self._token = ""
+        self._path, self._token, self._end = Path(), "", 0
         self._places: dict[tuple[int, int], tuple[torch.Tensor, list[Any]]] = {}
 
     def place(self, pieces: Sequence[torch.Tensor], inline: Collection[str] = ()) -> tuple[list[Any], list[bytes]]:
@@ -75,8 +80,7 @@ class WeightsFile:
     def _write(self, memory: memoryview) -> int:
         if self._folder is None:
             self._folder = TemporaryFolder()
-            self._path = self._folder.path / "weights"
-            self._token = secrets.token_hex(_TOKEN // 2)
+            self._path, self._token = self._folder.path / "weights", secrets.token_hex(_TOKEN // 2)
             self._path.write_bytes(self._token.encode())
             self._end = _TOKEN
         offset = -(-self._end // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
@@ -92,27 +96,25 @@ class WeightsFile:
             self._folder.remove()
 
 
-class _Kept:
-    """The pieces that this process was sent, the last used ones, by digest."""
+_kept: OrderedDict[str, torch.Tensor] = OrderedDict()
+"""The pieces that this process was sent, by digest, the last used ones last."""
 
-    def __init__(self) -> None:
-        self._pieces: OrderedDict[str, torch.Tensor] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, digest: str) -> torch.Tensor | None:
-        with self._lock:
-            if digest in self._pieces:
-                self._pieces.move_to_end(digest)
-            return self._pieces.get(digest)
-
-    def add(self, digest: str, piece: torch.Tensor) -> None:
-        with self._lock:
-            self._pieces[digest] = piece
-            while sum(one.numel() for one in self._pieces.values()) > _MOST_KEPT:
-                self._pieces.popitem(last=False)
+_kept_lock = threading.Lock()
 
 
-_kept = _Kept()
+def _keep(digest: str, piece: torch.Tensor) -> None:
+    with _kept_lock:
+        _kept[digest] = piece
+        while sum(one.numel() for one in _kept.values()) > _MOST_KEPT:
+            _kept.popitem(last=False)
+
+
+def _find_kept(digest: str) -> torch.Tensor | None:
+    with _kept_lock:
+        if digest not in _kept:
+            return None
+        _kept.move_to_end(digest)
+        return _kept[digest].clone()
 
 
 def find_pieces(places: Sequence[Any], inline: Sequence[bytes]) -> list[torch.Tensor]:
@@ -123,22 +125,20 @@ def find_pieces(places: Sequence[Any], inline: Sequence[bytes]) -> list[torch.Te
     found: list[torch.Tensor] = []
     missing = []
     for kind, *fields in places:
+        piece: torch.Tensor | None
+        *where, digest = fields
         if kind == "inline":
-            number, digest = fields
-            piece = _copy(inline[number])
+            piece = _copy(inline[where[0]])
             if digest:
-                _kept.add(digest, piece.clone())  # the task may write into its own
+                _keep(digest, piece.clone())  # the task may write into its own
         else:
-            path, token, offset, length, digest = fields
-            known = _map(path, token, offset, length)
-            if known is None and digest:
-                kept = _kept.get(digest)
-                known = None if kept is None else kept.clone()
-            if known is None:
-                missing.append(digest)
-                continue
-            piece = known
-        found.append(piece)
+            piece = _map(*where)
+            if piece is None:
+                piece = _find_kept(digest)
+        if piece is None:
+            missing.append(digest)
+        else:
+            found.append(piece)
     if missing:
         raise MissingError(missing)
     return found

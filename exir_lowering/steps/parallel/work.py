@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
+from executorch.exir.backend.compile_spec_schema import CompileSpec
 
 from exir_lowering.errors import InputError, LoweringError, PluginLoadError
 from exir_lowering.graphs.serialized import decode
@@ -14,11 +15,9 @@ from exir_lowering.model import BackendGroup, CallSite, Partition
 from exir_lowering.options import LoweringOptions
 from exir_lowering.plugins import registry
 from exir_lowering.plugins.addresses import load_class
-from exir_lowering.plugins.processes.failures import write_error
-from exir_lowering.plugins.processes.frames import Message
-from exir_lowering.steps.parallel import messages
-from exir_lowering.steps.parallel.messages import MissingError, Task
-from exir_lowering.steps.parallel.weights import find_pieces
+from exir_lowering.plugins.processes.messages import Message, describe_error
+from exir_lowering.steps.cache.results import flatten_results
+from exir_lowering.steps.parallel.weights import MissingError, find_pieces
 from exir_lowering.steps.preprocess import preprocess
 from exir_lowering.steps.session import Session
 
@@ -28,32 +27,43 @@ def work(message: Message) -> Message:
 
     The task is from a process that is trusted: the backend that it names is imported. The program is data.
     """
-    task = messages.read_task(message)
+    header, parts = message
     try:
-        backend = registry.as_backend(task.backend_id, load_class(task.address))
-        partition = _partition(task)
+        backend = registry.as_backend(header["backend_id"], load_class(header["address"]))
+        partition = _partition(header, parts)
     except (PluginLoadError, InputError) as error:
-        return messages.write_refusal(str(error))
+        return _refuse(str(error))
     except MissingError as error:
-        return messages.write_missing(error.digests)
-    session = Session(LoweringOptions(check_weights=task.check_weights, accelerate=task.accelerate))
+        return {"kind": "missing", "digests": error.digests}, ()
+    session = Session(LoweringOptions(check_weights=header["check_weights"], accelerate=header["accelerate"]))
     try:
-        with _threads(task.threads):
-            (lowered,) = preprocess(BackendGroup(task.backend_id, (partition,)), backend, session)
+        with _threads(header["threads"]):
+            (lowered,) = preprocess(BackendGroup(header["backend_id"], (partition,)), backend, session)
     except (LoweringError, MemoryError) as error:
-        return write_error(error, "".join(traceback.format_exception(error)))
-    return messages.write_result(lowered.result)
+        return describe_error(error, error), ()
+    flat = flatten_results([lowered.result])
+    if flat is None:
+        return _refuse("its result holds more than bytes, numbers and names")
+    return {"kind": "result", "values": flat[0]}, flat[1]
 
 
-def _partition(task: Task) -> Partition:
-    program = decode(task.graph, find_pieces(task.pieces, task.inline))
-    site = CallSite(task.method, (), "", (), ())
-    return Partition(task.partition, task.method, "", task.backend_id, task.specs, program, site)
+def _refuse(reason: str) -> Message:
+    """Say why this process cannot lower a partition, which its sender then does."""
+    return {"kind": "refusal", "reason": reason}, ()
+
+
+def _partition(header: dict[str, Any], parts: Sequence[bytes]) -> Partition:
+    keys = header["specs"]
+    graph, values, inline = parts[0], parts[1 : 1 + len(keys)], parts[1 + len(keys) :]
+    specs = tuple(map(CompileSpec, keys, values))
+    program = decode(graph, find_pieces(header["pieces"], inline))
+    site = CallSite(header["method"], (), "", (), ())
+    return Partition(header["partition"], header["method"], "", header["backend_id"], specs, program, site)
 
 
 @contextmanager
 def _threads(count: int) -> Iterator[None]:
-    """Let torch compute with as many threads as in the process that sent the task."""
+    """Let torch compute with as many threads as in the process that sent the task: results may depend on it."""
     before = torch.get_num_threads()
     if before == count:
         yield

@@ -78,7 +78,8 @@ class Elsewhere(Executor):
     def submit(self, function: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
         with self.lock:
-            self.sizes.append(sum(map(len, args[0])))
+            _, parts = args[0]
+            self.sizes.append(sum(map(len, parts)))
             away = self.hidden.with_name("away")
             shutil.move(self.hidden, away)
             self.hidden.mkdir()
