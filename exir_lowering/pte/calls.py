@@ -86,7 +86,7 @@ _FIELDS: Mapping[int, tuple[int | None, tuple[int, ...]]] = MappingProxyType(
         DELEGATE: (slots.DelegateCall.DELEGATE_INDEX, (slots.DelegateCall.ARGS,)),
         MOVE: (None, (slots.MoveCall.MOVE_FROM, slots.MoveCall.MOVE_TO)),
         JUMP: (slots.JumpFalseCall.DESTINATION_INSTRUCTION, (slots.JumpFalseCall.COND_VALUE_INDEX,)),
-        FREE: (None, (slots.FreeCall.VALUE_INDEX,)),
+        FREE: (None, (slots.ONLY,)),
     }
 )
 """For each kind of instruction, the fields with its target, and with the values it takes: for calls a list of them."""
