@@ -52,7 +52,7 @@ class Body:
         """Return a value, or the values in a list of values."""
         value = self.values[index]
         if value.kind in _ITEMS and isinstance(value.content, tuple):
-            return tuple(int(item) for item in value.content if item != -1)
+            return tuple(int(item) for item in value.content if item != -1)  # -1 is None
         return (index,)
 
     def name(self, target: int) -> str:
@@ -70,9 +70,9 @@ def read_instruction(table: Table, size: int) -> PlanInstruction:
         raise CorruptError(f"an instruction has the unknown type {code}")
     target, fields = _FIELDS[code]
     if code in (KERNEL, DELEGATE):
-        if not content.has(*fields):
+        if not content.has(fields[0]):
             raise CorruptError("a call has no list of arguments")
-        arguments = content.numbers(*fields, "i")
+        arguments = content.numbers(fields[0], "i")
     else:
         arguments = tuple(content.number(field, "i") for field in fields)
     for index in arguments:
