@@ -6,7 +6,7 @@ import inspect
 import keyword
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from inspect import Parameter
 from typing import Any
 
@@ -33,9 +33,9 @@ Leaf = Fixed | None
 """What export fixed a value to; None for one that is given or computed."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Convention:
-    """How a method is called."""
+    """How a method is called; InputError if a name is no Python identifier, or parts do not fit together."""
 
     method: str
     positional: tuple[str, ...]  # the parameters that were given by position at export
@@ -44,10 +44,35 @@ class Convention:
     out_spec: Any  # the structure of what it returns
     inputs: tuple[Leaf, ...]  # what export fixed, for each value in the arguments
     outputs: tuple[Leaf, ...]  # what export fixed, for each value that it returns
-    signature: inspect.Signature  # with the fixed parameters' values as defaults
-    labels: tuple[str, ...]  # what messages call each value in the arguments
     # which values in the arguments it writes into; the program returns their new values first
     written: tuple[int, ...] = ()
+    signature: inspect.Signature = field(init=False)  # with the fixed parameters' values as defaults
+    labels: tuple[str, ...] = field(init=False)  # what messages call each value in the arguments
+
+    def __post_init__(self) -> None:
+        names = (*self.positional, *self.keywords)
+        if not all(map(_is_name, names)) or len(set(names)) != len(names):
+            raise InputError(f"Method {self.method!r}: its parameters {names} are not distinct Python identifiers.")
+        if (len(self.inputs), len(self.outputs)) != (self.in_spec.num_leaves, self.out_spec.num_leaves):
+            raise InputError(
+                f"Method {self.method!r}: the number of its inputs or outputs differs from that in its structure."
+            )
+        parameters, labels, start = [], [], 0
+        for number, (name, spec) in enumerate(self._parameters()):
+            kind = Parameter.POSITIONAL_OR_KEYWORD if number < len(self.positional) else Parameter.KEYWORD_ONLY
+            own = self.inputs[start : start + spec.num_leaves]
+            start += spec.num_leaves
+            fixed = [leaf.value for leaf in own if leaf is not None]
+            default = _nest(self.method, "arguments", fixed, spec) if len(fixed) == len(own) else Parameter.empty
+            parameters.append(Parameter(name, kind, default=default))
+            labels += [f"argument {name!r}{path}" for path in _paths(spec)]
+        # A parameter that is fixed may come before one that is not.
+        self.signature = inspect.Signature(parameters, __validate_parameters__=False)
+        self.labels = tuple(labels)
+        if not all(type(index) is int and 0 <= index < len(self.inputs) for index in self.written):
+            raise InputError(
+                f"Method {self.method!r}: it writes into inputs {self.written}, but has only {len(self.inputs)}."
+            )
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """Return the values in the arguments of a call, in the order of the program's inputs.
@@ -60,7 +85,7 @@ class Convention:
             raise InputError(f"{self.method}(): {error}. It is called as {self}.") from None
         bound.apply_defaults()
         leaves: list[Any] = []
-        for name, spec in _parameters(self):
+        for name, spec in self._parameters():
             leaves += self._flat(name, spec, bound.arguments[name])
         for label, fixed, leaf in zip(self.labels, self.inputs, leaves, strict=True):
             if fixed is not None and not _same(fixed.value, leaf):
@@ -111,6 +136,10 @@ class Convention:
         index -= len(self.written)
         return index >= 0 and self.outputs[index] is not None
 
+    def _parameters(self) -> list[tuple[str, Any]]:
+        children = [child for part in self.in_spec.children() for child in part.children()]
+        return list(zip((*self.positional, *self.keywords), children, strict=True))
+
     def _flat(self, name: str, spec: Any, value: Any) -> list[Any]:
         try:
             leaves: list[Any] = spec.flatten_up_to(value)
@@ -139,59 +168,15 @@ def of_program(method: str, program: ExportedProgram) -> Convention:
     outputs = [spec.arg for spec in signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
     positions = {argument.name: index for index, argument in enumerate(inputs)}
     mutations = [spec for spec in signature.output_specs if spec.kind is OutputKind.USER_INPUT_MUTATION]
-    return make(
-        method,
-        (names, keywords),
-        (entry.in_spec, entry.out_spec),
-        ([_leaf(argument) for argument in inputs], [_leaf(argument) for argument in outputs]),
-        [positions[str(spec.target)] for spec in mutations],
-    )
-
-
-def make(
-    method: str,
-    names: tuple[Sequence[str], Sequence[str]],
-    specs: tuple[Any, Any],
-    leaves: tuple[Sequence[Leaf], Sequence[Leaf]],
-    written: Sequence[int] = (),
-) -> Convention:
-    """Make a convention from its parts; InputError if a name is no Python identifier, or parts do not fit together."""
-    positional, keywords = names
-    in_spec, out_spec = specs
-    wrong = [name for name in (*positional, *keywords) if not _is_name(name)]
-    if wrong or len({*positional, *keywords}) != len(positional) + len(keywords):
-        raise InputError(
-            f"Method {method!r}: its parameters {(*positional, *keywords)} are not distinct Python identifiers."
-        )
-    fixed_inputs, fixed_outputs = tuple(leaves[0]), tuple(leaves[1])
-    if (len(fixed_inputs), len(fixed_outputs)) != (in_spec.num_leaves, out_spec.num_leaves):
-        raise InputError(f"Method {method!r}: the number of its inputs or outputs differs from that in its structure.")
-    parameters, labels = [], []
-    start = 0
-    children = [child for part in in_spec.children() for child in part.children()]
-    kinds = [Parameter.POSITIONAL_OR_KEYWORD] * len(positional) + [Parameter.KEYWORD_ONLY] * len(keywords)
-    for name, kind, spec in zip((*positional, *keywords), kinds, children, strict=True):
-        own = leaves[0][start : start + spec.num_leaves]
-        start += spec.num_leaves
-        fixed = [leaf.value for leaf in own if leaf is not None]
-        default = _nest(method, "arguments", fixed, spec) if len(fixed) == len(own) else Parameter.empty
-        parameters.append(Parameter(name, kind, default=default))
-        labels += [f"argument {name!r}{path}" for path in _paths(spec)]
-    # A parameter that is fixed may come before one that is not.
-    signature = inspect.Signature(parameters, __validate_parameters__=False)
-    if not all(type(index) is int and 0 <= index < len(fixed_inputs) for index in written):
-        raise InputError(f"Method {method!r}: it writes into inputs {written}, but has only {len(fixed_inputs)}.")
     return Convention(
         method,
-        tuple(positional),
-        tuple(keywords),
-        in_spec,
-        out_spec,
-        fixed_inputs,
-        fixed_outputs,
-        signature,
-        tuple(labels),
-        tuple(written),
+        tuple(names),
+        keywords,
+        entry.in_spec,
+        entry.out_spec,
+        tuple(map(_leaf, inputs)),
+        tuple(map(_leaf, outputs)),
+        tuple(positions[str(spec.target)] for spec in mutations),
     )
 
 
@@ -223,12 +208,12 @@ def from_json(json: Mapping[str, Any]) -> Convention:
         raise ValueError("the arguments of a method are a tuple and a dict")
     if list(parts[1].context) != json["keywords"]:
         raise ValueError("its arguments by name are not its keyword parameters")
-    leaves = [[_read_leaf(leaf) for leaf in json[part]] for part in ("inputs", "outputs")]
-    names = [_names(json[part]) for part in ("positional", "keywords")]
+    inputs, outputs = (tuple(map(_read_leaf, json[part])) for part in ("inputs", "outputs"))
+    positional, keywords = (_names(json[part]) for part in ("positional", "keywords"))
     written = json.get("written", [])
     if not isinstance(written, list) or len(set(written)) != len(written):
         raise ValueError(f"it writes into inputs {written!r}")
-    return make(method, (names[0], names[1]), (specs[0], specs[1]), (leaves[0], leaves[1]), written)
+    return Convention(method, positional, keywords, specs[0], specs[1], inputs, outputs, tuple(written))
 
 
 def _load(method: str, text: Any) -> Any:
@@ -243,10 +228,10 @@ def _load(method: str, text: Any) -> Any:
         raise ValueError(f"the structure of method {method!r} cannot be read: {error}") from None
 
 
-def _names(given: Any) -> list[str]:
+def _names(given: Any) -> tuple[str, ...]:
     if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
         raise TypeError(f"{given!r} is not a list of parameter names")
-    return given
+    return tuple(given)
 
 
 def _read_leaf(json: Any) -> Leaf:
@@ -289,11 +274,6 @@ def _leaf_json(leaf: Leaf) -> Any:
 
 def _leaf(argument: Any) -> Leaf:
     return Fixed(argument.value) if isinstance(argument, ConstantArgument) else None
-
-
-def _parameters(convention: Convention) -> list[tuple[str, Any]]:
-    children = [child for part in convention.in_spec.children() for child in part.children()]
-    return list(zip((*convention.positional, *convention.keywords), children, strict=True))
 
 
 def _nest(method: str, what: str, leaves: list[Any], spec: Any) -> Any:

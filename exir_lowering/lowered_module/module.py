@@ -66,6 +66,24 @@ class LoweredMethod:
         return f"<lowered method {self._convention}>"
 
 
+def _refuse(who: str) -> Any:
+    """Return a method that refuses: a module would neither use nor save what it is given."""
+
+    def refuse(self: LoweredModule, name: str, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse: set an attribute; a lowered module holds no other.
+
+        Raises:
+            InputError: Always.
+        """
+        raise InputError(
+            f"{who}({name!r}): a LoweredModule has no buffers, parameters or modules of its own: it would neither use "
+            "nor save them. To save a plain tensor with it, set an attribute: module.name = tensor."
+        )
+
+    refuse.__name__ = who
+    return refuse
+
+
 class LoweredModule(nn.Module):
     """Lowered methods as a module, made by `LoweredMethods.module` and `LoweredModule.load`.
 
@@ -274,43 +292,8 @@ class LoweredModule(nn.Module):
                 suites[name] = list(zip(inputs, expected[name], strict=True))
         return bundled.bundle(pte, suites) if suites else None
 
-    def register_buffer(self, name: str, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse: set an attribute.
-
-        Raises:
-            InputError: Always.
-        """
-        self._refuse("register_buffer", name)
-
-    def register_parameter(self, name: str, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse: set an attribute.
-
-        Raises:
-            InputError: Always.
-        """
-        self._refuse("register_parameter", name)
-
-    def add_module(self, name: str, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse: a lowered module holds no other.
-
-        Raises:
-            InputError: Always.
-        """
-        self._refuse("add_module", name)
-
-    def register_module(self, name: str, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse: a lowered module holds no other.
-
-        Raises:
-            InputError: Always.
-        """
-        self._refuse("register_module", name)
-
-    def _refuse(self, who: str, name: object) -> NoReturn:
-        raise InputError(
-            f"{who}({name!r}): a LoweredModule has no buffers, parameters or modules of its own: it would neither use "
-            "nor save them. To save a plain tensor with it, set an attribute: module.name = tensor."
-        )
+    register_buffer, register_parameter = _refuse("register_buffer"), _refuse("register_parameter")
+    add_module, register_module = _refuse("add_module"), _refuse("register_module")
 
     def _apply(self, fn: Any, recurse: bool = True) -> LoweredModule:
         """Accept `.to`, `.cpu` and the like when they change nothing."""

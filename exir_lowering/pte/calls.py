@@ -52,7 +52,7 @@ class Body:
         """Return a value, or the values in a list of values."""
         value = self.values[index]
         if value.kind in _ITEMS and isinstance(value.content, tuple):
-            return tuple(int(item) for item in value.content if item != -1)
+            return tuple(int(item) for item in value.content if item != -1)  # -1 is None
         return (index,)
 
     def name(self, target: int) -> str:
@@ -70,9 +70,9 @@ def read_instruction(table: Table, size: int) -> PlanInstruction:
         raise CorruptError(f"an instruction has the unknown type {code}")
     target, fields = _FIELDS[code]
     if code in (KERNEL, DELEGATE):
-        if not content.has(*fields):
+        if not content.has(fields[0]):
             raise CorruptError("a call has no list of arguments")
-        arguments = content.numbers(*fields, "i")
+        arguments = content.numbers(fields[0], "i")
     else:
         arguments = tuple(content.number(field, "i") for field in fields)
     for index in arguments:
@@ -86,7 +86,7 @@ _FIELDS: Mapping[int, tuple[int | None, tuple[int, ...]]] = MappingProxyType(
         DELEGATE: (slots.DelegateCall.DELEGATE_INDEX, (slots.DelegateCall.ARGS,)),
         MOVE: (None, (slots.MoveCall.MOVE_FROM, slots.MoveCall.MOVE_TO)),
         JUMP: (slots.JumpFalseCall.DESTINATION_INSTRUCTION, (slots.JumpFalseCall.COND_VALUE_INDEX,)),
-        FREE: (None, (slots.FreeCall.VALUE_INDEX,)),
+        FREE: (None, (slots.ONLY,)),
     }
 )
 """For each kind of instruction, the fields with its target, and with the values it takes: for calls a list of them."""

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from exir_lowering.pte import header
 from exir_lowering.pte.flatbuffer import CorruptError, Table, root
 from exir_lowering.pte.slots import (
-    BackendDelegateInlineData,
-    Buffer,
+    ONLY,
     DataSegment,
     FlatNamedData,
     FlatTensor,
@@ -66,8 +65,8 @@ def open_program(file: memoryview) -> tuple[Table, Data]:
         _read_named(program.tables(Program.NAMED_DATA), segments),
         _offsets(constants, segments) if constants is not None else (),
         tuple(_offsets(table, segments) for table in program.tables(Program.MUTABLE_DATA_SEGMENTS)),
-        tuple(table.content(Buffer.STORAGE) for table in program.tables(Program.CONSTANT_BUFFER)),
-        tuple(table.content(BackendDelegateInlineData.DATA) for table in program.tables(Program.BACKEND_DELEGATE_DATA)),
+        tuple(table.content(ONLY) for table in program.tables(Program.CONSTANT_BUFFER)),
+        tuple(table.content(ONLY) for table in program.tables(Program.BACKEND_DELEGATE_DATA)),
     )
     return program, data
 

@@ -31,11 +31,6 @@ class DataFile:
     weights: Mapping[str, Weight]  # its data, by name; not copied
 
     @property
-    def named(self) -> dict[str, memoryview]:
-        """The content of its data, by name."""
-        return {name: weight.content for name, weight in self.weights.items()}
-
-    @property
     def name(self) -> str:
         """What messages call it."""
         return self.file.name
@@ -47,19 +42,17 @@ class DataFiles:
     def __init__(self, files: Sequence[DataFile]) -> None:
         """Take files; raise an InputError when two have different data of the same name."""
         self.files = tuple(files)
-        self.named: dict[str, memoryview] = {}  # the content of their data, by name
-        self.tensors: dict[str, Weight] = {}  # the same, with what tensors they are
+        self.named: dict[str, Weight] = {}  # their data, by name
         owner: dict[str, DataFile] = {}
         for file in self.files:
-            for name, content in file.named.items():
-                if name in owner and self.named[name] != content:
+            for name, weight in file.weights.items():
+                known = self.named.setdefault(name, weight)
+                if known is not weight and known.content != weight.content:
                     raise InputError(
                         f"load: data: {owner[name].name} and {file.name} both have {name!r}, with different content. "
                         "Give the data files of one program only."
                     )
                 owner.setdefault(name, file)
-                self.named.setdefault(name, content)
-                self.tensors.setdefault(name, file.weights[name])
 
     @property
     def weights(self) -> list[str]:
@@ -95,7 +88,7 @@ class DataFiles:
                 if len(self.files) == 1:
                     file.write(self.files[0].file.content)
                 else:
-                    write_data(file, self.tensors)
+                    write_data(file, self.named)
         except OSError as error:
             let_through(error)
             raise InputError(

@@ -10,7 +10,7 @@ the delegate, which knows its payload, settles it by how many outputs it returns
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import TypeAlias
 
 from exir_lowering.pte.slots import InstructionArguments as _Kinds
@@ -26,7 +26,7 @@ JUMP, FREE = _Kinds.JUMP_FALSE_CALL, _Kinds.FREE_CALL
 def output_counts(
     chains: Sequence[Sequence[PlanInstruction]],
     memory: Sequence[Hashable],  # for each value its planned memory and its type; None without planned memory
-    items: Mapping[int, Sequence[int]],  # the values in lists of values
+    items: Callable[[int], Sequence[int]],  # returns a value, or the values in a list of values
     given: Collection[int],  # the values there before the first instruction, besides those numbered before an input
     last_input: int,
 ) -> dict[int, tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -40,8 +40,8 @@ def output_counts(
             if code == DELEGATE and target not in calls:
                 new = _new(arguments, seen)
                 calls[target] = arguments, _counts(arguments[len(arguments) - new :], memory, reads)
-            for index in dict.fromkeys(item for value in arguments for item in (value, *items.get(value, ()))):
-                piece = memory[index] if 0 <= index < len(memory) else None
+            for index in dict.fromkeys(item for value in arguments for item in (value, *items(value))):
+                piece = memory[index]
                 if piece is not None:
                     reads[piece] = reads[piece] + 1 if index in seen and piece in reads else 0
                 seen.add(index)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from exir_lowering.errors import InputError
 from exir_lowering.graphs.sources import Frame
@@ -15,26 +15,16 @@ VERSION = 2
 
 SUFFIX = ".debug.json"
 
-Key = TypeVar("Key", bound=Hashable)
-
 
 @dataclass(frozen=True, slots=True)
 class DebugNode:
-    """An operator of a lowered method.
+    """An operator of a lowered method."""
 
-    Attributes:
-        name: The node's name in its method or partition, with the path of the nested graph that holds it.
-        operator: The operator, such as "aten.add.Tensor".
-        modules: The modules that it came from, the outermost first, each as "path: Class".
-        frames: The lines of the model that it came from, the outermost first.
-        line: Which of the frames is the innermost one of the model itself; None when there are no frames.
-    """
-
-    name: str
-    operator: str
-    modules: tuple[str, ...]
-    frames: tuple[Frame, ...]
-    line: int | None
+    name: str  # the node's name in its method or partition, with the path of the nested graph that holds it
+    operator: str  # such as "aten.add.Tensor"
+    modules: tuple[str, ...]  # the modules that it came from, the outermost first, each as "path: Class"
+    frames: tuple[Frame, ...]  # the lines of the model that it came from, the outermost first
+    line: int | None  # which of the frames is the innermost one of the model itself; None when there are no frames
 
     @property
     def source(self) -> str:
@@ -44,34 +34,22 @@ class DebugNode:
 
 @dataclass(frozen=True, slots=True)
 class DebugDelegate:
-    """A call of a backend; its index in `MethodDebug.delegates` is that in the file's execution plan.
-
-    Attributes:
-        backend_id: The backend.
-        instruction: The number of the instruction that calls it.
-        handles: The debug handles of its operators, in their order.
-        handle_map: For each identifier of the backend's profile events the debug handles that it stands for.
-    """
+    """A call of a backend; its index in `MethodDebug.delegates` is that in the file's execution plan."""
 
     backend_id: str
-    instruction: int
-    handles: tuple[int, ...]
+    instruction: int  # the number of the instruction that calls it
+    handles: tuple[int, ...]  # the debug handles of its operators, in their order
+    # For each identifier of the backend's profile events the debug handles that it stands for.
     handle_map: Mapping[int | str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class MethodDebug:
-    """One method of the file.
+    """One method of the file."""
 
-    Attributes:
-        nodes: For each debug handle its operators: several where ExecuTorch decomposed one.
-        delegates: The calls of backends.
-        kernels: For each instruction that calls a kernel the debug handles of its operator.
-    """
-
-    nodes: Mapping[int, tuple[DebugNode, ...]]
+    nodes: Mapping[int, tuple[DebugNode, ...]]  # for each debug handle its operators: several if one was decomposed
     delegates: tuple[DebugDelegate, ...]
-    kernels: Mapping[int, tuple[int, ...]]
+    kernels: Mapping[int, tuple[int, ...]]  # for each instruction that calls a kernel its operator's debug handles
 
     def lines(self, handles: Iterable[int]) -> list[str]:
         """Return the model's lines that some debug handles stand for, each once."""
@@ -81,17 +59,11 @@ class MethodDebug:
 
 @dataclass(frozen=True, slots=True)
 class DebugInfo:
-    """The debug handles of a `.pte` file.
+    """The debug handles of a `.pte` file."""
 
-    Attributes:
-        version: The version of the JSON format.
-        digest: What identifies the `.pte` file, in hexadecimal: see `digests.identity`.
-        methods: The methods by name.
-    """
-
-    version: int
-    digest: str
-    methods: Mapping[str, MethodDebug]
+    version: int  # of the JSON format
+    digest: str  # what identifies the `.pte` file, in hexadecimal: see `digests.identity`
+    methods: Mapping[str, MethodDebug]  # by name
 
     def to_json(self) -> str:
         """Return it as compact JSON, the same for the same file. Tables hold repeated values, referred to by number.
@@ -125,53 +97,40 @@ class DebugInfo:
             raise InputError(f"it is damaged ({type(error).__name__}: {error})") from None
 
 
-class _Interned(Generic[Key]):
-    """A table in which each value has one number."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[Key, int] = {}
-
-    def number(self, value: Key) -> int:
-        return self._numbers.setdefault(value, len(self._numbers))
-
-    def __iter__(self) -> Iterator[Key]:
-        return iter(self._numbers)
+_TABLES = ("operators", "modules", "files", "functions", "stacks", "traces", "frames")
 
 
 class _Writer:
     def __init__(self) -> None:
-        self.operators, self.modules = _Interned[str](), _Interned[str]()
-        self.files, self.functions = _Interned[str](), _Interned[str]()
-        self.stacks, self.traces = _Interned[tuple[int, ...]](), _Interned[tuple[int, ...]]()
-        self.frames = _Interned[tuple[int, int, int, str]]()
+        # The tables, in which each value has one number.
+        self._tables: dict[str, dict[Hashable, int]] = {name: {} for name in _TABLES}
 
     def write(self, info: DebugInfo) -> dict[str, Any]:
         methods = {name: self._method(info.methods[name]) for name in sorted(info.methods)}
-        tables = {
-            name: list(getattr(self, name))
-            for name in ("operators", "modules", "files", "functions", "stacks", "traces", "frames")
-        }
+        tables = {name: list(numbers) for name, numbers in self._tables.items()}
         return {"version": info.version, "digest": info.digest, "methods": methods, **tables}
+
+    def _number(self, table: str, value: Hashable) -> int:
+        return self._tables[table].setdefault(value, len(self._tables[table]))
 
     def _method(self, method: MethodDebug) -> dict[str, Any]:
         return {
             "nodes": [[handle, *self._node(node)] for handle in sorted(method.nodes) for node in method.nodes[handle]],
             "delegates": [
-                [d.backend_id, d.instruction, d.handles, [[key, d.handle_map[key]] for key in d.handle_map]]
-                for d in method.delegates
+                [d.backend_id, d.instruction, d.handles, list(d.handle_map.items())] for d in method.delegates
             ],
-            "kernels": [[instruction, method.kernels[instruction]] for instruction in sorted(method.kernels)],
+            "kernels": sorted(method.kernels.items()),
         }
 
     def _node(self, node: DebugNode) -> list[Any]:
-        stack = self.stacks.number(tuple(map(self.modules.number, node.modules)))
+        stack = self._number("stacks", tuple(self._number("modules", module) for module in node.modules))
         line = -1 if node.line is None else node.line
-        trace = self.traces.number((line, *map(self._frame, node.frames)))
-        return [node.name, self.operators.number(node.operator), stack, trace]
+        trace = self._number("traces", (line, *map(self._frame, node.frames)))
+        return [node.name, self._number("operators", node.operator), stack, trace]
 
     def _frame(self, frame: Frame) -> int:
-        file, function = self.files.number(frame.file), self.functions.number(frame.function)
-        return self.frames.number((file, frame.line, function, frame.code))
+        file, function = self._number("files", frame.file), self._number("functions", frame.function)
+        return self._number("frames", (file, frame.line, function, frame.code))
 
 
 def _read(tree: Any) -> DebugInfo:

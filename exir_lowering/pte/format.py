@@ -153,7 +153,7 @@ def _checked_method(name: str, plan: Table, data: Data, find_checks: FindChecks)
         tuple(sorted({called.backend for called in backends})),
         arenas,
         dict(sorted(external.items())),
-        _delegations(backends, chains, tables, values, operators, inputs),
+        _delegations(backends, body, tables, inputs),
         tuple(values[index] for index in outputs),
         _kernels(chains, operators),
     )
@@ -190,12 +190,7 @@ def _has_content(table: Table) -> bool:
 
 
 def _delegations(
-    backends: Sequence[_Called],
-    chains: Sequence[Sequence[PlanInstruction]],
-    tables: Sequence[Table],
-    values: Sequence[ValueSpec],
-    operators: Sequence[tuple[str, str]],
-    inputs: Sequence[int],
+    backends: Sequence[_Called], body: Body, tables: Sequence[Table], inputs: Sequence[int]
 ) -> tuple[Delegation, ...]:
     given = {number for number, table in enumerate(tables) if _has_content(table)} | set(inputs)
     if not inputs:
@@ -203,22 +198,15 @@ def _delegations(
         # none, it is recognised as what an operator writes in place.
         given.update(
             arguments[0]
-            for chain in chains
-            for code, target, arguments in chain
-            if code == dataflow.KERNEL and arguments and operators[target][0].endswith("_")
+            for code, target, arguments in body.instructions()
+            if code == dataflow.KERNEL and arguments and body.operators[target][0].endswith("_")
         )
-    lists = (K.TENSOR_LIST, K.OPTIONAL_TENSOR_LIST, K.INT_LIST)
-    items = {
-        number: tuple(int(item) for item in value.content)
-        for number, value in enumerate(values)
-        if value.kind in lists and isinstance(value.content, tuple)
-    }
-    memory = [_memory(table, value) for table, value in zip(tables, values, strict=True)]
-    calls = dataflow.output_counts(chains, memory, items, given, max(inputs, default=-1))
+    memory = [_memory(table, value) for table, value in zip(tables, body.values, strict=True)]
+    calls = dataflow.output_counts(body.chains, memory, body.items, given, max(inputs, default=-1))
     found = []
     for number, called in enumerate(backends):
         arguments, counts = calls.get(number, ((), (0,)))
-        outputs = tuple(values[index] for index in arguments[len(arguments) - max(counts) :])
+        outputs = tuple(body.values[index] for index in arguments[len(arguments) - max(counts) :])
         found.append(Delegation(number, called.backend, called.size, len(arguments), outputs, counts))
     return tuple(found)
 

@@ -7,6 +7,9 @@ the member's number.
 
 from __future__ import annotations
 
+ONLY = 0
+"""The field of a table that has one: a value but a tensor, a `FreeCall`, a `Buffer`, a `BackendDelegateInlineData`."""
+
 # program.fbs: `.pte` files
 
 
@@ -31,42 +34,6 @@ class EValue:
 class KernelTypes:
     NULL, INT, BOOL, DOUBLE, TENSOR, STRING, INT_LIST, DOUBLE_LIST, BOOL_LIST, TENSOR_LIST = range(1, 11)
     OPTIONAL_TENSOR_LIST = 11
-
-
-class Int:
-    INT_VAL = 0
-
-
-class Bool:
-    BOOL_VAL = 0
-
-
-class Double:
-    DOUBLE_VAL = 0
-
-
-class String:
-    STRING_VAL = 0
-
-
-class IntList:
-    ITEMS = 0
-
-
-class DoubleList:
-    ITEMS = 0
-
-
-class BoolList:
-    ITEMS = 0
-
-
-class TensorList:
-    ITEMS = 0
-
-
-class OptionalTensorList:
-    ITEMS = 0
 
 
 class Tensor:
@@ -122,10 +89,6 @@ class JumpFalseCall:
     COND_VALUE_INDEX, DESTINATION_INSTRUCTION = range(2)
 
 
-class FreeCall:
-    VALUE_INDEX = 0
-
-
 class BackendDelegate:
     ID, PROCESSED, COMPILE_SPECS = range(3)
 
@@ -142,14 +105,6 @@ class CompileSpec:
     KEY, VALUE = range(2)
 
 
-class Buffer:
-    STORAGE = 0
-
-
-class BackendDelegateInlineData:
-    DATA = 0
-
-
 class DataSegment:
     OFFSET, SIZE = range(2)
 
@@ -160,15 +115,6 @@ class SubsegmentOffsets:
 
 class NamedData:
     KEY, SEGMENT_INDEX = range(2)
-
-
-# scalar_type.fbs: element types, those that ExecuTorch does not implement included
-
-
-class ScalarType:
-    BYTE, CHAR, SHORT, INT, LONG, HALF, FLOAT, DOUBLE, COMPLEXHALF, COMPLEXFLOAT, COMPLEXDOUBLE = range(11)
-    BOOL, QINT8, QUINT8, QINT32, BFLOAT16, QUINT4X2, QUINT2X4, BITS1X8, BITS2X4, BITS4X2, BITS8 = range(11, 22)
-    BITS16, FLOAT8E5M2, FLOAT8E4M3FN, FLOAT8E5M2FNUZ, FLOAT8E4M3FNUZ, UINT16, UINT32, UINT64 = range(22, 30)
 
 
 # flat_tensor.fbs: `.ptd` files, whose segments are described as those of `.pte` files

@@ -11,7 +11,7 @@ import torch
 
 from exir_lowering.pte import slots
 from exir_lowering.pte.flatbuffer import CorruptError, Table
-from exir_lowering.pte.slots import KernelTypes as K, ScalarType
+from exir_lowering.pte.slots import KernelTypes as K
 
 NULL, INT, BOOL, DOUBLE, TENSOR, STRING = K.NULL, K.INT, K.BOOL, K.DOUBLE, K.TENSOR, K.STRING
 INT_LIST, DOUBLE_LIST, BOOL_LIST = K.INT_LIST, K.DOUBLE_LIST, K.BOOL_LIST
@@ -32,44 +32,27 @@ KINDS = {
 
 MAX_RANK = 16
 
-DTYPES: Mapping[int, torch.dtype] = MappingProxyType(
-    {
-        ScalarType.BYTE: torch.uint8,
-        ScalarType.CHAR: torch.int8,
-        ScalarType.SHORT: torch.int16,
-        ScalarType.INT: torch.int32,
-        ScalarType.LONG: torch.int64,
-        ScalarType.HALF: torch.float16,
-        ScalarType.FLOAT: torch.float32,
-        ScalarType.DOUBLE: torch.float64,
-        ScalarType.COMPLEXHALF: torch.complex32,
-        ScalarType.COMPLEXFLOAT: torch.complex64,
-        ScalarType.COMPLEXDOUBLE: torch.complex128,
-        ScalarType.BOOL: torch.bool,
-        ScalarType.BFLOAT16: torch.bfloat16,
-        ScalarType.FLOAT8E5M2: torch.float8_e5m2,
-        ScalarType.FLOAT8E4M3FN: torch.float8_e4m3fn,
-        ScalarType.FLOAT8E5M2FNUZ: torch.float8_e5m2fnuz,
-        ScalarType.FLOAT8E4M3FNUZ: torch.float8_e4m3fnuz,
-        ScalarType.UINT16: torch.uint16,
-        ScalarType.UINT32: torch.uint32,
-        ScalarType.UINT64: torch.uint64,
-    }
-)
-"""The element types that a tensor of a file can have, by their numbers there."""
-
-CODES: Mapping[torch.dtype, int] = MappingProxyType({dtype: code for code, dtype in DTYPES.items()})
-"""The numbers of element types."""
-
-_QUANTISED = (ScalarType.QINT8, ScalarType.QUINT8, ScalarType.QINT32, ScalarType.QUINT4X2, ScalarType.QUINT2X4)
-_BITS = (ScalarType.BITS1X8, ScalarType.BITS2X4, ScalarType.BITS4X2, ScalarType.BITS8, ScalarType.BITS16)
 REFUSED: Mapping[int, str] = MappingProxyType(
     {
-        **dict.fromkeys(_QUANTISED, "quantised element type"),
-        **dict.fromkeys(_BITS, "element type of bits"),
+        **dict.fromkeys((12, 13, 14, 16, 17), "quantised element type"),
+        **dict.fromkeys(range(18, 23), "element type of bits"),
     }
 )
 """Types that ExecuTorch numbers but never writes, as quantised values are plain integers there: kernels abort."""
+
+_DTYPES = (
+    *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64),
+    *(torch.complex32, torch.complex64, torch.complex128, torch.bool, torch.bfloat16),
+    *(torch.float8_e5m2, torch.float8_e4m3fn, torch.float8_e5m2fnuz, torch.float8_e4m3fnuz),
+    *(torch.uint16, torch.uint32, torch.uint64),
+)
+DTYPES: Mapping[int, torch.dtype] = MappingProxyType(
+    dict(zip((code for code in range(30) if code not in REFUSED), _DTYPES, strict=True))
+)
+"""The element types that a tensor of a file can have, by their numbers there: see ExecuTorch's `scalar_type.fbs`."""
+
+CODES: Mapping[torch.dtype, int] = MappingProxyType({dtype: code for code, dtype in DTYPES.items()})
+"""The numbers of element types."""
 
 
 @dataclass(frozen=True, slots=True)

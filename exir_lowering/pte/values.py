@@ -13,21 +13,10 @@ from exir_lowering.pte.flatbuffer import CorruptError, Table
 from exir_lowering.pte.slots import KernelTypes as K, TensorDataLocation, TensorShapeDynamism
 from exir_lowering.pte.value_kinds import KINDS, MemoryLayout, Tensor, ValueSpec, check_index, layout
 
-_LISTS: Mapping[int, tuple[int, str]] = MappingProxyType(
-    {
-        K.INT_LIST: (slots.IntList.ITEMS, "q"),
-        K.DOUBLE_LIST: (slots.DoubleList.ITEMS, "d"),
-        K.BOOL_LIST: (slots.BoolList.ITEMS, "B"),
-        K.TENSOR_LIST: (slots.TensorList.ITEMS, "i"),
-        K.OPTIONAL_TENSOR_LIST: (slots.OptionalTensorList.ITEMS, "i"),
-    }
+_LISTS: Mapping[int, str] = MappingProxyType(
+    {K.INT_LIST: "q", K.DOUBLE_LIST: "d", K.BOOL_LIST: "B", K.TENSOR_LIST: "i", K.OPTIONAL_TENSOR_LIST: "i"}
 )
-"""The field with the items of a list, and their type."""
-
-_NEEDED: Mapping[int, int] = MappingProxyType(
-    {K.STRING: slots.String.STRING_VAL, **{kind: field for kind, (field, _) in _LISTS.items()}}
-)
-"""The fields that have no default: the runtime reads them without checking."""
+"""The kinds of lists, with the type of their items."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,17 +100,18 @@ def read_value(
             return ValueSpec(kind, _tensor(content, arenas, data, external))
         except CorruptError as error:
             raise CorruptError(f"value {number}: {error}") from None
-    if kind in _NEEDED and not content.has(_NEEDED[kind]):
+    # These have no default: the runtime reads them without checking.
+    if kind in (K.STRING, *_LISTS) and not content.has(slots.ONLY):
         raise CorruptError(f"value {number} is {KINDS[kind]} without content")
     if kind == K.INT:
-        return ValueSpec(kind, content.number(slots.Int.INT_VAL, "q"))
+        return ValueSpec(kind, content.number(slots.ONLY, "q"))
     if kind == K.BOOL:
-        return ValueSpec(kind, bool(content.number(slots.Bool.BOOL_VAL, "B")))
+        return ValueSpec(kind, bool(content.number(slots.ONLY, "B")))
     if kind == K.DOUBLE:
-        return ValueSpec(kind, content.real(slots.Double.DOUBLE_VAL))
+        return ValueSpec(kind, content.real(slots.ONLY))
     if kind == K.STRING:
-        return ValueSpec(kind, content.text(slots.String.STRING_VAL))
-    return ValueSpec(kind, content.numbers(*_LISTS[kind]))
+        return ValueSpec(kind, content.text(slots.ONLY))
+    return ValueSpec(kind, content.numbers(slots.ONLY, _LISTS[kind]))
 
 
 def _tensor(table: Table, arenas: Sequence[int], data: Data, external: dict[str, MemoryLayout | int]) -> Tensor:

@@ -105,14 +105,14 @@ def _segment(number: int, start: int, end: int) -> str:
 
 def _data_digest(one: DataFile) -> str | None:
     try:
-        return digests.find_data_digest(one.named)
+        return digests.find_data_digest(one.weights)
     except SealError as error:
         raise _damage_error(one.file, str(error)) from None
 
 
 def _check_tie(file: MappedFile, seal: Seal, one: DataFile, digest: str | None, needed: frozenset[str]) -> None:
     """Check that a data file is one of those that were emitted with a program, if the program reads it."""
-    if digest in seal.data.values() or needed.isdisjoint(one.named):
+    if digest in seal.data.values() or needed.isdisjoint(one.weights):
         return
     known = ", ".join(f"{name!r} ({known[:12]}...)" for name, known in seal.data.items()) or "no data file"
     found = f"the digest {digest[:12]}..." if digest is not None else "no digest"
@@ -125,7 +125,7 @@ def _check_tie(file: MappedFile, seal: Seal, one: DataFile, digest: str | None, 
 
 def _check_data(one: DataFile, digest: str, *, whole: bool) -> None:
     """Check the tables of a data file, and its segments if wanted."""
-    content, listed = one.file.content, one.named[digests.data_key(digest)]
+    content, listed = one.file.content, one.weights[digests.data_key(digest)].content
     try:
         extent = header.read_ptd(content)
         base = extent.base

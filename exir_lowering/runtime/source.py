@@ -115,9 +115,9 @@ def _check_tensors(file: MappedFile, data: DataFiles, methods: Mapping[str, file
     """Check that what the data files have is what a program takes it for: the runtime reads as much as it expects."""
     for method in methods.values():
         for weight, need in method.external.items():
-            if not data.tensors[weight].fits(need):
+            if not data.named[weight].fits(need):
                 raise InputError(
-                    f"{file.name} cannot be loaded: {data} has {data.tensors[weight]} as {weight!r}, but method "
+                    f"{file.name} cannot be loaded: {data} has {data.named[weight]} as {weight!r}, but method "
                     f"{method.name!r} needs {need if isinstance(need, MemoryLayout) else f'{need} bytes'}. Pass the "
                     "data file that was saved with this program."
                 )

@@ -11,7 +11,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import torch
 from executorch.exir.scalar_type import ScalarType
 
 from exir_lowering.backends.xnnpack.payload import graph, slots as xnnpack_slots
@@ -92,7 +91,7 @@ OTHERS = {
     XNNPACK: {name: name for name in named(xnnpack_slots)},
 }
 """The classes for each schema, with its name of the table; the other ones are for PROGRAM."""
-ALSO = {"ScalarType", *OTHERS[DATA], *OTHERS[ETDUMP]}
+ALSO = {*OTHERS[DATA], *OTHERS[ETDUMP]}
 CLASSES = [
     *((slots, PROGRAM, name, name) for name in named(slots) if name not in ALSO),
     *((slots, path, *one) for path in (DATA, ETDUMP) for one in OTHERS[path].items()),
@@ -115,25 +114,36 @@ def test_each_schema_has_names() -> None:
         assert schema(path).tables, path
 
 
+ONE_FIELD = (
+    *("Int", "Bool", "Double", "String", "IntList", "DoubleList", "BoolList", "TensorList", "OptionalTensorList"),
+    *("FreeCall", "Buffer", "BackendDelegateInlineData"),
+)
+
+
+@pytest.mark.parametrize("name", ONE_FIELD)
+def test_tables_with_one_field(name: str) -> None:
+    assert list(schema(PROGRAM).numbers(name).values()) == [slots.ONLY]
+
+
+WORDS_FOR_TYPES = {
+    **{"byte": "uint8", "char": "int8", "short": "int16", "int": "int32", "long": "int64"},
+    **{"half": "float16", "float": "float32", "double": "float64"},
+    **{"complexhalf": "complex32", "complexfloat": "complex64", "complexdouble": "complex128"},
+}
+
+
 @pytest.mark.parametrize("path", SCALAR_TYPES)
-def test_element_types_have_the_numbers_of_the_schema(path: str) -> None:
-    expected = {plain(entry): number for entry, number in schema(path).enums["ScalarType"].items()}
-    assert numbers(slots.ScalarType) == expected
-
-
-def test_each_element_type_is_known_or_refused() -> None:
-    known, refused = set(value_kinds.DTYPES), set(value_kinds.REFUSED)
-    assert not known & refused
-    assert known | refused == set(numbers(slots.ScalarType).values())
-    for code, dtype in value_kinds.DTYPES.items():
-        # A tensor's dtype, as ExecuTorch itself numbers it.
-        name = ScalarType(code).name if code in {one.value for one in ScalarType} else None
-        assert value_kinds.CODES[dtype] == code
-        aliases = {"byte": "uint8", "char": "int8", "short": "int16", "half": "float16", "complexhalf": "complex32"}
-        if name is not None:
-            wanted = aliases.get(plain(name), plain(name))
-            wanted = {"complexfloat": "complex64", "complexdouble": "complex128"}.get(wanted, wanted)
-            assert getattr(torch, wanted, None) is dtype or plain(str(dtype)) == f"torch.{wanted}", (code, name, dtype)
+def test_each_element_type_is_known_or_refused(path: str) -> None:
+    types = {plain(entry): number for entry, number in schema(path).enums["ScalarType"].items()}
+    for name, number in types.items():
+        refused = "quantised" if name.startswith(("qint", "quint")) else "bits" if name.startswith("bits") else None
+        if refused is not None:
+            assert refused in value_kinds.REFUSED[number] and number not in value_kinds.DTYPES, name
+            continue
+        dtype = value_kinds.DTYPES[number]
+        assert plain(str(dtype)) == f"torch.{WORDS_FOR_TYPES.get(name, name)}" and value_kinds.CODES[dtype] == number
+    assert set(types.values()) == {*value_kinds.DTYPES, *value_kinds.REFUSED}
+    assert {one.value for one in ScalarType} <= set(types.values())
 
 
 def test_each_member_of_a_union_is_read() -> None:
