@@ -240,7 +240,7 @@ def _list_origins(module: GraphModule, inputs: Iterable[Node]) -> dict[Node, fro
     for node in module.graph.nodes:
         if node.op != "call_function":
             continue
-        if any(True for _ in graphs.nested_graphs(module, node)):
+        if graphs.calls_graphs(module, node):
             operands = node.all_input_nodes  # a branch may return what it is given
         elif is_view(node.target) or node.target in VIEWS or graphs.is_getitem(node) or graphs.is_mutating(node):
             operands = [node.args[0]]
