@@ -329,7 +329,7 @@ def _overwritten_number(call: Node, result: Node) -> int | None:
 def _write_rows(program: ExportedProgram) -> None:
     """Let operators that replace elements of a buffer write into it, where nothing reads the old state later."""
     signature = program.graph_signature
-    results: list[Any] = list(program.graph.output_node().args[0])  # type: ignore[arg-type]
+    results: list[Any] = list(program.graph.output_node().args[0])
     place = {node: number for number, node in enumerate(program.graph.nodes)}
     counted: dict[tuple[Node, int], Node] = {}
     for result, spec in zip(list(results), signature.output_specs, strict=True):
