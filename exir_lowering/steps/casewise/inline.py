@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from networkx.utils import UnionFind
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_arg
@@ -19,7 +20,6 @@ from exir_lowering._upstream.operators import is_view, written_arguments
 from exir_lowering._upstream.retracing import COPIED_META, source_of
 from exir_lowering._upstream.schemas import is_composite
 from exir_lowering.errors.interrupts import let_through
-from exir_lowering.graphs.together import Together
 from exir_lowering.steps.casewise.evaluation import storages_of
 
 _SET_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
@@ -104,7 +104,7 @@ def _run(call: Node, *values: Any) -> Any:
 
 def _find_written(graph_module: GraphModule, sharing: Collection[Node]) -> set[Node]:
     """Return the nodes whose values may be in memory that is written, before or after it was their value."""
-    memory = Together(list(graph_module.graph.nodes))
+    memory: Any = UnionFind(graph_module.graph.nodes)
     written: list[Node] = []
     for node in graph_module.graph.nodes:
         called = [found.module for found in graphs.nested_graphs(graph_module, node)]
@@ -116,9 +116,9 @@ def _find_written(graph_module: GraphModule, sharing: Collection[Node]) -> set[N
         if graphs.is_mutating(node) or any(map(writes, called)):
             written.append(node)
         operands = [one for each in given for one in (each if isinstance(each, (list, tuple)) else [each])]
-        memory.join((node, *(operand for operand in operands if isinstance(operand, Node))))
-    places = {memory.find(node) for node in written}
-    return {node for node in graph_module.graph.nodes if memory.find(node) in places}
+        memory.union(node, *(operand for operand in operands if isinstance(operand, Node)))
+    places = {memory[node] for node in written}
+    return {node for node in graph_module.graph.nodes if memory[node] in places}
 
 
 def _inline(graph_module: GraphModule, call: Node, step: str) -> list[Node]:

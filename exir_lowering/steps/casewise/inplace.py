@@ -15,7 +15,6 @@ from exir_lowering._upstream.schemas import (
     returns_what_it_overwrites,
     writes,
 )
-from exir_lowering.graphs.together import Together
 from exir_lowering.steps.casewise.cases import Describer
 from exir_lowering.steps.casewise.evaluation import leaves_as_it_is, shared_operands, viewed_operands
 from exir_lowering.steps.casewise.memory import MEMORY
@@ -26,10 +25,23 @@ class _Aliases:
 
     def __init__(self, graph: Graph, mode: FakeTensorMode) -> None:
         self._describer, self._mode = Describer(), mode
-        self._together = Together(list(graph.nodes))
+        self._parent: dict[Node, Node] = {}
+        self._members: dict[Node, list[Node]] = {}
         for node in graph.nodes:
-            self._together.join((node, *self._shared(node)))
-        self._members = self._together.members()
+            for operand in self._shared(node):
+                if self.root(operand) is not self.root(node):
+                    self._parent[self.root(operand)] = self.root(node)
+        for node in graph.nodes:
+            self._members.setdefault(self.root(node), []).append(node)
+
+    def root(self, node: Node) -> Node:
+        """Return the same node for all values that may share memory."""
+        while node in self._parent:
+            above = self._parent[node]
+            if above in self._parent:
+                self._parent[node] = self._parent[above]
+            node = above
+        return node
 
     def _shared(self, node: Node) -> Iterator[Node]:
         """Yield the operands whose memory a node's result may be in."""
@@ -76,7 +88,7 @@ class _Aliases:
 
     def of(self, node: Node) -> list[Node]:
         """Return the values that may share memory with one, with itself, in order."""
-        return self._members[self._together.find(node)]
+        return self._members[self.root(node)]
 
 
 def _nodes(value: Any) -> Iterator[Node]:
