@@ -156,29 +156,17 @@ def _list(methods: tuple[str, ...]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class EdgeMethod:
-    """One method in Edge dialect.
-
-    Attributes:
-        name: The method's name.
-        program: The program in Edge dialect; no step changes it.
-        partitioners: The method's partitioners, in priority order.
-        converted_from: The `torch.export` program that it was converted from; None if it was given in Edge dialect.
-        left_to_executorch: The steps of the conversion that our own code does not cover, each with the reason.
-        rewrites: The names of the rewrites that were tried.
-        unchanged: The program before them; None if they changed nothing.
-        rewritings: What they changed.
-        refused_rewrites: What they could have changed, and why they did not.
-    """
+    """One method in Edge dialect."""
 
     name: str
-    program: ExportedProgram
-    partitioners: tuple[Partitioner, ...] = ()
-    converted_from: ExportedProgram | None = None
-    left_to_executorch: tuple[str, ...] = ()
-    rewrites: tuple[str, ...] = ()
-    unchanged: ExportedProgram | None = None
+    program: ExportedProgram  # in Edge dialect; no step changes it
+    partitioners: tuple[Partitioner, ...] = ()  # in priority order
+    converted_from: ExportedProgram | None = None  # None if it was given in Edge dialect
+    left_to_executorch: tuple[str, ...] = ()  # steps of the conversion, with the reasons
+    rewrites: tuple[str, ...] = ()  # the names of those that were tried
+    unchanged: ExportedProgram | None = None  # before them; None if they changed nothing
     rewritings: tuple[Rewriting, ...] = ()
-    refused_rewrites: tuple[RefusedRewrite, ...] = ()
+    refused_rewrites: tuple[RefusedRewrite, ...] = ()  # what could have been changed, and why it was not
 
     def __str__(self) -> str:
         origin = "given in Edge dialect" if self.converted_from is None else "converted to Edge dialect"
@@ -188,21 +176,13 @@ class EdgeMethod:
 
 @dataclass(frozen=True, slots=True)
 class TaggedMethod:
-    """One method after one partitioner.
-
-    Attributes:
-        name: The method's name.
-        program: A private copy of the method's graph; claimed nodes carry `meta["delegation_tag"]`.
-        destinations: For each tag, the backend and compile specs that its nodes go to.
-        rejections: Why the partitioner left the nodes that it did not claim.
-        adjustments: Why the partitioner dropped or cut partitions.
-    """
+    """One method after one partitioner."""
 
     name: str
-    program: ExportedProgram
-    destinations: Mapping[str, DelegationSpec]
-    rejections: tuple[Rejection, ...] = ()
-    adjustments: tuple[Adjustment, ...] = ()
+    program: ExportedProgram  # a private copy; claimed nodes carry `meta["delegation_tag"]`
+    destinations: Mapping[str, DelegationSpec]  # by tag
+    rejections: tuple[Rejection, ...] = ()  # of nodes that the partitioner did not claim
+    adjustments: tuple[Adjustment, ...] = ()  # of partitions that it dropped or cut
 
     def __str__(self) -> str:
         lines = [f"tagged method {self.name}: {len(self.destinations)} tags"]
@@ -212,21 +192,13 @@ class TaggedMethod:
 
 @dataclass(frozen=True, slots=True)
 class CallSite:
-    """Where a partition is called from.
+    """Where a partition is called from."""
 
-    Attributes:
-        owner: The method whose program holds the call.
-        graph_path: The attribute path of the (nested) graph module with the call, () for the top graph.
-        target: The attribute under which that graph module holds the delegate.
-        consumed_inputs: Names of the owner's lifted inputs (parameters, buffers, constants) that the partition owns.
-        consumed_outputs: Names of the buffers whose mutation the partition took over from the owner.
-    """
-
-    owner: str
-    graph_path: tuple[str, ...]
-    target: str
-    consumed_inputs: tuple[str, ...]
-    consumed_outputs: tuple[str, ...]
+    owner: str  # the method whose program holds the call
+    graph_path: tuple[str, ...]  # of attributes, to the nested graph module with the call; () for the top graph
+    target: str  # the attribute under which that graph module holds the delegate
+    consumed_inputs: tuple[str, ...]  # the owner's lifted inputs that the partition owns, by name
+    consumed_outputs: tuple[str, ...]  # the buffers whose mutation it took over from the owner
 
     def __str__(self) -> str:
         return ".".join((self.owner, *self.graph_path, self.target))
@@ -234,27 +206,16 @@ class CallSite:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """The nodes of one tag as a program of their own.
+    """The nodes of one tag as a program of their own."""
 
-    Attributes:
-        id: Unique across all methods, and the same in every run.
-        method: The method that it was taken from.
-        tag: The partitioner's tag.
-        backend_id: The backend that it goes to.
-        compile_specs: The partitioner's options for the backend.
-        program: An Edge-dialect program. Placeholders are ordered parameters, buffers, constants, user inputs.
-        site: Where it is called from.
-        nodes: The names of the method's nodes that it took, with the path of the nested graph that holds them.
-    """
-
-    id: str
-    method: str
-    tag: str
+    id: str  # unique across all methods, and the same in every run
+    method: str  # from which it was taken
+    tag: str  # the partitioner's
     backend_id: str
     compile_specs: tuple[CompileSpec, ...]
-    program: ExportedProgram
+    program: ExportedProgram  # in Edge dialect; placeholders in the order of LIFTED_ORDER, then user inputs
     site: CallSite
-    nodes: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()  # the method's nodes that it took, with the paths of their graphs
 
     def __str__(self) -> str:
         return f"partition {self.id} -> {self.backend_id} at {self.site}\n{self.program.graph}"
@@ -262,19 +223,12 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class ExtractedMethod:
-    """One method whose claimed nodes moved into partitions.
-
-    Attributes:
-        name: The method's name.
-        program: The owner: the rest of the method, with a pending delegate call for each partition so far.
-        partitions: The partitions that this extraction made, top graph first, in call order.
-        rejections: Nodes that a partitioner claimed but that had to stay on the host.
-    """
+    """One method whose claimed nodes moved into partitions."""
 
     name: str
-    program: ExportedProgram
-    partitions: tuple[Partition, ...]
-    rejections: tuple[Rejection, ...] = ()
+    program: ExportedProgram  # the owner: the rest, with a pending delegate call for each partition so far
+    partitions: tuple[Partition, ...]  # top graph first, in call order
+    rejections: tuple[Rejection, ...] = ()  # of nodes that were claimed but had to stay on the host
 
     def __str__(self) -> str:
         return "\n".join([f"method {self.name}\n{self.program.graph}", *map(str, self.partitions)])
@@ -282,15 +236,10 @@ class ExtractedMethod:
 
 @dataclass(frozen=True, slots=True)
 class BackendGroup:
-    """All partitions, of all methods, that go to one backend in a single `preprocess_all` call.
-
-    Attributes:
-        backend_id: The backend.
-        partitions: Its partitions, in the order of the methods, then of the calls.
-    """
+    """All partitions, of all methods, that go to one backend in a single `preprocess_all` call."""
 
     backend_id: str
-    partitions: tuple[Partition, ...]
+    partitions: tuple[Partition, ...]  # in the order of the methods, then of the calls
 
     def __str__(self) -> str:
         return "\n".join([f"group {self.backend_id}", *(f"  {p.id} at {p.site}" for p in self.partitions)])

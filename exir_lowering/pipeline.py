@@ -103,7 +103,7 @@ def lower_in(
     request = arguments.read_request(programs, partitioners, transform_passes)
     chosen = arguments.choose_rewrites(session.options, default="safe")
     registry.check_backends(backends)
-    with session:
+    with session.progress:
         return _lower(to_edge(request.methods, session), chosen, request.constant_methods, backends, session)
 
 
@@ -135,7 +135,7 @@ def plan(
     session = Session(arguments.check_options(options))
     request = arguments.read_request(programs, partitioners, transform_passes)
     rewrites = arguments.choose_rewrites(session.options, default="safe")
-    with session, collector.heap_frozen():
+    with session.progress, collector.heap_frozen():
         given = to_edge(request.methods, session)
         with locks.conversion(), converting([method.program for method in given], gradients=True):
             states = list_states(given)
@@ -166,7 +166,7 @@ def to_backend(
     rewrites = arguments.choose_rewrites(session.options, default="none")
     given = as_edge(request.methods)
     registry.check_backends(backends)
-    with session:
+    with session.progress:
         lowered = _lower(given, rewrites, request.constant_methods, backends, session)
     availability.warn_unavailable(lowered.report.backend_ids, stacklevel=2)
     return lowered
@@ -221,7 +221,7 @@ def _lower(
             states = list_states(given)
             methods = rewrite(given, rewrites, session, states)
             extracted, planned = _partition_all(methods, states, session)
-            own_state(each.program for method in extracted for each in (method, *method.partitions))
+            own_state(program for method in extracted for program in _programs(method))
         set_aside()
         groups = _group(extracted)
         found = {group.backend_id: registry.find_backend(group.backend_id, backends) for group in groups}
@@ -282,6 +282,10 @@ def _partition(
         partitions, rejections = method.partitions + step.partitions, method.rejections + step.rejections
         method = ExtractedMethod(edge.name, step.program, partitions, rejections)
     return tagged, method
+
+
+def _programs(method: ExtractedMethod) -> list[ExportedProgram]:
+    return [method.program, *(partition.program for partition in method.partitions)]
 
 
 def _group(methods: Iterable[ExtractedMethod]) -> list[BackendGroup]:

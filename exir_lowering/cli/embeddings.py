@@ -23,7 +23,7 @@ from exir_lowering.errors import InputError
 from exir_lowering.options import LoweringOptions
 from exir_lowering.pipeline import lower
 from exir_lowering.plans.report import Times
-from exir_lowering.steps.progress import Progress
+from exir_lowering.steps.session import Progress
 
 # How many tokens each method takes.
 LENGTHS = {"short": 32, "long": 128}

@@ -22,6 +22,7 @@ from exir_lowering import graphs
 from exir_lowering.errors import BackendContractError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs import debug_handles
+from exir_lowering.graphs.debug_handles import number_handles, put_back, with_handles
 from exir_lowering.plugins import registry
 from exir_lowering.plugins.backend import Backend, BackendContext, ExecutorchBackend, context_argument
 from exir_lowering.plugins.reads import PROVENANCE
@@ -205,11 +206,9 @@ class _Asked:
 
     def own(self, result: PreprocessResult) -> PreprocessResult:
         """Return a result with the partition's own handles in its table."""
-        table = result.debug_handle_map if isinstance(result, PreprocessResult) else None
-        if self.handles is None or not isinstance(table, Mapping):
+        if self.handles is None or not isinstance(result, PreprocessResult):
             return result
-        back = {number: handle for handle, number in self.handles.items()}
-        return replace(result, debug_handle_map=debug_handles.put_back(table, back))
+        return put_back(result, self.handles)
 
 
 _ORIGINS = ("nn_module_stack", "source_fn_stack", "torch_fn")
@@ -224,7 +223,7 @@ def numbers_of_handles(program: ExportedProgram) -> Mapping[int, int] | None:
     """Return the number that a backend gets for each debug handle of a partition; None if it gets the handles."""
     copied = graphs.copy_program(program, kind=type(program))
     _leave_out(copied)
-    return debug_handles.number(copied)
+    return number_handles(copied)
 
 
 def _leave_out(program: ExportedProgram) -> None:
@@ -236,14 +235,14 @@ def _leave_out(program: ExportedProgram) -> None:
 
 def _ask(program: ExportedProgram, specs: list[CompileSpec], given: Any) -> _Asked:
     _leave_out(program)
-    handles = debug_handles.number(program)
+    handles = number_handles(program)
     try:
         parts = describe_program(program, Storages(), PROVENANCE, handles)
         parts["specs"] = [f"{spec.key!r} {bytes(spec.value)!r}" for spec in specs]
         computed: Hashable = (id(given), make_key("torch.compile", parts).digest)
     except (NoKeyError, TypeError):
         computed = object()  # equal to nothing
-    numbered = program if handles is None else debug_handles.copy_with_numbers(program, handles)
+    numbered = program if handles is None else with_handles(program, handles)
     return _Asked(computed, program, numbered, specs, handles)
 
 

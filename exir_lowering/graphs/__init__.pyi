@@ -43,6 +43,7 @@ from .walking import (
     NestedGraph as NestedGraph,
     OperandLayout as OperandLayout,
     attribute as attribute,
+    calls_graphs as calls_graphs,
     delegates as delegates,
     is_delegate_call as is_delegate_call,
     is_getitem as is_getitem,

@@ -7,12 +7,16 @@ operator of the exported program share its number. Programs that ExecuTorch's ow
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from exir_lowering import graphs
+
+if TYPE_CHECKING:
+    from executorch.exir.backend.backend_details import PreprocessResult
 
 KEY = "debug_handle"
 """ExecuTorch's key of node.meta."""
@@ -70,7 +74,7 @@ def copy_with_handles(program: ExportedProgram) -> ExportedProgram:
     return copied
 
 
-def number(program: ExportedProgram) -> dict[int, int] | None:
+def number_handles(program: ExportedProgram) -> dict[int, int] | None:
     """Return a number for each debug handle of a partition: 1 to n, in the order in which they first occur.
 
     An operator that is inserted early in a model shifts the handles of all operators after it, and payloads have them.
@@ -86,25 +90,35 @@ def number(program: ExportedProgram) -> dict[int, int] | None:
     return numbers if len(numbers) <= _MOST and max(numbers, default=0) < 1 << 32 else None
 
 
-def copy_with_numbers(program: ExportedProgram, numbers: Mapping[int, int]) -> ExportedProgram:
-    """Copy a program, with a number for each of its handles."""
+def with_handles(program: ExportedProgram, handles: Mapping[int, int]) -> ExportedProgram:
+    """Copy a program, with other debug handles."""
     copied = graphs.copy_program(program, kind=type(program))
     for node in _nodes(copied.graph_module):
         found = handle(node)
         if found is not None:
-            node.meta[KEY] = numbers[found]
+            node.meta[KEY] = handles[found]
     return copied
 
 
-def put_back(handle_map: Mapping[Any, Any], handles: Mapping[int, int]) -> dict[Any, Any]:
-    """Return a backend's debug handle map with the handles of numbers; what has none stays."""
+def put_back(result: PreprocessResult, numbers: Mapping[int, int], payloads: Any = None) -> PreprocessResult:
+    """Return the result of a partition that was lowered with handles 1 to n, with its own handles.
 
-    def of(named: Any) -> Any:
+    `payloads` are the `PayloadChecks` that replace those in the payload, which stay numbers without. Raise CorruptError
+    if the payload is damaged.
+    """
+    handles = {number: handle for handle, number in numbers.items()}
+
+    def own(named: Any) -> Any:
         if isinstance(named, (tuple, list)):
             return type(named)(handles.get(each, each) for each in named)
         return handles.get(named, named)
 
-    return {identifier: of(named) for identifier, named in handle_map.items()}
+    table, payload = result.debug_handle_map, result.processed_bytes
+    if isinstance(table, Mapping):
+        table = {identifier: own(named) for identifier, named in table.items()}
+    if payloads is not None:
+        payload = payloads.replace_handles(payload, handles)
+    return replace(result, processed_bytes=payload, debug_handle_map=table)
 
 
 def list_handles(graph_module: GraphModule) -> list[int]:

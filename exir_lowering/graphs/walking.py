@@ -91,6 +91,11 @@ OPERAND_LAYOUTS: Mapping[Any, OperandLayout] = {
 }
 
 
+def calls_graphs(graph_module: GraphModule, node: Node) -> bool:
+    """Return whether a node is a higher-order call."""
+    return any(True for _ in nested_graphs(graph_module, node))
+
+
 def nested_graphs(graph_module: GraphModule, node: Node) -> Iterator[NestedGraph]:
     """Yield the graphs that a node calls: of cond, map, scan and while_loop, and of operators not known here."""
     if node.op != "call_function" or is_delegate_call(node):

@@ -6,7 +6,7 @@ import contextlib
 import difflib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from executorch.exir import EdgeProgramManager, ExecutorchProgramManager
@@ -25,6 +25,8 @@ from exir_lowering.plugins.rewrite import Rewrite
 from exir_lowering.plugins.rewrites import find_rewrites
 
 EDGE_DIALECT = "EDGE"
+
+T = TypeVar("T")
 
 
 def check_program(who: str, value: Any) -> ExportedProgram:
@@ -77,8 +79,12 @@ def read_request(programs: Any, partitioners: Any, transform_passes: Any = None)
     """
     methods, constant_methods = _methods(programs)
     chosen = list_partitioners(partitioners, methods)
-    passes = _transform_passes(transform_passes, methods)
-    requested = (RequestedMethod(name, methods[name], tuple(chosen[name]), passes.get(name)) for name in methods)
+    given = {} if transform_passes is None else transform_passes
+    passes = _by_method("transform_passes", given, methods, _passes)
+    requested = (
+        RequestedMethod(name, program, tuple(chosen[name]), passes.get(name) or None)
+        for name, program in methods.items()
+    )
     return Request(tuple(requested), constant_methods)
 
 
@@ -119,18 +125,6 @@ def _check_names(methods: Mapping[Any, Any]) -> dict[str, ExportedProgram]:
     return dict(methods)
 
 
-def _transform_passes(value: Any, methods: Mapping[str, ExportedProgram]) -> dict[str, Passes]:
-    """Return the transform passes of each method that has any."""
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        common = _passes("transform_passes", value)
-        return dict.fromkeys(methods, common) if common else {}
-    _check_methods("transform_passes", value, methods)
-    found = {name: _passes(f"transform_passes[{name!r}]", given) for name, given in value.items()}
-    return {name: listed for name, listed in found.items() if listed}
-
-
 def _passes(who: str, value: Any) -> Passes:
     if isinstance(value, FxPassManager):
         return value
@@ -149,11 +143,16 @@ def list_partitioners(value: Any, methods: Collection[str]) -> dict[str, list[Pa
 
     InputError: no such method, or no partitioner. UnknownPluginError, PluginLoadError: a name cannot be resolved.
     """
+    found = _by_method("partitioners", value, methods, _list)
+    return {name: found.get(name, []) for name in methods}
+
+
+def _by_method(who: str, value: Any, methods: Collection[str], read: Callable[[str, Any], T]) -> dict[str, T]:
+    """Read what is given for all methods, or for those that a mapping has."""
     if not isinstance(value, Mapping):
-        common = _list("partitioners", value)
-        return dict.fromkeys(methods, common)
-    _check_methods("partitioners", value, methods)
-    return {name: _list(f"partitioners[{name!r}]", value.get(name)) for name in methods}
+        return dict.fromkeys(methods, read(who, value))
+    _check_methods(who, value, methods)
+    return {name: read(f"{who}[{name!r}]", value[name]) for name in methods if name in value}
 
 
 def _check_methods(who: str, names: Iterable[Any], methods: Collection[str]) -> None:

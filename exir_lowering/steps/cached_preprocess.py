@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import islice
 
 from executorch.exir.backend.backend_details import PreprocessResult
 
 from exir_lowering._upstream import pins
 from exir_lowering.errors import BackendFailure
-from exir_lowering.graphs import debug_handles
+from exir_lowering.graphs.debug_handles import number_handles, put_back, with_handles
 from exir_lowering.model import BackendGroup, LoweredPartition, Partition
 from exir_lowering.plugins.backend import Backend, CompileSpec, ExecutorchBackend
 from exir_lowering.plugins.payload import CorruptError, PayloadChecks
@@ -26,39 +26,32 @@ KIND = "preprocess"
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
-    """Partitions whose results are kept together."""
+class _Task:
+    """What has one entry in the cache: a partition, or all of a backend that lowers them together."""
 
     partitions: tuple[Partition, ...]
     key: Key | None  # None if it has none
-    handles: Mapping[int, int] | None = None  # the number of each, of a single one; None if they are in the key
+    # the number of each handle of the one partition, with the checks that put them back; None if they are in the key
+    handles: tuple[Mapping[int, int], PayloadChecks] | None = None
 
-    def numbered(self) -> tuple[Partition, ...]:
-        """Return what the backend lowers: the partition with its handles numbered."""
+    def canonical(self) -> tuple[Partition, ...]:
+        """Return what the backend lowers: the partitions, with their handles numbered."""
         if self.handles is None:
             return self.partitions
-        (one,) = self.partitions
-        return (replace(one, program=debug_handles.copy_with_numbers(one.program, self.handles)),)
+        return tuple(replace(one, program=with_handles(one.program, self.handles[0])) for one in self.partitions)
 
-    def own(self, results: Sequence[PreprocessResult], maker: Maker) -> dict[str, PreprocessResult]:
-        """Return results by partition, with its own handles in them; CorruptError if a payload is damaged."""
-        if self.handles is not None and maker.payloads is not None:
-            back = {number: handle for handle, number in self.handles.items()}
-            results = [_with_handles(result, back, maker.payloads) for result in results]
-        return {partition.id: result for partition, result in zip(self.partitions, results, strict=True)}
-
-
-def _with_handles(result: PreprocessResult, handles: Mapping[int, int], payloads: PayloadChecks) -> PreprocessResult:
-    table = result.debug_handle_map
-    table = None if table is None else debug_handles.put_back(table, handles)
-    payload = payloads.replace_handles(result.processed_bytes, handles)
-    return replace(result, processed_bytes=payload, debug_handle_map=table)
+    def own(self, results: Sequence[PreprocessResult]) -> dict[str, PreprocessResult]:
+        """Return results by partition, with their own handles; CorruptError if a payload is damaged."""
+        if self.handles is not None:
+            results = [put_back(result, *self.handles) for result in results]
+        return {one.id: result for one, result in zip(self.partitions, results, strict=True)}
 
 
 def preprocess_cached(group: BackendGroup, backend: Backend, session: Session) -> list[LoweredPartition]:
     """Lower a group as `preprocess` does, with results of the session's cache where it has them.
 
-    The payloads have the same bytes as without a cache; their order, and errors, are as for `preprocess`.
+    The payloads have the same bytes as without a cache; their order, and errors, are as for `preprocess`. What the
+    cache does not have is lowered in one call.
     """
     cache = session.cache
     if not cache.active:
@@ -69,55 +62,45 @@ def preprocess_cached(group: BackendGroup, backend: Backend, session: Session) -
         for partition in group.partitions:
             cache.refuse(KIND, partition.method, partition.id, str(error))
         return preprocess_parallel(group, backend, session)
-    entries = _list_entries(group, backend, maker, cache)
+    tasks = _make_tasks(group, backend, maker, cache)
+    if not maker.independent:
+        tasks = [_join(tasks, cache)]
     done: dict[str, PreprocessResult] = {}
-    missing = []
-    for entry in entries:
-        known = _look_up(entry, maker, cache)
-        if known is None:
-            missing.append(entry)
+    left = []
+    for task in tasks:
+        found = _look_up(task, cache)
+        if found is None:
+            left.append(task)
         else:
-            done |= known
-    if missing:
-        done |= _lower(group, missing, backend, maker, session)
+            done |= found
+    if left:
+        done |= _lower(group, left, backend, session)
     return [LoweredPartition(partition, done[partition.id]) for partition in group.partitions]
 
 
-def _list_entries(group: BackendGroup, backend: Backend, maker: Maker, cache: Cache) -> list[_Entry]:
-    """Return one entry for each partition, or one for all that the backend lowers together."""
+def _make_tasks(group: BackendGroup, backend: Backend, maker: Maker, cache: Cache) -> list[_Task]:
     # ExecuTorch's classes get no context, and thus no store of the group's weights.
     sharing = () if isinstance(backend, ExecutorchBackend) else group.partitions
     neighbours = describe_neighbours([partition.program for partition in sharing])
-    entries = []
+    tasks = []
     versions = [*list_versions(), *pins.state()]
     for partition in group.partitions:
-        replaceable = maker.payloads is not None and maker.independent
-        handles = debug_handles.number(partition.program) if replaceable else None
+        checks = maker.payloads if maker.independent else None
+        numbers = number_handles(partition.program) if checks is not None else None
         try:
-            parts = describe_program(partition.program, cache.storages, maker.unread, handles)
+            parts = describe_program(partition.program, cache.storages, maker.unread, numbers)
             parts["specs"] = _describe_specs(partition.compile_specs)
         except NoKeyError as error:
             cache.refuse(KIND, partition.method, partition.id, str(error))
-            entries.append(_Entry((partition,), None))
+            tasks.append(_Task((partition,), None))
             continue
         if sharing:
             parts["weights"] += list_neighbours(partition.program, neighbours)
         parts["backend"] = list(maker.backend)
         parts["versions"] = versions
-        entries.append(_Entry((partition,), make_key(KIND, parts), handles))
-    return entries if maker.independent else [_join(group, entries, cache)]
-
-
-def _join(group: BackendGroup, entries: Sequence[_Entry], cache: Cache) -> _Entry:
-    """Return the entry of a group that is lowered together: it has a key if all of its partitions have one."""
-    keys = [entry.key for entry in entries if entry.key is not None]
-    if len(keys) == len(entries):
-        return _Entry(group.partitions, join_keys(keys, [partition.method for partition in group.partitions]))
-    for partition, entry in zip(group.partitions, entries, strict=True):
-        if entry.key is not None:
-            reason = "the backend lowers it together with another partition, which has no key"
-            cache.refuse(KIND, partition.method, partition.id, reason)
-    return _Entry(group.partitions, None)
+        handles = None if checks is None or numbers is None else (numbers, checks)
+        tasks.append(_Task((partition,), make_key(KIND, parts), handles))
+    return tasks
 
 
 def _describe_specs(specs: Sequence[CompileSpec]) -> list[str]:
@@ -127,46 +110,57 @@ def _describe_specs(specs: Sequence[CompileSpec]) -> list[str]:
     return [f"{spec.key!r} {bytes(spec.value)!r}" for spec in specs]
 
 
-def _look_up(entry: _Entry, maker: Maker, cache: Cache) -> dict[str, PreprocessResult] | None:
-    """Return the results that the cache has, by partition; None if it has none, or what it has is damaged."""
-    if entry.key is None:
+def _join(tasks: Sequence[_Task], cache: Cache) -> _Task:
+    """Make one task of those of a group that a backend lowers together."""
+    partitions = tuple(partition for task in tasks for partition in task.partitions)
+    keys = [task.key for task in tasks if task.key is not None]
+    if len(keys) == len(tasks):
+        return _Task(partitions, join_keys(keys, [partition.method for partition in partitions]))
+    for task in tasks:
+        if task.key is not None:
+            reason = "the backend lowers it together with another partition, which has no key"
+            cache.refuse(KIND, task.partitions[0].method, task.partitions[0].id, reason)
+    return _Task(partitions, None)
+
+
+def _look_up(task: _Task, cache: Cache) -> dict[str, PreprocessResult] | None:
+    """Return what the cache has for a task, None if that is nothing whole."""
+    if task.key is None:
         return None
-    found, known = cache.read(entry.key), None
-    try:
-        results = [] if found is None else restore_results(found.value, found.chunks)
-        if len(results) == len(entry.partitions):
-            known = entry.own(results, maker)
-    except (DamagedError, CorruptError):
-        pass
-    note = cache.miss if known is None else cache.hit
-    for partition in entry.partitions:
-        note(entry.key, partition.method, partition.id)
-    return known
+    found, note = cache.read(task.key), cache.miss
+    done = None
+    if found is not None:
+        with suppress(DamagedError, CorruptError):
+            results = restore_results(found.value, found.chunks)
+            if len(results) == len(task.partitions):
+                done, note = task.own(results), cache.hit
+    for partition in task.partitions:
+        note(task.key, partition.method, partition.id)
+    return done
 
 
 def _lower(
-    group: BackendGroup, entries: Sequence[_Entry], backend: Backend, maker: Maker, session: Session
+    group: BackendGroup, tasks: Sequence[_Task], backend: Backend, session: Session
 ) -> dict[str, PreprocessResult]:
-    """Lower partitions with numbered handles in one call, keep the results, and put the handles back."""
+    """Lower partitions with numbered handles, keep the results, and put the handles back."""
 
-    def lower(partitions: Iterable[Partition]) -> list[PreprocessResult]:
-        asked = BackendGroup(group.backend_id, tuple(partitions))
-        return [one.result for one in preprocess_parallel(asked, backend, session, sharing=group)]
+    def lower(partitions: Iterable[Partition]) -> list[LoweredPartition]:
+        return preprocess_parallel(BackendGroup(group.backend_id, tuple(partitions)), backend, session, sharing=group)
 
     done: dict[str, PreprocessResult] = {}
     try:
-        results = iter(lower(one for entry in entries for one in entry.numbered()))
-        made = [(entry, list(islice(results, len(entry.partitions)))) for entry in entries]
-        for entry, lowered in made:
-            done |= entry.own(lowered, maker)
+        lowered = iter(lower(partition for task in tasks for partition in task.canonical()))
+        results = [[next(lowered).result for _ in task.partitions] for task in tasks]
+        for task, made in zip(tasks, results, strict=True):
+            done |= task.own(made)
     except (BackendFailure, CorruptError):
-        if all(entry.handles is None for entry in entries):
+        if all(task.handles is None for task in tasks):
             raise
         # Once more with the partitions' own handles, so that the failure names the right lines of the model.
-        whole = [partition for entry in entries for partition in entry.partitions]
-        return {partition.id: result for partition, result in zip(whole, lower(whole), strict=True)}
-    for entry, lowered in made:
-        flat = None if entry.key is None else flatten_results(lowered)
-        if entry.key is not None and flat is not None:
-            session.cache.write(entry.key, *flat)
+        again = lower(partition for task in tasks for partition in task.partitions)
+        return {one.partition.id: one.result for one in again}
+    for task, made in zip(tasks, results, strict=True):
+        flat = flatten_results(made) if task.key is not None else None
+        if task.key is not None and flat is not None:
+            session.cache.write(task.key, *flat)
     return done

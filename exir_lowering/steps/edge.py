@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
+from typing import Any
 
+import torch
 from executorch.exir import EdgeCompileConfig
 from executorch.exir.verification.verifier import EXIREdgeDialectVerifier
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
-from torch.fx import Node
+from torch.fx.passes.infra.pass_manager import PassManager as FxPassManager
 
 from exir_lowering import graphs
 from exir_lowering._upstream import locks, pins
@@ -22,22 +24,27 @@ from exir_lowering._upstream.edge import (
     checks_validity,
     gen_edge_manager,
     preserved_ops_left_over,
+    transform,
 )
 from exir_lowering._upstream.passes import mending_passes
-from exir_lowering.errors import LoweringError, PartitionerContractError
+from exir_lowering._upstream.tensors import version
+from exir_lowering.errors import InputError, LoweringError, PartitionerContractError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs.isolation import private_copy
 from exir_lowering.model import EdgeMethod
 from exir_lowering.options import LoweringOptions
 from exir_lowering.steps import edge_errors
-from exir_lowering.steps.arguments import RequestedMethod, is_edge, require_edge
+from exir_lowering.steps.arguments import Passes, RequestedMethod, is_edge, require_edge
 from exir_lowering.steps.cached_edge import convert_cached
 from exir_lowering.steps.casewise.values import Uncovered
 from exir_lowering.steps.conversions import converting
 from exir_lowering.steps.session import Session
-from exir_lowering.steps.source_recovery import recover_sources
-from exir_lowering.steps.transform import run_passes
 from exir_lowering.steps.write_back import check_written, separate
+
+_EXPECTED = (
+    "A pass takes the graph module and returns a PassResult, a GraphModule, or None if it changed the one it was "
+    "given; or it is an ExportedProgramPassBase."
+)
 
 
 def to_edge(
@@ -89,7 +96,7 @@ def _make_edge(method: RequestedMethod, options: LoweringOptions, decomposed: bo
             config, origin = _config(options), method.program
             edge, uncovered = _convert(method, options, config, decomposed)
         if method.passes is not None:
-            edge = run_passes(method.name, edge, method.passes, config, _config(options))
+            edge = _run_passes(method.name, edge, method.passes, config, _config(options))
     return EdgeMethod(method.name, _with_parameters_as_state(edge), method.partitioners, origin, uncovered)
 
 
@@ -109,7 +116,7 @@ def _convert(
         converted = conversion.rename(private) if decomposed else conversion.convert(private, method.partitioners)
         if _lacks_state(converted):
             raise Uncovered("a parameter is written, and not read")
-        recover_sources(method.program, converted)
+        _recover_sources(method.program, converted)
     except Exception as error:  # ExecuTorch converts what is valid, and says what is wrong with what is not
         let_through(error)
         reason = str(error) if isinstance(error, Uncovered) else f"{type(error).__name__}: {error}"
@@ -145,7 +152,7 @@ def _convert_once(method: RequestedMethod, config: EdgeCompileConfig) -> Exporte
         private = _private_copy(method.program, distinct=True)
         manager = gen_edge_manager(partitioners, {name: private}, config, None)
     converted: ExportedProgram = manager.exported_program(name)
-    recover_sources(method.program, converted)
+    _recover_sources(method.program, converted)
     return converted
 
 
@@ -163,13 +170,13 @@ def _private_copy(program: ExportedProgram, *, distinct: bool = False) -> Export
     if not distinct:
         return private
     given = {spec.arg.name: spec.target for spec in private.graph_signature.input_specs}
-    writing = {node for node in private.graph.nodes if graphs.is_mutating(node) or _calls_graphs(private, node)}
+    writing = {
+        node
+        for node in private.graph.nodes
+        if graphs.is_mutating(node) or graphs.calls_graphs(private.graph_module, node)
+    }
     written = [node for node in private.graph.find_nodes(op="placeholder") if not writing.isdisjoint(node.users)]
     return _with_state(private, {given[node.name] for node in written})
-
-
-def _calls_graphs(program: ExportedProgram, node: Node) -> bool:
-    return any(True for _ in graphs.nested_graphs(program.graph_module, node))
 
 
 def _with_parameters_as_state(program: ExportedProgram) -> ExportedProgram:
@@ -189,6 +196,80 @@ def _with_state(copied: ExportedProgram, names: Collection[str | None]) -> Expor
         if spec.kind is OutputKind.PARAMETER_MUTATION:
             spec.kind = OutputKind.BUFFER_MUTATION
     return copied
+
+
+def _recover_sources(program: ExportedProgram, converted: ExportedProgram) -> None:
+    """Restore the source lines of nodes that the conversion replaced by lines of generated code.
+
+    It replaces them in graphs that it inlines, such as those under torch.no_grad(); the generated line has the node's
+    name in the program.
+    """
+    traces: dict[str, set[str]] = {}
+    for _, module in graphs.walk(program.graph_module):
+        for node in module.graph.nodes:
+            if graphs.source_line(node):
+                traces.setdefault(node.name, set()).add(node.meta["stack_trace"])
+    for _, module in graphs.walk(converted.graph_module):
+        for node in module.graph.nodes:
+            found = traces.get(graphs.generated_name(node), ())
+            if len(found) == 1:
+                (node.meta["stack_trace"],) = found
+
+
+def _run_passes(
+    name: str, program: ExportedProgram, passes: Passes, config: EdgeCompileConfig | None, asked: EdgeCompileConfig
+) -> ExportedProgram:
+    """Run passes, or a manager of passes, over a program in Edge dialect, and check the result.
+
+    They may change the program; its tensors are the model's. `config`, with what partitioners keep whole, is what the
+    result must be valid for; None if the program was already in Edge dialect: its own verifier decides. The caller's
+    configuration is `asked`. Raise InputError if a pass raised, returned something invalid, wrote into a tensor of the
+    model, or made an invalid program.
+    """
+    tensors = _tensors(program)
+    who = f"Method {name!r}: transform_passes ({', '.join(_names(passes))})"
+    try:
+        result = transform(program, passes)
+    except Exception as error:
+        let_through(error)
+        raise InputError(f"{who} failed: {_format_error(error)} {_EXPECTED}") from error
+    if not isinstance(result, ExportedProgram) or not is_edge(result):
+        made = f"a program in {result.dialect} dialect" if isinstance(result, ExportedProgram) else repr(result)
+        raise InputError(f"{who} made {made}, expected a program in Edge dialect. {_EXPECTED}")
+    written = [label for label, (tensor, before) in tensors.items() if version(tensor) != before]
+    if written:
+        raise InputError(
+            f"{who} wrote into {written}, tensors of the model. Put new tensors into the program's state_dict or "
+            "constants instead."
+        )
+    invalid = None
+    if config is not None and checks_validity(asked):
+        invalid = edge_errors.explain_invalid(name, result, config, asked)
+    if invalid is not None:
+        raise InputError(f"After transform_passes ({', '.join(_names(passes))}): {invalid}")
+    return result
+
+
+def _tensors(program: ExportedProgram) -> dict[str, tuple[torch.Tensor, int]]:
+    """Return the tensors of a program by name, each with how often it has been written to."""
+    named = {**program.state_dict, **program.constants}.items()
+    return {name: (value, version(value)) for name, value in named if isinstance(value, torch.Tensor)}
+
+
+def _names(passes: Passes) -> list[str]:
+    """Return the names of passes, as ExecuTorch shows them."""
+    listed: Sequence[Any] = passes.passes if isinstance(passes, FxPassManager) else passes
+    return [getattr(one, "__name__", type(one).__name__) for one in listed]
+
+
+def _format_error(error: BaseException) -> str:
+    """Return an error with its causes: ExecuTorch's own names the pass, its cause says what was wrong."""
+    told = [f"{type(error).__name__}: {error}"]
+    cause = error.__cause__
+    while cause is not None and len(told) < 4:
+        told.append(f"{type(cause).__name__}: {cause}")
+        cause = cause.__cause__
+    return f"{'; '.join(line.rstrip('.') for line in told)}."
 
 
 def check_preserved(method: EdgeMethod, owner: ExportedProgram, options: LoweringOptions) -> None:

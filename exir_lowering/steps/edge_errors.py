@@ -73,7 +73,7 @@ def explain_invalid(
     """
     foreign = _refused_operators(program, with_allowed(config, ()))
     targets = [nodes[0][1].target for nodes in foreign.values()]
-    rest = _why_invalid(program, with_allowed(config, targets))
+    rest = _refusal(EXIREdgeDialectVerifier(edge_compile_config=with_allowed(config, targets)), program.graph_module)
     if not foreign and rest is None:
         return None
     lines = [f"Method {name!r} is not valid Edge dialect."]
@@ -96,24 +96,15 @@ def _refused_operators(program: ExportedProgram, config: EdgeCompileConfig) -> d
     refused: dict[str, list[Found]] = {}
     for path, module in graphs.walk(program.graph_module):
         for node in filter(graphs.is_operator, module.graph.nodes):
-            if not _passes(verifier.check_valid_op, node.target):
+            if _refusal(verifier.check_valid_op, node.target) is not None:
                 refused.setdefault(graphs.operator_name(node), []).append((path, node))
     return refused
 
 
-def _passes(check: Callable[[Any], object], value: Any) -> bool:
+def _refusal(check: Callable[[Any], object], value: Any) -> str | None:
+    """Return what ExecuTorch says against a value, None if it accepts it."""
     try:
         check(value)
-    except Exception as error:
-        let_through(error)
-        return False
-    return True
-
-
-def _why_invalid(program: ExportedProgram, config: EdgeCompileConfig) -> str | None:
-    """Return what ExecuTorch's verifier says, None if it accepts the program."""
-    try:
-        EXIREdgeDialectVerifier(edge_compile_config=config)(program.graph_module)
     except Exception as error:
         let_through(error)
         return f"{type(error).__name__}: {error}"
@@ -128,7 +119,7 @@ def _mistyped(program: ExportedProgram) -> list[str]:
         dtypes = ", ".join(f"{_ROLES.get(name, name)} {str(dtype)[6:]}" for name, dtype in types.items())
         found.setdefault(f"{graphs.operator_name(node)} ({dtypes})", []).append(((), node))
 
-    _passes(partial(note_mistyped, note=note), program.graph_module)
+    _refusal(partial(note_mistyped, note=note), program.graph_module)
     return ["Operators with dtypes that ExecuTorch does not define them for:", *_list_places(found)] if found else []
 
 

@@ -109,7 +109,7 @@ class _MethodSweep:
         moved = {
             node for node in lifted if node.users and not sweep.env[node].users
         }  # read before, read by partitions only now
-        taken = {id(spec) for written in sweep.owned.mutations.values() for _, spec in written}
+        taken = sweep.owned.taken
         placeholders = [node for node in self.program.graph.nodes if node.op == "placeholder"]
         old, new = self.program.graph_signature, copy_signature(self.program)
         inputs = [spec for node, spec in zip(placeholders, new.input_specs, strict=True) if node not in moved]
@@ -164,10 +164,7 @@ class _GraphSweep:
         units = self._inner_order(nodes, units)
         piece_of = {node: unit.piece for unit in units if unit.piece is not None for node in unit.nodes}
         self.owned = self._ownership(piece_of)
-        pieces: dict[str, int] = {}
-        for unit in units:
-            if unit.piece is not None:
-                pieces[unit.piece[0]] = pieces.get(unit.piece[0], 0) + 1
+        pieces = Counter(unit.piece[0] for unit in units if unit.piece is not None)
         for node in nodes:
             if node.op == "placeholder":
                 self._keep(node)
@@ -305,7 +302,7 @@ class _GraphSweep:
 
     def _keep_output(self, node: Node) -> None:
         """Copy the output node, without the mutations that partitions took over."""
-        taken = {id(spec) for written in self.owned.mutations.values() for _, spec in written}
+        taken = self.owned.taken
         if not taken:
             self._keep(node)
             return

@@ -57,11 +57,7 @@ def _copy_branch_results(module: GraphModule) -> None:
 def _is_result(module: GraphModule, node: Node) -> bool:
     """Return whether a node is a result of an operator that calls graphs."""
     call = node.args[0] if graphs.is_getitem(node) else node
-    return isinstance(call, Node) and _calls_graphs(module, call)
-
-
-def _calls_graphs(module: GraphModule, node: Node) -> bool:
-    return any(True for _ in graphs.nested_graphs(module, node))
+    return isinstance(call, Node) and graphs.calls_graphs(module, call)
 
 
 class _Contiguous:
@@ -94,7 +90,7 @@ class _Contiguous:
             return isinstance(node.args[0], Node) and self._is_computed(node.args[0])
         known = graphs.operator_name(node).startswith(("aten.", "dim_order_ops.", "quantized_decomposed."))
         by_memory = graphs.is_mutating(node) or graphs.operator_name(node) == "aten.as_strided_copy.default"
-        return known and not by_memory and not _calls_graphs(self._module, node)
+        return known and not by_memory and not graphs.calls_graphs(self._module, node)
 
     def _compute(self, node: Node) -> None:
         changed = any(operand in self._given for operand in node.all_input_nodes)

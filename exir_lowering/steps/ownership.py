@@ -30,6 +30,11 @@ class Ownership:
     # for each piece, the values that it writes to buffers it owns, with the owner's output specs
     mutations: Mapping[Piece, tuple[tuple[Node, OutputSpec], ...]]
 
+    @property
+    def taken(self) -> frozenset[int]:
+        """The owner's output specs of those mutations, by id."""
+        return frozenset(id(spec) for written in self.mutations.values() for _, spec in written)
+
 
 def top_graph(
     program: ExportedProgram,

@@ -1,38 +1,49 @@
-"""The options of one call of the compiler, and the progress and times that its steps report."""
+"""One call of the compiler: its options, its cache, and the progress and times that its steps report."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from types import TracebackType
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress as RichProgress, TextColumn, TimeElapsedColumn
 
 from exir_lowering.options import LoweringOptions
 from exir_lowering.plans.report import Times
 from exir_lowering.steps.cache.using import Cache
-from exir_lowering.steps.progress import Progress
+
+T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+class Progress(RichProgress):
+    """Shows named steps with a count on standard error while it is entered, if enabled and that is a terminal."""
+
+    def __init__(self, enabled: bool) -> None:
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        super().__init__(*columns, console=console, disable=not (enabled and console.is_terminal))
+
+    def each(self, step: str, items: Collection[T]) -> Iterator[T]:
+        """Yield items and count them as done when the next one is asked for."""
+        with self.count(step, len(items)) as advance:
+            for item in items:
+                yield item
+                advance()
+
+    @contextmanager
+    def count(self, step: str, total: int) -> Iterator[Callable[[], None]]:
+        """Show a step; the context's value is a function that counts one more item as done."""
+        task = self.add_task(step, total=total)
+        yield lambda: self.advance(task)
+
+
 class Session:
-    """One call of the compiler; progress is shown while it is entered."""
+    """One call of the compiler; `with session.progress` shows what it does."""
 
-    options: LoweringOptions
-    progress: Progress = field(init=False)
-    times: Times = field(init=False, default_factory=Times)  # seconds by step
-    cache: Cache = field(init=False)  # with what it did
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "progress", Progress(self.options.progress))
-        object.__setattr__(self, "cache", Cache(self.options.cache))
-
-    def __enter__(self) -> Session:
-        self.progress.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.progress.__exit__(kind, error, trace)
+    def __init__(self, options: LoweringOptions) -> None:
+        self.options, self.progress = options, Progress(options.progress)
+        self.times, self.cache = Times(), Cache(options.cache)
 
     def timed(self, step: str) -> AbstractContextManager[None]:
         """Add the time that the body takes to that of a step."""

@@ -21,6 +21,7 @@ from torch.fx import GraphModule, Node
 from exir_lowering import graphs
 from exir_lowering.errors import InputError
 from exir_lowering.graphs.copies import memory_key
+from exir_lowering.graphs.together import Sets
 from exir_lowering.model import EdgeMethod, State
 
 ShareState: TypeAlias = bool | Literal["auto"] | Sequence[str]
@@ -215,15 +216,15 @@ def _join(name: str, states: Sequence[State]) -> State:
 
 def shareable(states: Iterable[State]) -> list[set[tuple[str, str]]]:
     """Return what may be one memory in a file, whatever will be asked of `choose`: methods with their names for it."""
-    groups: list[tuple[set[Any], set[tuple[str, str]]]] = []
-    for state in states:
-        keys: set[Any] = {(name, state.dtype, state.shape) for name in state.names.values()}
-        members = set(state.names.items())
-        for group in [group for group in groups if not group[0].isdisjoint(keys)]:
-            groups.remove(group)
-            keys, members = keys | group[0], members | group[1]
-        groups.append((keys, members))
-    return [members for _, members in groups if len({method for method, _ in members}) > 1]
+    states = list(states)
+    sets, first = Sets(len(states)), dict[Hashable, int]()
+    for number, state in enumerate(states):
+        for name in state.names.values():
+            sets.join(first.setdefault((name, state.dtype, state.shape), number), number)
+    groups: dict[int, set[tuple[str, str]]] = {}
+    for number, state in enumerate(states):
+        groups.setdefault(sets.find(number), set()).update(state.names.items())
+    return [members for members in groups.values() if len({method for method, _ in members}) > 1]
 
 
 def list_namesakes(states: Iterable[State]) -> list[tuple[str, tuple[str, ...]]]:

@@ -73,37 +73,31 @@ def _check_graph(who: str, partitioner: Partitioner, before: checks.Fingerprint,
 
 
 def _check_tags(who: str, tagged: ExportedProgram, destinations: Mapping[str, DelegationSpec]) -> None:
-    specs = dict(
-        zip(
-            (node for node in tagged.graph.nodes if node.op == "placeholder"),
-            tagged.graph_signature.input_specs,
-            strict=True,
-        )
-    )
+    placeholders = tagged.graph.find_nodes(op="placeholder")
+    specs = dict(zip(placeholders, tagged.graph_signature.input_specs, strict=True))
     for path, node in graphs.staying_nodes(tagged.graph_module):
         name = node.meta.get(DELEGATION_TAG)
         if name is None:
             continue
         if node.op == "output":
-            raise PartitionerContractError(
-                f"{who} tagged the output node {node.name} with {name!r}. Tag the operators, not what they return.",
-                violation="output_tagged",
-                details={"node": node.name, "tag": name},
+            violation = "output_tagged"
+            problem = f"the output node {node.name} with {name!r}. Tag the operators, not what they return."
+        elif node in specs and specs[node].kind not in LIFTED_ORDER:
+            violation = "input_tagged"
+            problem = (
+                f"{node.name} with {name!r}, an input of the model ({_kind(specs[node])}). Expected tags on operators, "
+                "parameters, buffers and lifted constants only."
             )
-        if node in specs and specs[node].kind not in LIFTED_ORDER:
-            raise PartitionerContractError(
-                f"{who} tagged {node.name} with {name!r}, an input of the model ({_kind(specs[node])}). Expected "
-                f"tags on operators, parameters, buffers and lifted constants only.",
-                violation="input_tagged",
-                details={"node": node.name, "tag": name},
+        elif not isinstance(name, str) or name not in destinations:
+            violation = "tag_without_destination"
+            problem = (
+                f"{'.'.join((*path, node.name))} with {name!r}, but partition_tags has no destination for it (it has: "
+                f"{', '.join(map(repr, destinations)) or 'none'}). Add it with a DelegationSpec."
             )
-        if not isinstance(name, str) or name not in destinations:
-            raise PartitionerContractError(
-                f"{who} tagged {'.'.join((*path, node.name))} with {name!r}, but partition_tags has no destination "
-                f"for it (it has: {', '.join(map(repr, destinations)) or 'none'}). Add it with a DelegationSpec.",
-                violation="tag_without_destination",
-                details={"node": node.name, "tag": name},
-            )
+        else:
+            continue
+        details = {"node": node.name, "tag": name}
+        raise PartitionerContractError(f"{who} tagged {problem}", violation=violation, details=details)
 
 
 def _kind(spec: Any) -> str:

@@ -240,7 +240,7 @@ def _list_origins(module: GraphModule, inputs: Iterable[Node]) -> dict[Node, fro
     for node in module.graph.nodes:
         if node.op != "call_function":
             continue
-        if any(True for _ in graphs.nested_graphs(module, node)):
+        if graphs.calls_graphs(module, node):
             operands = node.all_input_nodes  # a branch may return what it is given
         elif is_view(node.target) or node.target in VIEWS or graphs.is_getitem(node) or graphs.is_mutating(node):
             operands = [node.args[0]]
@@ -329,8 +329,7 @@ def _overwritten_number(call: Node, result: Node) -> int | None:
 def _write_rows(program: ExportedProgram) -> None:
     """Let operators that replace elements of a buffer write into it, where nothing reads the old state later."""
     signature = program.graph_signature
-    (output,) = (node for node in program.graph.nodes if node.op == "output")
-    results = list(output.args[0])
+    results: list[Any] = list(program.graph.output_node().args[0])
     place = {node: number for number, node in enumerate(program.graph.nodes)}
     counted: dict[tuple[Node, int], Node] = {}
     for result, spec in zip(list(results), signature.output_specs, strict=True):

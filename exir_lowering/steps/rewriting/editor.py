@@ -236,8 +236,5 @@ def _same_layout(one: Node, other: Node) -> bool:
 
 
 def _strides(value: torch.Tensor) -> list[Any]:
-    return [stride for size, stride in zip(value.shape, value.stride(), strict=True) if not _is_one(size)]
-
-
-def _is_one(size: Any) -> bool:
-    return isinstance(size, int) and size == 1
+    pairs = zip(value.shape, value.stride(), strict=True)
+    return [stride for size, stride in pairs if not (isinstance(size, int) and size == 1)]

@@ -76,17 +76,13 @@ def choose(
 def _is_better(probe: _Probe, places: Mapping[str, str], candidate: Candidate, costs: CostModel | None) -> bool:
     old, new = (
         [(probe.copies[candidate, node], places.get(probe.copies[candidate, node].name)) for node in nodes]
-        for nodes in (_operators(candidate.old), _operators(candidate.made))
+        for nodes in (filter(graphs.is_operator, candidate.old), filter(graphs.is_operator, candidate.made))
     )
     backends = {place for _, place in new}
     if len(backends) != 1 or None in backends:
         return False
     before, after = (sum(cost_of([node], place or HOST, costs) for node, place in form) for form in (old, new))
     return after < before
-
-
-def _operators(nodes: Sequence[Node]) -> list[Node]:
-    return [node for node in nodes if graphs.is_operator(node)]
 
 
 class _Probe:
