@@ -34,6 +34,7 @@ from exir_lowering.plans.planning import plan_method
 from exir_lowering.plans.report import Report
 from exir_lowering.plugins import availability, registry
 from exir_lowering.plugins.backend import Backend, PartitionerLike
+from exir_lowering.plugins.predicting import planning_with
 from exir_lowering.plugins.rewrite import Rewrite
 from exir_lowering.steps import arguments, checks
 from exir_lowering.steps.arguments import TransformPasses
@@ -290,7 +291,7 @@ def _partition(
         return tagged, method
     state = make_fake_state(method.program)
     for partitioner in edge.partitioners:
-        with session.timed("tag"):
+        with session.timed("tag"), planning_with(session.options.costs):
             tagged.append(tag(edge.name, method.program, partitioner, state))
         with session.timed("extract"), collector.paused():
             step = extract(

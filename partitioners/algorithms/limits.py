@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -13,7 +14,8 @@ from exir_lowering.graphs import collector, measures, quotient
 from exir_lowering.graphs.together import Sets, Together
 from exir_lowering.partitioners.algorithms import cuts
 from exir_lowering.partitioners.algorithms.convex import Proposal, contract, list_computing
-from exir_lowering.partitioners.supports.support import Scope
+from exir_lowering.partitioners.algorithms.gains import Gains
+from exir_lowering.partitioners.supports.support import GraphScope
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +28,12 @@ class Limits:
         max_partitions: How many partitions a graph keeps: those with the most floating-point operations.
         max_nodes: A partition with more operators is cut where the fewest bytes cross.
         max_weight_bytes: A partition with more bytes of parameters, buffers and constants is also cut.
+        min_gain: A partition is kept only if it saves at least so many seconds of each call of the method, as a plan
+            predicts it, also if it is the whole graph: what its operators take on the host, less what they and a call
+            take in the backend, and what bringing data there takes. The costs are those of `LoweringOptions(costs=)`.
 
     Raises:
-        InputError: A limit is not an integer, is out of range, or leaves no size between `min_nodes` and `max_nodes`.
+        InputError: A limit is not a number, is out of range, or leaves no size between `min_nodes` and `max_nodes`.
     """
 
     min_nodes: int = 1
@@ -36,6 +41,7 @@ class Limits:
     max_partitions: int | None = None
     max_nodes: int | None = None
     max_weight_bytes: int | None = None
+    min_gain: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("min_nodes", "min_flops"):
@@ -46,6 +52,10 @@ class Limits:
             value = getattr(self, name)
             if value is not None and (not _is_integer(value) or value < 1):
                 raise InputError(f"Limits({name}={value!r}): expected an integer, 1 or more, or None for no limit.")
+        if self.min_gain is not None and not (_is_number(self.min_gain) and 0 <= self.min_gain < math.inf):
+            raise InputError(
+                f"Limits(min_gain={self.min_gain!r}): expected a number of seconds, 0 or more, or None for no limit."
+            )
         if self.max_nodes is not None and self.min_nodes > self.max_nodes:
             raise InputError(
                 f"Limits(min_nodes={self.min_nodes}, max_nodes={self.max_nodes}): no partition can have at least "
@@ -57,10 +67,14 @@ def _is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def _is_number(value: object) -> bool:
+    return _is_integer(value) or isinstance(value, float)
+
+
 def apply(
     proposals: Sequence[Proposal],
     limits: Limits,
-    scope: Scope,
+    scope: GraphScope,
     *,
     groups: Iterable[Iterable[Node]] = (),
     by: str,
@@ -77,6 +91,7 @@ def apply(
     with collector.paused():
         kept = [piece for proposal in proposals for piece in work.cut(proposal)]
         kept = work.drop_small(kept)
+        kept = work.drop_losses(kept)
         kept = work.drop_surplus(kept)
     return kept, work.rejections, work.adjustments
 
@@ -100,7 +115,7 @@ class _Work:
     """The limits of one graph while they are applied, and the rejections and adjustments so far."""
 
     limits: Limits
-    scope: Scope
+    scope: GraphScope
     by: str
     group_of: Mapping[Node, int]
     rejections: list[Rejection] = field(default_factory=list)
@@ -173,6 +188,23 @@ class _Work:
                 kept.append(proposal)
         return kept
 
+    def drop_losses(self, proposals: Sequence[Proposal]) -> list[Proposal]:
+        """Drop what saves too little, in topological order: values that it shares with others move then."""
+        least, kept = self.limits.min_gain, []
+        if least is None:
+            return list(proposals)
+        gains = Gains(self.scope, proposals)
+        for proposal in proposals:
+            here, there = gains.compare(proposal)
+            if here - there >= least:
+                kept.append(proposal)
+                continue
+            gains.drop(proposal)
+            seconds = f"{here * 1e6:,.2f} us on the host, {there * 1e6:,.2f} us in {proposal.backend} with its call"
+            reason = f"{seconds} and its data, as predicted; min_gain={least * 1e6:,.2f} us"
+            self._drop(proposal.nodes, reason, "cost")
+        return kept
+
     def drop_surplus(self, proposals: Sequence[Proposal]) -> list[Proposal]:
         """Keep as many as allowed: those with the most work, then with the most operators, then the first ones."""
         most = self.limits.max_partitions
@@ -199,7 +231,7 @@ class _Work:
 
     def _drop(self, nodes: Sequence[Node], reason: str, code: str) -> None:
         self._adjust("dropped", nodes, reason)
-        text = f"its partition was dropped: {reason}" if code == "dropped" else reason
+        text = reason if code == "over_capacity" else f"its partition was dropped: {reason}"
         self.rejections += [
             Rejection("", self._name(node), graphs.operator_name(node), text, self.by, code)
             for node in _list_operators(nodes)
@@ -219,7 +251,7 @@ def _list_operators(nodes: Sequence[Node]) -> list[Node]:
     return [node for node in nodes if not graphs.is_getitem(node)]
 
 
-def _list_constants(nodes: Iterable[Node], scope: Scope) -> dict[Node, None]:
+def _list_constants(nodes: Iterable[Node], scope: GraphScope) -> dict[Node, None]:
     """Return the constants that nodes read, each once, in the order of their first use."""
     return {source: None for node in nodes for source in node.all_input_nodes if source in scope.constants}
 
@@ -232,7 +264,7 @@ def _format_count(number: int, what: str) -> str:
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
-def _count_crossing(nodes: Sequence[Node], pieces: Sequence[Proposal], scope: Scope) -> int:
+def _count_crossing(nodes: Sequence[Node], pieces: Sequence[Proposal], scope: GraphScope) -> int:
     """Return the bytes that cross between pieces; nodes without a piece are outside."""
     piece_of = {node: number for number, piece in enumerate(pieces) for node in piece.nodes}
     outside = len(pieces)
@@ -255,7 +287,7 @@ def _list_units(nodes: Sequence[Node], group_of: Mapping[Node, int]) -> list[tup
 
 
 def _list_nets(
-    readers: Mapping[Node, int], makers: Mapping[Node, int], scope: Scope
+    readers: Mapping[Node, int], makers: Mapping[Node, int], scope: GraphScope
 ) -> list[tuple[int, tuple[int, ...]]]:
     """Return each value that is read, with its bytes and the vertices that make or read it."""
     pins: dict[Node, dict[int, None]] = {}
@@ -268,7 +300,7 @@ def _list_nets(
 
 
 def _make_problem(
-    nodes: Sequence[Node], vertices: Sequence[Sequence[Node]], limits: Limits, scope: Scope
+    nodes: Sequence[Node], vertices: Sequence[Sequence[Node]], limits: Limits, scope: GraphScope
 ) -> cuts.CutProblem:
     vertex_of = {node: vertex for vertex, members in enumerate(vertices) for node in members}
     following: list[dict[int, None]] = [{} for _ in vertices]

@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from exir_lowering import InputError, graphs
 from exir_lowering.graphs import measures
-from exir_lowering.partitioners.supports.support import ReasonedCheck, Scope, Support
+from exir_lowering.partitioners.supports.support import GraphScope, ReasonedCheck, Support
 
 
 def ops(*operators: Any) -> Support:
@@ -28,7 +28,7 @@ def ops(*operators: Any) -> Support:
         check_operator(name)
     wanted = frozenset(names)
 
-    def reason(node: Node, scope: Scope) -> str:
+    def reason(node: Node, scope: GraphScope) -> str:
         name = graphs.operator_name(node)
         taken = name in wanted or name.rpartition(".")[0] in wanted
         return "" if taken else f"{name} is not in the supported operators"
@@ -62,7 +62,7 @@ def check_operator(name: str) -> None:
 def dtypes(*allowed: torch.dtype) -> Support:
     """Support nodes whose inputs and results all have one of these dtypes."""
 
-    def reason(node: Node, scope: Scope) -> str:
+    def reason(node: Node, scope: GraphScope) -> str:
         for source in (*node.all_input_nodes, node):
             for tensor in measures.tensors(source.meta.get("val")):
                 if tensor.dtype not in allowed:
@@ -76,7 +76,7 @@ def dtypes(*allowed: torch.dtype) -> Support:
 def ranks(least: int, most: int) -> Support:
     """Support nodes whose inputs and results all have between `least` and `most` dimensions."""
 
-    def reason(node: Node, scope: Scope) -> str:
+    def reason(node: Node, scope: GraphScope) -> str:
         for source in (*node.all_input_nodes, node):
             for tensor in measures.tensors(source.meta.get("val")):
                 if not least <= tensor.dim() <= most:
@@ -89,7 +89,7 @@ def ranks(least: int, most: int) -> Support:
 def static_shapes() -> Support:
     """Support nodes whose inputs and results all have sizes that are known ahead of time."""
 
-    def reason(node: Node, scope: Scope) -> str:
+    def reason(node: Node, scope: GraphScope) -> str:
         for source in (*node.all_input_nodes, node):
             if isinstance(source.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool)):
                 return f"{_name_role(source, node)} is a size that is not known ahead of time"
@@ -104,7 +104,7 @@ def static_shapes() -> Support:
 def memory_format(*formats: torch.memory_format) -> Support:
     """Support nodes whose inputs and results all have one of these memory formats."""
 
-    def reason(node: Node, scope: Scope) -> str:
+    def reason(node: Node, scope: GraphScope) -> str:
         for source in (*node.all_input_nodes, node):
             for tensor in measures.tensors(source.meta.get("val")):
                 if not any(_fits(tensor, wanted) for wanted in formats):
@@ -126,7 +126,7 @@ def _fits(tensor: torch.Tensor, wanted: torch.memory_format) -> bool:
 def constant_arguments(*names: str) -> Support:
     """Support nodes whose arguments with these names, if the operator has them, are numbers known ahead of time."""
 
-    def reason(node: Node, scope: Scope) -> str:
+    def reason(node: Node, scope: GraphScope) -> str:
         for name in names:
             value = graphs.argument(node, name)
             held: list[Node] = []
@@ -146,7 +146,7 @@ def argument_values(**allowed: Any) -> Support:
             argument that a node leaves out, or that its operator does not have, is not checked.
     """
 
-    def reason(node: Node, scope: Scope) -> str:
+    def reason(node: Node, scope: GraphScope) -> str:
         for name, wanted in allowed.items():
             value = graphs.argument(node, name)
             if value is None:
@@ -170,7 +170,7 @@ def constant_weights(*names: str) -> Support:
     """
     wanted = names or ("weight", "bias", "running_mean", "running_var")
 
-    def reason(node: Node, scope: Scope) -> str:
+    def reason(node: Node, scope: GraphScope) -> str:
         for name in wanted:
             value = graphs.argument(node, name)
             if isinstance(value, Node) and value not in scope.constants:

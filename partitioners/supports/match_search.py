@@ -13,7 +13,7 @@ import torch
 from torch.fx import Node
 
 from exir_lowering import graphs
-from exir_lowering.partitioners.supports.support import Scope
+from exir_lowering.partitioners.supports.support import GraphScope
 from exir_lowering.partitioners.supports.templates import (
     ANY,
     HeldNumber,
@@ -45,7 +45,7 @@ class Candidate:
     accept: Callable[[tuple[Node, ...], Mapping[str, Any], tuple[Node, ...]], bool]
 
 
-def find_constant_value(scope: Scope, node: Node) -> torch.Tensor | None:
+def find_constant_value(scope: GraphScope, node: Node) -> torch.Tensor | None:
     """Return the value of a constant with one element, None if the graph does not show it."""
     if node.op == "get_attr":
         value = graphs.attribute(scope.graph_module, str(node.target))
@@ -61,7 +61,7 @@ _Todo = tuple[Any, Any, Any] | None
 class SearchedGraph:
     """A graph, and which of its nodes are taken."""
 
-    def __init__(self, scope: Scope) -> None:
+    def __init__(self, scope: GraphScope) -> None:
         self.scope = scope
         self.nodes = list(scope.graph_module.graph.nodes)
         self.position = {node: i for i, node in enumerate(self.nodes)}

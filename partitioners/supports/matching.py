@@ -11,7 +11,7 @@ from torch.fx import Node
 
 from exir_lowering.graphs.order import LeastFirst, topological
 from exir_lowering.partitioners.supports.match_search import Candidate, Search, SearchedGraph
-from exir_lowering.partitioners.supports.support import Scope
+from exir_lowering.partitioners.supports.support import GraphScope
 
 _ROUNDS = 8
 """For how many rounds one match of each cycle is dropped; then half of them are, to limit the rounds."""
@@ -38,7 +38,7 @@ class Matching:
     comparisons: int = 0  # how many times a part of a pattern was compared with a node or value
 
 
-def find(scope: Scope, candidates: Sequence[Candidate]) -> Matching:
+def find(scope: GraphScope, candidates: Sequence[Candidate]) -> Matching:
     """Choose matches that share no node and that can all be contracted at once.
 
     Higher priority goes first, then more operators, then the match whose last operator comes first in the graph, then

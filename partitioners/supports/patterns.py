@@ -14,7 +14,7 @@ from exir_lowering import InputError, PartitionerContractError, graphs
 from exir_lowering.partitioners.supports.match_search import Candidate
 from exir_lowering.partitioners.supports.matching import Matching, find
 from exir_lowering.partitioners.supports.pattern_functions import read_template
-from exir_lowering.partitioners.supports.support import Check, No, Scope, Support
+from exir_lowering.partitioners.supports.support import Check, GraphScope, No, Support
 from exir_lowering.plugins import let_through
 
 
@@ -113,7 +113,7 @@ class PatternSupport(Support):
         self.patterns = patterns
         self._remembered: WeakKeyDictionary[GraphModule, _Remembered] = WeakKeyDictionary()
 
-    def bind(self, scope: Scope) -> Check:
+    def bind(self, scope: GraphScope) -> Check:
         """Find the matches of a graph."""
         nodes, found = list(scope.graph_module.graph.nodes), self._matching(scope)
         taken = {nodes[i] for _, positions in found.matches for i in positions}
@@ -124,23 +124,23 @@ class PatternSupport(Support):
         other = f"it is in no match of {', '.join(pattern.name for pattern in self.patterns)}"
         return lambda node: None if node in taken else No("pattern", why.get(node, other), by)
 
-    def groups(self, scope: Scope) -> Sequence[Sequence[Node]]:
+    def groups(self, scope: GraphScope) -> Sequence[Sequence[Node]]:
         """Return the nodes of each match, in topological order."""
         nodes = list(scope.graph_module.graph.nodes)
         return [[nodes[i] for i in positions] for _, positions in self._matching(scope).matches]
 
-    def matched(self, scope: Scope) -> frozenset[int]:
+    def matched(self, scope: GraphScope) -> frozenset[int]:
         """Return the numbers of the patterns that have a match in a graph."""
         return frozenset(number for number, _ in self._matching(scope).matches)
 
-    def nearest(self, scope: Scope) -> Mapping[int, tuple[str, str]]:
+    def nearest(self, scope: GraphScope) -> Mapping[int, tuple[str, str]]:
         """Return, by pattern number, a node where the pattern nearly matched, and what was missing."""
         return self._matching(scope).nearest
 
     def __str__(self) -> str:
         return f"PatternSupport({', '.join(pattern.name for pattern in self.patterns)})"
 
-    def _matching(self, scope: Scope) -> _Remembered:
+    def _matching(self, scope: GraphScope) -> _Remembered:
         fingerprint = _take_fingerprint(scope)
         known = self._remembered.get(scope.graph_module)
         if known is None or known.graph != fingerprint:
@@ -149,13 +149,13 @@ class PatternSupport(Support):
         return known
 
 
-def _take_fingerprint(scope: Scope) -> tuple[Any, ...]:
+def _take_fingerprint(scope: GraphScope) -> tuple[Any, ...]:
     """Return what matching depends on, without nodes."""
     nodes = scope.graph_module.graph.nodes
     return tuple((n.name, n.op, n.target, str(n.args), str(n.kwargs), n in scope.constants) for n in nodes)
 
 
-def _remember(scope: Scope, matching: Matching, fingerprint: tuple[Any, ...]) -> _Remembered:
+def _remember(scope: GraphScope, matching: Matching, fingerprint: tuple[Any, ...]) -> _Remembered:
     position = {node: i for i, node in enumerate(scope.graph_module.graph.nodes)}
     return _Remembered(
         fingerprint,
@@ -165,7 +165,7 @@ def _remember(scope: Scope, matching: Matching, fingerprint: tuple[Any, ...]) ->
     )
 
 
-def _make_candidate(pattern: Pattern, scope: Scope) -> Candidate:
+def _make_candidate(pattern: Pattern, scope: GraphScope) -> Candidate:
     def accept(nodes: tuple[Node, ...], inputs: Mapping[str, Any], results: tuple[Node, ...]) -> bool:
         if pattern.check is None:
             return True
