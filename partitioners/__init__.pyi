@@ -17,7 +17,6 @@ from .supports.checks import (
     ranks as ranks,
     static_shapes as static_shapes,
 )
-from .supports.pattern_functions import Constant as Constant, one_of as one_of
 from .supports.patterns import Match as Match, Pattern as Pattern, PatternSupport as PatternSupport
 from .supports.support import (
     GraphScope as GraphScope,
@@ -26,4 +25,4 @@ from .supports.support import (
     scopes as scopes,
     where as where,
 )
-from .supports.templates import ANY as ANY
+from .supports.templates import ANY as ANY, Constant as Constant, one_of as one_of

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from itertools import islice, pairwise
 
 import networkx as nx
+import numpy as np
 
 from exir_lowering.graphs.order import LeastFirst, topological
 
@@ -122,20 +123,16 @@ class _Graph:
         for size, pins in self.nets:
             for one, other in pairwise(sorted([position[vertex] for vertex in pins])):
                 before[other].append((one, size * scale))
-        starts, costs = _Minimum(len(order)), 0
+        # What it costs to cut the order before a position, plus what a segment from there to the current vertex reads.
+        starts, costs = np.zeros(len(order), np.int64), 0
         chosen: list[int] = []
-        first = 0
         for i, start in enumerate(self._find_windows(order)):
-            starts.put(i, costs)
+            starts[i] = costs
             # A segment that starts between the two vertices of a value and has the second one reads it from outside.
             for one, size in before[i]:
-                starts.add_after(one, size)
-            for expired in range(first, start):
-                starts.take_out(expired)
-            first = start
-            costs, best = starts.find_least()
-            costs += 1
-            chosen.append(best)
+                starts[max(one + 1, start) : i + 1] += size
+            chosen.append(start + int(starts[start : i + 1].argmin()))
+            costs = int(starts[chosen[-1]]) + 1
         pieces = [0] * len(order)
         end = len(order)
         while end:
@@ -277,57 +274,6 @@ def _number(pieces: Sequence[int]) -> list[int]:
     """Number pieces 0, 1, ... in their order."""
     number = {piece: i for i, piece in enumerate(sorted(set(pieces)))}
     return [number[piece] for piece in pieces]
-
-
-class _Minimum:
-    """The minimum of a list of numbers, where all after a position can grow at once: a tree with logarithmic steps."""
-
-    def __init__(self, count: int) -> None:
-        self.size = 1 << max(0, count - 1).bit_length()
-        self.none = 1 << 200
-        self.least_of = [self.none] * (2 * self.size)
-        self.grown = [0] * (2 * self.size)
-
-    def put(self, position: int, number: int) -> None:
-        """Put a number at a position."""
-        i = position + self.size
-        parent = i >> 1
-        while parent:
-            number -= self.grown[parent]
-            parent >>= 1
-        self.least_of[i] = number
-        self._lift(i)
-
-    def take_out(self, position: int) -> None:
-        """Remove the number at a position."""
-        self.least_of[position + self.size] = self.none
-        self._lift(position + self.size)
-
-    def add_after(self, position: int, amount: int) -> None:
-        """Add an amount to every number after a position."""
-        least_of, grown = self.least_of, self.grown
-        i = position + self.size
-        while i > 1:
-            if not i & 1:
-                least_of[i + 1] += amount
-                grown[i + 1] += amount
-            i >>= 1
-            left, right = least_of[2 * i], least_of[2 * i + 1]
-            least_of[i] = (left if left <= right else right) + grown[i]
-
-    def find_least(self) -> tuple[int, int]:
-        """Return the minimum and its position, the first one if there are several."""
-        i = 1
-        while i < self.size:
-            i = 2 * i if self.least_of[2 * i] <= self.least_of[2 * i + 1] else 2 * i + 1
-        return self.least_of[1], i - self.size
-
-    def _lift(self, i: int) -> None:
-        least_of, grown = self.least_of, self.grown
-        while i > 1:
-            i >>= 1
-            left, right = least_of[2 * i], least_of[2 * i + 1]
-            least_of[i] = (left if left <= right else right) + grown[i]
 
 
 class _Moves:
