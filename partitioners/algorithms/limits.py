@@ -11,7 +11,7 @@ from torch.fx import Node
 
 from exir_lowering import Adjustment, InputError, Rejection, graphs
 from exir_lowering.graphs import collector, measures, quotient
-from exir_lowering.graphs.together import Sets, Together
+from exir_lowering.graphs.together import Together
 from exir_lowering.partitioners.algorithms import cuts
 from exir_lowering.partitioners.algorithms.convex import Proposal, contract, list_computing
 from exir_lowering.partitioners.algorithms.gains import Gains
@@ -44,14 +44,11 @@ class Limits:
     min_gain: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("min_nodes", "min_flops"):
-            value = getattr(self, name)
-            if not _is_integer(value) or value < 0:
-                raise InputError(f"Limits({name}={value!r}): expected an integer, 0 or more.")
-        for name in ("max_partitions", "max_nodes", "max_weight_bytes"):
-            value = getattr(self, name)
-            if value is not None and (not _is_integer(value) or value < 1):
-                raise InputError(f"Limits({name}={value!r}): expected an integer, 1 or more, or None for no limit.")
+        for name, least in _LEAST.items():
+            value, optional = getattr(self, name), least > 0
+            if not (value is None and optional) and (not _is_integer(value) or value < least):
+                none = ", or None for no limit" if optional else ""
+                raise InputError(f"Limits({name}={value!r}): expected an integer, {least} or more{none}.")
         if self.min_gain is not None and not (_is_number(self.min_gain) and 0 <= self.min_gain < math.inf):
             raise InputError(
                 f"Limits(min_gain={self.min_gain!r}): expected a number of seconds, 0 or more, or None for no limit."
@@ -61,6 +58,9 @@ class Limits:
                 f"Limits(min_nodes={self.min_nodes}, max_nodes={self.max_nodes}): no partition can have at least "
                 f"min_nodes and at most max_nodes operators. Expected min_nodes of at most {self.max_nodes}."
             )
+
+
+_LEAST = {"min_nodes": 0, "min_flops": 0, "max_partitions": 1, "max_nodes": 1, "max_weight_bytes": 1}
 
 
 def _is_integer(value: object) -> bool:
@@ -87,27 +87,17 @@ def apply(
     Returns the proposals that are left, in topological order as they were given, a rejection for each operator that
     lost its partition, and an adjustment for each proposal that was cut or dropped.
     """
-    work = _Work(limits, scope, by, _number_groups(groups))
+    groups_of: dict[Node, list[Sequence[Node]]] = {}
+    for group in map(list, groups):
+        for node in group:
+            groups_of.setdefault(node, []).append(group)
+    work = _Work(limits, scope, by, groups_of)
     with collector.paused():
         kept = [piece for proposal in proposals for piece in work.cut(proposal)]
         kept = work.drop_small(kept)
         kept = work.drop_losses(kept)
         kept = work.drop_surplus(kept)
     return kept, work.rejections, work.adjustments
-
-
-def _number_groups(groups: Iterable[Iterable[Node]]) -> dict[Node, int]:
-    """Return the number of each node's group; groups that share a node are one."""
-    listed = [list(group) for group in groups]
-    number: dict[Node, int] = {}
-    for group in listed:
-        for node in group:
-            number.setdefault(node, len(number))
-    sets = Sets(len(number))
-    for group in listed:
-        for node in group[1:]:
-            sets.join(number[group[0]], number[node])
-    return {node: sets.find(i) for node, i in number.items()}
 
 
 @dataclass(slots=True)
@@ -117,7 +107,7 @@ class _Work:
     limits: Limits
     scope: GraphScope
     by: str
-    group_of: Mapping[Node, int]
+    groups_of: Mapping[Node, Sequence[Sequence[Node]]]  # those that each node is in
     rejections: list[Rejection] = field(default_factory=list)
     adjustments: list[Adjustment] = field(default_factory=list)
 
@@ -128,7 +118,7 @@ class _Work:
         over = self._describe_excess(proposal.nodes)
         if not over:
             return [proposal]
-        units = _list_units(proposal.nodes, self.group_of)
+        units = _list_units(proposal.nodes, self.groups_of)
         left: dict[Node, str] = {}
         for unit in units:
             alone = self._describe_excess(unit)
@@ -277,10 +267,11 @@ def _count_crossing(nodes: Sequence[Node], pieces: Sequence[Proposal], scope: Gr
 # -- the graph of what is never cut ------------------------------------------------------------------------------------
 
 
-def _list_units(nodes: Sequence[Node], group_of: Mapping[Node, int]) -> list[tuple[Node, ...]]:
+def _list_units(nodes: Sequence[Node], groups_of: Mapping[Node, Sequence[Sequence[Node]]]) -> list[tuple[Node, ...]]:
     """Return what is never cut, in topological order: an operator with its getitems, a group, groups on a cycle."""
     together = Together(nodes)
-    if together.join_equal(group_of):
+    joined = [together.join(group) for node in nodes for group in groups_of.get(node, ())]
+    if any(joined):
         together.close()
     tag_of = {node: str(number) for number, unit in enumerate(together.members().values()) for node in unit}
     return [unit.nodes for unit in quotient.order(nodes, tag_of, explain=False)[0]]
