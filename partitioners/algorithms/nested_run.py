@@ -14,7 +14,7 @@ from executorch.exir.backend.partitioner import DelegationSpec
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
-from exir_lowering import Adjustment, Partitioner, PartitionerContractError, Rejection, graphs
+from exir_lowering import Adjustment, ExplainedResult, Partitioner, PartitionerContractError, Rejection, graphs
 from exir_lowering.plugins import asking, refusals
 
 
@@ -57,6 +57,21 @@ def run(partitioner: Partitioner, program: ExportedProgram, out_of_sight: Iterab
         (*rejections, *_list_left(names, calls)),
         answer.adjustments,
     )
+
+
+def tagged(
+    program: ExportedProgram,
+    tags: Mapping[Node, str],
+    destinations: Mapping[str, DelegationSpec],
+    rejections: Iterable[Rejection],
+    adjustments: Iterable[Adjustment],
+) -> ExplainedResult:
+    """Tag a program, and return the result with the destinations that are used."""
+    for node, tag in tags.items():
+        node.meta[graphs.DELEGATION_TAG] = tag
+    used = set(tags.values())
+    kept = {tag: spec for tag, spec in destinations.items() if tag in used}
+    return ExplainedResult(program, kept, tuple(rejections), tuple(adjustments))
 
 
 def _calls_of(module: GraphModule, unseen: Collection[Node]) -> dict[Node, str]:
@@ -169,4 +184,4 @@ def _quantizes(node: Node) -> bool:
     return node.op != "call_function" or graphs.operator_name(node).startswith("quantized_decomposed.")
 
 
-__all__ = ["Run", "ask_preserved", "run"]
+__all__ = ["Run", "ask_preserved", "run", "tagged"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.export import ExportedProgram
@@ -126,23 +126,28 @@ SupportLike = Support | OperatorSupportBase | Callable[[Node], bool]
 
 
 @dataclass(frozen=True)
-class _AllOf(Support):
+class _Several(Support):
     parts: tuple[Support, ...]
 
-    def bind(self, scope: GraphScope) -> Check:
-        checks = [part.bind(scope) for part in self.parts]
-        return lambda node: next((no for no in (check(node) for check in checks) if no is not None), None)
+    sign: ClassVar[str]
 
     def groups(self, scope: GraphScope) -> Sequence[Sequence[Node]]:
         return [group for part in self.parts for group in part.groups(scope)]
 
     def __str__(self) -> str:
-        return " & ".join(map(_parenthesize, self.parts))
+        return f" {self.sign} ".join(map(_parenthesize, self.parts))
 
 
-@dataclass(frozen=True)
-class _AnyOf(Support):
-    parts: tuple[Support, ...]
+class _AllOf(_Several):
+    sign = "&"
+
+    def bind(self, scope: GraphScope) -> Check:
+        checks = [part.bind(scope) for part in self.parts]
+        return lambda node: next((no for no in (check(node) for check in checks) if no is not None), None)
+
+
+class _AnyOf(_Several):
+    sign = "|"
 
     def bind(self, scope: GraphScope) -> Check:
         checks = [part.bind(scope) for part in self.parts]
@@ -161,12 +166,6 @@ class _AnyOf(Support):
 
         return check
 
-    def groups(self, scope: GraphScope) -> Sequence[Sequence[Node]]:
-        return [group for part in self.parts for group in part.groups(scope)]
-
-    def __str__(self) -> str:
-        return " | ".join(map(_parenthesize, self.parts))
-
 
 @dataclass(frozen=True)
 class _Opposite(Support):
@@ -181,7 +180,7 @@ class _Opposite(Support):
 
 
 def _parenthesize(support: Support) -> str:
-    return f"({support})" if isinstance(support, (_AllOf, _AnyOf)) else str(support)
+    return f"({support})" if isinstance(support, _Several) else str(support)
 
 
 def as_support(candidate: SupportLike) -> Support:
