@@ -54,9 +54,9 @@ class LoweringOptions:
         cache: Where results are kept for later lowerings: a folder, True for the user's cache folder, False for none.
         executor: What runs the work of backends that declare `parallel`; None for processes or threads of our own.
         jobs: How many partitions are lowered at once, at least 1. Bytes and order do not depend on it.
-        costs: What operators cost in seconds, from which the latency is predicted: a CostTable such as `measure_costs`
-            returns, a RooflineModel, or any `CostModel`. None is a model with figures of ExecuTorch's host kernels and
-            of XNNPACK, which also counts for operators that the given model does not know.
+        costs: What operators cost in seconds, from which the latency is predicted: a CostTable, or any `CostModel`.
+            None is a model with figures of ExecuTorch's host kernels and of XNNPACK, which also counts for operators
+            that the given model does not know.
     """
 
     non_convex: Literal["split", "raise"] = "split"
@@ -135,13 +135,13 @@ def _check_costs(costs: Any) -> None:
         let_through(error)
         raise InputError(
             f"LoweringOptions(costs=...): {name} of this {type(costs).__name__} raised {type(error).__name__}: "
-            f"{error}. Expected a CostTable, a RooflineModel or an object with the methods of CostModel."
+            f"{error}. Expected a CostTable or an object with the methods of CostModel."
         ) from error
     if isinstance(costs, type) or missing:
         lacks = "is a class" if isinstance(costs, type) else f"has no {', no '.join(missing)}"
         raise InputError(
-            f"LoweringOptions(costs={costs!r}): it {lacks}; expected a CostTable, a RooflineModel, an object with the "
-            "methods of CostModel, or None."
+            f"LoweringOptions(costs={costs!r}): it {lacks}; expected a CostTable, an object with the methods of "
+            "CostModel, or None."
         )
     if unit != "seconds":
         raise InputError(

@@ -31,6 +31,7 @@ from exir_lowering.plans.planning import plan_method
 from exir_lowering.plans.report import Report
 from exir_lowering.plugins import availability, registry
 from exir_lowering.plugins.backend import CompileSpec, PartitionerLike
+from exir_lowering.plugins.predicting import planning_with
 from exir_lowering.plugins.rewrite import Rewrite
 from exir_lowering.steps import arguments, checks
 from exir_lowering.steps.arguments import TransformPasses
@@ -274,7 +275,7 @@ def _partition(
         return tagged, method
     state, non_convex = make_fake_state(method.program), session.options.non_convex
     for partitioner in edge.partitioners:
-        with session.timed("tag"):
+        with session.timed("tag"), planning_with(session.options.costs):
             tagged.append(tag(edge.name, method.program, partitioner, state))
         with session.timed("extract"), collector.paused():
             step = extract(tagged[-1], earlier=len(method.partitions), non_convex=non_convex, shared=shared)

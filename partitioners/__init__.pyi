@@ -1,11 +1,9 @@
 from .algorithms.convex import Proposal as Proposal, contract as contract, propose_partitions as propose_partitions
 from .algorithms.limits import Limits as Limits
-from .by_cost import CostPartitioner as CostPartitioner
 from .by_pattern import PatternPartitioner as PatternPartitioner
 from .by_support import SupportPartitioner as SupportPartitioner
 from .chained import ChainedPartitioner as ChainedPartitioner
-from .cost.measure import measure_costs as measure_costs
-from .cost.tables import CostModel as CostModel, CostTable as CostTable, RooflineModel as RooflineModel
+from .cost_table import CostModel as CostModel, CostTable as CostTable
 from .drop_in import ConvexPartitioner as ConvexPartitioner, convex_proposals as convex_proposals
 from .rules import Rule as Rule, RuledPartitioner as RuledPartitioner, allow as allow, deny as deny, pin as pin
 from .supports.checks import (
@@ -19,13 +17,12 @@ from .supports.checks import (
     ranks as ranks,
     static_shapes as static_shapes,
 )
-from .supports.pattern_functions import Constant as Constant, one_of as one_of
 from .supports.patterns import Match as Match, Pattern as Pattern, PatternSupport as PatternSupport
 from .supports.support import (
+    GraphScope as GraphScope,
     No as No,
-    Scope as Scope,
     Support as Support,
     scopes as scopes,
     where as where,
 )
-from .supports.templates import ANY as ANY
+from .supports.templates import ANY as ANY, Constant as Constant, one_of as one_of

@@ -13,17 +13,17 @@ import warnings
 from collections.abc import Sequence
 
 from torch.export import ExportedProgram
+from torch.fx import Node
 
-from exir_lowering import CompileSpec, ExplainedResult, Partitioner, graphs
-from exir_lowering.partitioners.algorithms.claims import Claims, explain
+from exir_lowering import CompileSpec, ExplainedResult, graphs
+from exir_lowering.partitioners.algorithms.claims import ClaimingPartitioner
 from exir_lowering.partitioners.algorithms.convex import Proposal, list_computing, propose_partitions
 from exir_lowering.partitioners.algorithms.limits import Limits
-from exir_lowering.partitioners.by_support import compile_specs_of, supports_of
 from exir_lowering.partitioners.supports.patterns import Pattern, PatternSupport
-from exir_lowering.partitioners.supports.support import Scope
+from exir_lowering.partitioners.supports.support import GraphScope, scopes
 
 
-class PatternPartitioner(Partitioner):  # type: ignore[misc]
+class PatternPartitioner(ClaimingPartitioner):
     """Gives a backend each match of a pattern as a partition of its own, and says why the rest stays on the host.
 
     A pattern that matches nothing in a program causes a warning.
@@ -49,13 +49,9 @@ class PatternPartitioner(Partitioner):  # type: ignore[misc]
         keep_apart: bool = False,
         merge: bool = False,
     ) -> None:
-        super().__init__()
-        name = type(self).__name__
         self.support = PatternSupport(*patterns)
-        self.supports = supports_of(name, {backend_id: self.support})
-        self.compile_specs = compile_specs_of(name, self.supports, {backend_id: compile_specs})
-        self.backend_id = backend_id
-        self.limits, self.keep_apart, self.merge = limits or Limits(), keep_apart, merge
+        super().__init__({backend_id: self.support}, {backend_id: compile_specs}, limits, keep_apart)
+        self.backend_id, self.merge = backend_id, merge
 
     def partition(self, exported_program: ExportedProgram) -> ExplainedResult:
         """Tag the matches of a program, including its nested graphs.
@@ -69,19 +65,16 @@ class PatternPartitioner(Partitioner):  # type: ignore[misc]
         Raises:
             PartitionerContractError: The check of a pattern raised.
         """
-        claims = Claims(exported_program, self.compile_specs, type(self).__name__)
-        seen = list(claims.scopes())
-        self._warn(seen)
-        for scope in seen:
-            groups = self.support.groups(scope)
-            if self.merge:
-                proposals = propose_partitions(scope, self.supports, keep_apart=self.keep_apart)
-            else:
-                proposals = [Proposal(self.backend_id, tuple(group)) for group in groups]
-            claims.settle(scope, proposals, self.limits, groups=groups, why=explain(self.supports, scope))
-        return claims.result()
+        self._warn(list(scopes(exported_program)))
+        return self.claim(exported_program)
 
-    def _warn(self, seen: Sequence[Scope]) -> None:
+    def propose(self, scope: GraphScope, groups: Sequence[Sequence[Node]]) -> Sequence[Proposal]:
+        """Return the matches in a graph, or with `merge` the fewest convex partitions of them."""
+        if self.merge:
+            return propose_partitions(scope, self.supports, keep_apart=self.keep_apart)
+        return [Proposal(self.backend_id, tuple(group)) for group in groups]
+
+    def _warn(self, seen: Sequence[GraphScope]) -> None:
         """Warn about patterns that match nothing in the whole program."""
         matched = frozenset().union(*(self.support.matched(scope) for scope in seen))
         if len(matched) == len(self.support.patterns):

@@ -8,21 +8,19 @@ from typing import Any
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
-from exir_lowering import CompileSpec, ExplainedResult, InputError, Partitioner, graphs
-from exir_lowering.partitioners.algorithms.claims import Claims, explain
-from exir_lowering.partitioners.algorithms.convex import propose_partitions
+from exir_lowering import CompileSpec, ExplainedResult, graphs
+from exir_lowering.partitioners.algorithms.claims import ClaimingPartitioner
+from exir_lowering.partitioners.algorithms.convex import Proposal, propose_partitions
 from exir_lowering.partitioners.algorithms.limits import Limits
 from exir_lowering.partitioners.supports.support import (
     Check,
-    Scope,
-    Support,
+    GraphScope,
     SupportLike,
-    as_support,
     make_check,
 )
 
 
-class SupportPartitioner(Partitioner):  # type: ignore[misc]
+class SupportPartitioner(ClaimingPartitioner):
     """Gives each backend the fewest convex partitions of what it supports, and says why the rest stays on the host.
 
     Args:
@@ -50,11 +48,7 @@ class SupportPartitioner(Partitioner):  # type: ignore[misc]
         own_state: bool = False,
         keep_whole: Sequence[Any] = (),
     ) -> None:
-        super().__init__()
-        self.supports = supports_of(type(self).__name__, supports)
-        self.compile_specs = compile_specs_of(type(self).__name__, self.supports, compile_specs)
-        self.limits = limits or Limits()
-        self.keep_apart = keep_apart
+        super().__init__(supports, compile_specs, limits, keep_apart)
         self.own_state = own_state
         self.keep_whole = list(keep_whole)
 
@@ -71,12 +65,11 @@ class SupportPartitioner(Partitioner):  # type: ignore[misc]
             PartitionerContractError: A support raised.
             InputError: A group of nodes that must stay together cannot be convex.
         """
-        claims = Claims(exported_program, self.compile_specs, type(self).__name__)
-        for scope in claims.scopes():
-            groups = [group for support in self.supports.values() for group in support.groups(scope)]
-            proposals = propose_partitions(scope, self.supports, keep_apart=self.keep_apart)
-            claims.settle(scope, proposals, self.limits, groups=groups, why=explain(self.supports, scope))
-        return claims.result(state=self.own_state)
+        return self.claim(exported_program, state=self.own_state)
+
+    def propose(self, scope: GraphScope, groups: Sequence[Sequence[Node]]) -> Sequence[Proposal]:
+        """Return the fewest convex partitions of a graph."""
+        return propose_partitions(scope, self.supports, keep_apart=self.keep_apart)
 
     def describe_requests(self) -> Sequence[Any] | None:
         """Return what `ops_to_not_decompose` depends on, for the cache: what supports answer is not known."""
@@ -94,41 +87,11 @@ class SupportPartitioner(Partitioner):  # type: ignore[misc]
                 return False
             if node.graph not in checks:  # the given program, or ExecuTorch's copy of it
                 held = frozenset(n for n in node.graph.nodes if n.op == "placeholder" and n.name in constants)
-                scope = Scope(node.graph.owning_module or GraphModule({}, node.graph), held)
+                scope = GraphScope(node.graph.owning_module or GraphModule({}, node.graph), held)
                 checks[node.graph] = [make_check(support, scope) for support in self.supports.values()]
             return any(check(node) is None for check in checks[node.graph])
 
         return list(self.keep_whole), supported
 
 
-def supports_of(who: str, supports: Any) -> dict[str, Support]:
-    """Check a mapping from backend ids to supports; InputError if it is not one."""
-    if not isinstance(supports, Mapping) or not supports or not all(isinstance(key, str) and key for key in supports):
-        raise InputError(
-            f"{who}: got supports={supports!r}, expected a mapping from backend ids to what each backend supports, "
-            "such as {'MyBackend': ops('aten.add.Tensor')}."
-        )
-    return {backend_id: as_support(support) for backend_id, support in supports.items()}
-
-
-def compile_specs_of(
-    who: str, backends: Mapping[str, Any], given: Mapping[str, Sequence[CompileSpec]] | None
-) -> dict[str, list[CompileSpec]]:
-    """Check a mapping from backend ids to compile specs.
-
-    Raises InputError if it is not one, or names a backend that the partitioner does not know.
-    """
-    given = {} if given is None else given
-    if not isinstance(given, Mapping):
-        raise InputError(f"{who}: got compile_specs={given!r}, expected a mapping from backend ids to lists.")
-    for backend_id, specs in given.items():
-        if backend_id not in backends:
-            raise InputError(
-                f"{who}: compile_specs names {backend_id!r}, which is not one of its backends: {', '.join(backends)}."
-            )
-        if not isinstance(specs, (list, tuple)) or not all(isinstance(spec, CompileSpec) for spec in specs):
-            raise InputError(f"{who}: compile_specs[{backend_id!r}] is {specs!r}, expected a list of CompileSpec.")
-    return {backend_id: list(specs) for backend_id, specs in given.items()}
-
-
-__all__ = ["SupportPartitioner", "compile_specs_of", "supports_of"]
+__all__ = ["SupportPartitioner"]

@@ -95,11 +95,7 @@ class ChainedPartitioner(Partitioner):  # type: ignore[misc]
             for backend_id, names in missing.items():
                 reason = f"backend {backend_id!r} is skipped: {available[backend_id]}"
                 adjustments.append(Adjustment("", "skipped", tuple(names), reason, "ChainedPartitioner"))
-        for node, tag in tags.items():
-            node.meta[graphs.DELEGATION_TAG] = tag
-        used = set(tags.values())
-        kept = {tag: spec for tag, spec in destinations.items() if tag in used}
-        return ExplainedResult(exported_program, kept, tuple(map(_join, said.values())), tuple(adjustments))
+        return nested_run.tagged(exported_program, tags, destinations, map(_join, said.values()), adjustments)
 
     def _unavailable(self, backend_id: str) -> str:
         """Return why a backend cannot be used, "" if it can."""

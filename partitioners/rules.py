@@ -17,8 +17,7 @@ from exir_lowering import CompileSpec, ExplainedResult, InputError, Partitioner,
 from exir_lowering.partitioners.algorithms import nested_run
 from exir_lowering.partitioners.algorithms.convex import Proposal, contract, list_computing
 from exir_lowering.partitioners.supports.checks import check_operator
-
-HOST = "host"
+from exir_lowering.plugins import HOST
 
 Facts = Mapping[str, Collection[str]]
 """What rules match on: for each criterion, the names that apply to an operator."""
@@ -180,16 +179,12 @@ class RuledPartitioner(Partitioner):  # type: ignore[misc]
             rule = ruled.get(node)
             if rule is not None and rule.to == HOST:
                 _warn_whole(rule, path, node, kept_whole)
-                key = graphs.qualified_name(path, node)
-                operator = graphs.operator_name(node)
-                rejections[key] = Rejection(
-                    "", key, operator, f"denied by the rule {rule}", "RuledPartitioner", "denied"
-                )
+                key, operator = graphs.qualified_name(path, node), graphs.operator_name(node)
+                reason = f"denied by the rule {rule}"
+                rejections[key] = Rejection("", key, operator, reason, "RuledPartitioner", "denied")
         added = {node: rule for node, rule in ruled.items() if rule.to != HOST and node not in run.tags}
         tags, destinations = _with(exported_program, run, added)
-        for node, tag in tags.items():
-            node.meta[graphs.DELEGATION_TAG] = tag
-        return ExplainedResult(exported_program, destinations, tuple(rejections.values()), run.adjustments)
+        return nested_run.tagged(exported_program, tags, destinations, rejections.values(), run.adjustments)
 
     def describe_requests(self) -> Sequence[Any]:
         """Return what `ops_to_not_decompose` depends on, for the cache."""
@@ -292,8 +287,7 @@ def _with(
         reader = next((user for user in constant.users if user in added), None)
         if reader is not None and constant not in tags and spec.target not in written:
             tags[constant] = tags[reader]
-    used = set(tags.values())
-    return tags, {tag: spec for tag, spec in destinations.items() if tag in used}
+    return tags, destinations
 
 
 def _new_tag(known: Collection[str]) -> str:

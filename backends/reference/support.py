@@ -13,7 +13,7 @@ from exir_lowering.backends.reference import blob
 from exir_lowering.backends.reference.operators import EDGE, HIGHER_ORDER, PYTHON
 from exir_lowering.graphs import measures
 from exir_lowering.graphs.operators import pure as pure_operators
-from exir_lowering.partitioners import No, Scope, Support, SupportPartitioner
+from exir_lowering.partitioners import GraphScope, No, Support, SupportPartitioner
 
 __all__ = ["ReferenceSupport", "executable", "function_name", "reference_partitioner", "refusal"]
 
@@ -39,7 +39,7 @@ def executable() -> Support:
 class ReferenceSupport(Support):
     """Supports functional operators on CPU tensors, arithmetic on sizes, and control flow over such operators."""
 
-    def bind(self, scope: Scope) -> Callable[[Node], No | None]:
+    def bind(self, scope: GraphScope) -> Callable[[Node], No | None]:
         """Prepare for one graph."""
 
         def check(node: Node) -> No | None:

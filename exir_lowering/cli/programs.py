@@ -60,8 +60,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--costs",
         metavar="COSTS.json",
-        help="predict the latency from this table of costs, which CostTable.save wrote, such as one that measure_costs "
-        "made on the device; without it, from figures for a server's processor",
+        help="predict the latency from this table of costs of the device, which CostTable.save wrote; without it, from "
+        "figures for a server's processor",
     )
     _add_rewrites(command)
 

@@ -22,9 +22,9 @@ from exir_lowering._upstream.schemas import returns_view
 from exir_lowering.dynamo.aliases import on_host
 from exir_lowering.dynamo.wrapped import LessPartitioner, named_after
 from exir_lowering.graphs import measures
-from exir_lowering.plans.prediction import cost_of
 from exir_lowering.plans.values import MethodPlan
 from exir_lowering.plugins.costs import CostModel
+from exir_lowering.plugins.predicting import cost_of
 
 _CODE = "cost"
 """The code of what is refused."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import networkx as nx
 from torch.fx import Node
@@ -58,14 +58,6 @@ class Together:
         for other in places[1:]:
             self.sets.join(places[0], other)
         return len(places) > 1
-
-    def join_equal(self, key_of: Mapping[Node, Hashable]) -> bool:
-        """Keep nodes with the same key together; return whether any node has a key."""
-        first: dict[Hashable, int] = {}
-        for i, node in enumerate(self.nodes):
-            if node in key_of:
-                self.sets.join(first.setdefault(key_of[node], i), i)
-        return bool(first)
 
     def successors(self) -> dict[int, dict[int, None]]:
         """Return, for each set in graph order, the sets that read its results."""

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
 from exir_lowering import graphs
-from exir_lowering._upstream.fakes import size_hint
 from exir_lowering.graphs import measures
-from exir_lowering.graphs.walking import OPERAND_LAYOUTS, NestedGraph
+from exir_lowering.graphs.walking import NestedGraph
 from exir_lowering.model import EdgeMethod
 from exir_lowering.plans.values import Advice, HostCost, HostNode, Prediction
-from exir_lowering.plugins.costs import HOST, CostModel, ask_cost, check_cost
-from exir_lowering.plugins.default_costs import DefaultCosts
+from exir_lowering.plugins.costs import HOST, CostModel
+from exir_lowering.plugins.predicting import AskedCosts, count_trips
 
 LARGEST = 3
 """How many host costs a prediction lists."""
@@ -24,19 +22,7 @@ LARGEST = 3
 _TOGETHER = 3
 """How many operators advice may be about to be repeated at the cost of one of them."""
 
-_DEFAULT = DefaultCosts()
-
 _ATTENTION = "aten.scaled_dot_product_attention"
-
-
-def cost_of(nodes: Iterable[Node], place: str, model: CostModel | None = None) -> float:
-    """Return the seconds that operators take at "host" or at a backend, without calls of delegates and moving data.
-
-    Getitems cost nothing. The default model counts for None, and where a model has no cost. InputError: The model
-    raised, or a cost is not a finite number of at least 0.
-    """
-    costs = _Costs(model)
-    return sum((costs.node(node, place, calls=False) for node in nodes if graphs.is_operator(node)), 0.0)
 
 
 def predict(
@@ -48,44 +34,12 @@ def predict(
     """Predict the latency of a method in Edge dialect before partitions are taken out, nested graphs included.
 
     Of the branches of a cond the one that takes longer counts. The graph of a map or scan counts once for each element
-    of what it goes over, that of a loop once, as nobody knows how often it runs. Errors are those of `cost_of`.
+    of what it goes over, that of a loop once, as nobody knows how often it runs.
+    InputError: The model raised, or a cost is not a finite number of at least 0.
     """
-    walk = _Walk(partition_of, backend_of, _Costs(model))
+    walk = _Walk(partition_of, backend_of, AskedCosts(model))
     sums = walk.graph(program.graph_module, frozenset(graphs.lifted_inputs(program)), None)
     return Predicted(sums, walk.costs.guessed)
-
-
-# -- a model's answers -------------------------------------------------------------------------------------------------
-
-
-class _Costs:
-    """A model's answers, checked; where it has none, those of the default model."""
-
-    def __init__(self, model: CostModel | None) -> None:
-        self.model: CostModel = _DEFAULT if model is None else model
-        self.trusted = self.model is _DEFAULT
-        self.guessed = 0
-        self.per_byte = check_cost(self.model, "byte_cost", ask_cost(self.model, "byte_cost"))
-        self._calls: dict[str, float] = {}
-
-    def node(self, node: Node, place: str, *, calls: bool) -> float:
-        """Return what an operator costs at a place, without the graphs that it calls."""
-        if self.trusted:
-            return _DEFAULT.node_cost(node, place)
-        said = ask_cost(self.model, "node_cost", node, place)
-        if said is not None:
-            return check_cost(self.model, f"node_cost({graphs.operator_name(node)}, {place!r})", said)
-        if calls or not any(True for _ in measures.tensors(node.meta.get("val"))):
-            return 0.0
-        self.guessed += 1
-        return _DEFAULT.node_cost(node, place)
-
-    def call(self, place: str) -> float:
-        """Return what a call of a partition costs."""
-        if place not in self._calls:
-            said = ask_cost(self.model, "call_cost", place)
-            self._calls[place] = check_cost(self.model, f"call_cost({place!r})", said)
-        return self._calls[place]
 
 
 # -- the walk ----------------------------------------------------------------------------------------------------------
@@ -154,7 +108,7 @@ class _Walk:
 
     partition_of: Mapping[Node, str]
     backend_of: Mapping[str, str]
-    costs: _Costs
+    costs: AskedCosts
     known: dict[GraphModule, _Sums] = field(default_factory=dict)
 
     def graph(self, module: GraphModule, constants: frozenset[Node], within: str | None) -> _Sums:
@@ -191,7 +145,7 @@ class _Walk:
         if graphs.operator_name(node) == "cond":
             inner = [max(inner, key=lambda each: each.total)]
         for each in inner:
-            sums.add(each, _trips(node))
+            sums.add(each, count_trips(node))
 
     def _place(self, partition: str | None) -> str:
         return HOST if partition is None else self.backend_of[partition]
@@ -210,16 +164,6 @@ class _Walk:
 def _bound_constants(nested: NestedGraph, constants: frozenset[Node]) -> frozenset[Node]:
     inner = [node for node in nested.module.graph.nodes if node.op == "placeholder"]
     return frozenset(node for node, outer in zip(inner, nested.bound, strict=True) if outer in constants)
-
-
-def _trips(node: Node) -> int:
-    """Return how often an operator runs its graphs: once for each element of what a map or scan goes over."""
-    if graphs.operator_name(node) not in ("map_impl", "scan") or node.target not in OPERAND_LAYOUTS:
-        return 1
-    mapped: Any = node.args[OPERAND_LAYOUTS[node.target].before[-1]]
-    first = mapped[0] if isinstance(mapped, (list, tuple)) and mapped else mapped
-    shape: Any = getattr(first.meta.get("val"), "shape", ()) if isinstance(first, Node) else ()
-    return size_hint(shape[0]) if len(shape) else 1
 
 
 # -- what would help ---------------------------------------------------------------------------------------------------
@@ -243,4 +187,4 @@ def _attention_remedy(edge: EdgeMethod) -> list[str]:
     return ['it comes from scaled_dot_product_attention, which LoweringOptions(rewrites="safe") rewrites']
 
 
-__all__ = ["LARGEST", "Predicted", "cost_of", "predict"]
+__all__ = ["LARGEST", "Predicted", "predict"]

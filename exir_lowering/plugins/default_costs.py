@@ -3,8 +3,8 @@
 Measured with ExecuTorch 1.5.1 on one core of a server (x86-64 with AVX-512, 2.6 GHz): the host's figures by
 `tests/benchmarks/calibrate.py`, those of delegates fitted to profiles of 15 transformers and convolutional models.
 Another device has other times, and so has the same machine when it is busy. What holds elsewhere are the ratios, such
-as that `where` costs about as much per element on the host as 400 multiply-adds in XNNPACK. A `CostTable` that
-`measure_costs` made on the device is better.
+as that `where` costs about as much per element on the host as 400 multiply-adds in XNNPACK. A `CostTable` with figures
+of the device is better.
 """
 
 from __future__ import annotations

@@ -1,119 +1,161 @@
-"""From proposals to an ExecuTorch `PartitionResult`: tags, owned constants, and a reason for each operator left."""
+"""From supports to an ExecuTorch `PartitionResult`: tags, owned constants, and a reason for each operator left."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import copy
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from executorch.exir.backend.utils import tag_constant_data, tag_mutated_buffer
 from torch.export import ExportedProgram
 from torch.fx import Node
 
-from exir_lowering import Adjustment, CompileSpec, DelegationSpec, ExplainedResult, Rejection, graphs
+from exir_lowering import (
+    Adjustment,
+    CompileSpec,
+    DelegationSpec,
+    ExplainedResult,
+    InputError,
+    Partitioner,
+    Rejection,
+    graphs,
+)
 from exir_lowering.partitioners.algorithms import limits as capacity
 from exir_lowering.partitioners.algorithms.convex import Proposal, list_computing
 from exir_lowering.partitioners.algorithms.limits import Limits
-from exir_lowering.partitioners.supports.support import No, Scope, Support, make_check, scopes
+from exir_lowering.partitioners.supports.support import GraphScope, No, Support, as_support, make_check, scopes
+
+
+class ClaimingPartitioner(Partitioner):  # type: ignore[misc]
+    """Claims what is proposed of each graph, within limits, and says why the rest stays on the host."""
+
+    def __init__(
+        self,
+        supports: Any,
+        compile_specs: Mapping[str, Sequence[CompileSpec]] | None,
+        limits: Limits | None,
+        keep_apart: bool,
+    ) -> None:
+        super().__init__()
+        self.supports = _check_supports(type(self).__name__, supports)
+        self.compile_specs = _check_specs(type(self).__name__, self.supports, compile_specs)
+        self.limits, self.keep_apart = limits or Limits(), keep_apart
+
+    @abstractmethod
+    def propose(self, scope: GraphScope, groups: Sequence[Sequence[Node]]) -> Sequence[Proposal]:
+        """Return the proposals for a graph in topological order; the groups are nodes that must stay together."""
+
+    @property
+    def asked_of_forms(self) -> Partitioner:
+        """Who says whether a form would be taken: of a few operators alone, hardly any saves anything."""
+        if self.limits.min_gain is None:
+            return self
+        asked = copy.copy(self)
+        asked.limits = replace(self.limits, min_gain=None)
+        return asked
+
+    def claim(self, program: ExportedProgram, *, state: bool = False) -> ExplainedResult:
+        """Tag what is proposed, and give partitions the constants that they read.
+
+        With `state`, a buffer that one partition alone reads and writes moves into it. Its backend must then keep
+        state; one that does not gives wrong results, or worse.
+        """
+        claims = _Claims(self)
+        for scope in claims.scopes(program):
+            groups = [group for support in self.supports.values() for group in support.groups(scope)]
+            claims.settle(scope, self.propose(scope, groups), groups)
+        tag_constant_data(program)
+        if state:
+            tag_mutated_buffer(program)
+        return ExplainedResult(
+            program, claims.destinations, tuple(claims.rejections.values()), tuple(claims.adjustments)
+        )
 
 
 @dataclass
-class Claims:
-    """What a partitioner claims of one program, graph by graph; the program's nodes get tags."""
+class _Claims:
+    """What is claimed of one program, graph by graph; the program's nodes get tags."""
 
-    program: ExportedProgram
-    compile_specs: Mapping[str, Sequence[CompileSpec]]
-    by: str  # the partitioner's name, for the rejections
-    _destinations: dict[str, DelegationSpec] = field(default_factory=dict)
-    _rejections: dict[str, Rejection] = field(default_factory=dict)
-    _adjustments: list[Adjustment] = field(default_factory=list)
+    partitioner: ClaimingPartitioner
+    destinations: dict[str, DelegationSpec] = field(default_factory=dict)
+    rejections: dict[str, Rejection] = field(default_factory=dict)  # the first one of each operator
+    adjustments: list[Adjustment] = field(default_factory=list)
     _moved: set[tuple[str, ...]] = field(default_factory=set)
 
-    def scopes(self) -> Iterator[Scope]:
+    @property
+    def _by(self) -> str:
+        return type(self.partitioner).__name__
+
+    def scopes(self, program: ExportedProgram) -> Iterator[GraphScope]:
         """Yield the graphs, the top one first, without those that a claimed operator calls: they move with it."""
-        for scope in scopes(self.program):
+        for scope in scopes(program):
             if not any(scope.path[:i] in self._moved for i in range(1, len(scope.path) + 1)):
                 yield scope
 
-    def settle(
-        self,
-        scope: Scope,
-        proposals: Sequence[Proposal],
-        limits: Limits,
-        *,
-        groups: Sequence[Sequence[Node]],
-        why: Callable[[Node], No | None],
-    ) -> None:
-        """Claim the proposals of a graph within limits, and give each operator that is left a reason.
-
-        The proposals are in topological order, the groups are nodes that must stay together; `why` returns None for an
-        operator whose reason has already been given.
-        """
-        kept, rejections, adjustments = capacity.apply(proposals, limits, scope, groups=groups, by=self.by)
+    def settle(self, scope: GraphScope, proposals: Sequence[Proposal], groups: Sequence[Sequence[Node]]) -> None:
+        """Claim the proposals of a graph within limits, and give each operator that is left a reason."""
+        limits = self.partitioner.limits
+        kept, rejections, adjustments = capacity.apply(proposals, limits, scope, groups=groups, by=self._by)
         self._claim(scope, kept)
-        self.explain(rejections, adjustments)
+        self.adjustments += adjustments
+        self.rejections.update((rejection.node, rejection) for rejection in rejections)
+        checks = {place: make_check(support, scope) for place, support in self.partitioner.supports.items()}
         for node in list_computing(scope.graph_module):
-            if graphs.is_operator(node) and graphs.DELEGATION_TAG not in node.meta:
-                no = why(node)
-                if no is not None:
-                    self._reject(scope, node, no)
+            name = graphs.qualified_name(scope.path, node)
+            if graphs.is_operator(node) and graphs.DELEGATION_TAG not in node.meta and name not in self.rejections:
+                no = _explain({place: check(node) for place, check in checks.items()})
+                by, operator = no.by or self._by, graphs.operator_name(node)
+                self.rejections[name] = Rejection("", name, operator, no.text, by, no.code)
 
-    def _claim(self, scope: Scope, proposals: Iterable[Proposal]) -> None:
+    def _claim(self, scope: GraphScope, proposals: Iterable[Proposal]) -> None:
         """Tag the nodes of each proposal with a tag of its own."""
         for proposal in proposals:
-            tag = f"{proposal.backend}_{len(self._destinations)}"
-            specs = list(self.compile_specs.get(proposal.backend, ()))
-            self._destinations[tag] = DelegationSpec(proposal.backend, specs)
+            tag = f"{proposal.backend}_{len(self.destinations)}"
+            specs = list(self.partitioner.compile_specs.get(proposal.backend, ()))
+            self.destinations[tag] = DelegationSpec(proposal.backend, specs)
             for node in proposal.nodes:
                 node.meta[graphs.DELEGATION_TAG] = tag
                 for nested in graphs.nested_graphs(scope.graph_module, node):
                     self._moved.add((*scope.path, nested.name))
 
-    def _reject(self, scope: Scope, node: Node, no: No) -> None:
-        """Record why an operator is not claimed; the first reason counts."""
-        name = graphs.qualified_name(scope.path, node)
-        rejection = Rejection("", name, graphs.operator_name(node), no.text, no.by or self.by, no.code)
-        self._rejections.setdefault(name, rejection)
 
-    def explain(self, rejections: Iterable[Rejection], adjustments: Iterable[Adjustment]) -> None:
-        """Take over rejections and adjustments from elsewhere; the first rejection of an operator counts."""
-        for rejection in rejections:
-            self._rejections.setdefault(rejection.node, rejection)
-        self._adjustments += adjustments
+def _explain(answers: Mapping[str, No | None]) -> No:
+    """Return why no backend takes a node, given what each of them said."""
+    said = {backend_id: no for backend_id, no in answers.items() if no is not None}
+    if len(said) < len(answers):
+        return No("group", "a node that it must stay together with is not supported", "")
+    first, *others = said.values()
+    if not others:
+        return first
+    text = "; ".join(f"{backend_id}: {no.text}" for backend_id, no in said.items())
+    return No(first.code, text, ", ".join(dict.fromkeys(no.by for no in said.values())))
 
-    def result(self, *, constants: Collection[Node] | None = None, state: bool = False) -> ExplainedResult:
-        """Give partitions the constants that they read, and return the result.
 
-        By default every parameter, buffer and constant that is not written may be owned. With `state`, a buffer that
-        one partition alone reads and writes moves into it. Its backend must then keep state; one that does not gives
-        wrong results, or worse.
-        """
-        tag_constant_data(self.program)
-        if constants is not None:
-            for node in graphs.lifted_inputs(self.program):
-                if node not in constants:
-                    node.meta.pop(graphs.DELEGATION_TAG, None)
-        if state:
-            tag_mutated_buffer(self.program)
-        return ExplainedResult(
-            self.program, self._destinations, tuple(self._rejections.values()), tuple(self._adjustments)
+def _check_supports(who: str, supports: Any) -> dict[str, Support]:
+    if not isinstance(supports, Mapping) or not supports or not all(isinstance(key, str) and key for key in supports):
+        raise InputError(
+            f"{who}: got supports={supports!r}, expected a mapping from backend ids to what each backend supports, "
+            "such as {'MyBackend': ops('aten.add.Tensor')}."
         )
+    return {backend_id: as_support(support) for backend_id, support in supports.items()}
 
 
-def explain(supports: Mapping[str, Support], scope: Scope) -> Callable[[Node], No]:
-    """Return a function that says why no backend takes a node of a graph."""
-    checks = {backend_id: make_check(support, scope) for backend_id, support in supports.items()}
+def _check_specs(
+    who: str, backends: Mapping[str, Any], given: Mapping[str, Sequence[CompileSpec]] | None
+) -> dict[str, list[CompileSpec]]:
+    given = {} if given is None else given
+    if not isinstance(given, Mapping):
+        raise InputError(f"{who}: got compile_specs={given!r}, expected a mapping from backend ids to lists.")
+    for backend_id, specs in given.items():
+        if backend_id not in backends:
+            raise InputError(
+                f"{who}: compile_specs names {backend_id!r}, which is not one of its backends: {', '.join(backends)}."
+            )
+        if not isinstance(specs, (list, tuple)) or not all(isinstance(spec, CompileSpec) for spec in specs):
+            raise InputError(f"{who}: compile_specs[{backend_id!r}] is {specs!r}, expected a list of CompileSpec.")
+    return {backend_id: list(specs) for backend_id, specs in given.items()}
 
-    def why(node: Node) -> No:
-        found = {backend_id: check(node) for backend_id, check in checks.items()}
-        if any(no is None for no in found.values()):
-            return No("group", "a node that it must stay together with is not supported", "")
-        said = {backend_id: no for backend_id, no in found.items() if no is not None}
-        if len(said) == 1:
-            return next(iter(said.values()))
-        text = "; ".join(f"{backend_id}: {no.text}" for backend_id, no in said.items())
-        return No(next(iter(said.values())).code, text, ", ".join(dict.fromkeys(no.by for no in said.values())))
 
-    return why
-
-
-__all__ = ["Claims", "explain"]
+__all__ = ["ClaimingPartitioner"]

@@ -19,7 +19,7 @@ from exir_lowering.graphs import collector, measures, quotient
 from exir_lowering.graphs.order import reach, topological
 from exir_lowering.graphs.schedule import Dag, schedule
 from exir_lowering.graphs.together import Sets, Together
-from exir_lowering.partitioners.supports.support import Scope, SupportLike, as_support, make_check
+from exir_lowering.partitioners.supports.support import GraphScope, SupportLike, as_support, make_check
 
 _NOT_COMPUTING = ("placeholder", "get_attr", "output")
 
@@ -38,7 +38,7 @@ class Proposal:
 
 
 def propose_partitions(
-    graph_module: GraphModule | Scope,
+    graph_module: GraphModule | GraphScope,
     support: SupportLike | Mapping[str, SupportLike],
     *,
     groups: Iterable[Iterable[Node]] = (),
@@ -51,7 +51,7 @@ def propose_partitions(
     get_attr and constants are left to their users. Linear in nodes and edges, deterministic.
 
     Args:
-        graph_module: The graph, or a `Scope` with what is known of its constants. Graphs nested in it are not
+        graph_module: The graph, or a `GraphScope` with what is known of its constants. Graphs nested in it are not
             processed; `graphs.walk` yields them.
         support: What is supported: a `Support`, a torch.fx `OperatorSupportBase`, a function from a node to a bool,
             or a mapping from backends to these, where the first one that takes a node gets it.
@@ -66,7 +66,7 @@ def propose_partitions(
         InputError: A group cannot be convex (the path is shown), or has nodes that are not in the graph.
         PartitionerContractError: A support raised.
     """
-    scope = graph_module if isinstance(graph_module, Scope) else Scope(graph_module)
+    scope = graph_module if isinstance(graph_module, GraphScope) else GraphScope(graph_module)
     supports = support if isinstance(support, Mapping) else {"": support}
     bound = [(name, as_support(candidate)) for name, candidate in supports.items()]
     nodes = list_computing(scope.graph_module)

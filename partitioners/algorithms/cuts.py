@@ -10,15 +10,15 @@ the same rule.
 
 from __future__ import annotations
 
-import heapq
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 
-import networkx as nx
+import numpy as np
 
 from exir_lowering.graphs.order import LeastFirst, topological
+from exir_lowering.graphs.together import Sets
 
 _EFFORT = 60_000
 """The most pins of nets to visit, over all orders; three orders are tried in any case."""
@@ -122,20 +122,16 @@ class _Graph:
         for size, pins in self.nets:
             for one, other in pairwise(sorted([position[vertex] for vertex in pins])):
                 before[other].append((one, size * scale))
-        starts, costs = _Minimum(len(order)), 0
+        # What it costs to cut the order before a position, plus what a segment from there to the current vertex reads.
+        starts, costs = np.zeros(len(order), np.int64), 0
         chosen: list[int] = []
-        first = 0
         for i, start in enumerate(self._find_windows(order)):
-            starts.put(i, costs)
+            starts[i] = costs
             # A segment that starts between the two vertices of a value and has the second one reads it from outside.
             for one, size in before[i]:
-                starts.add_after(one, size)
-            for expired in range(first, start):
-                starts.take_out(expired)
-            first = start
-            costs, best = starts.find_least()
-            costs += 1
-            chosen.append(best)
+                starts[max(one + 1, start) : i + 1] += size
+            chosen.append(start + int(starts[start : i + 1].argmin()))
+            costs = int(starts[chosen[-1]]) + 1
         pieces = [0] * len(order)
         end = len(order)
         while end:
@@ -176,7 +172,6 @@ class _Graph:
         forwards, backwards = list(range(self.count)), list(range(self.count - 1, -1, -1))
         parts = self._number_components()
         yield forwards
-        yield sorted(self._order_by_bytes_alive(), key=parts.__getitem__)
         yield sorted(_search_depth_first(preceding, forwards), key=parts.__getitem__)  # what each result needs
         needing = _search_depth_first(following, backwards)[::-1]  # after each vertex, what needs it
         yield sorted(needing, key=parts.__getitem__)
@@ -188,68 +183,15 @@ class _Graph:
                 order = _search_depth_first([sorted(others, key=keys.__getitem__) for others in edges], roots)
                 order = order if edges is preceding else order[::-1]
                 yield sorted(order, key=lambda vertex: keys[parts[vertex]])
-            yield self._order_by(keys)
-
-    def _order_by(self, keys: Sequence[float]) -> list[int]:
-        """Return the topological order that takes the smallest key first."""
-        return topological(self.problem.successors, LeastFirst(keys.__getitem__))
+            yield topological(following, LeastFirst(keys.__getitem__))
 
     def _number_components(self) -> list[int]:
         """Number the parts that share no edge, by their first vertices."""
-        edges = ((vertex, after) for vertex, following in enumerate(self.problem.successors) for after in following)
-        graph = nx.Graph(edges)
-        graph.add_nodes_from(range(self.count))
-        component = [0] * self.count
-        for members in nx.connected_components(graph):
-            first = min(members)
-            for vertex in members:
-                component[vertex] = first
-        return component
-
-    def _order_by_bytes_alive(self) -> list[int]:
-        """Order so that few bytes are alive: the next vertex is always the one that adds the least to them."""
-        return topological(self.problem.successors, _LeastAlive(self.nets, self.nets_of))
-
-
-class _LeastAlive:
-    """Takes the ready vertex that adds the least to the bytes that are alive; among equal ones, the latest."""
-
-    def __init__(self, nets: Sequence[tuple[int, Sequence[int]]], nets_of: Sequence[Sequence[int]]) -> None:
-        self._nets, self._nets_of = nets, nets_of
-        self._left = [len(pins) for _, pins in nets]
-        self._ready: set[int] = set()
-        self._heap: list[tuple[int, int, int]] = []
-        self._taken = 0
-
-    def _count_added(self, vertex: int) -> int:
-        change = 0
-        for net in self._nets_of[vertex]:
-            size, pins = self._nets[net]
-            change += size if self._left[net] == len(pins) else -size if self._left[net] == 1 else 0
-        return change
-
-    def push(self, vertex: int) -> None:
-        self._ready.add(vertex)
-        heapq.heappush(self._heap, (self._count_added(vertex), -self._taken, vertex))
-
-    def pop(self) -> int:
-        vertex = heapq.heappop(self._heap)[2]
-        while vertex not in self._ready:  # skip entries that were pushed again with another key
-            vertex = heapq.heappop(self._heap)[2]
-        self._ready.remove(vertex)
-        self._taken += 1
-        changed: dict[int, None] = {}
-        for net in self._nets_of[vertex]:
-            self._left[net] -= 1
-            if self._left[net] == 1 or self._left[net] == len(self._nets[net][1]) - 1:
-                changed.update(dict.fromkeys(self._nets[net][1]))
-        for other in changed:
-            if other in self._ready:
-                self.push(other)
-        return vertex
-
-    def __len__(self) -> int:
-        return len(self._ready)
+        parts = Sets(self.count)
+        for vertex, following in enumerate(self.problem.successors):
+            for after in following:
+                parts.join(vertex, after)
+        return list(map(parts.find, range(self.count)))
 
 
 def _search_depth_first(edges: Sequence[Sequence[int]], roots: Sequence[int]) -> list[int]:
@@ -277,57 +219,6 @@ def _number(pieces: Sequence[int]) -> list[int]:
     """Number pieces 0, 1, ... in their order."""
     number = {piece: i for i, piece in enumerate(sorted(set(pieces)))}
     return [number[piece] for piece in pieces]
-
-
-class _Minimum:
-    """The minimum of a list of numbers, where all after a position can grow at once: a tree with logarithmic steps."""
-
-    def __init__(self, count: int) -> None:
-        self.size = 1 << max(0, count - 1).bit_length()
-        self.none = 1 << 200
-        self.least_of = [self.none] * (2 * self.size)
-        self.grown = [0] * (2 * self.size)
-
-    def put(self, position: int, number: int) -> None:
-        """Put a number at a position."""
-        i = position + self.size
-        parent = i >> 1
-        while parent:
-            number -= self.grown[parent]
-            parent >>= 1
-        self.least_of[i] = number
-        self._lift(i)
-
-    def take_out(self, position: int) -> None:
-        """Remove the number at a position."""
-        self.least_of[position + self.size] = self.none
-        self._lift(position + self.size)
-
-    def add_after(self, position: int, amount: int) -> None:
-        """Add an amount to every number after a position."""
-        least_of, grown = self.least_of, self.grown
-        i = position + self.size
-        while i > 1:
-            if not i & 1:
-                least_of[i + 1] += amount
-                grown[i + 1] += amount
-            i >>= 1
-            left, right = least_of[2 * i], least_of[2 * i + 1]
-            least_of[i] = (left if left <= right else right) + grown[i]
-
-    def find_least(self) -> tuple[int, int]:
-        """Return the minimum and its position, the first one if there are several."""
-        i = 1
-        while i < self.size:
-            i = 2 * i if self.least_of[2 * i] <= self.least_of[2 * i + 1] else 2 * i + 1
-        return self.least_of[1], i - self.size
-
-    def _lift(self, i: int) -> None:
-        least_of, grown = self.least_of, self.grown
-        while i > 1:
-            i >>= 1
-            left, right = least_of[2 * i], least_of[2 * i + 1]
-            least_of[i] = (left if left <= right else right) + grown[i]
 
 
 class _Moves:

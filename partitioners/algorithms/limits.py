@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -10,10 +11,11 @@ from torch.fx import Node
 
 from exir_lowering import Adjustment, InputError, Rejection, graphs
 from exir_lowering.graphs import collector, measures, quotient
-from exir_lowering.graphs.together import Sets, Together
+from exir_lowering.graphs.together import Together
 from exir_lowering.partitioners.algorithms import cuts
 from exir_lowering.partitioners.algorithms.convex import Proposal, contract, list_computing
-from exir_lowering.partitioners.supports.support import Scope
+from exir_lowering.partitioners.algorithms.gains import Gains
+from exir_lowering.partitioners.supports.support import GraphScope
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +28,12 @@ class Limits:
         max_partitions: How many partitions a graph keeps: those with the most floating-point operations.
         max_nodes: A partition with more operators is cut where the fewest bytes cross.
         max_weight_bytes: A partition with more bytes of parameters, buffers and constants is also cut.
+        min_gain: A partition is kept only if it saves at least so many seconds of each call of the method, as a plan
+            predicts it, also if it is the whole graph: what its operators take on the host, less what they and a call
+            take in the backend, and what bringing data there takes. The costs are those of `LoweringOptions(costs=)`.
 
     Raises:
-        InputError: A limit is not an integer, is out of range, or leaves no size between `min_nodes` and `max_nodes`.
+        InputError: A limit is not a number, is out of range, or leaves no size between `min_nodes` and `max_nodes`.
     """
 
     min_nodes: int = 1
@@ -36,16 +41,18 @@ class Limits:
     max_partitions: int | None = None
     max_nodes: int | None = None
     max_weight_bytes: int | None = None
+    min_gain: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("min_nodes", "min_flops"):
-            value = getattr(self, name)
-            if not _is_integer(value) or value < 0:
-                raise InputError(f"Limits({name}={value!r}): expected an integer, 0 or more.")
-        for name in ("max_partitions", "max_nodes", "max_weight_bytes"):
-            value = getattr(self, name)
-            if value is not None and (not _is_integer(value) or value < 1):
-                raise InputError(f"Limits({name}={value!r}): expected an integer, 1 or more, or None for no limit.")
+        for name, least in _LEAST.items():
+            value, optional = getattr(self, name), least > 0
+            if not (value is None and optional) and (not _is_integer(value) or value < least):
+                none = ", or None for no limit" if optional else ""
+                raise InputError(f"Limits({name}={value!r}): expected an integer, {least} or more{none}.")
+        if self.min_gain is not None and not (_is_number(self.min_gain) and 0 <= self.min_gain < math.inf):
+            raise InputError(
+                f"Limits(min_gain={self.min_gain!r}): expected a number of seconds, 0 or more, or None for no limit."
+            )
         if self.max_nodes is not None and self.min_nodes > self.max_nodes:
             raise InputError(
                 f"Limits(min_nodes={self.min_nodes}, max_nodes={self.max_nodes}): no partition can have at least "
@@ -53,14 +60,21 @@ class Limits:
             )
 
 
+_LEAST = {"min_nodes": 0, "min_flops": 0, "max_partitions": 1, "max_nodes": 1, "max_weight_bytes": 1}
+
+
 def _is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_number(value: object) -> bool:
+    return _is_integer(value) or isinstance(value, float)
 
 
 def apply(
     proposals: Sequence[Proposal],
     limits: Limits,
-    scope: Scope,
+    scope: GraphScope,
     *,
     groups: Iterable[Iterable[Node]] = (),
     by: str,
@@ -73,26 +87,17 @@ def apply(
     Returns the proposals that are left, in topological order as they were given, a rejection for each operator that
     lost its partition, and an adjustment for each proposal that was cut or dropped.
     """
-    work = _Work(limits, scope, by, _number_groups(groups))
+    groups_of: dict[Node, list[Sequence[Node]]] = {}
+    for group in map(list, groups):
+        for node in group:
+            groups_of.setdefault(node, []).append(group)
+    work = _Work(limits, scope, by, groups_of)
     with collector.paused():
         kept = [piece for proposal in proposals for piece in work.cut(proposal)]
         kept = work.drop_small(kept)
+        kept = work.drop_losses(kept)
         kept = work.drop_surplus(kept)
     return kept, work.rejections, work.adjustments
-
-
-def _number_groups(groups: Iterable[Iterable[Node]]) -> dict[Node, int]:
-    """Return the number of each node's group; groups that share a node are one."""
-    listed = [list(group) for group in groups]
-    number: dict[Node, int] = {}
-    for group in listed:
-        for node in group:
-            number.setdefault(node, len(number))
-    sets = Sets(len(number))
-    for group in listed:
-        for node in group[1:]:
-            sets.join(number[group[0]], number[node])
-    return {node: sets.find(i) for node, i in number.items()}
 
 
 @dataclass(slots=True)
@@ -100,9 +105,9 @@ class _Work:
     """The limits of one graph while they are applied, and the rejections and adjustments so far."""
 
     limits: Limits
-    scope: Scope
+    scope: GraphScope
     by: str
-    group_of: Mapping[Node, int]
+    groups_of: Mapping[Node, Sequence[Sequence[Node]]]  # those that each node is in
     rejections: list[Rejection] = field(default_factory=list)
     adjustments: list[Adjustment] = field(default_factory=list)
 
@@ -113,7 +118,7 @@ class _Work:
         over = self._describe_excess(proposal.nodes)
         if not over:
             return [proposal]
-        units = _list_units(proposal.nodes, self.group_of)
+        units = _list_units(proposal.nodes, self.groups_of)
         left: dict[Node, str] = {}
         for unit in units:
             alone = self._describe_excess(unit)
@@ -173,6 +178,23 @@ class _Work:
                 kept.append(proposal)
         return kept
 
+    def drop_losses(self, proposals: Sequence[Proposal]) -> list[Proposal]:
+        """Drop what saves too little, in topological order: values that it shares with others move then."""
+        least, kept = self.limits.min_gain, []
+        if least is None:
+            return list(proposals)
+        gains = Gains(self.scope, proposals)
+        for proposal in proposals:
+            here, there = gains.compare(proposal)
+            if here - there >= least:
+                kept.append(proposal)
+                continue
+            gains.drop(proposal)
+            seconds = f"{here * 1e6:,.2f} us on the host, {there * 1e6:,.2f} us in {proposal.backend} with its call"
+            reason = f"{seconds} and its data, as predicted; min_gain={least * 1e6:,.2f} us"
+            self._drop(proposal.nodes, reason, "cost")
+        return kept
+
     def drop_surplus(self, proposals: Sequence[Proposal]) -> list[Proposal]:
         """Keep as many as allowed: those with the most work, then with the most operators, then the first ones."""
         most = self.limits.max_partitions
@@ -199,7 +221,7 @@ class _Work:
 
     def _drop(self, nodes: Sequence[Node], reason: str, code: str) -> None:
         self._adjust("dropped", nodes, reason)
-        text = f"its partition was dropped: {reason}" if code == "dropped" else reason
+        text = reason if code == "over_capacity" else f"its partition was dropped: {reason}"
         self.rejections += [
             Rejection("", self._name(node), graphs.operator_name(node), text, self.by, code)
             for node in _list_operators(nodes)
@@ -219,7 +241,7 @@ def _list_operators(nodes: Sequence[Node]) -> list[Node]:
     return [node for node in nodes if not graphs.is_getitem(node)]
 
 
-def _list_constants(nodes: Iterable[Node], scope: Scope) -> dict[Node, None]:
+def _list_constants(nodes: Iterable[Node], scope: GraphScope) -> dict[Node, None]:
     """Return the constants that nodes read, each once, in the order of their first use."""
     return {source: None for node in nodes for source in node.all_input_nodes if source in scope.constants}
 
@@ -232,7 +254,7 @@ def _format_count(number: int, what: str) -> str:
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
-def _count_crossing(nodes: Sequence[Node], pieces: Sequence[Proposal], scope: Scope) -> int:
+def _count_crossing(nodes: Sequence[Node], pieces: Sequence[Proposal], scope: GraphScope) -> int:
     """Return the bytes that cross between pieces; nodes without a piece are outside."""
     piece_of = {node: number for number, piece in enumerate(pieces) for node in piece.nodes}
     outside = len(pieces)
@@ -245,17 +267,18 @@ def _count_crossing(nodes: Sequence[Node], pieces: Sequence[Proposal], scope: Sc
 # -- the graph of what is never cut ------------------------------------------------------------------------------------
 
 
-def _list_units(nodes: Sequence[Node], group_of: Mapping[Node, int]) -> list[tuple[Node, ...]]:
+def _list_units(nodes: Sequence[Node], groups_of: Mapping[Node, Sequence[Sequence[Node]]]) -> list[tuple[Node, ...]]:
     """Return what is never cut, in topological order: an operator with its getitems, a group, groups on a cycle."""
     together = Together(nodes)
-    if together.join_equal(group_of):
+    joined = [together.join(group) for node in nodes for group in groups_of.get(node, ())]
+    if any(joined):
         together.close()
     tag_of = {node: str(number) for number, unit in enumerate(together.members().values()) for node in unit}
     return [unit.nodes for unit in quotient.order(nodes, tag_of, explain=False)[0]]
 
 
 def _list_nets(
-    readers: Mapping[Node, int], makers: Mapping[Node, int], scope: Scope
+    readers: Mapping[Node, int], makers: Mapping[Node, int], scope: GraphScope
 ) -> list[tuple[int, tuple[int, ...]]]:
     """Return each value that is read, with its bytes and the vertices that make or read it."""
     pins: dict[Node, dict[int, None]] = {}
@@ -268,7 +291,7 @@ def _list_nets(
 
 
 def _make_problem(
-    nodes: Sequence[Node], vertices: Sequence[Sequence[Node]], limits: Limits, scope: Scope
+    nodes: Sequence[Node], vertices: Sequence[Sequence[Node]], limits: Limits, scope: GraphScope
 ) -> cuts.CutProblem:
     vertex_of = {node: vertex for vertex, members in enumerate(vertices) for node in members}
     following: list[dict[int, None]] = [{} for _ in vertices]

@@ -9,12 +9,12 @@ from functools import cache
 from typing import Any
 
 import torch
+from executorch.backends.xnnpack.utils.quant_utils import IS_IMPLICIT_Q_DQ_TAG
 from executorch.exir.backend.partitioner import DelegationSpec
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
-from exir_lowering import Adjustment, Partitioner, PartitionerContractError, Rejection, graphs
-from exir_lowering.partitioners.algorithms.quantization_marks import clear_marks
+from exir_lowering import Adjustment, ExplainedResult, Partitioner, PartitionerContractError, Rejection, graphs
 from exir_lowering.plugins import asking, refusals
 
 
@@ -50,13 +50,28 @@ def run(partitioner: Partitioner, program: ExportedProgram, out_of_sight: Iterab
         _take_off(who, replace(answer, tagged=program))
     kept = {node: tags[key] for node, key in names.items() if key in tags and node not in unseen and node not in calls}
     if unseen:
-        clear_marks(names, kept)
+        _clear_marks(names, kept)
     return Run(
         kept,
         answer.destinations,
         (*rejections, *_list_left(names, calls)),
         answer.adjustments,
     )
+
+
+def tagged(
+    program: ExportedProgram,
+    tags: Mapping[Node, str],
+    destinations: Mapping[str, DelegationSpec],
+    rejections: Iterable[Rejection],
+    adjustments: Iterable[Adjustment],
+) -> ExplainedResult:
+    """Tag a program, and return the result with the destinations that are used."""
+    for node, tag in tags.items():
+        node.meta[graphs.DELEGATION_TAG] = tag
+    used = set(tags.values())
+    kept = {tag: spec for tag, spec in destinations.items() if tag in used}
+    return ExplainedResult(program, kept, tuple(rejections), tuple(adjustments))
 
 
 def _calls_of(module: GraphModule, unseen: Collection[Node]) -> dict[Node, str]:
@@ -143,4 +158,30 @@ def _make_unsupported_operator() -> Any:
 
 _KEPT: list[torch.library.Library] = []
 
-__all__ = ["Run", "ask_preserved", "run"]
+
+# -- marks of XNNPACK -------------------------------------------------------------------------------------------------
+
+
+def _clear_marks(nodes: Iterable[Node], claimed: Collection[Node]) -> None:
+    """Clear the marks by which XNNPACK treats a quantize or dequantize as part of an operator that is not claimed.
+
+    Its checks mark the neighbours of an operator before they refuse the operator. A node that is claimed by itself and
+    still marked is compiled to nothing, and the results are wrong. The nodes are those of a program, inputs first.
+    """
+    valid: set[Node] = set()
+    for node in reversed(list(nodes)):
+        if IS_IMPLICIT_Q_DQ_TAG not in node.meta:
+            continue
+        read_by = any(user in claimed and IS_IMPLICIT_Q_DQ_TAG not in user.meta for user in node.users)
+        made_by = any(source in claimed and not _quantizes(source) for source in node.all_input_nodes)
+        if read_by or any(user in valid for user in node.users) or (made_by and "dequantize" not in node.name):
+            valid.add(node)
+        else:
+            del node.meta[IS_IMPLICIT_Q_DQ_TAG]
+
+
+def _quantizes(node: Node) -> bool:
+    return node.op != "call_function" or graphs.operator_name(node).startswith("quantized_decomposed.")
+
+
+__all__ = ["Run", "ask_preserved", "run", "tagged"]

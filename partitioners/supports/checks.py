@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +11,9 @@ from torch.fx import Node
 
 from exir_lowering import InputError, graphs
 from exir_lowering.graphs import measures
-from exir_lowering.partitioners.supports.support import ReasonedCheck, Scope, Support
+from exir_lowering.partitioners.supports.support import GraphScope, ReasonedCheck, Support
+
+_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def ops(*operators: Any) -> Support:
@@ -28,7 +31,7 @@ def ops(*operators: Any) -> Support:
         check_operator(name)
     wanted = frozenset(names)
 
-    def reason(node: Node, scope: Scope) -> str:
+    def reason(node: Node, scope: GraphScope) -> str:
         name = graphs.operator_name(node)
         taken = name in wanted or name.rpartition(".")[0] in wanted
         return "" if taken else f"{name} is not in the supported operators"
@@ -61,81 +64,73 @@ def check_operator(name: str) -> None:
 
 def dtypes(*allowed: torch.dtype) -> Support:
     """Support nodes whose inputs and results all have one of these dtypes."""
+    supported = _join(map(_shorten, allowed))
 
-    def reason(node: Node, scope: Scope) -> str:
-        for source in (*node.all_input_nodes, node):
-            for tensor in measures.tensors(source.meta.get("val")):
-                if tensor.dtype not in allowed:
-                    role, supported = _name_role(source, node), _join(map(_shorten, allowed))
-                    return f"{role} is {_shorten(tensor.dtype)}, supported: {supported}"
-        return ""
+    def fault(tensor: torch.Tensor) -> str:
+        return "" if tensor.dtype in allowed else f"is {_shorten(tensor.dtype)}, supported: {supported}"
 
-    return ReasonedCheck(f"dtypes({_join(map(_shorten, allowed))})", "dtype", reason)
+    return _check_tensors(f"dtypes({supported})", "dtype", fault)
 
 
 def ranks(least: int, most: int) -> Support:
     """Support nodes whose inputs and results all have between `least` and `most` dimensions."""
 
-    def reason(node: Node, scope: Scope) -> str:
-        for source in (*node.all_input_nodes, node):
-            for tensor in measures.tensors(source.meta.get("val")):
-                if not least <= tensor.dim() <= most:
-                    return f"{_name_role(source, node)} has rank {tensor.dim()}, supported: {least} to {most}"
-        return ""
+    def fault(tensor: torch.Tensor) -> str:
+        return "" if least <= tensor.dim() <= most else f"has rank {tensor.dim()}, supported: {least} to {most}"
 
-    return ReasonedCheck(f"ranks({least}, {most})", "rank", reason)
+    return _check_tensors(f"ranks({least}, {most})", "rank", fault)
 
 
 def static_shapes() -> Support:
     """Support nodes whose inputs and results all have sizes that are known ahead of time."""
 
-    def reason(node: Node, scope: Scope) -> str:
-        for source in (*node.all_input_nodes, node):
-            if isinstance(source.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool)):
-                return f"{_name_role(source, node)} is a size that is not known ahead of time"
-            for tensor in measures.tensors(source.meta.get("val")):
-                if not all(isinstance(size, int) for size in tensor.shape):
-                    return f"{_name_role(source, node)} has the dynamic shape {list(tensor.shape)}"
-        return ""
+    def fault(tensor: torch.Tensor) -> str:
+        static = all(isinstance(size, int) for size in tensor.shape)
+        return "" if static else f"has the dynamic shape {list(tensor.shape)}"
 
-    return ReasonedCheck("static_shapes()", "dynamic_shape", reason)
+    symbolic = "is a size that is not known ahead of time"
+    return _check_tensors("static_shapes()", "dynamic_shape", fault, symbolic)
 
 
 def memory_format(*formats: torch.memory_format) -> Support:
     """Support nodes whose inputs and results all have one of these memory formats."""
 
-    def reason(node: Node, scope: Scope) -> str:
+    def fault(tensor: torch.Tensor) -> str:
+        known = any(_fits(tensor, wanted) for wanted in formats)
+        return "" if known else f"has strides {list(tensor.stride())}, supported: {_join(formats)}"
+
+    return _check_tensors(f"memory_format({_join(formats)})", "memory_format", fault)
+
+
+def _check_tensors(name: str, code: str, fault: Callable[[torch.Tensor], str], symbolic: str = "") -> Support:
+    """Make a check of each tensor that a node reads or makes; `symbolic` is the fault of numbers known at run time."""
+
+    def reason(node: Node, scope: GraphScope) -> str:
         for source in (*node.all_input_nodes, node):
-            for tensor in measures.tensors(source.meta.get("val")):
-                if not any(_fits(tensor, wanted) for wanted in formats):
-                    return (
-                        f"{_name_role(source, node)} has strides {list(tensor.stride())}, supported: {_join(formats)}"
-                    )
+            value = source.meta.get("val")
+            faults = [symbolic] if isinstance(value, _SYMBOLS) else map(fault, measures.tensors(value))
+            text = next(filter(None, faults), "")
+            if text:
+                return f"{'the result' if source is node else f'input {source.name}'} {text}"
         return ""
 
-    return ReasonedCheck(f"memory_format({_join(formats)})", "memory_format", reason)
+    return ReasonedCheck(name, code, reason)
 
 
 def _fits(tensor: torch.Tensor, wanted: torch.memory_format) -> bool:
     rank = {torch.channels_last: 4, torch.channels_last_3d: 5}.get(wanted)
-    if rank is not None and tensor.dim() != rank:
-        return False
-    return tensor.is_contiguous(memory_format=wanted)
+    return rank in (None, tensor.dim()) and tensor.is_contiguous(memory_format=wanted)
 
 
 def constant_arguments(*names: str) -> Support:
     """Support nodes whose arguments with these names, if the operator has them, are numbers known ahead of time."""
 
-    def reason(node: Node, scope: Scope) -> str:
-        for name in names:
-            value = graphs.argument(node, name)
-            held: list[Node] = []
-            torch.fx.node.map_arg((value,), held.append)
-            if held:
-                return f"argument {name} is computed at run time (by {held[0].name})"
-        return ""
+    def fault(name: str, value: Any, scope: GraphScope) -> str:
+        held: list[Node] = []
+        torch.fx.node.map_arg((value,), held.append)
+        return f" is computed at run time (by {held[0].name})" if held else ""
 
-    return ReasonedCheck(f"constant_arguments({_join(names)})", "argument", reason)
+    return _check_arguments(f"constant_arguments({_join(names)})", "argument", names, fault)
 
 
 def argument_values(**allowed: Any) -> Support:
@@ -146,20 +141,16 @@ def argument_values(**allowed: Any) -> Support:
             argument that a node leaves out, or that its operator does not have, is not checked.
     """
 
-    def reason(node: Node, scope: Scope) -> str:
-        for name, wanted in allowed.items():
-            value = graphs.argument(node, name)
-            if value is None:
-                continue
-            if callable(wanted):
-                fits = wanted(value)
-            else:
-                fits = value in wanted if isinstance(wanted, (set, frozenset, tuple, range)) else value == wanted
-            if not fits:
-                return f"argument {name}={value} is not supported" + ("" if callable(wanted) else f", only {wanted}")
-        return ""
+    def fault(name: str, value: Any, scope: GraphScope) -> str:
+        wanted = allowed[name]
+        if value is None:
+            return ""
+        if callable(wanted):
+            return "" if wanted(value) else f"={value} is not supported"
+        fits = value in wanted if isinstance(wanted, (set, frozenset, tuple, range)) else value == wanted
+        return "" if fits else f"={value} is not supported, only {wanted}"
 
-    return ReasonedCheck(f"argument_values({_join(allowed)})", "argument", reason)
+    return _check_arguments(f"argument_values({_join(allowed)})", "argument", tuple(allowed), fault)
 
 
 def constant_weights(*names: str) -> Support:
@@ -168,25 +159,30 @@ def constant_weights(*names: str) -> Support:
     Args:
         names: Names of arguments such as "weight"; by default weight, bias, running_mean, running_var.
     """
+
+    def fault(name: str, value: Any, scope: GraphScope) -> str:
+        known = not isinstance(value, Node) or value in scope.constants
+        return "" if known else f" is computed ({value.name}), expected a parameter, buffer or constant"
+
     wanted = names or ("weight", "bias", "running_mean", "running_var")
+    return _check_arguments(f"constant_weights({_join(names)})", "weight", wanted, fault)
 
-    def reason(node: Node, scope: Scope) -> str:
-        for name in wanted:
-            value = graphs.argument(node, name)
-            if isinstance(value, Node) and value not in scope.constants:
-                return f"argument {name} is computed ({value.name}), expected a parameter, buffer or constant"
-        return ""
 
-    return ReasonedCheck(f"constant_weights({_join(names)})", "weight", reason)
+def _check_arguments(
+    name: str, code: str, names: Sequence[str], fault: Callable[[str, Any, GraphScope], str]
+) -> Support:
+    """Make a check of a node's arguments with some names."""
+
+    def reason(node: Node, scope: GraphScope) -> str:
+        found = ((each, fault(each, graphs.argument(node, each), scope)) for each in names)
+        return next((f"argument {each}{text}" for each, text in found if text), "")
+
+    return ReasonedCheck(name, code, reason)
 
 
 def everything() -> Support:
     """Support every operator."""
     return ReasonedCheck("everything()", "op", lambda node, scope: "")
-
-
-def _name_role(source: Node, node: Node) -> str:
-    return "the result" if source is node else f"input {source.name}"
 
 
 def _shorten(dtype: torch.dtype) -> str:

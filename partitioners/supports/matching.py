@@ -1,24 +1,327 @@
-"""Choose among the matches of small operator graphs in a large one: which one wins, and which would form a cycle."""
+"""Find small operator graphs in a large one: matches, which of them win, and which would form a cycle."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import inspect
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import networkx as nx
+import torch
 from torch.fx import Node
 
-from exir_lowering.graphs.order import LeastFirst, topological
-from exir_lowering.partitioners.supports.match_search import Candidate, Search, SearchedGraph
-from exir_lowering.partitioners.supports.support import Scope
+from exir_lowering import graphs
+from exir_lowering.partitioners.supports.support import GraphScope
+from exir_lowering.partitioners.supports.templates import (
+    ANY,
+    HeldNumber,
+    Template,
+    TemplateInput,
+    TemplateOperator,
+    order_arguments,
+)
 
 _ROUNDS = 8
 """For how many rounds one match of each cycle is dropped; then half of them are, to limit the rounds."""
 
 
+_COMMUTATIVE = frozenset(
+    {
+        "aten.add.Tensor", "aten.bitwise_and.Tensor", "aten.bitwise_or.Tensor", "aten.bitwise_xor.Tensor",
+        "aten.eq.Tensor", "aten.fmax.default", "aten.fmin.default", "aten.logical_and.default",
+        "aten.logical_or.default", "aten.logical_xor.default", "aten.maximum.default", "aten.minimum.default",
+        "aten.mul.Tensor", "aten.ne.Tensor",
+    }
+)  # fmt: skip
+"""Operators whose first two operands may be in either order; add only if its third one, alpha, is 1."""
+
+
 @dataclass(frozen=True, slots=True)
-class Found:
+class Candidate:
+    """What to search for: a template, and the check that may refuse a match."""
+
+    name: str  # in messages
+    template: Template
+    priority: int  # higher ones choose first
+    # Whether to take a match, given its nodes, inputs and results.
+    accept: Callable[[tuple[Node, ...], Mapping[str, Any], tuple[Node, ...]], bool]
+
+
+def find_constant_value(scope: GraphScope, node: Node) -> torch.Tensor | None:
+    """Return the value of a constant with one element, None if the graph does not show it."""
+    if node.op == "get_attr":
+        value = graphs.attribute(scope.graph_module, str(node.target))
+    else:
+        value = getattr(node.meta.get("val"), "constant", None)
+    return value if isinstance(value, torch.Tensor) else None
+
+
+_Todo = tuple[Any, Any, Any] | None
+"""What is left to compare: part of a pattern, a node or value, and the rest: a linked list that choices share."""
+
+
+class SearchedGraph:
+    """A graph, which of its nodes are taken, and why others nearly were; see `Matching`."""
+
+    def __init__(self, scope: GraphScope) -> None:
+        self.scope = scope
+        self.nodes = list(scope.graph_module.graph.nodes)
+        self.position = {node: i for i, node in enumerate(self.nodes)}
+        self.name: dict[Node, str] = {}
+        self.by_name: dict[str, list[Node]] = {}
+        for node in self.nodes:
+            if node.op == "call_function":
+                name = self.name[node] = graphs.operator_name(node)
+                self.by_name.setdefault(name, []).append(node)
+        self.taken: dict[Node, str] = {}
+        self.reasons: dict[Node, tuple[int, str]] = {}
+        self.nearest: dict[int, tuple[Node, str]] = {}
+        self.users: dict[Node, dict[str, deque[Node]]] = {}
+        self.comparisons = 0
+
+    def ordered(self, nodes: Iterable[Node]) -> tuple[Node, ...]:
+        """Return nodes in graph order."""
+        return tuple(sorted(nodes, key=self.position.__getitem__))
+
+    def free_users(self, node: Node, name: str) -> Iterator[Node]:
+        """Yield a node's users with a name that are in no match, in graph order; each is skipped once."""
+        if node not in self.users:
+            table = self.users[node] = {}
+            for user in self.ordered(node.users):
+                table.setdefault(self.name.get(user, ""), deque()).append(user)
+        waiting = self.users[node].get(name, deque())
+        while waiting and waiting[0] in self.taken:
+            waiting.popleft()
+        yield from (user for user in waiting if user not in self.taken)
+
+    def is_constant(self, value: Any) -> bool:
+        """Return whether a value is a node that stands for a parameter, buffer or constant."""
+        return isinstance(value, Node) and (value in self.scope.constants or value.op == "get_attr")
+
+
+class Search:
+    """The search for one match, starting at an anchor, with backtracking."""
+
+    def __init__(self, graph: SearchedGraph, candidate: Candidate) -> None:
+        self.graph, self.candidate, self.template = graph, candidate, candidate.template
+        self.bound: dict[TemplateOperator | TemplateInput, Any] = {}
+        self.term_of: dict[Node, TemplateOperator] = {}
+        self.trail: list[TemplateOperator | TemplateInput] = []
+        self.reason = ""
+        self.refused: tuple[Node, ...] = ()
+        self.left = 1024 + 64 * len(self.template.operators)
+
+    def run(self, anchor: Node) -> tuple[Node, ...] | None:
+        """Return the nodes of an accepted match whose last operator is the anchor."""
+        start: _Todo = (self.template.operators[-1], anchor, None)
+        choices: list[tuple[Iterator[_Todo], int]] = [(iter((start,)), 0)]
+        while choices and self.left > 0:
+            options, mark = choices[-1]
+            self._take_back(mark)
+            found = list(islice(options, 1))
+            if not found:
+                choices.pop()
+                continue
+            further = self._go_up() if found[0] is None else iter(self._compare(*found[0]))
+            if further is not None:
+                choices.append((further, len(self.trail)))
+            elif (nodes := self._finish()) is not None:
+                return nodes
+        if self.left <= 0:
+            self._refuse((anchor,), "there are too many ways to compare it with the graph")
+        return None
+
+    def _take_back(self, mark: int) -> None:
+        while len(self.trail) > mark:
+            value = self.bound.pop(term := self.trail.pop())
+            if isinstance(term, TemplateOperator):
+                del self.term_of[value]
+
+    def _bind(self, term: TemplateOperator | TemplateInput, value: Any) -> None:
+        self.bound[term] = value
+        self.trail.append(term)
+
+    def _refuse(self, nodes: tuple[Node, ...], reason: str) -> None:
+        if not self.refused:
+            self.reason, self.refused = reason, nodes
+
+    def _compare(self, term: Any, value: Any, rest: _Todo) -> list[_Todo]:
+        """Return the ways to continue if a part of the pattern and a node or value fit; empty if they do not."""
+        self.graph.comparisons += 1
+        self.left -= 1
+        if isinstance(term, TemplateOperator):
+            return self._compare_operator(term, value, rest)
+        if isinstance(term, TemplateInput):
+            if term in self.bound:
+                return [rest] if _is_same(self.bound[term], value) else []
+            if not self._fits_input(term, value):
+                return []
+            self._bind(term, value)
+            return [rest]
+        if isinstance(term, (list, tuple)):
+            if not isinstance(value, (list, tuple)) or len(term) != len(value):
+                return []
+            return [_push(term, value, rest)]
+        return [rest] if self._fits_value(term, value) else []
+
+    def _fits_input(self, term: TemplateInput, value: Any) -> bool:
+        if term.wildcard:
+            return True
+        return (
+            self.graph.is_constant(value)
+            if term.constant
+            else value is not None and value is not inspect.Parameter.empty
+        )
+
+    def _fits_value(self, term: Any, value: Any) -> bool:
+        if term is ANY:
+            return True
+        if isinstance(term, HeldNumber):
+            known = find_constant_value(self.graph.scope, value) if self.graph.is_constant(value) else None
+            return known is not None and known.dtype == term.value.dtype and torch.equal(known, term.value)
+        return not isinstance(value, Node) and bool(term == value)
+
+    def _compare_operator(self, term: TemplateOperator, value: Any, rest: _Todo) -> list[_Todo]:
+        if term in self.bound:
+            return [rest] if self.bound[term] is value else []
+        if not self._may_be(term, value):
+            return []
+        if value in self.graph.taken:
+            why = f"node {value.name} is in a match of pattern {self.graph.taken[value]}"
+            self._refuse(self.graph.ordered(self.term_of), why)
+            return []
+        name = self.graph.name[value]
+        wanted, got = term.arguments[name], order_arguments(name, value.args, value.kwargs)
+        if len(wanted) != len(got):
+            return []
+        self._bind(term, value)
+        self.term_of[value] = term
+        ways = [_push(wanted, got, rest)]
+        if name in _COMMUTATIVE and _commutes(got) and not _is_same(got[0], got[1]):
+            swapped = (got[1], got[0], *got[2:])
+            likely = [self._heads_fit(wanted, got), self._heads_fit(wanted, swapped)]
+            both = [ways[0], _push(wanted, swapped, rest)]
+            ways = [way for way, fits in zip(both, likely, strict=True) if fits]
+        return ways
+
+    def _may_be(self, term: TemplateOperator, value: Any) -> bool:
+        return isinstance(value, Node) and value not in self.term_of and self.graph.name.get(value) in term.arguments
+
+    def _heads_fit(self, wanted: Sequence[Any], got: Sequence[Any]) -> bool:
+        """Look one level ahead, so that most operands have one order only."""
+        for term, value in zip(wanted[:2], got[:2], strict=True):
+            if isinstance(term, (TemplateOperator, TemplateInput)) and term in self.bound:
+                fits = _is_same(self.bound[term], value)
+            elif isinstance(term, TemplateOperator):
+                fits = self._may_be(term, value)
+            else:
+                fits = (
+                    self._fits_input(term, value) if isinstance(term, TemplateInput) else self._fits_value(term, value)
+                )
+            if not fits:
+                return False
+        return True
+
+    def _go_up(self) -> Iterator[_Todo] | None:
+        """Go from a bound operator to one that is not bound; None if all are."""
+        missing = [term for term in self.template.operators if term not in self.bound]
+        for term in missing:
+            for source in term.read():
+                node = self.bound.get(source)
+                if isinstance(node, Node):
+                    return self._users_like(term, node)
+        return iter(()) if missing else None
+
+    def _users_like(self, term: TemplateOperator, node: Node) -> Iterator[_Todo]:
+        for name in term.arguments:
+            for user in self.graph.free_users(node, name):
+                self.left -= 1
+                if user not in self.term_of:
+                    yield term, user, None
+
+    def _finish(self) -> tuple[Node, ...] | None:
+        """Check a complete match, and return its nodes if it is valid."""
+        results = tuple(self.bound[term] for term in self.template.results)
+        following = [u for n in self.term_of for u in n.users if graphs.is_getitem(u) and u not in self.term_of]
+        nodes = self.graph.ordered([*self.term_of, *(u for u in following if u.args[0] in results or not u.users)])
+        inputs = {term.name: value for term, value in self.bound.items() if isinstance(term, TemplateInput)}
+        reason = self._find_escape(nodes, results) or self._find_held_input(nodes, inputs)
+        if not reason and len(results) > 1:
+            reason = _find_way_back(nodes, self.graph.position)
+        if not reason and not self.candidate.accept(nodes, inputs, results):
+            reason = "its check refused it"
+        if reason:
+            self._refuse(nodes, reason)
+            return None
+        return nodes
+
+    def _find_escape(self, nodes: Sequence[Node], results: Sequence[Node]) -> str:
+        inside = set(nodes)
+        for node in nodes:
+            if node in results or (graphs.is_getitem(node) and node.args[0] in results):
+                continue
+            for user in node.users:
+                if user not in inside:
+                    return f"{node.name}, which is not among its results, is used outside of it by {user.name}"
+        return ""
+
+    def _find_held_input(self, nodes: Sequence[Node], inputs: Mapping[str, Any]) -> str:
+        inside = set(nodes)
+        for name, value in inputs.items():
+            held: list[Node] = []
+            torch.fx.node.map_arg((value,), held.append)
+            if not inside.isdisjoint(held):
+                return f"its input {name} would be {held[0].name}, which is inside the match"
+        return ""
+
+
+def _push(terms: Sequence[Any], values: Sequence[Any], rest: _Todo) -> _Todo:
+    for term, value in zip(reversed(terms), reversed(values), strict=True):
+        rest = (term, value, rest)
+    return rest
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, Node) or isinstance(other, Node):
+        return one is other
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    return type(one) is type(other) and bool(one == other)
+
+
+def _commutes(got: Sequence[Any]) -> bool:
+    return len(got) == 2 or (not isinstance(got[2], Node) and got[2] == 1)
+
+
+def _find_way_back(nodes: Sequence[Node], position: Mapping[Node, int]) -> str:
+    """Describe a path that leaves some nodes and comes back; "" if there is none."""
+    inside, last = set(nodes), position[nodes[-1]]
+    parent: dict[Node, Node] = {}
+    stack = list(reversed(nodes))
+    while stack:
+        node = stack.pop()
+        for user in node.users:
+            if user in inside:
+                if node in inside:
+                    continue
+                path = [user, node]
+                while path[-1] not in inside:
+                    path.append(parent[path[-1]])
+                return f"the path {' -> '.join(n.name for n in reversed(path))} leaves it and comes back"
+            if user not in parent and position[user] < last:
+                parent[user] = node
+                stack.append(user)
+    return ""
+
+
+# -- which matches win -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
     """A match: the number of its candidate, and its nodes in graph order."""
 
     candidate: int
@@ -27,70 +330,63 @@ class Found:
 
 @dataclass(slots=True)
 class Matching:
-    """The matches of one graph."""
+    """The matches of one graph, by positions of nodes: nodes that are remembered would keep their graph alive."""
 
-    # The chosen ones in topological order, by their last nodes where it is free.
-    found: list[Found] = field(default_factory=list)
+    # The numbers of the candidates that were chosen and their nodes, in topological order, by their last nodes where it
+    # is free.
+    found: tuple[tuple[int, tuple[int, ...]], ...]
     # For nodes that were nearly in a match, the candidate's number and why not.
-    reasons: dict[Node, tuple[int, str]] = field(default_factory=dict)
-    # For candidates without a match, the first node that nearly matched, and why it did not.
-    nearest: dict[int, tuple[Node, str]] = field(default_factory=dict)
-    comparisons: int = 0  # how many times a part of a pattern was compared with a node or value
+    reasons: dict[int, tuple[int, str]]
+    # For candidates without a match, the first node that nearly matched, by its name, and why it did not.
+    nearest: dict[int, tuple[str, str]]
+    comparisons: int  # how many times a part of a pattern was compared with a node or value
 
 
-def find(scope: Scope, candidates: Sequence[Candidate]) -> Matching:
+def find(scope: GraphScope, candidates: Sequence[Candidate]) -> Matching:
     """Choose matches that share no node and that can all be contracted at once.
 
     Higher priority goes first, then more operators, then the match whose last operator comes first in the graph, then
     the order of the candidates.
     """
     graph = SearchedGraph(scope)
-    matching = Matching()
-    ranked: list[Found] = []
-    for _, numbers in sorted(_rank(candidates).items()):
-        for anchor, number in _list_anchors(graph, candidates, numbers):
-            if anchor in graph.taken:
-                matching.nearest.setdefault(number, (anchor, f"it is in a match of pattern {graph.taken[anchor]}"))
-                continue
-            search = Search(graph, candidates[number])
-            nodes = search.run(anchor)
-            if nodes is not None:
-                ranked.append(Found(number, nodes))
-                graph.taken.update(dict.fromkeys(nodes, candidates[number].name))
-            else:
-                if search.refused:
-                    matching.nearest.setdefault(number, (anchor, search.reason))
-                for node in search.refused:
-                    matching.reasons.setdefault(node, (number, search.reason))
-    matching.comparisons = graph.comparisons
+    ranked: list[_Found] = []
+    for anchor, number in _list_tries(graph, candidates):
+        if anchor in graph.taken:
+            graph.nearest.setdefault(number, (anchor, f"it is in a match of pattern {graph.taken[anchor]}"))
+            continue
+        search = Search(graph, candidates[number])
+        nodes = search.run(anchor)
+        if nodes is not None:
+            ranked.append(_Found(number, nodes))
+            graph.taken.update(dict.fromkeys(nodes, candidates[number].name))
+            continue
+        if search.refused:
+            graph.nearest.setdefault(number, (anchor, search.reason))
+        for node in search.refused:
+            graph.reasons.setdefault(node, (number, search.reason))
     several = [len(candidate.template.results) > 1 for candidate in candidates]
-    kept = _break_cycles(graph, ranked, several, matching)
-    matching.found = _sort_matches(graph, kept, any(several[found.candidate] for found in kept))
-    return matching
+    kept = _break_cycles(graph, ranked, several)
+    kept = _sort_matches(graph, kept, any(several[found.candidate] for found in kept))
+    return Matching(
+        tuple((found.candidate, tuple(map(graph.position.__getitem__, found.nodes))) for found in kept),
+        {graph.position[node]: reason for node, reason in graph.reasons.items()},
+        {number: (graphs.qualified_name(scope.path, node), text) for number, (node, text) in graph.nearest.items()},
+        graph.comparisons,
+    )
 
 
-def _rank(candidates: Sequence[Candidate]) -> dict[tuple[int, int], list[int]]:
-    ranks: dict[tuple[int, int], list[int]] = {}
-    for number, candidate in enumerate(candidates):
-        ranks.setdefault((-candidate.priority, -len(candidate.template.operators)), []).append(number)
-    return ranks
-
-
-def _list_anchors(
-    graph: SearchedGraph, candidates: Sequence[Candidate], numbers: Sequence[int]
-) -> list[tuple[Node, int]]:
-    pairs = [
-        (anchor, number)
-        for number in numbers
-        for name in candidates[number].template.operators[-1].arguments
+def _list_tries(graph: SearchedGraph, candidates: Sequence[Candidate]) -> list[tuple[Node, int]]:
+    """Return where to search for which candidate, in the order in which they choose."""
+    tries = [
+        (-candidate.priority, -len(candidate.template.operators), graph.position[anchor], number)
+        for number, candidate in enumerate(candidates)
+        for name in candidate.template.operators[-1].arguments
         for anchor in graph.by_name.get(name, ())
     ]
-    return sorted(pairs, key=lambda pair: (graph.position[pair[0]], pair[1]))
+    return [(graph.nodes[position], number) for _, _, position, number in sorted(tries)]
 
 
-def _break_cycles(
-    graph: SearchedGraph, ranked: Sequence[Found], several: Sequence[bool], matching: Matching
-) -> list[Found]:
+def _break_cycles(graph: SearchedGraph, ranked: Sequence[_Found], several: Sequence[bool]) -> list[_Found]:
     """Drop matches that feed each other both ways, the last ones first.
 
     All values of a match with one result feed that result, so only matches with several results can do so.
@@ -104,8 +400,8 @@ def _break_cycles(
             why = f"it and the match at {kept[inside[0]].nodes[-1].name} would feed each other both ways"
             for i in inside[-count:]:
                 given_up.add(i)
-                matching.nearest.setdefault(kept[i].candidate, (kept[i].nodes[-1], why))
-                matching.reasons.update(dict.fromkeys(kept[i].nodes, (kept[i].candidate, why)))
+                graph.nearest.setdefault(kept[i].candidate, (kept[i].nodes[-1], why))
+                graph.reasons.update(dict.fromkeys(kept[i].nodes, (kept[i].candidate, why)))
         if not given_up:
             break
         kept = [found for i, found in enumerate(kept) if i not in given_up]
@@ -113,13 +409,13 @@ def _break_cycles(
     return kept
 
 
-def _find_cycles(graph: SearchedGraph, kept: Sequence[Found]) -> list[list[int]]:
+def _find_cycles(graph: SearchedGraph, kept: Sequence[_Found]) -> list[list[int]]:
     """Return the numbers of the matches on each knot of cycles that contracting all of them would form."""
     knots = [knot for knot in nx.strongly_connected_components(_contract_matches(graph, kept)) if len(knot) > 1]
     return sorted(sorted(item for item in knot if isinstance(item, int)) for knot in knots)
 
 
-def _contract_matches(graph: SearchedGraph, kept: Sequence[Found]) -> Any:
+def _contract_matches(graph: SearchedGraph, kept: Sequence[_Found]) -> Any:
     """Return the graph with each match as one vertex, its number."""
     unit: dict[Node, Any] = {node: i for i, found in enumerate(kept) for node in found.nodes}
     contracted: Any = nx.DiGraph()
@@ -131,23 +427,17 @@ def _contract_matches(graph: SearchedGraph, kept: Sequence[Found]) -> Any:
     return contracted
 
 
-def _sort_matches(graph: SearchedGraph, kept: Sequence[Found], several: bool) -> list[Found]:
+def _sort_matches(graph: SearchedGraph, kept: Sequence[_Found], several: bool) -> list[_Found]:
     """Order matches topologically, by their last nodes where the order is free; for single results, these suffice."""
     kept = sorted(kept, key=lambda found: graph.position[found.nodes[-1]])
     if not several:
         return kept
 
-    contracted = _contract_matches(graph, kept)
-    items = list(contracted)
-    number = {item: i for i, item in enumerate(items)}
-    successors = [[number[other] for other in contracted.successors(item)] for item in items]
-
-    def position(vertex: int) -> int:
-        item = items[vertex]
+    def position(item: Any) -> int:
         return graph.position[kept[item].nodes[-1] if isinstance(item, int) else item]
 
-    ordered = (items[vertex] for vertex in topological(successors, LeastFirst(position)))
+    ordered = nx.lexicographical_topological_sort(_contract_matches(graph, kept), key=position)
     return [kept[item] for item in ordered if isinstance(item, int)]
 
 
-__all__ = ["Found", "Matching", "find"]
+__all__ = ["Candidate", "Matching", "find"]

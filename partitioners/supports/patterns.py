@@ -11,10 +11,9 @@ import torch
 from torch.fx import GraphModule, Node
 
 from exir_lowering import InputError, PartitionerContractError, graphs
-from exir_lowering.partitioners.supports.match_search import Candidate
-from exir_lowering.partitioners.supports.matching import Matching, find
-from exir_lowering.partitioners.supports.pattern_functions import read_template
-from exir_lowering.partitioners.supports.support import Check, No, Scope, Support
+from exir_lowering.partitioners.supports.matching import Candidate, Matching, find
+from exir_lowering.partitioners.supports.support import Check, GraphScope, No, Support
+from exir_lowering.partitioners.supports.templates import read_template
 from exir_lowering.plugins import let_through
 
 
@@ -82,16 +81,6 @@ class Pattern:
         return f"Pattern({self.name})"
 
 
-@dataclass(frozen=True)
-class _Remembered:
-    """A matching by positions in the graph: as a cached value, nodes would keep their graph alive."""
-
-    graph: tuple[Any, ...]
-    matches: tuple[tuple[int, tuple[int, ...]], ...]
-    reasons: Mapping[int, tuple[int, str]]
-    nearest: Mapping[int, tuple[str, str]]
-
-
 class PatternSupport(Support):
     """Support the nodes of matches; the nodes of each match stay together.
 
@@ -111,12 +100,12 @@ class PatternSupport(Support):
         if not patterns:
             raise InputError("No pattern was given. Give at least one Pattern.")
         self.patterns = patterns
-        self._remembered: WeakKeyDictionary[GraphModule, _Remembered] = WeakKeyDictionary()
+        self._remembered: WeakKeyDictionary[GraphModule, tuple[Any, Matching]] = WeakKeyDictionary()
 
-    def bind(self, scope: Scope) -> Check:
+    def bind(self, scope: GraphScope) -> Check:
         """Find the matches of a graph."""
         nodes, found = list(scope.graph_module.graph.nodes), self._matching(scope)
-        taken = {nodes[i] for _, positions in found.matches for i in positions}
+        taken = {nodes[i] for _, positions in found.found for i in positions}
         why = {
             nodes[i]: f"pattern {self.patterns[n].name} did not match: {text}" for i, (n, text) in found.reasons.items()
         }
@@ -124,48 +113,38 @@ class PatternSupport(Support):
         other = f"it is in no match of {', '.join(pattern.name for pattern in self.patterns)}"
         return lambda node: None if node in taken else No("pattern", why.get(node, other), by)
 
-    def groups(self, scope: Scope) -> Sequence[Sequence[Node]]:
+    def groups(self, scope: GraphScope) -> Sequence[Sequence[Node]]:
         """Return the nodes of each match, in topological order."""
         nodes = list(scope.graph_module.graph.nodes)
-        return [[nodes[i] for i in positions] for _, positions in self._matching(scope).matches]
+        return [[nodes[i] for i in positions] for _, positions in self._matching(scope).found]
 
-    def matched(self, scope: Scope) -> frozenset[int]:
+    def matched(self, scope: GraphScope) -> frozenset[int]:
         """Return the numbers of the patterns that have a match in a graph."""
-        return frozenset(number for number, _ in self._matching(scope).matches)
+        return frozenset(number for number, _ in self._matching(scope).found)
 
-    def nearest(self, scope: Scope) -> Mapping[int, tuple[str, str]]:
+    def nearest(self, scope: GraphScope) -> Mapping[int, tuple[str, str]]:
         """Return, by pattern number, a node where the pattern nearly matched, and what was missing."""
         return self._matching(scope).nearest
 
     def __str__(self) -> str:
         return f"PatternSupport({', '.join(pattern.name for pattern in self.patterns)})"
 
-    def _matching(self, scope: Scope) -> _Remembered:
+    def _matching(self, scope: GraphScope) -> Matching:
         fingerprint = _take_fingerprint(scope)
         known = self._remembered.get(scope.graph_module)
-        if known is None or known.graph != fingerprint:
+        if known is None or known[0] != fingerprint:
             matching = find(scope, [_make_candidate(pattern, scope) for pattern in self.patterns])
-            known = self._remembered[scope.graph_module] = _remember(scope, matching, fingerprint)
-        return known
+            known = self._remembered[scope.graph_module] = (fingerprint, matching)
+        return known[1]
 
 
-def _take_fingerprint(scope: Scope) -> tuple[Any, ...]:
+def _take_fingerprint(scope: GraphScope) -> tuple[Any, ...]:
     """Return what matching depends on, without nodes."""
     nodes = scope.graph_module.graph.nodes
     return tuple((n.name, n.op, n.target, str(n.args), str(n.kwargs), n in scope.constants) for n in nodes)
 
 
-def _remember(scope: Scope, matching: Matching, fingerprint: tuple[Any, ...]) -> _Remembered:
-    position = {node: i for i, node in enumerate(scope.graph_module.graph.nodes)}
-    return _Remembered(
-        fingerprint,
-        tuple((found.candidate, tuple(position[node] for node in found.nodes)) for found in matching.found),
-        {position[node]: reason for node, reason in matching.reasons.items()},
-        {number: (graphs.qualified_name(scope.path, node), text) for number, (node, text) in matching.nearest.items()},
-    )
-
-
-def _make_candidate(pattern: Pattern, scope: Scope) -> Candidate:
+def _make_candidate(pattern: Pattern, scope: GraphScope) -> Candidate:
     def accept(nodes: tuple[Node, ...], inputs: Mapping[str, Any], results: tuple[Node, ...]) -> bool:
         if pattern.check is None:
             return True

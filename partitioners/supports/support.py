@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.export import ExportedProgram
@@ -41,7 +41,7 @@ Check = Callable[[Node], "No | None"]
 
 
 @dataclass(frozen=True, slots=True)
-class Scope:
+class GraphScope:
     """One graph of a program, with what checks need to know about its surroundings.
 
     Attributes:
@@ -55,14 +55,14 @@ class Scope:
     path: tuple[str, ...] = ()
 
 
-def scopes(program: ExportedProgram) -> Iterator[Scope]:
+def scopes(program: ExportedProgram) -> Iterator[GraphScope]:
     """Yield the top graph of a program, then the graphs nested in it."""
     yield from _walk_scopes(program.graph_module, frozenset(graphs.lifted_inputs(program)), ())
 
 
-def _walk_scopes(module: GraphModule, constants: frozenset[Node], path: tuple[str, ...]) -> Iterator[Scope]:
+def _walk_scopes(module: GraphModule, constants: frozenset[Node], path: tuple[str, ...]) -> Iterator[GraphScope]:
     attributes = {n for n in module.graph.nodes if n.op == "get_attr" and not _is_graph(module, n)}
-    yield Scope(module, constants | attributes, path)
+    yield GraphScope(module, constants | attributes, path)
     seen: set[str] = set()
     for node in module.graph.nodes:
         for nested in graphs.nested_graphs(module, node):
@@ -82,7 +82,7 @@ class Support(ABC):
     """Whether a backend takes a node. Supports compose with `&`, `|` and `~`."""
 
     @abstractmethod
-    def bind(self, scope: Scope) -> Check:
+    def bind(self, scope: GraphScope) -> Check:
         """Prepare for one graph.
 
         Args:
@@ -92,7 +92,7 @@ class Support(ABC):
             A function that returns None (yes) or a `No` for a node of that graph.
         """
 
-    def groups(self, scope: Scope) -> Sequence[Sequence[Node]]:
+    def groups(self, scope: GraphScope) -> Sequence[Sequence[Node]]:
         """Return the nodes of a graph that have to stay together; none by default."""
         return ()
 
@@ -126,25 +126,30 @@ SupportLike = Support | OperatorSupportBase | Callable[[Node], bool]
 
 
 @dataclass(frozen=True)
-class _AllOf(Support):
+class _Several(Support):
     parts: tuple[Support, ...]
 
-    def bind(self, scope: Scope) -> Check:
-        checks = [part.bind(scope) for part in self.parts]
-        return lambda node: next((no for no in (check(node) for check in checks) if no is not None), None)
+    sign: ClassVar[str]
 
-    def groups(self, scope: Scope) -> Sequence[Sequence[Node]]:
+    def groups(self, scope: GraphScope) -> Sequence[Sequence[Node]]:
         return [group for part in self.parts for group in part.groups(scope)]
 
     def __str__(self) -> str:
-        return " & ".join(map(_parenthesize, self.parts))
+        return f" {self.sign} ".join(map(_parenthesize, self.parts))
 
 
-@dataclass(frozen=True)
-class _AnyOf(Support):
-    parts: tuple[Support, ...]
+class _AllOf(_Several):
+    sign = "&"
 
-    def bind(self, scope: Scope) -> Check:
+    def bind(self, scope: GraphScope) -> Check:
+        checks = [part.bind(scope) for part in self.parts]
+        return lambda node: next((no for no in (check(node) for check in checks) if no is not None), None)
+
+
+class _AnyOf(_Several):
+    sign = "|"
+
+    def bind(self, scope: GraphScope) -> Check:
         checks = [part.bind(scope) for part in self.parts]
 
         def check(node: Node) -> No | None:
@@ -161,18 +166,12 @@ class _AnyOf(Support):
 
         return check
 
-    def groups(self, scope: Scope) -> Sequence[Sequence[Node]]:
-        return [group for part in self.parts for group in part.groups(scope)]
-
-    def __str__(self) -> str:
-        return " | ".join(map(_parenthesize, self.parts))
-
 
 @dataclass(frozen=True)
 class _Opposite(Support):
     part: Support
 
-    def bind(self, scope: Scope) -> Check:
+    def bind(self, scope: GraphScope) -> Check:
         check, text = self.part.bind(scope), f"excluded by {self}"
         return lambda node: No("denied", text, str(self)) if check(node) is None else None
 
@@ -181,7 +180,7 @@ class _Opposite(Support):
 
 
 def _parenthesize(support: Support) -> str:
-    return f"({support})" if isinstance(support, (_AllOf, _AnyOf)) else str(support)
+    return f"({support})" if isinstance(support, _Several) else str(support)
 
 
 def as_support(candidate: SupportLike) -> Support:
@@ -201,7 +200,7 @@ def as_support(candidate: SupportLike) -> Support:
     )
 
 
-def make_check(support: Support, scope: Scope) -> Check:
+def make_check(support: Support, scope: GraphScope) -> Check:
     """Bind a support, so that an error in it is reported with the node.
 
     The check raises PartitionerContractError if the support raises or answers anything but None or a `No`.
@@ -235,7 +234,7 @@ def _call_guarded(support: Support, what: str, call: Callable[[], Any]) -> Any:
         ) from error
 
 
-def _describe_node(node: Node, scope: Scope) -> str:
+def _describe_node(node: Node, scope: GraphScope) -> str:
     line = graphs.source_line(node)
     name = ".".join((*scope.path, node.name))
     return f"node {name} ({graphs.operator_name(node)}){f', {line}' if line else ''}"
@@ -247,7 +246,7 @@ class _FxSupport(Support):
     def __init__(self, support: OperatorSupportBase) -> None:
         self.support = support
 
-    def bind(self, scope: Scope) -> Check:
+    def bind(self, scope: GraphScope) -> Check:
         modules: Mapping[str, torch.nn.Module] = dict(scope.graph_module.named_modules())
         name = str(self)
 
@@ -268,9 +267,9 @@ class ReasonedCheck(Support):
 
     name: str
     code: str
-    reason: Callable[[Node, Scope], str] = field(repr=False)
+    reason: Callable[[Node, GraphScope], str] = field(repr=False)
 
-    def bind(self, scope: Scope) -> Check:
+    def bind(self, scope: GraphScope) -> Check:
         """Check, given the scope."""
 
         def check(node: Node) -> No | None:
@@ -298,9 +297,9 @@ def where(predicate: Callable[[Node], bool], reason: str = "", *, code: str = "c
 
 __all__ = [
     "Check",
+    "GraphScope",
     "No",
     "ReasonedCheck",
-    "Scope",
     "Support",
     "SupportLike",
     "as_support",

@@ -1,15 +1,28 @@
-"""The operator graph that a pattern stands for, and the arguments of operators in the order of their schemas."""
+"""Patterns are functions: read one as a template, the operator graph that it stands for, by tracing or exporting it."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import networkx as nx
 import torch
+from executorch.exir import to_edge
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx import Graph, Node, Proxy
 from torch.fx.operator_schemas import get_signature_for_torch_op
+from torch.fx.proxy import GraphAppendingTracer
+
+from exir_lowering import InputError, graphs
+from exir_lowering.plugins import conversion_lock, let_through
+
+_SIZES = frozenset({"size", "shape", "normalized_shape", "N", "C", "HxW"})
+"""Arguments that hold sizes: their values for the example inputs say nothing about what to match."""
+
 
 GETITEM = "getitem"
 
@@ -115,14 +128,298 @@ def order_arguments(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     )
 
 
-__all__ = [
-    "ANY",
-    "GETITEM",
-    "HeldNumber",
-    "Template",
-    "TemplateInput",
-    "TemplateOperator",
-    "has_items",
-    "list_argument_names",
-    "order_arguments",
-]
+# -- from a function to a template -------------------------------------------------------------------------------------
+
+
+class Constant(torch.Tensor):
+    """As the annotation (or default) of a pattern's parameter: only matches parameters, buffers and constants."""
+
+
+class _OneOf:
+    def __init__(self, operators: Sequence[Any]) -> None:
+        self.__name__ = "one_of"
+        self.names = tuple(dict.fromkeys(_name_overload(target) for target in operators))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        found: list[Proxy] = []
+        torch.fx.node.map_aggregate(
+            (args, kwargs), lambda item: found.append(item) if isinstance(item, Proxy) else None
+        )
+        if not found:
+            raise InputError(
+                f"one_of({', '.join(self.names)}) was called outside of a pattern. Use it in the function of a "
+                f"Pattern without example_inputs, on that function's parameters or on results of operators."
+            )
+        return found[0].tracer.create_proxy("call_function", self, args, kwargs)
+
+
+def one_of(*operators: Any) -> Callable[..., Any]:
+    """Return a stand-in for any of several operators, in a pattern without example inputs.
+
+    Args:
+        operators: Operators such as `torch.ops.aten.relu.default`, which take the given arguments alike.
+
+    Raises:
+        InputError: No operator is given, or one is not an operator overload.
+    """
+    if not operators:
+        raise InputError("one_of() got no operator. Give it operators such as torch.ops.aten.relu.default.")
+    return _OneOf(operators)
+
+
+def _name_overload(target: Any) -> str:
+    name = graphs.target_name(target)
+    if name.count(".") != 2 or not callable(target) or not list_argument_names(name):
+        raise InputError(
+            f"{target!r} is not an operator overload. Expected one such as torch.ops.aten.relu.default"
+            + (f", for example torch.ops.{target}.{target.overloads()[0]}." if hasattr(target, "overloads") else ".")
+        )
+    return name
+
+
+def read_template(
+    name: str, function: Callable[..., Any], example_inputs: Sequence[torch.Tensor] | None = None
+) -> Template:
+    """Read a function as a template; the example inputs, a tensor for each parameter, are for one in any PyTorch.
+
+    Raises InputError if it is not a pattern; the message says what to change.
+    """
+    inputs = _read_parameters(name, function)
+    if example_inputs is None:
+        return _TracedFunction(name, function, inputs).make_template()
+    return _ExportedFunction(name, function, inputs, example_inputs).make_template()
+
+
+def _read_parameters(name: str, function: Callable[..., Any]) -> list[TemplateInput]:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"Pattern {name}: {function!r} has no signature to read. Wrap it in a function: def pattern(x): return ..."
+        ) from error
+    inputs = []
+    for parameter in signature.parameters.values():
+        if parameter.kind is not parameter.POSITIONAL_OR_KEYWORD and parameter.kind is not parameter.POSITIONAL_ONLY:
+            raise InputError(
+                f"Pattern {name}: parameter {str(parameter)!r} is not an ordinary one. Give each input of the pattern "
+                f"a parameter of its own, without *args, **kwargs and keyword-only parameters."
+            )
+        default = parameter.default
+        if default is parameter.empty or default is Constant or default is ANY:
+            constant = default is Constant or _says_constant(parameter.annotation)
+            inputs.append(TemplateInput(parameter.name, constant, default is ANY))
+    return inputs
+
+
+def _says_constant(annotation: Any) -> bool:
+    if isinstance(annotation, str):  # from __future__ import annotations
+        return annotation.split(".")[-1].strip("'\" ") == "Constant"
+    return annotation is Constant or Constant in getattr(annotation, "__metadata__", ())
+
+
+class _TemplateReader:
+    """Makes a template from a graph."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.terms: dict[Node, Any] = {}
+
+    def error(self, text: str) -> InputError:
+        return InputError(f"Pattern {self.name}: {text}")
+
+    def names(self, node: Node) -> tuple[str, ...]:
+        """Return the names that a node of the pattern may have in a graph."""
+        return (graphs.operator_name(node),)
+
+    def operator(self, node: Node) -> TemplateOperator:
+        found = {}
+        for name in self.names(node):
+            given = order_arguments(name, *torch.fx.node.map_aggregate((node.args, node.kwargs), self.term))
+            found[name] = (
+                tuple(map(self.value, list_argument_names(name), given)) if list_argument_names(name) else given
+            )
+        return TemplateOperator(found)
+
+    def term(self, argument: Any) -> Any:
+        return self.terms[argument] if isinstance(argument, Node) else argument
+
+    def value(self, name: str, value: Any) -> Any:
+        """Return what an argument has to match."""
+        return value
+
+    def build(self, graph: Graph, results: Sequence[Any]) -> Template:
+        """Make the template, or refuse the graph."""
+        nodes = [node for node in graph.nodes if node.op == "call_function"]
+        if not nodes:
+            raise self.error("the function calls no operator. Call at least one on its parameters.")
+        for node in nodes:
+            self.terms[node] = self.operator(node)
+        returned: dict[TemplateOperator, None] = {}
+        for result in results:
+            term = self.terms.get(result) if isinstance(result, Node) else None
+            if isinstance(term, TemplateOperator):
+                returned[term] = None
+            else:
+                raise self.error(
+                    f"it returns {result}, which none of its operators computes. Return the results of operators "
+                    f"only; inputs are available outside of a match anyway."
+                )
+        for node in nodes:
+            if not node.users:
+                raise self.error(f"the result of {'/'.join(self.names(node))} is neither used nor returned. Return it.")
+        template = Template(tuple(self.terms[node] for node in nodes), tuple(returned))
+        self.check_inputs(template)
+        return template
+
+    def check_inputs(self, template: Template) -> None:
+        """Check that every parameter is used and that the operators are connected."""
+        together: Any = nx.Graph()
+        together.add_nodes_from(template.operators)
+        used = {source for term in template.operators for source in term.read()}
+        for term in template.operators:
+            together.add_edges_from((source, term) for source in term.read() if not _is_wildcard(source))
+        unused = [term.name for term in self.terms.values() if isinstance(term, TemplateInput) and term not in used]
+        if unused:
+            raise self.error(f"parameter {unused[0]} is not used by an operator. Remove it.")
+        if not nx.is_connected(together):
+            raise self.error(
+                "its operators are not connected: some share neither a value nor an input with the others. Make two "
+                "patterns of them."
+            )
+
+
+def _is_wildcard(term: TemplateOperator | TemplateInput) -> bool:
+    return isinstance(term, TemplateInput) and term.wildcard
+
+
+class _Tracer(GraphAppendingTracer):
+    """Allows `ANY` as an argument."""
+
+    def create_arg(self, a: Any) -> Any:
+        return a if a is ANY else super().create_arg(a)
+
+
+class _TracedFunction(_TemplateReader):
+    """A function that calls operators directly."""
+
+    def __init__(self, name: str, function: Callable[..., Any], inputs: Sequence[TemplateInput]) -> None:
+        super().__init__(name)
+        self.function, self.inputs = function, inputs
+
+    def make_template(self) -> Template:
+        graph = Graph()
+        tracer = _Tracer(graph)
+        proxies = {}
+        for term in self.inputs:
+            node = graph.placeholder(term.name)
+            self.terms[node] = term
+            proxies[term.name] = Proxy(node, tracer)
+        try:
+            returned = _call_function(self.function, proxies)
+        except InputError:
+            raise
+        except Exception as error:
+            let_through(error)
+            raise self.error(
+                f"reading the function failed with {type(error).__name__}: {error}. Without example_inputs it may only "
+                f"call operators such as torch.ops.aten.mul.Tensor; give example_inputs for any other PyTorch code."
+            ) from error
+        results = list(returned) if isinstance(returned, (tuple, list)) else [returned]
+        nodes = [result.node if isinstance(result, Proxy) else result for result in results]
+        graph.output([node for node in nodes if isinstance(node, Node)])
+        return self.build(graph, nodes)
+
+    def names(self, node: Node) -> tuple[str, ...]:
+        if isinstance(node.target, _OneOf):
+            return node.target.names
+        if node.target is operator.getitem:
+            return (GETITEM,)
+        try:
+            return (_name_overload(node.target),)
+        except InputError as error:
+            raise self.refused(str(error)) from None
+
+    def refused(self, why: str) -> InputError:
+        return self.error(
+            f"{why} Without example_inputs, a pattern may only call operators; give example_inputs, a "
+            f"tensor for each parameter, to write it with Python operators and torch functions."
+        )
+
+    def build(self, graph: Graph, results: Sequence[Any]) -> Template:
+        for node in graph.nodes:
+            if node.op not in ("placeholder", "call_function", "output"):
+                raise self.refused(f"It calls the method {node.target}, which is not an operator overload.")
+            if node.target is operator.getitem:
+                self.check_item(node)
+        return super().build(graph, results)
+
+    def check_item(self, node: Node) -> None:
+        """Check that an item is one of the results of an operator."""
+        source = node.args[0]
+        if not isinstance(source, Node) or source.op != "call_function":
+            raise self.error("it picks an item of an input. Make the item the input.")
+        if not any(map(has_items, self.names(source))):
+            raise self.refused("It indexes a tensor; only an operator with several results has items.")
+
+
+def _call_function(function: Callable[..., Any], values: Mapping[str, Any]) -> Any:
+    """Call a function with values for some parameters and the defaults of the others."""
+    parameters = inspect.signature(function).parameters.values()
+    return function(*(values.get(parameter.name, parameter.default) for parameter in parameters))
+
+
+class _FunctionModule(torch.nn.Module):
+    def __init__(self, function: Callable[..., Any], names: Sequence[str]) -> None:
+        super().__init__()
+        self.function, self.names = function, names
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        return _call_function(self.function, dict(zip(self.names, tensors, strict=True)))
+
+
+class _ExportedFunction(_TemplateReader):
+    """A function of tensors that torch.export reads."""
+
+    def __init__(
+        self, name: str, function: Callable[..., Any], inputs: Sequence[TemplateInput], examples: Sequence[torch.Tensor]
+    ) -> None:
+        super().__init__(name)
+        given = list(examples) if isinstance(examples, (tuple, list)) else [examples]
+        if len(given) != len(inputs) or not all(isinstance(example, torch.Tensor) for example in given):
+            raise self.error(
+                f"example_inputs are {[type(example).__name__ for example in given]}; expected a tensor for each of "
+                f"the parameters {', '.join(term.name for term in inputs) or '(none)'}."
+            )
+        self.function, self.inputs, self.examples = function, inputs, tuple(given)
+
+    def make_template(self) -> Template:
+        try:
+            module = _FunctionModule(self.function, [term.name for term in self.inputs])
+            with conversion_lock():
+                program = to_edge(torch.export.export(module, self.examples)).exported_program()
+        except Exception as error:
+            let_through(error)
+            raise self.error(
+                f"exporting the function with its example_inputs failed with {type(error).__name__}: {error}"
+            ) from error
+        inputs = iter(self.inputs)
+        placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
+        tensors = {**program.state_dict, **program.constants}
+        for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
+            self.terms[node] = next(inputs) if spec.kind is InputKind.USER_INPUT else self.held(tensors[spec.target])
+        if any(node.op == "get_attr" for node in program.graph.nodes):
+            raise self.error("it has control flow. Make a pattern of what is inside it: nested graphs are matched.")
+        if any(spec.kind is not OutputKind.USER_OUTPUT for spec in program.graph_signature.output_specs):
+            raise self.error("it writes to an input. Return the new value instead.")
+        return self.build(program.graph, list(program.graph.output_node().args[0]))
+
+    def held(self, value: Any) -> HeldNumber:
+        if not isinstance(value, torch.Tensor) or value.numel() != 1:
+            raise self.error("it holds a tensor of its own. Make that a parameter, annotated Constant.")
+        return HeldNumber(value.detach())
+
+    def value(self, name: str, value: Any) -> Any:
+        return ANY if name in _SIZES else value
+
+
+__all__ = ["ANY", "Constant", "Template", "TemplateInput", "one_of", "order_arguments", "read_template"]

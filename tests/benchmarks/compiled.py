@@ -41,7 +41,7 @@ from torch.fx import Node
 from exir_lowering import Backend, CompileSpec, Delegate, LoweringOptions, PreprocessResult
 from exir_lowering.dynamo import backend, reports
 from exir_lowering.errors.interrupts import let_through
-from exir_lowering.partitioners import No, Scope, Support, SupportPartitioner, everything
+from exir_lowering.partitioners import GraphScope, No, Support, SupportPartitioner, everything
 from exir_lowering.partitioners.supports.support import Check
 
 LIMIT = 40.0
@@ -100,7 +100,7 @@ class Weighted(nn.Module):
 class OfConstants(Support):
     """Takes `cat` only of constants, as XNNPACK's partitioner takes a convolution, and all else."""
 
-    def bind(self, scope: Scope) -> Check:
+    def bind(self, scope: GraphScope) -> Check:
         """Return what checks a node."""
 
         def check(node: Node) -> No | None:

@@ -35,9 +35,8 @@ from exir_lowering.partitioners import (
 from exir_lowering.partitioners.algorithms.convex import contract, list_computing, propose_partitions
 from exir_lowering.partitioners.algorithms.limits import Limits
 from exir_lowering.partitioners.supports.checks import dtypes, ops
-from exir_lowering.partitioners.supports.match_search import Candidate
-from exir_lowering.partitioners.supports.matching import find
-from exir_lowering.partitioners.supports.support import Scope, scopes
+from exir_lowering.partitioners.supports.matching import Candidate, find
+from exir_lowering.partitioners.supports.support import GraphScope, scopes
 
 aten = torch.ops.aten
 edge = exir_ops.edge.aten
@@ -62,12 +61,12 @@ def graph_of(build: Callable[..., Any], inputs: int = 1) -> GraphModule:
 
 def matches(module: GraphModule | ExportedProgram, *patterns: Pattern) -> list[list[str]]:
     """Return the names of the nodes of each match in the top graph."""
-    scope = next(scopes(module)) if isinstance(module, ExportedProgram) else Scope(module)
+    scope = next(scopes(module)) if isinstance(module, ExportedProgram) else GraphScope(module)
     return [[node.name for node in group] for group in PatternSupport(*patterns).groups(scope)]
 
 
 def reasons(module: GraphModule, *patterns: Pattern) -> dict[str, str]:
-    check = PatternSupport(*patterns).bind(Scope(module))
+    check = PatternSupport(*patterns).bind(GraphScope(module))
     answers = {node.name: check(node) for node in list_computing(module)}
     assert all(no is None or no.code == "pattern" for no in answers.values())
     return {name: no.text for name, no in answers.items() if no is not None}
@@ -398,7 +397,7 @@ def test_equal_patterns_take_disjoint_nodes_of_a_chain() -> None:
 
 
 def comparisons(module: GraphModule, pattern: Pattern, expected: int) -> int:
-    matching = find(Scope(module), [Candidate(pattern.name, pattern.template, 0, lambda *_: True)])
+    matching = find(GraphScope(module), [Candidate(pattern.name, pattern.template, 0, lambda *_: True)])
     assert len(matching.found) == expected
     return matching.comparisons
 
@@ -463,7 +462,7 @@ def test_a_check_sees_the_match_and_may_refuse_it() -> None:
     module = graph_of(build)
     pattern = Pattern(swish, check=first_only)
     support = PatternSupport(pattern)
-    check, groups = support.bind(Scope(module)), support.groups(Scope(module))
+    check, groups = support.bind(GraphScope(module)), support.groups(GraphScope(module))
     assert [[node.name for node in group] for group in groups] == [["aten_sigmoid_default", "aten_mul_tensor"]]
     assert len(seen) == 2, "bind and groups match once"
     nodes = {node.name: node for node in module.graph.nodes}
@@ -488,12 +487,12 @@ def test_a_check_that_raises_is_told_with_pattern_and_node() -> None:
 def test_a_changed_graph_is_matched_again_and_a_dropped_one_is_freed() -> None:
     support = PatternSupport(Pattern(relu_tanh))
     module = chain("relu", "tanh", "relu")
-    assert len(support.groups(Scope(module))) == 1
+    assert len(support.groups(GraphScope(module))) == 1
     last = next(node for node in module.graph.nodes if node.name == "aten_relu_default_1")
     with module.graph.inserting_after(last):
         last.replace_all_uses_with(added := module.graph.call_function(edge.tanh.default, (last,)))
         added.args = (last,)
-    assert len(support.groups(Scope(module))) == 2
+    assert len(support.groups(GraphScope(module))) == 2
     alive = weakref.ref(module)
     del module, last, added
     gc.collect()
@@ -650,7 +649,7 @@ def is_swish(node: Any) -> set[Node] | None:
 def test_every_match_is_found_and_is_one(seed: int, size: int) -> None:
     module = random_graph(seed, size)
     expected = [match for node in module.graph.nodes if (match := is_swish(node))]  # these never overlap
-    assert list(map(set, PatternSupport(Pattern(swish)).groups(Scope(module)))) == expected
+    assert list(map(set, PatternSupport(Pattern(swish)).groups(GraphScope(module)))) == expected
 
 
 def siblings(x: Any, y: Any) -> Any:
@@ -685,7 +684,7 @@ def test_forms_that_rewrites_propose_cause_no_warning() -> None:
 def test_matched_nodes_are_never_split(seed: int, size: int, everything: bool) -> None:
     module = random_graph(seed, size)
     support = PatternSupport(*RANDOM)
-    groups = support.groups(Scope(module))
+    groups = support.groups(GraphScope(module))
     assert len({node for group in groups for node in group}) == sum(map(len, groups))
     nodes = list_computing(module)
     _, cycles = quotient.order(nodes, {node: str(i) for i, group in enumerate(groups) for node in group})

@@ -17,19 +17,17 @@ from torch.export import ExportedProgram, export
 import exir_lowering
 from exir_lowering import (
     DelegationSpec,
-    InputError,
+    LoweringOptions,
     Partitioner,
     PartitionerContractError,
     PartitionResult,
 )
 from exir_lowering.partitioners import (
     ChainedPartitioner,
-    CostPartitioner,
     CostTable,
     Limits,
     Pattern,
     PatternSupport,
-    RooflineModel,
     RuledPartitioner,
     SupportPartitioner,
     allow,
@@ -165,13 +163,9 @@ class Counter(torch.nn.Module):
     [
         lambda: RuledPartitioner(XnnpackPartitioner(), pin("XnnpackBackend", op="aten.add")),
         lambda: ChainedPartitioner(XnnpackPartitioner()),
-        lambda: CostPartitioner.from_partitioner(
-            RooflineModel({"host": 1e6, "XnnpackBackend": 1e12}, {"host": 1e6, "XnnpackBackend": 1e12}, 1e-12),
-            XnnpackPartitioner(),
-        ),
         lambda: SupportPartitioner({"XnnpackBackend": ops("aten.add")}),
     ],
-    ids=["rules", "chain", "cost", "support"],
+    ids=["rules", "chain", "support"],
 )
 def test_a_backend_without_state_gets_no_state(make: Callable[[], Partitioner]) -> None:
     program = export(Counter().eval(), (torch.ones(3, 4),))
@@ -222,9 +216,7 @@ def test_a_getitem_in_a_group_stands_for_its_producer() -> None:
 # -- plan and lower ----------------------------------------------------------------------------------------------------
 
 
-def _costs() -> CostTable:
-    return CostTable(places={"host": {"aten.sin": 1.0}, "echo": {"aten.sin": 0.5, "aten.cos": 3.0, "aten.relu": 0.1}},
-                     per_byte=0.001, default={"host": 1.0})  # fmt: skip
+_COSTS = CostTable({"host": {"aten.cos": 9.0}, "echo": {}}, per_byte=0.0, default={"host": 1.0, "echo": 0.5})
 
 
 @pytest.mark.parametrize(
@@ -232,16 +224,17 @@ def _costs() -> CostTable:
     [
         lambda: RuledPartitioner(SupportPartitioner({"echo": everything()}), deny(op="aten.sin")),
         lambda: ChainedPartitioner("nobody", SupportPartitioner({"echo": ops("aten.sin", "aten.cos")})),
-        lambda: CostPartitioner(_costs(), {"echo": ops("aten.sin", "aten.cos", "aten.relu")}),
         lambda: SupportPartitioner({"echo": everything()}, limits=Limits(max_nodes=2, min_nodes=2)),
+        lambda: SupportPartitioner({"echo": ops("aten.sin", "aten.cos", "aten.add")}, limits=Limits(min_gain=1.0)),
         lambda: SupportPartitioner({"echo": ~ops("aten.sin")}, keep_apart=True),
     ],
-    ids=["rules", "chain", "cost", "limits", "apart"],
+    ids=["rules", "chain", "limits", "gain", "apart"],
 )
 @pytest.mark.parametrize("module", [Wave(), Branches()], ids=["wave", "branches"])
 def test_lower_does_what_plan_says(make: Callable[[], Partitioner], module: torch.nn.Module) -> None:
     program = export(module.eval(), (torch.ones(4),))
-    plan, lowered = exir_lowering.plan(program, make()), exir_lowering.lower(program, make())
+    options = LoweringOptions(costs=_COSTS)
+    plan, lowered = (run(program, make(), options=options) for run in (exir_lowering.plan, exir_lowering.lower))
     assert lowered.report.methods == plan.methods
     assert all(node.reasons for node in plan.methods[0].host)
     torch.testing.assert_close(lowered["forward"].module()(torch.ones(4)), module(torch.ones(4)))
@@ -289,9 +282,8 @@ class Lost(TagPartitioner):
     [
         lambda inner: RuledPartitioner(inner, deny(op="aten.sin")),
         ChainedPartitioner,
-        lambda inner: CostPartitioner(_costs(), inner),
     ],
-    ids=["rules", "chain", "cost"],
+    ids=["rules", "chain"],
 )
 @pytest.mark.parametrize(
     ("inner", "said"),
@@ -306,14 +298,6 @@ def test_the_inner_partitioner_is_named(wrap: Callable[[Partitioner], Partitione
     program = export(Wave().eval(), (torch.ones(4),))
     with pytest.raises(PartitionerContractError, match=said):
         exir_lowering.plan(program, wrap(inner))
-
-
-def test_costs_without_a_place_for_a_backend() -> None:
-    with pytest.raises(InputError, match=r"no place 'Echo', which is one of the backends. Did you mean 'echo'"):
-        CostPartitioner(_costs(), {"Echo": ops("aten.sin")})
-    inner = TagPartitioner(lambda node: "t", backend="Npu")
-    with pytest.raises(InputError, match="no place 'Npu'"):
-        exir_lowering.plan(export(Wave().eval(), (torch.ones(4),)), CostPartitioner.from_partitioner(_costs(), inner))
 
 
 # -- threads -----------------------------------------------------------------------------------------------------------

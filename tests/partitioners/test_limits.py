@@ -12,16 +12,22 @@ from typing import Any
 import networkx as nx
 import pytest
 import torch
-from lowering_support import edge_program
+from lowering_support import TagPartitioner, edge_program
+from models import build as build_model
 from torch.fx import Graph, GraphModule, Node
 
-from exir_lowering import Adjustment, InputError, Rejection
+import exir_lowering
+from exir_lowering import Adjustment, InputError, LoweringOptions, Rejection
 from exir_lowering.graphs import measures, quotient
+from exir_lowering.partitioners import CostTable, SupportPartitioner, ops
 from exir_lowering.partitioners.algorithms import limits
 from exir_lowering.partitioners.algorithms.convex import Proposal, list_computing, propose_partitions
+from exir_lowering.partitioners.algorithms.gains import Gains
 from exir_lowering.partitioners.algorithms.limits import Limits
 from exir_lowering.partitioners.supports.checks import everything
-from exir_lowering.partitioners.supports.support import Scope, scopes
+from exir_lowering.partitioners.supports.support import GraphScope, scopes
+from exir_lowering.plugins import HOST
+from exir_lowering.plugins.predicting import planning_with
 
 ATEN = torch.ops.aten
 Result = tuple[list[Proposal], list[Rejection], list[Adjustment]]
@@ -58,9 +64,9 @@ class Builder:
         ]
         return [self._sized(pick, size) for pick, size in zip(picked, sizes, strict=True)]
 
-    def scope(self, *results: Node, path: tuple[str, ...] = ()) -> Scope:
+    def scope(self, *results: Node, path: tuple[str, ...] = ()) -> GraphScope:
         self.graph.output(tuple(results))
-        return Scope(GraphModule(torch.nn.Module(), self.graph), frozenset(self.constants), path)
+        return GraphScope(GraphModule(torch.nn.Module(), self.graph), frozenset(self.constants), path)
 
     def _sized(self, node: Node, size: int) -> Node:
         node.meta["val"] = _tensor(size)
@@ -71,7 +77,7 @@ def _tensor(size: int) -> torch.Tensor:
     return torch.empty(size, dtype=torch.int8, device="meta")
 
 
-def random_scope(chance: random.Random, count: int) -> Scope:
+def random_scope(chance: random.Random, count: int) -> GraphScope:
     """Make a graph of `count` operators, some with two results, that read inputs, constants and each other."""
     build = Builder()
     sizes = (1, 2, 4, 8, 32, 100)
@@ -88,7 +94,7 @@ def random_scope(chance: random.Random, count: int) -> Scope:
     return build.scope(values[-1])
 
 
-def random_groups(chance: random.Random, scope: Scope) -> list[list[Node]]:
+def random_groups(chance: random.Random, scope: GraphScope) -> list[list[Node]]:
     nodes = operators(list_computing(scope.graph_module))
     return [chance.sample(nodes, min(len(nodes), 2)) for _ in range(chance.choice((0, 0, 1, 2)))]
 
@@ -111,17 +117,17 @@ def names(nodes: Sequence[Node]) -> str:
     return " ".join(node.name for node in nodes)
 
 
-def weight_bytes(nodes: Sequence[Node], scope: Scope) -> int:
+def weight_bytes(nodes: Sequence[Node], scope: GraphScope) -> int:
     return sum(measures.value_bytes(c) for c in scope.constants if any(c in node.all_input_nodes for node in nodes))
 
 
-def within(nodes: Sequence[Node], limit: Limits, scope: Scope) -> bool:
+def within(nodes: Sequence[Node], limit: Limits, scope: GraphScope) -> bool:
     if limit.max_nodes is not None and len(operators(nodes)) > limit.max_nodes:
         return False
     return limit.max_weight_bytes is None or weight_bytes(nodes, scope) <= limit.max_weight_bytes
 
 
-def crossing(pieces: Sequence[Sequence[Node]], scope: Scope) -> int:
+def crossing(pieces: Sequence[Sequence[Node]], scope: GraphScope) -> int:
     """Count the bytes of each value for each piece that reads it and did not make it, but the first for one outside."""
     total = 0
     made = {node for piece in pieces for node in piece}
@@ -132,7 +138,7 @@ def crossing(pieces: Sequence[Sequence[Node]], scope: Scope) -> int:
     return total
 
 
-def optimum(nodes: Sequence[Node], groups: Sequence[Sequence[Node]], limit: Limits, scope: Scope) -> Any:
+def optimum(nodes: Sequence[Node], groups: Sequence[Sequence[Node]], limit: Limits, scope: GraphScope) -> Any:
     """Try every way to take ordered convex pieces off the front; None when no way is within the caps."""
     whole = nx.Graph()
     whole.add_nodes_from(nodes)
@@ -158,7 +164,7 @@ def optimum(nodes: Sequence[Node], groups: Sequence[Sequence[Node]], limit: Limi
     return best.get((1 << len(units)) - 1)
 
 
-def require_valid(scope: Scope, kept: Sequence[Proposal]) -> None:
+def require_valid(scope: GraphScope, kept: Sequence[Proposal]) -> None:
     """Require that the proposals can be contracted together, in their order."""
     nodes = list_computing(scope.graph_module)
     tag_of = {node: str(i) for i, proposal in enumerate(kept) for node in proposal.nodes}
@@ -177,7 +183,7 @@ def require_valid(scope: Scope, kept: Sequence[Proposal]) -> None:
         assert all(n.args[0] in proposal.nodes for n in proposal.nodes if n.target is operator.getitem)
 
 
-def apply(scope: Scope, limit: Limits, groups: Sequence[Sequence[Node]] = ()) -> Result:
+def apply(scope: GraphScope, limit: Limits, groups: Sequence[Sequence[Node]] = ()) -> Result:
     return limits.apply(propose_partitions(scope, everything(), groups=groups), limit, scope, groups=groups, by="me")
 
 
@@ -195,6 +201,9 @@ def apply(scope: Scope, limit: Limits, groups: Sequence[Sequence[Node]] = ()) ->
         ({"max_nodes": 0}, r"Limits\(max_nodes=0\)"),
         ({"max_nodes": "5"}, r"Limits\(max_nodes='5'\)"),
         ({"max_weight_bytes": -8}, r"Limits\(max_weight_bytes=-8\)"),
+        ({"min_gain": -1e-6}, r"Limits\(min_gain=-1e-06\): expected a number of seconds, 0 or more, or None"),
+        ({"min_gain": float("nan")}, r"Limits\(min_gain=nan\)"),
+        ({"min_gain": True}, r"Limits\(min_gain=True\)"),
         ({"min_nodes": 5, "max_nodes": 4}, r"Limits\(min_nodes=5, max_nodes=4\).* Expected min_nodes of at most 4"),
     ],
 )
@@ -313,7 +322,7 @@ def test_random_graphs_with_host_operators_are_cut_within_the_caps(count: int) -
 
 
 def require_figures(
-    proposal: Proposal, kept: Sequence[Proposal], adjustments: Sequence[Adjustment], limit: Limits, scope: Scope
+    proposal: Proposal, kept: Sequence[Proposal], adjustments: Sequence[Adjustment], limit: Limits, scope: GraphScope
 ) -> None:
     """Require that what is said about the cut of a proposal is what was done."""
     pieces = [piece.nodes for piece in kept if piece.nodes[0] in proposal.nodes]
@@ -332,7 +341,7 @@ def require_figures(
         assert (found[5], found[6]) == (str(len(pieces)), f"{crossing_with_host(proposal, pieces, scope):,}")
 
 
-def crossing_with_host(proposal: Proposal, pieces: Sequence[Sequence[Node]], scope: Scope) -> int:
+def crossing_with_host(proposal: Proposal, pieces: Sequence[Sequence[Node]], scope: GraphScope) -> int:
     """Count crossing bytes; what was dropped of the proposal made its values in it too."""
     dropped = [node for node in proposal.nodes if not any(node in piece for piece in pieces)]
     handed = [v for v in dropped if any(v in n.all_input_nodes for piece in pieces for n in piece)]
@@ -393,7 +402,7 @@ def test_what_lies_between_a_group_goes_with_it() -> None:
 # -- too small, too many -----------------------------------------------------------------------------------------------
 
 
-def islands(*sizes: int) -> tuple[Scope, list[Proposal]]:
+def islands(*sizes: int) -> tuple[GraphScope, list[Proposal]]:
     """Make partitions of so many operators each, with a host operator behind each."""
     build = Builder()
     value = build.input("x", 10)
@@ -461,6 +470,78 @@ def test_of_too_many_those_with_the_most_work_are_kept() -> None:
     assert {rejection.code for rejection in rejections} == {"dropped"}
     assert first_names(limits.apply(proposals, Limits(max_partitions=1), scope, by="me")[0]) == "p1_0"
     assert limits.apply(proposals, Limits(max_partitions=5), scope, by="me") == (proposals, [], [])
+
+
+# -- too little gained -------------------------------------------------------------------------------------------------
+
+
+def gained_of(scope: GraphScope, limit: float, costs: Any) -> tuple[str, list[str]]:
+    """Return the first nodes of what is kept of the partitions, and why the others are not."""
+    proposals = propose_partitions(scope, {"Npu": lambda node: not node.name.startswith("host")})
+    with planning_with(costs):
+        kept, rejections, adjustments = limits.apply(proposals, Limits(min_gain=limit), scope, by="me")
+    assert {rejection.code for rejection in rejections} <= {"cost"}
+    return first_names(kept), [adjustment.reason for adjustment in adjustments]
+
+
+def test_what_saves_too_little_is_dropped() -> None:
+    """An operator takes 4 us on the host and 1 in Npu, a call 5, and each of two values of 10 bytes 1."""
+    costs = CostTable({HOST: {}, "Npu": {}}, 1e-7, {"Npu": 5e-6}, default={HOST: 4e-6, "Npu": 1e-6})
+    assert gained_of(islands(2, 3, 4)[0], 1e-6, costs) == (
+        "p1_0 p2_0",
+        ["8.00 us on the host, 9.00 us in Npu with its call and its data, as predicted; min_gain=1.00 us"],
+    )
+    assert gained_of(islands(3)[0], 2.1e-6, costs)[0] == ""
+    assert gained_of(islands(4)[0], 2.1e-6, None)[0] == "", "the default model: such small operators are not worth it"
+
+
+def test_a_whole_graph_that_saves_nothing_is_dropped() -> None:
+    build = Builder()
+    scope = build.scope(build.op("a", 4, build.input("x", 4)))
+    proposals = propose_partitions(scope, {"Npu": everything()})
+    kept, rejections, _ = limits.apply(proposals, Limits(min_gain=0), scope, by="me")
+    assert kept == []
+    assert rejections[0].reason.startswith("its partition was dropped: 1.50 us on the host, 5.")
+
+
+def test_what_is_dropped_takes_its_data_with_it() -> None:
+    """Two partitions of Npu share a value: once one of them is on the host, the value moves for the other."""
+    build = Builder()
+    x = build.input("x", 1000)
+    a = build.op("a", 1000, x)
+    host = build.op("host", 1, a)
+    scope = build.scope(build.op("b", 1, a, host), build.op("c", 1, a, host))
+    costs = CostTable({HOST: {}, "Npu": {}}, 1.0, {"Npu": 500.0}, default={HOST: 300.0, "Npu": 0.0})
+    assert gained_of(scope, 0.0, costs)[0] == ""
+
+
+@pytest.mark.parametrize("name", ["vit", "llama"])
+def test_what_a_partition_saves_is_the_difference_of_two_plans(name: str) -> None:
+    program = edge_program(*build_model(name))
+    taken = ops("aten.addmm", "aten.mm", "aten.bmm", "aten.permute_copy", "aten.view_copy", "aten.add", "aten.mul")
+    costs = CostTable({HOST: {"aten.bmm": 9e-6}, "Npu": {}}, 1e-10, {"Npu": 5e-6}, default={HOST: 2e-6, "Npu": 1e-6})
+    (scope,) = scopes(program)
+    proposals = propose_partitions(scope, {"Npu": taken})
+
+    def seconds(without: Proposal | None) -> float:
+        tag_of = {n.name: str(i) for i, each in enumerate(proposals) if each is not without for n in each.nodes}
+        partitioner = TagPartitioner(lambda node: tag_of.get(node.name), backend="Npu")
+        options = LoweringOptions(costs=costs, rewrites="none")
+        return exir_lowering.plan(program, partitioner, options=options).methods[0].prediction.seconds
+
+    with planning_with(costs):
+        gains = Gains(scope, proposals)
+    for proposal in [*proposals[:3], proposals[-1]]:
+        here, there = gains.compare(proposal)
+        assert here - there == pytest.approx(seconds(proposal) - seconds(None), abs=1e-9)
+
+
+def test_forms_are_not_weighed() -> None:
+    """A rewrite asks a partitioner for a form of few operators, which would save nothing by itself."""
+    partitioner = SupportPartitioner({"Npu": everything()}, limits=Limits(min_nodes=2, min_gain=1.0))
+    assert partitioner.asked_of_forms.limits == Limits(min_nodes=2)
+    assert partitioner.limits.min_gain == 1.0
+    assert (same := SupportPartitioner({"Npu": everything()})).asked_of_forms is same
 
 
 # -- a real program ----------------------------------------------------------------------------------------------------

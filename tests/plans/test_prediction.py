@@ -17,9 +17,9 @@ from torch.fx import Node
 
 import exir_lowering
 from exir_lowering import InputError, LoweringOptions, graphs
-from exir_lowering.partitioners import CostPartitioner, CostTable, RooflineModel, SupportPartitioner, ops
-from exir_lowering.plans.prediction import cost_of
+from exir_lowering.partitioners import CostTable, SupportPartitioner, ops
 from exir_lowering.plugins import HOST, DefaultCosts
+from exir_lowering.plugins.predicting import cost_of
 
 
 class Model(torch.nn.Module):
@@ -64,17 +64,6 @@ def test_without_a_partitioner_everything_is_on_the_host() -> None:
     assert predicted.seconds == predicted.host_seconds == 64 + 2 * 8 + 8
     assert [cost.operator for cost in predicted.largest] == ["aten.erf.default", "aten.add.Tensor", "aten.mul.Tensor"]
     assert predicted.largest[0].would_remove == "the method has no partitioner"
-
-
-def test_the_prediction_is_what_a_cost_partitioner_estimates() -> None:
-    speeds = {HOST: 1e9, "Npu": 1e10}
-    model = RooflineModel(speeds, speeds, per_byte=1e-10, per_call={"Npu": 1e-6})
-    for name in ("vit", "mobilenet_v2"):
-        program = edge_program(*build(name))
-        taken = ops("aten.addmm", "aten.bmm", "aten.permute_copy", "aten.view_copy", "aten.add", "aten.convolution")
-        chooser = CostPartitioner(model, {"Npu": taken})
-        plan = exir_lowering.plan(program, chooser, options=LoweringOptions(costs=model, rewrites="none"))
-        assert plan.methods[0].prediction.seconds == pytest.approx(chooser.estimate(program).chosen)
 
 
 def test_lower_reports_the_same_prediction() -> None:
@@ -149,7 +138,7 @@ def test_a_backend_that_a_table_lacks_gets_default_costs() -> None:
 
 
 def test_symbolic_sizes_count_as_in_the_example() -> None:
-    for model in (None, RooflineModel({HOST: 1e9}, {HOST: 1e9}, 1e-9)):
+    for model in (None, host_table(erf=1, add=2, mul=3)):
         fixed = predict(Model(), (torch.randn(64, 8),), None, model)
         dynamic = predict(Model(), (torch.randn(64, 8),), None, model, dynamic_shapes=({0: Dim("n", max=999)},))
         assert dynamic.seconds == pytest.approx(fixed.seconds)

@@ -1,4 +1,4 @@
-"""What operators cost on the host and on backends: a table, measured or written by hand, or a simple model.
+"""What operators cost on the host and on backends, as a table.
 
 Keys of a table are operator names such as "aten.add.Tensor", "aten.add" for every overload, or, for certain inputs, a
 signature as `signature` writes it: "aten.add.Tensor(float32[1, 8], float32[1, 8])".
@@ -18,7 +18,6 @@ import torch
 from torch.fx import Node
 
 from exir_lowering import InputError, graphs
-from exir_lowering.graphs import measures
 from exir_lowering.partitioners.supports.checks import check_operator
 from exir_lowering.plugins import HOST, CostModel, let_through
 
@@ -34,8 +33,8 @@ class CostTable:
         per_byte: What it costs to bring one byte from one place to another.
         per_call: For backends, what each call of a partition costs; 0 for those that are missing.
         unit: The unit of all costs.
-        default: For places, the cost of an operator that the table does not have there. A place that is missing here
-            cannot take such an operator; if the host is missing, it is an error.
+        default: For places, the cost of an operator that the table does not have there; for places that are missing
+            here, the default model counts.
     """
 
     places: Mapping[str, Mapping[str, float]]
@@ -129,61 +128,6 @@ class CostTable:
         return Path(path)
 
 
-@dataclass(frozen=True, slots=True)
-class RooflineModel:
-    """Costs from shapes alone, as a `CostModel`: an operator's arithmetic or memory traffic, whichever takes longer.
-
-    Attributes:
-        flops_per_second: For "host" and each backend.
-        bytes_per_second: For "host" and each backend, for what an operator reads, including weights, and writes.
-        per_byte: Seconds to bring one byte from one place to another.
-        per_call: For backends, the seconds of each call of a partition; 0 for those that are missing.
-    """
-
-    flops_per_second: Mapping[str, float]
-    bytes_per_second: Mapping[str, float]
-    per_byte: float
-    per_call: Mapping[str, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        """Check the speeds.
-
-        Raises:
-            InputError: A speed is not a finite number above 0, a place has only one speed, or the host is missing.
-        """
-        for name, speeds in (("flops_per_second", self.flops_per_second), ("bytes_per_second", self.bytes_per_second)):
-            _check_mapping(name, speeds)
-            for place, speed in speeds.items():
-                _check_cost(f"{name}[{place!r}]", speed, above_zero=True)
-        if self.flops_per_second.keys() != self.bytes_per_second.keys() or HOST not in self.flops_per_second:
-            raise InputError(
-                f"RooflineModel: flops_per_second has the places {_join(self.flops_per_second)}, bytes_per_second "
-                f"{_join(self.bytes_per_second)}; expected the same ones, including {HOST!r}."
-            )
-        _check_rest(self.per_byte, self.per_call, self.flops_per_second)
-
-    @property
-    def unit(self) -> str:
-        """The unit of all costs."""
-        return "seconds"
-
-    @property
-    def byte_cost(self) -> float:
-        """What it costs to bring one byte from one place to another."""
-        return self.per_byte
-
-    def node_cost(self, node: Node, place: str) -> float | None:
-        """Return what an operator costs at a place, None for a place that the model does not have."""
-        if place not in self.flops_per_second:
-            return None
-        touched = measures.value_bytes(node) + sum(measures.value_bytes(source) for source in node.all_input_nodes)
-        return max(measures.flops(node) / self.flops_per_second[place], touched / self.bytes_per_second[place])
-
-    def call_cost(self, place: str) -> float:
-        """Return what each call of a partition costs."""
-        return self.per_call.get(place, 0.0)
-
-
 def signature(node: Node) -> str:
     """Return an operator with what it is applied to, such as "aten.add.Tensor(float32[1, 8], float32[1, 8])".
 
@@ -223,24 +167,14 @@ def _check_table(table: CostTable) -> None:
             f"there, so its cost there must be known."
         )
     for place, costs in table.places.items():
-        _check_mapping(f"places[{place!r}]", costs)
-        for key, value in costs.items():
-            _check_cost(f"places[{place!r}][{key!r}]", value)
+        _check_costs(f"places[{place!r}]", costs)
     for name in {str(key).partition("(")[0]: None for costs in table.places.values() for key in costs}:
         check_operator(name)
-    _check_mapping("default", table.default, table.places)
-    for place, value in table.default.items():
-        _check_cost(f"default[{place!r}]", value)
+    _check_costs("default", table.default, table.places)
     if not isinstance(table.unit, str):
         raise InputError(f"A cost table's unit is {table.unit!r}, expected a word such as 'seconds'.")
-    _check_rest(table.per_byte, table.per_call, table.places)
-
-
-def _check_rest(per_byte: Any, per_call: Any, places: Mapping[str, Any]) -> None:
-    _check_cost("per_byte", per_byte)
-    _check_mapping("per_call", per_call, [place for place in places if place != HOST])
-    for place, value in per_call.items():
-        _check_cost(f"per_call[{place!r}]", value)
+    _check_cost("per_byte", table.per_byte)
+    _check_costs("per_call", table.per_call, [place for place in table.places if place != HOST])
 
 
 def _check_mapping(name: str, given: Any, known: Any = None) -> None:
@@ -251,16 +185,20 @@ def _check_mapping(name: str, given: Any, known: Any = None) -> None:
         raise InputError(f"Costs: {name} names {_join(unknown)}, expected some of {_join(known)}.")
 
 
-def _check_cost(name: str, value: Any, *, above_zero: bool = False) -> None:
+def _check_costs(name: str, costs: Any, known: Any = None) -> None:
+    _check_mapping(name, costs, known)
+    for key, value in costs.items():
+        _check_cost(f"{name}[{key!r}]", value)
+
+
+def _check_cost(name: str, value: Any) -> None:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not 0 <= value <= sys.float_info.max or (above_zero and value == 0):
-        raise InputError(
-            f"Costs: {name} is {value!r}, expected a finite number {'above' if above_zero else 'of at least'} 0."
-        )
+    if not number or not 0 <= value <= sys.float_info.max:
+        raise InputError(f"Costs: {name} is {value!r}, expected a finite number of at least 0.")
 
 
 def _join(names: Any) -> str:
     return ", ".join(map(repr, names)) or "none"
 
 
-__all__ = ["HOST", "CostModel", "CostTable", "RooflineModel", "signature"]
+__all__ = ["CostModel", "CostTable", "signature"]

@@ -1,1 +1,0 @@
-"""What operators cost on each backend, and the problem of choosing among them."""
