@@ -84,7 +84,7 @@ def plain(name: str) -> str:
 
 
 def numbers(one: type) -> dict[str, int]:
-    return {plain(name): value for name, value in vars(one).items() if name.isupper()}
+    return {plain(name): int(getattr(one, name)) for name in dir(one) if name.isupper()}
 
 
 MODULES = [(slots, PROGRAM), (data_slots, DATA), (etdump_slots, ETDUMP), (xnnpack_slots, XNNPACK)]

@@ -18,12 +18,7 @@ from typing import Any
 from exir_lowering._upstream.exported_files import evaluate_size
 from exir_lowering.cli.pt2.unsafe import ExcessiveFileError, UnsafeFileError
 from exir_lowering.errors.interrupts import let_through
-
-
-def split_words(text: str) -> frozenset[str]:
-    """Return the words of a text, as a closed list."""
-    return frozenset(text.split())
-
+from exir_lowering.graphs.operators.functions import split_words
 
 LONGEST, DEEPEST, MOST, MOST_TERMS = 1 << 16, 100, 5_000, 5_000
 """The limits of a text: its characters, how deep it nests, how many parts it has, how many when multiplied out."""

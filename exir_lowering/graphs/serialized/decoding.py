@@ -14,7 +14,7 @@ from exir_lowering._upstream.serializing import make_verifier
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs.serialized import signatures
-from exir_lowering.graphs.serialized.container import DEEPEST, pick, unpack
+from exir_lowering.graphs.serialized.container import DEEPEST, PROGRAM, pick
 from exir_lowering.graphs.serialized.encoding import KINDS
 from exir_lowering.graphs.serialized.fakes import FakeReader
 from exir_lowering.graphs.serialized.metadata import MetadataReader
@@ -38,7 +38,7 @@ def decode(graph: bytes, pieces: Sequence[torch.Tensor]) -> ExportedProgram:
         InputError: The bytes are not a serialised program, or are damaged; the program has an operator or a type that
             this process does not know; or the pieces do not fit.
     """
-    tree = unpack(graph)
+    tree = PROGRAM.unpack(graph)
     try:
         return _Decoder(tree, pieces).decode()
     except Exception as error:

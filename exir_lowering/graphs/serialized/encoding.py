@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 from exir_lowering._upstream.programs import DelegatedProgram, guards_code_of
 from exir_lowering._upstream.serializing import is_flat, verifier_facts
 from exir_lowering.graphs.serialized import signatures
-from exir_lowering.graphs.serialized.container import NotSerialisableError, pack
+from exir_lowering.graphs.serialized.container import PROGRAM, NotSerialisableError
 from exir_lowering.graphs.serialized.fakes import FakeWriter
 from exir_lowering.graphs.serialized.metadata import MetadataWriter
 from exir_lowering.graphs.serialized.names import check_attribute, check_guard, check_identifier, check_path
@@ -102,7 +102,7 @@ class _Encoder:
             "operators": list(self.values.operators),
             "tensors": described,
         }
-        return Encoded(pack(tree), pieces)
+        return Encoded(PROGRAM.pack(tree), pieces)
 
     def _number(self, module: GraphModule) -> int:
         if id(module) not in self.numbers:
