@@ -39,11 +39,7 @@ class ReferenceDelegate(Delegate):
         self._weights: WeakValueDictionary[WeightRef, torch.Tensor] = WeakValueDictionary()
 
     def compile(self, processed: bytes, compile_specs: list[CompileSpec], context: DelegateContext) -> Executable:
-        """Read a payload, its weights and the initial values of its states.
-
-        Raises:
-            InputError: The payload is invalid, or an operator or named data is missing.
-        """
+        """Read a payload, its weights and states; InputError if it is invalid, or an operator or data is missing."""
         tree = FORMAT.unpack(processed)
         try:
             weights = [self._weight(WeightRef.from_json(fields), context) for fields in tree["weights"]]
@@ -76,9 +72,7 @@ class ReferenceDelegate(Delegate):
     def execute(self, handle: Executable, inputs: list[Any]) -> Sequence[Any]:
         """Run a payload; writes to its states take effect at the end.
 
-        Raises:
-            InputError: The number of inputs is wrong.
-            BackendFailure: An operator failed; the message says which, with its debug handle.
+        InputError: The number of inputs is wrong. BackendFailure: An operator failed, with its debug handle.
         """
         program = handle.program
         if len(inputs) != program.inputs:

@@ -89,11 +89,7 @@ class Graph:
         return results
 
     def run(self, *arguments: Any) -> Any:
-        """Execute its code.
-
-        Raises:
-            BackendFailure: An operator failed; the message says which, with its debug handle.
-        """
+        """Execute its code; BackendFailure if an operator fails, with its debug handle."""
         if len(arguments) != self.inputs:
             raise InputError(f"A graph of a reference payload takes {self.inputs} values, got {len(arguments)}.")
         values: list[Any] = list(arguments)

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 
 from exir_lowering._upstream.operators import list_registered_operators
-from exir_lowering.cli.pt2.unsafe import UnsafeFileError
 from exir_lowering.errors import InputError
 from exir_lowering.graphs.operators import functions
 from exir_lowering.graphs.operators.functions import HIGHER_ORDER, REFUSED, split_words
+from exir_lowering.graphs.serialized.grammar import UnsafeFileError
 
 NAMESPACES = split_words(
     """

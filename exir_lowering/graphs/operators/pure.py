@@ -131,11 +131,7 @@ _TAGS = frozenset({torch.Tag.core, torch.Tag.pointwise})
 
 
 def find(name: str) -> Operator | None:
-    """Return an operator of the list, None if it is not on the list or not registered in this process.
-
-    Args:
-        name: Its name, such as "aten.add.Tensor".
-    """
+    """Return an operator of the list ("aten.add.Tensor"), None if it is not on the list, or not registered here."""
     operator = _find_registered(name)
     if operator is None or not _named(name, operator) or not _schema_is_pure(name, operator.arguments):
         return None

@@ -24,19 +24,10 @@ from exir_lowering.graphs.serialized.values import ValueReader
 
 
 def decode(graph: bytes, pieces: Sequence[torch.Tensor]) -> ExportedProgram:
-    """Read a program.
+    """Read the program that `encode` made these bytes and pieces of; its tensors share the memory of the pieces.
 
-    Args:
-        graph: The bytes that `encode` made, or anything else.
-        pieces: The pieces of memory, in their order: one-dimensional tensors of bytes. They are not copied: the
-            program's tensors share their memory.
-
-    Returns:
-        A program equal to the one that was serialised.
-
-    Raises:
-        InputError: The bytes are not a serialised program, or are damaged; the program has an operator or a type that
-            this process does not know; or the pieces do not fit.
+    InputError: The bytes are not a serialised program, or are damaged; the program has an operator or a type that this
+    process does not know; or the pieces do not fit.
     """
     tree = PROGRAM.unpack(graph)
     try:
