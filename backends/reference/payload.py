@@ -165,11 +165,11 @@ class Reader(PlainReader):
         """Read all graphs, and return the first one."""
         events = list(list_events(trees))
         for self._number in reversed(range(len(trees))):
-            self._graphs[self._number] = self._graph(*trees[self._number], events[self._number])
+            self._graphs[self._number] = self._graph(events[self._number], *trees[self._number])
         self.readers.clear()  # they refer to this reader: its weights would stay until a collection
         return self._graphs[0]
 
-    def _graph(self, inputs: Any, code: Any, results: Any, events: Sequence[str]) -> Graph:
+    def _graph(self, events: Sequence[str], inputs: Any, code: Any, results: Any) -> Graph:
         if type(inputs) is not int or not 0 <= inputs < _MOST_INPUTS:
             raise ValueError(f"a graph of {str(inputs)[:20]} inputs")
         self._known, self._last, self._depth = inputs, {}, 0
@@ -180,8 +180,8 @@ class Reader(PlainReader):
         for value, number in self._last.items():
             dead[number].append(value)
         instructions = [
-            Instruction(fields[0], event, *fields[1:], tuple(dying))
-            for fields, event, dying in zip(read, events, dead[:-1], strict=True)
+            Instruction(name, event, handle, function, args, kwargs, tuple(dying))
+            for (name, handle, function, args, kwargs), event, dying in zip(read, events, dead[:-1], strict=True)
         ]
         return Graph(inputs, instructions, returned, self._depth, self._context, self.spending)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import BuiltinFunctionType
 from typing import Any
 
@@ -38,7 +38,7 @@ class ValueWriter(PlainWriter):
         self.operators: dict[tuple[str, ...], int] = {}  # their kinds and names, with their numbers
         self._tensors, self._fakes = tensors, fakes
         self._targets: dict[tuple[int, bool], tuple[Any, int]] = {}  # with the operator, which stays alive
-        self.writers |= {
+        own: dict[type, Callable[[Any, int], Any]] = {
             str: lambda value, depth: self.text(value),
             Node: self._node,
             torch.Size: lambda value, depth: {"size": self.list(value, depth)},
@@ -50,6 +50,7 @@ class ValueWriter(PlainWriter):
             serializing.ValueRanges: self._ranges,
             **dict.fromkeys(_SYMBOLIC, lambda value, depth: self._fakes.write_number(value)),
         }
+        self.writers |= own
 
     def target(self, target: Any, *, called: bool = True) -> int:
         """Return the number of an operator."""
