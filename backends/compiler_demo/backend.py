@@ -27,12 +27,7 @@ class CompilerDemoBackend(Backend):
     version = "1"
 
     def preprocess(self, program: ExportedProgram, compile_specs: list[CompileSpec]) -> PreprocessResult:
-        """Compile one partition.
-
-        Raises:
-            InputError: It contains something that the compiler does not support; the message has the model's source
-                line.
-        """
+        """Compile one partition; InputError, with the model's source line, if something in it is not supported."""
         signature = program.graph_signature
         for spec in signature.output_specs:
             if spec.kind is not OutputKind.USER_OUTPUT:

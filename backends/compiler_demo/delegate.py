@@ -41,11 +41,7 @@ class CompilerDemoDelegate(Delegate):
     delegate_id = "compiler_demo"
 
     def compile(self, processed: bytes, compile_specs: list[CompileSpec], context: DelegateContext) -> Executable:
-        """Read the instructions.
-
-        Raises:
-            InputError: The payload is not from the demo compiler.
-        """
+        """Read the instructions; InputError if the payload is not from the demo compiler."""
         code = instructions.parse(processed)
         for instruction in code.instructions:
             if instruction.operator not in _RUN:
@@ -57,9 +53,7 @@ class CompilerDemoDelegate(Delegate):
     def execute(self, handle: Executable, inputs: list[Any]) -> Sequence[torch.Tensor]:
         """Run the instructions, each as one profile event.
 
-        Raises:
-            InputError: The number of inputs is wrong.
-            BackendFailure: An instruction failed; the message says which, with its debug handle.
+        InputError: The number of inputs is wrong. BackendFailure: An instruction failed, with its debug handle.
         """
         code = handle.code
         if len(inputs) != code.inputs:

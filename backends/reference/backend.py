@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,9 +20,9 @@ from exir_lowering import (
     WeightStore,
     graphs,
 )
-from exir_lowering.backends.reference import blob
-from exir_lowering.backends.reference.blob import Graph, GraphRef, Instruction, Program, ValueRef
+from exir_lowering.backends.reference.payload import FORMAT, list_events
 from exir_lowering.backends.reference.support import function_name, refusal
+from exir_lowering.graphs.serialized.plain import PlainWriter
 from exir_lowering.plugins import PROVENANCE
 
 __all__ = ["ReferenceBackend"]
@@ -36,20 +35,14 @@ class ReferenceBackend(Backend):
     """
 
     backend_id = "reference"
-    version = str(blob.VERSION)
+    version = str(FORMAT.version)
     unread = PROVENANCE
 
     def preprocess(
         self, program: ExportedProgram, compile_specs: list[CompileSpec], context: BackendContext | None = None
     ) -> PreprocessResult:
         """Write one partition, with the weights that it uses."""
-        return _Writer(program, context.weights if context is not None else WeightStore()).write()
-
-
-def _lifted(program: ExportedProgram) -> list[tuple[Node, Any]]:
-    placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
-    pairs = zip(placeholders, program.graph_signature.input_specs, strict=True)
-    return [(node, spec) for node, spec in pairs if spec.kind is not InputKind.USER_INPUT]
+        return _Writer(program, context.weights if context is not None else WeightStore()).pack()
 
 
 def _tensor(program: ExportedProgram, target: str) -> torch.Tensor:
@@ -62,70 +55,69 @@ def _tensor(program: ExportedProgram, target: str) -> torch.Tensor:
     return value
 
 
-@dataclass
-class _Writer:
-    """Writes one partition."""
+class _Writer(PlainWriter):
+    """Writes one partition, in the format that `payload` describes."""
 
-    program: ExportedProgram
-    store: WeightStore
-    tensors: list[WeightRef] = field(default_factory=list)
-    numbers: dict[Any, int] = field(default_factory=dict)
-    graphs: list[Graph | None] = field(default_factory=list)
-    modules: dict[int, int] = field(default_factory=dict)
+    def __init__(self, program: ExportedProgram, store: WeightStore) -> None:
+        super().__init__()
+        self.writers[Node] = lambda node, depth: self._values[node]
+        self._program, self._store = program, store
+        self._weights: dict[WeightRef, int] = {}  # with their numbers; equal ones share one
+        self._states: dict[int, WeightRef] = {}  # by the id of the tensor
+        self._graphs: list[Any] = []
+        self._values: dict[Node, Any] = {}  # how arguments refer to a node
 
-    def write(self) -> PreprocessResult:
-        inputs, states, slots = self._inputs()
-        self._graph(self.program.graph_module)
-        written = Program(
-            tensors=self.tensors,
-            states=states,
-            inputs=inputs,
-            outputs=list(self._outputs(slots)),
-            graphs=[graph for graph in self.graphs if graph is not None],
+    def pack(self) -> PreprocessResult:
+        slots = self._lifted()
+        self._graph(self._program.graph_module)
+        refs = [*self._weights, *self._states.values()]
+        content = FORMAT.pack(
+            {
+                "weights": [ref.to_json() for ref in self._weights],
+                "states": [ref.to_json() for ref in self._states.values()],
+                "outputs": list(self._outputs(slots)),
+                "graphs": self._graphs,
+            }
         )
-        handles: dict[str, tuple[int, ...]] = {}
-        first = 0
-        for graph in written.graphs:
-            named = zip(blob.events(graph, first), graph.code, strict=True)
-            handles |= {event: (i.handle,) for event, i in named if i.handle >= 0}
-            first += len(graph.code)
-        return PreprocessResult(
-            blob.dump(written),
-            debug_handle_map=handles,
-            data_store_output=self.store.named_data(self.tensors),
-        )
+        handles = {
+            event: (handle,)
+            for events, (_, code, _) in zip(list_events(self._graphs), self._graphs, strict=True)
+            for event, (*_, handle) in zip(events, code, strict=True)
+            if handle >= 0
+        }
+        return PreprocessResult(content, debug_handle_map=handles, data_store_output=self._store.named_data(refs))
 
-    def _inputs(self) -> tuple[list[list[Any]], list[int], dict[str, int]]:
-        """Classify the placeholders; a tensor that is written under any of its names is state."""
-        signature = self.program.graph_signature
-        lifted = {spec.target: _tensor(self.program, spec.target) for _, spec in _lifted(self.program)}
+    def _lifted(self) -> dict[str, int]:
+        """Number the weights and states, and return those of the states; what is written under any name is state."""
+        signature = self._program.graph_signature
+        placeholders = [node for node in self._program.graph.nodes if node.op == "placeholder"]
+        lifted = {
+            node: (spec.target, _tensor(self._program, spec.target))
+            for node, spec in zip(placeholders, signature.input_specs, strict=True)
+            if spec.kind is not InputKind.USER_INPUT
+        }
         mutations = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
-        mutated = {id(lifted[spec.target]) for spec in signature.output_specs if spec.kind in mutations}
-        inputs: list[list[Any]] = []
-        states: list[int] = []
+        written = {spec.target for spec in signature.output_specs if spec.kind in mutations}
+        mutated = {id(tensor) for target, tensor in lifted.values() if target in written}
         slots: dict[str, int] = {}
-        for spec in signature.input_specs:
-            if spec.kind is InputKind.USER_INPUT:
-                inputs.append(["user"])
-                continue
-            tensor = lifted[spec.target]
-            if id(tensor) not in mutated:
-                inputs.append(["tensor", self._number(tensor)])
-                continue
-            number = self._number(tensor, state=True)
-            if number not in states:
-                states.append(number)
-            slots[spec.target] = states.index(number)
-            inputs.append(["state", slots[spec.target]])
-        return inputs, states, slots
+        for node, (target, tensor) in lifted.items():
+            if id(tensor) in mutated:
+                self._states.setdefault(id(tensor), self._store.ref(tensor))
+                slots[target] = list(self._states).index(id(tensor))
+                self._values[node] = {"state": slots[target]}
+            else:
+                self._values[node] = self._weight(tensor)
+        return slots
 
-    def _outputs(self, slots: dict[str, int]) -> Iterator[list[Any]]:
-        signature = self.program.graph_signature
-        for spec in signature.output_specs:
+    def _weight(self, tensor: torch.Tensor) -> Any:
+        return {"weight": self._weights.setdefault(self._store.ref(tensor), len(self._weights))}
+
+    def _outputs(self, slots: dict[str, int]) -> Iterator[int | None]:
+        for spec in self._program.graph_signature.output_specs:
             if spec.kind is OutputKind.USER_OUTPUT:
-                yield ["user"]
+                yield None
             elif spec.target in slots:
-                yield ["state", slots[spec.target]]
+                yield slots[spec.target]
             elif spec.kind is OutputKind.USER_INPUT_MUTATION:
                 raise InputError(
                     f"Backend 'reference': input {spec.target} is written, and a delegate's inputs are the runtime's "
@@ -137,58 +129,43 @@ class _Writer:
                     "mutations of buffers. Export the model for inference."
                 )
 
-    def _number(self, tensor: torch.Tensor, *, state: bool = False) -> int:
-        """Return a tensor's number; equal weights share one, each state has its own."""
-        ref = self.store.ref(tensor)
-        key = id(tensor) if state else ref
-        if key not in self.numbers:
-            self.numbers[key] = len(self.tensors)
-            self.tensors.append(ref)
-        return self.numbers[key]
-
     def _graph(self, module: GraphModule) -> int:
-        """Write a graph and those that it calls, each only once, and return its number."""
-        if id(module) in self.modules:
-            return self.modules[id(module)]
-        number = self.modules[id(module)] = len(self.graphs)
-        self.graphs.append(None)  # a placeholder: the program comes first
-        nodes = list(module.graph.nodes)
-        values: dict[Node, Any] = {}
-        inputs = [node for node in nodes if node.op == "placeholder"]
-        constants: list[int] = []
-        for node in inputs:
-            values[node] = ValueRef(len(values))
-        for node in nodes:
-            if node.op == "get_attr" and isinstance(tensor := graphs.attribute(module, str(node.target)), torch.Tensor):
-                values[node] = ValueRef(len(values))
-                constants.append(self._number(tensor))
-        code: list[Instruction] = []
-        for node in nodes:
-            if node.op == "get_attr" and node not in values:
-                self._nested(module, node, values)
+        """Write a graph and those that it calls, which come after it, and return its number."""
+        number = len(self._graphs)
+        self._graphs.append(None)
+        inputs, code, nested = 0, [], dict[int, Any]()
+        for node in module.graph.nodes:
+            if node.op == "placeholder" and node not in self._values:
+                self._values[node] = {"%": inputs}
+                inputs += 1
+        for node in module.graph.nodes:
+            if node.op == "get_attr":
+                self._attribute(module, node, nested)
             elif node.op == "call_function":
-                code.append(self._instruction(module, node, values))
-                values[node] = ValueRef(len(inputs) + len(constants) + len(code) - 1)
-        results = torch.fx.map_arg(module.graph.output_node().args[0], values.__getitem__)
-        self.graphs[number] = Graph(len(inputs), constants, code, results)
+                code.append(self._instruction(module, node))
+                self._values[node] = {"%": inputs + len(code) - 1}
+        self._graphs[number] = [inputs, code, self.write(module.graph.output_node().args[0])]
         return number
 
-    def _nested(self, module: GraphModule, node: Node, values: dict[Node, Any]) -> None:
+    def _attribute(self, module: GraphModule, node: Node, nested: dict[int, Any]) -> None:
         value = graphs.attribute(module, str(node.target))
-        if isinstance(value, GraphModule):
-            values[node] = GraphRef(self._graph(value))
+        if isinstance(value, torch.Tensor):
+            self._values[node] = self._weight(value)
+        elif isinstance(value, GraphModule):
+            if id(value) not in nested:
+                nested[id(value)] = {"graph": self._graph(value)}
+            self._values[node] = nested[id(value)]
         elif node.users:
             raise InputError(f"Backend 'reference': {node.target} is a {type(value).__name__}, expected a tensor.")
 
-    def _instruction(self, module: GraphModule, node: Node, values: dict[Node, Any]) -> Instruction:
+    def _instruction(self, module: GraphModule, node: Node) -> list[Any]:
         no = refusal(module, node)
         if no is not None:
             raise InputError(
                 f"{graphs.operator_name(node)} is not supported by backend 'reference': {no[1]}. "
                 + graphs.source_code(node)
             )
-        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), values.__getitem__)
+        args = [self.write(value) for value in node.args]
+        kwargs = {name: self.write(value) for name, value in sorted(node.kwargs.items())}
         handle = node.meta.get("debug_handle")
-        return Instruction(
-            function_name(node.target), list(args), dict(sorted(kwargs.items())), -1 if handle is None else int(handle)
-        )
+        return [function_name(node.target), args, kwargs, -1 if handle is None else int(handle)]

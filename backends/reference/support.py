@@ -9,15 +9,18 @@ import torch
 from torch.fx import GraphModule, Node
 
 from exir_lowering import Partitioner, graphs
-from exir_lowering.backends.reference import blob
-from exir_lowering.backends.reference.operators import EDGE, HIGHER_ORDER, PYTHON
+from exir_lowering.backends.reference.operators import EDGE, HIGHER_ORDER
 from exir_lowering.graphs import measures
-from exir_lowering.graphs.operators import pure as pure_operators
+from exir_lowering.graphs.operators import functions, pure as pure_operators
+from exir_lowering.graphs.serialized import NotSerialisableError
+from exir_lowering.graphs.serialized.plain import PlainWriter
 from exir_lowering.partitioners import GraphScope, No, Support, SupportPartitioner
 
 __all__ = ["ReferenceSupport", "executable", "function_name", "reference_partitioner", "refusal"]
 
-_NAMES = {id(function): name for name, function in PYTHON.items()}
+_NAMES = {id(function): name for name, function in functions.FUNCTIONS.items()}
+_ARGUMENTS = PlainWriter()
+_ARGUMENTS.writers[Node] = lambda node, depth: None
 
 
 def reference_partitioner(*, own_state: bool = True) -> Partitioner:
@@ -107,9 +110,9 @@ def _argument_refusal(module: GraphModule, node: Node) -> tuple[str, str] | None
         if isinstance(value, torch.device) and value.type != "cpu":
             return "argument", f"it makes a tensor on device {value}; the delegate executes on the CPU"
         try:
-            blob.encode(torch.fx.map_arg(value, lambda n: None))
-        except TypeError as error:
-            return "argument", f"{error} cannot be written to a payload"
+            _ARGUMENTS.write(value)
+        except NotSerialisableError:
+            return "argument", f"an argument of type {type(value).__name__} ({value!r}) cannot be written to a payload"
     return None
 
 

@@ -29,7 +29,7 @@ from .operators.names import (
     origins as origins,
     target_name as target_name,
 )
-from .source_lines import (
+from .sources import (
     generated_name as generated_name,
     module_stack as module_stack,
     modules as modules,

@@ -1,4 +1,4 @@
-"""The model's source lines: reading stack traces, choosing the line that matters, and putting it into messages."""
+"""Where in the model a node came from: source lines, modules and functions; and how messages list lines."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ from functools import lru_cache
 from pathlib import Path
 
 import torch
+from torch.fx import Node
+
+from exir_lowering.graphs.operators.names import operator_name
 
 LISTED = 6
 """How many source lines a message lists before it gives the number of the others."""
 
+_GENERATED = re.compile(r'File "<[^"]+", line \d+, in \S+\s+(\w+) = ')
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 _SHARED = ("executorch", "exir_lowering")  # packages that hold several plug-ins, and what calls them
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
@@ -95,3 +99,74 @@ def list_lines(lines: Sequence[str]) -> list[str]:
     """Return the first source lines, indented, and the number of the others."""
     more = [f"    and {len(lines) - LISTED} more lines of the model"] if len(lines) > LISTED else []
     return [f"    {line}" for line in lines[:LISTED]] + more
+
+
+# -- of a node --------------------------------------------------------------------------------------------------------
+
+
+def stack(node: Node) -> tuple[Frame, ...]:
+    """Return the lines of the model from which a node came, outermost first."""
+    return parse_frames(node.meta.get("stack_trace") or "")
+
+
+def source_line(node: Node) -> str:
+    """Return the innermost line of the model from which a node came, "" if it is not known.
+
+    Lines of torch itself are skipped if there are others, and lines of generated code always.
+    """
+    frames = stack(node)
+    number = find_innermost(frames)
+    return "" if number is None else str(frames[number])
+
+
+def source_code(node: Node) -> str:
+    """Return a node's source line as the end of a message, or the node's name if the line is not known."""
+    line = source_line(node)
+    return format_lines([line]) if line else f"Node {node.name}; its source line is not known."
+
+
+def generated_name(node: Node) -> str:
+    """Return the name in generated code from which a node came, if nothing else is known of its source, or ""."""
+    found = list(_GENERATED.finditer(node.meta.get("stack_trace") or ""))
+    return found[-1][1] if found and not stack(node) else ""
+
+
+def module_stack(node: Node) -> str:
+    """Return the path of the module from which a node came, "" if it is not known."""
+    stack = modules(node)
+    return stack[-1][0] if stack else ""
+
+
+def modules(node: Node) -> list[tuple[str, str]]:
+    """Return the path and the full class name of the modules from which a node came, outermost first."""
+    stack = node.meta.get("nn_module_stack") or {}
+    found = []
+    for entry in stack.values():
+        if isinstance(entry, tuple) and len(entry) == 2:
+            path, kind = entry
+            found.append((str(path), f"{kind.__module__}.{kind.__qualname__}" if isinstance(kind, type) else str(kind)))
+    return found
+
+
+_LINEAR = (torch.nn.Linear, torch.nn.functional.linear)
+_WHOLE = "aten.linear.default"
+
+
+def is_part_of_linear(node: Node) -> bool:
+    """Return whether a node is one of several that a linear layer was decomposed into.
+
+    ExecuTorch's backends recognise such a layer by the function that its operators came from
+    (`torch.fx.passes.utils.source_matcher_utils`), not by their form. They replace all of them at once, and take it for
+    granted that the views among them join and split leading dimensions only.
+    """
+    return node.op == "call_function" and _comes_from_linear(node) and operator_name(node) != _WHOLE
+
+
+def _comes_from_linear(node: Node) -> bool:
+    functions, function = node.meta.get("source_fn_stack"), node.meta.get("torch_fn")
+    if functions:
+        return functions[-1][1] in _LINEAR
+    if function and str(function[1]).rpartition(".")[2] == "linear":
+        return True
+    around = modules(node)
+    return bool(around) and around[-1][1] == "torch.nn.modules.linear.Linear"

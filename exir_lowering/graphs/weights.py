@@ -11,7 +11,7 @@ import torch
 
 from exir_lowering._upstream.tensors import version
 from exir_lowering.errors import InputError
-from exir_lowering.graphs.operators.budget import check_memory
+from exir_lowering.graphs.operators.budget import check_memory, extent_of
 from exir_lowering.graphs.operators.pure import DTYPES
 
 __all__ = ["WeightRef", "WeightStore"]
@@ -65,7 +65,7 @@ class WeightRef:
         Raises:
             InputError: The data is missing, or too short.
         """
-        extent = _extent(self.shape, self.strides) * self.dtype.itemsize
+        extent = extent_of(self.shape, self.strides) * self.dtype.itemsize
         if not self.key:
             try:
                 check_memory(extent)
@@ -191,7 +191,7 @@ class _View:
         plain = tensor.detach().resolve_conj().resolve_neg()
         shape, strides, item = tuple(plain.shape), tuple(plain.stride()), plain.element_size()
         start = int(plain.storage_offset()) * item
-        return cls(plain, start, start + _extent(shape, strides) * item, shape, strides)
+        return cls(plain, start, start + extent_of(shape, strides) * item, shape, strides)
 
     @property
     def storage(self) -> int:
@@ -252,10 +252,3 @@ def _pieces(views: Sequence[_View]) -> Iterator[_Piece]:
         end = max(end, view.end) if len(group) > 1 else view.end
     if group:
         yield _Piece.of(group)
-
-
-def _extent(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """Return how many elements lie between a tensor's first and last one, both included."""
-    if 0 in shape:
-        return 0
-    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))

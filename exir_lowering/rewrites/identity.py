@@ -9,7 +9,7 @@ from torch.fx import Node
 
 from exir_lowering import graphs
 from exir_lowering.graphs import measures
-from exir_lowering.graphs.source_partitions import is_part_of_linear
+from exir_lowering.graphs.sources import is_part_of_linear
 from exir_lowering.plugins import Doubt, Rewrite, Scope
 from exir_lowering.rewrites.forms import is_contiguous
 

@@ -82,7 +82,7 @@ def plain(name: str) -> str:
 
 
 def numbers(one: type) -> dict[str, int]:
-    return {plain(name): value for name, value in vars(one).items() if name.isupper()}
+    return {plain(name): int(getattr(one, name)) for name in dir(one) if name.isupper()}
 
 
 OTHERS = {

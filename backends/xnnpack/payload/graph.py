@@ -13,12 +13,8 @@ NO_VALUE = 0xFFFFFFFF
 MAX_RANK = 6
 
 FP32, FP16, BF16 = XNNDatatype.XNN_DATATYPE_FP32, XNNDatatype.XNN_DATATYPE_FP16, XNNDatatype.XNN_DATATYPE_BF16
-QINT8, QUINT8, QINT32, INT32 = (
-    XNNDatatype.XNN_DATATYPE_QINT8,
-    XNNDatatype.XNN_DATATYPE_QUINT8,
-    XNNDatatype.XNN_DATATYPE_QINT32,
-    XNNDatatype.XNN_DATATYPE_INT32,
-)
+QINT8, QUINT8 = XNNDatatype.XNN_DATATYPE_QINT8, XNNDatatype.XNN_DATATYPE_QUINT8
+QINT32, INT32 = XNNDatatype.XNN_DATATYPE_QINT32, XNNDatatype.XNN_DATATYPE_INT32
 QBINT4 = XNNDatatype.XNN_DATATYPE_QBINT4
 
 BITS: Mapping[int, int] = MappingProxyType(
@@ -60,7 +56,7 @@ class NodeType:
 
     name: str
     fields: tuple[str, ...]  # of its table, in their order
-    flags: frozenset[int] = frozenset({0})  # those that ExecuTorch writes
+    flags: frozenset[int]  # those that ExecuTorch writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,64 +114,46 @@ _POOLING = (
 _CAT = ("axis", "input1", "input2", "input3", "input4", "output", "flags", "input5")
 
 
-def _cat(count: int) -> NodeType:
+def _cat(count: int) -> tuple[str, ...]:
     # The fields for inputs that it does not have exist, but are not read.
-    names = tuple(f"-{name}" if name[:5] == "input" and int(name[5:]) > count else name for name in _CAT)
-    return NodeType(f"Concatenate{count}", names)
+    return tuple(f"-{name}" if name[:5] == "input" and int(name[5:]) > count else name for name in _CAT)
 
 
-_KEEPS = frozenset({0, _KEEP})
-_TYPES: tuple[NodeType, ...] = (
-    NodeType("Add", _TWO),
-    NodeType("FullyConnected", ("input1", "filter", "bias", "output", "flags"), frozenset({0, _TRANSPOSED})),
-    NodeType("Softmax", _ONE),
-    NodeType("Sigmoid", _ONE),
-    NodeType("StaticTranspose", ("rank", "perm", *_ONE)),
-    NodeType("Clamp", _ONE),
-    NodeType("Conv2d", _CONVOLUTION),
-    NodeType("Div", _TWO),
-    NodeType("StaticResizeBilinear2D", ("new_height", "new_width", *_ONE), frozenset({0, _CORNERS})),
-    NodeType("StaticConstantPad", ("before", "after", "number", *_ONE)),
-    NodeType("AvgPooling2d", _POOLING, _KEEPS),
-    NodeType("Minimum", _TWO),
-    NodeType("DepthwiseConv2d", _CONVOLUTION),
-    NodeType("MaxPooling2d", _POOLING, _KEEPS),
-    NodeType("Multiply", _TWO),
-    NodeType("Subtract", _TWO),
-    NodeType("Floor", _ONE),
-    NodeType("Convert", _ONE),
-    NodeType("GlobalAvgPooling2d", _ONE, _KEEPS),
-    NodeType("StaticReshape", ("rank", "shape", *_ONE)),
-    NodeType(
-        "ArgMaxPooling2d",
-        (*_PADDING, "kernel_height", "kernel_width", "input", "output_value", "output_index", "flags"),
-    ),
-    NodeType("SquareRoot", _ONE),
-    NodeType("Ceiling", _ONE),
-    NodeType("Hardswish", _ONE),
-    NodeType("LeakyReLU", ("number", *_ONE)),
-    NodeType("Maximum", _TWO),
-    NodeType("Negate", _ONE),
-    NodeType("Square", _ONE),
-    NodeType("ELU", ("number", *_ONE)),
-    NodeType("Abs", _ONE),
-    NodeType("PReLU", _TWO),
-    _cat(2),
-    _cat(3),
-    _cat(4),
-    NodeType("StaticSlice", ("rank", "offsets", "sizes", *_ONE)),
-    NodeType("ScaledDotProductAttention", ()),
-    NodeType("BatchMatrixMultiply", _TWO, frozenset({0, _TRANSPOSED})),
-    _cat(5),
-    NodeType("ConvTranspose2d", _CONVOLUTION),
-    NodeType("ReciprocalSquareRoot", _ONE),
-    NodeType("Log", _ONE),
-    NodeType("Gelu", _ONE),
-    NodeType("Tanh", _ONE),
-    NodeType("Exp", _ONE),
-    NodeType("Sin", _ONE),
-    NodeType("Copy", _ONE),
-    NodeType("Cos", _ONE),
+_FIELDS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("Add", "Div", "Minimum", "Multiply", "Subtract", "Maximum", "PReLU", "BatchMatrixMultiply"), _TWO),
+    **dict.fromkeys(("Conv2d", "DepthwiseConv2d", "ConvTranspose2d"), _CONVOLUTION),
+    **dict.fromkeys(("AvgPooling2d", "MaxPooling2d"), _POOLING),
+    **dict.fromkeys(("LeakyReLU", "ELU"), ("number", *_ONE)),
+    **{f"Concatenate{count}": _cat(count) for count in range(2, 6)},
+    "ArgMaxPooling2d": (*_PADDING, "kernel_height", "kernel_width", "input", "output_value", "output_index", "flags"),
+    "FullyConnected": ("input1", "filter", "bias", "output", "flags"),
+    "ScaledDotProductAttention": (),
+    "StaticConstantPad": ("before", "after", "number", *_ONE),
+    "StaticReshape": ("rank", "shape", *_ONE),
+    "StaticResizeBilinear2D": ("new_height", "new_width", *_ONE),
+    "StaticSlice": ("rank", "offsets", "sizes", *_ONE),
+    "StaticTranspose": ("rank", "perm", *_ONE),
+}
+"""The fields of nodes; others have those of `_ONE`."""
+
+_FLAGS: Mapping[str, int] = {
+    **dict.fromkeys(("FullyConnected", "BatchMatrixMultiply"), _TRANSPOSED),
+    **dict.fromkeys(("AvgPooling2d", "MaxPooling2d", "GlobalAvgPooling2d"), _KEEP),
+    "StaticResizeBilinear2D": _CORNERS,
+}
+"""The flags that nodes may have."""
+
+_NAMES = """
+    Add FullyConnected Softmax Sigmoid StaticTranspose Clamp Conv2d Div StaticResizeBilinear2D StaticConstantPad
+    AvgPooling2d Minimum DepthwiseConv2d MaxPooling2d Multiply Subtract Floor Convert GlobalAvgPooling2d StaticReshape
+    ArgMaxPooling2d SquareRoot Ceiling Hardswish LeakyReLU Maximum Negate Square ELU Abs PReLU Concatenate2 Concatenate3
+    Concatenate4 StaticSlice ScaledDotProductAttention BatchMatrixMultiply Concatenate5 ConvTranspose2d
+    ReciprocalSquareRoot Log Gelu Tanh Exp Sin Copy Cos
+"""
+NODES: Mapping[int, NodeType] = MappingProxyType(
+    {
+        number: NodeType(name, _FIELDS.get(name, _ONE), frozenset({0, _FLAGS.get(name, 0)}))
+        for number, name in enumerate(_NAMES.split(), 1)
+    }
 )
-NODES: Mapping[int, NodeType] = MappingProxyType(dict(enumerate(_TYPES, 1)))
 """The types of nodes, by their numbers in the schema. ExecuTorch's runtime does not support those without fields."""

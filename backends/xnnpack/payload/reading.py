@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from exir_lowering.backends.xnnpack.payload.graph import (
-    BACKEND,
     BITS,
     LISTS,
     MAX_RANK,
@@ -46,14 +45,6 @@ _INPUT, _OUTPUT = 1, 2
 """The flags of values that the payload is called with."""
 
 
-_WAYS = frozenset(
-    {
-        XNNQuantParams.PER_CHANNEL_QUANT,
-        XNNQuantParams.PER_TENSOR_QUANT,
-        XNNQuantParams.PER_TOKEN_DYNAMIC_QUANT,
-        XNNQuantParams.PER_CHANNEL_GROUP_QUANT,
-    }
-)
 _OF_CHANNELS = (PerChannelQuant.SCALE, PerChannelQuant.SCALE_BUFFER_IDX, PerChannelQuant.NUM_SCALES)
 _OF_GROUPS = (PerChannelGroupQuant.SCALE, PerChannelGroupQuant.SCALE_BUFFER_IDX, PerChannelGroupQuant.NUM_SCALES)
 
@@ -83,13 +74,6 @@ def read_graph(payload: memoryview) -> Graph:
     The payload is not copied, and only its tables are read. Raises CorruptError if it is damaged, or has an unknown
     version.
     """
-    try:
-        return _read(payload)
-    except CorruptError as error:
-        raise CorruptError(f"a payload of {BACKEND!r}: {error}") from None
-
-
-def _read(payload: memoryview) -> Graph:
     tables, space = split_payload(payload)
     if len(tables) < 8 or bytes(tables[4:8]) not in _VERSIONS:
         raise CorruptError(f"it starts with {bytes(tables[:8])!r}, expected {_VERSIONS!r} at byte 4")
@@ -212,7 +196,7 @@ def _check_quantisation(
     """Check that there are as many scales as channels or groups of elements."""
     slots = XNNQuantizedTensorValue
     kind, content = table.number(slots.QUANT_PARAMS_TYPE, "B"), table.table(slots.QUANT_PARAMS)
-    if kind not in _WAYS or content is None:
+    if kind not in set(XNNQuantParams) or content is None:
         raise CorruptError(f"{who} is quantised in the unknown way {kind}, or has no parameters for it")
     if kind == XNNQuantParams.PER_TENSOR_QUANT:
         return

@@ -7,9 +7,9 @@ import zipfile
 from collections.abc import Mapping
 from typing import BinaryIO
 
-from exir_lowering.cli.pt2.unsafe import UnsafeFileError
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
+from exir_lowering.graphs.serialized.grammar import UnsafeFileError
 
 MOST_MEMBERS = 1_000_000
 

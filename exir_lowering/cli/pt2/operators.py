@@ -15,9 +15,10 @@ from typing import Any
 import torch
 
 from exir_lowering._upstream.operators import list_registered_operators
-from exir_lowering.cli.pt2.expressions import split_words
-from exir_lowering.cli.pt2.unsafe import UnsafeFileError
 from exir_lowering.errors import InputError
+from exir_lowering.graphs.operators import functions
+from exir_lowering.graphs.operators.functions import HIGHER_ORDER, REFUSED, split_words
+from exir_lowering.graphs.serialized.grammar import UnsafeFileError
 
 NAMESPACES = split_words(
     """
@@ -27,24 +28,11 @@ NAMESPACES = split_words(
 )
 """The namespaces of operators that only compute: PyTorch's, ExecuTorch's and those of the libraries of models."""
 
-REFUSED = frozenset(("aten::from_file", "aten::_print", "aten::_test_string_default", "aten::_test_ambiguous_defaults"))
-"""Operators of these namespaces that do more than compute, by name without overload."""
+_HIGHER_ORDER = HIGHER_ORDER | {"flex_attention", "with_effects"}
 
-HIGHER_ORDER = split_words(
+FUNCTIONS = {f"{one.__module__}.{one.__name__}" for one in functions.FUNCTIONS.values() if one.__module__ != "builtins"}
+FUNCTIONS |= split_words(
     """
-    associative_scan auto_functionalized auto_functionalized_v2 cond flex_attention hints_wrapper invoke_subgraph
-    map_impl out_dtype scan strict_mode tag_activation_checkpoint while_loop while_loop_stack_output with_effects wrap
-    wrap_activation_checkpoint wrap_with_autocast wrap_with_set_grad_enabled
-    """
-)
-
-FUNCTIONS = split_words(
-    """
-    _operator.eq _operator.ne _operator.le _operator.ge _operator.lt _operator.gt _operator.neg _operator.pos
-    _operator.mul _operator.add _operator.sub _operator.floordiv _operator.mod _operator.pow _operator.truediv
-    _operator.and_ _operator.or_ _operator.xor _operator.not_ _operator.lshift _operator.rshift _operator.getitem
-    _operator.abs math.trunc math.floor math.ceil math.sqrt
-    torch.sym_not torch.sym_int torch.sym_float torch.sym_ite torch.sym_max torch.sym_min torch._sym_sqrt
     torch._functorch.predispatch._add_batch_dim torch._functorch.predispatch._remove_batch_dim
     torch._functorch.predispatch._vmap_increment_nesting torch._functorch.predispatch._vmap_decrement_nesting
     torch._functorch.predispatch.lazy_load_decompositions
@@ -53,7 +41,7 @@ FUNCTIONS = split_words(
 """Functions other than operators: of symbolic sizes, and those that `torch.vmap` is exported as."""
 
 _OVERLOAD = re.compile(r"torch\.ops\.(\w+)\.(\w+)\.(\w+)", re.ASCII)
-_HIGHER_ORDER = re.compile(r"torch\.ops\.higher_order\.(\w+)", re.ASCII)
+_HIGHER_ORDER_NAME = re.compile(r"torch\.ops\.higher_order\.(\w+)", re.ASCII)
 
 
 def list_registered() -> frozenset[str]:
@@ -66,8 +54,8 @@ def check_target(name: str, known: frozenset[str]) -> None:
 
     Raises UnsafeFileError if it is not in the closed lists, InputError if it is not registered here.
     """
-    higher = _HIGHER_ORDER.fullmatch(name)
-    if name in FUNCTIONS or (higher and higher[1] in HIGHER_ORDER):
+    higher = _HIGHER_ORDER_NAME.fullmatch(name)
+    if name in FUNCTIONS or (higher and higher[1] in _HIGHER_ORDER):
         return
     overload = _OVERLOAD.fullmatch(name)
     if overload is None or overload[1] not in NAMESPACES or f"{overload[1]}::{overload[2]}" in REFUSED:

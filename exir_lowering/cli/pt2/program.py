@@ -21,10 +21,10 @@ import torch
 
 from exir_lowering._upstream.exported_files import from_schema, is_union, schema_names
 from exir_lowering.cli.pt2 import operators
-from exir_lowering.cli.pt2.expressions import check_evaluation, check_expression, check_guard, is_symbol
-from exir_lowering.cli.pt2.unsafe import UnsafeFileError
+from exir_lowering.cli.pt2.evaluation import check_evaluation
 from exir_lowering.errors import InputError
 from exir_lowering.graphs import treespecs
+from exir_lowering.graphs.serialized.grammar import UnsafeFileError, check_expression, check_guard, is_symbol
 
 DEEPEST = 200
 """How deep the JSON may nest: a graph in a graph takes six."""

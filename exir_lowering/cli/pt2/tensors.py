@@ -17,10 +17,10 @@ from exir_lowering._upstream.exported_files import FAKE_TENSOR_READER, dtype_of
 from exir_lowering._upstream.trees import list_registered_types
 from exir_lowering.cli.pt2.archive import Archive
 from exir_lowering.cli.pt2.program import check_device, check_path, parse
-from exir_lowering.cli.pt2.unsafe import ExcessiveFileError, UnsafeFileError
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs import treespecs
+from exir_lowering.graphs.serialized.grammar import ExcessiveFileError, UnsafeFileError
 
 _logger = logging.getLogger(__name__)
 

@@ -69,11 +69,7 @@ class Budget:
         self._steps, self._unseen = STEPS, 0
 
     def step(self) -> None:
-        """Count an operator, or the call of a graph.
-
-        Raises:
-            InputError: The limit is exceeded.
-        """
+        """Count an operator, or the call of a graph; InputError if the limit is exceeded."""
         self._steps -= 1
         if self._steps < 0:
             raise InputError(
@@ -81,14 +77,7 @@ class Budget:
             )
 
     def take(self, size: int) -> None:
-        """Count memory that is about to be allocated.
-
-        Args:
-            size: How many bytes.
-
-        Raises:
-            InputError: The machine does not have that much.
-        """
+        """Count bytes that are about to be allocated; InputError if the machine does not have that many."""
         self._unseen += size
         if self._unseen > _LOOK:
             self._unseen = 0
@@ -101,6 +90,13 @@ def bytes_of(shape: Sequence[int], itemsize: int) -> int:
     for extent in shape:
         size *= extent
     return size
+
+
+def extent_of(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Return how many elements lie between a tensor's first and last one, both included."""
+    if 0 in shape:
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
 
 
 def _show(size: int) -> str:

@@ -26,12 +26,7 @@ _UNKNOWN = _WIDEST // 2
 
 
 class CheckedCall:
-    """An operator, with checks of what its kernel does not check.
-
-    Args:
-        name: Its name without a namespace, such as "add".
-        operator: The operator.
-    """
+    """An operator ("add" for `aten.add`), with checks of what its kernel does not check."""
 
     __slots__ = ("_check", "_name", "_operator", "_sizes", "_view")
 
@@ -42,11 +37,7 @@ class CheckedCall:
         self._sizes: dict[Any, int] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the operator.
-
-        Raises:
-            ValueError: The arguments would crash the kernel.
-        """
+        """Call the operator; ValueError if the arguments would crash the kernel."""
         if self._check is not None:
             self._check(self.by_name(args, kwargs))
         return self._operator.call(*args, **kwargs)
@@ -95,11 +86,7 @@ class CheckedCall:
 
 
 def size_of(value: Any) -> int:
-    """Return the size in bytes of the tensors in a value, as if none of them were a view.
-
-    Args:
-        value: A tensor, a number, or a list of values.
-    """
+    """Return the size in bytes of the tensors in a value, as if none of them were a view."""
     return sum(map(_size, _tensors(value)))
 
 

@@ -24,6 +24,7 @@ from types import MappingProxyType
 import torch
 
 from exir_lowering._upstream.operators import Argument, Operator, defining, find_operator
+from exir_lowering.graphs.operators.functions import split_words
 
 __all__ = ["DTYPES", "find", "find_kernel", "why_not"]
 
@@ -41,11 +42,7 @@ DTYPES = MappingProxyType(
 """The element types that a payload may name: those of dense tensors. Quantised types can crash the process."""
 
 
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-_COMPOSITES = _names(
+_COMPOSITES = split_words(
     """
     _assert_async _assert_scalar _assert_tensor_metadata _conj _euclidean_dist _fft_c2c _is_all_true _is_any_true
     _logcumsumexp _native_batch_norm_legit_functional _prelu_kernel _safe_softmax _trilinear _unsafe_index
@@ -84,7 +81,7 @@ _COMPOSITES = _names(
 )
 """Other operators of exported programs: those that Edge dialect does not decompose, or is asked to keep whole."""
 
-_VIEWS = _names(
+_VIEWS = split_words(
     """
     _conj_copy _neg_view _neg_view_copy adjoint alias_copy as_strided_copy broadcast_tensors broadcast_to chunk conj
     detach detach_copy diagonal_copy dsplit expand_as expand_copy flatten hsplit imag lift_fresh_copy mH mT moveaxis
@@ -102,14 +99,14 @@ _UNCHECKED = frozenset({"_adaptive_avg_pool2d_backward", "_pdist_backward", "emb
 _ENDLESS = ("mvlgamma", "polynomial")
 """Parts of the names of pointwise operators whose number of steps per element is one of their arguments."""
 
-_MODES = _names(
+_MODES = split_words(
     """
     ord approximate assert_msg equation indexing mode norm padding reduce reduction rounding_mode side
     """
 )
 """Arguments whose text selects a mode."""
 
-_TYPES = _names(
+_TYPES = split_words(
     """
     Tensor Optional[Tensor] List[Tensor] List[Optional[Tensor]] number Optional[number] List[number]
     Optional[List[number]] int Optional[int] List[int] Optional[List[int]] float Optional[float] List[float]
@@ -134,11 +131,7 @@ _TAGS = frozenset({torch.Tag.core, torch.Tag.pointwise})
 
 
 def find(name: str) -> Operator | None:
-    """Return an operator of the list, None if it is not on the list or not registered in this process.
-
-    Args:
-        name: Its name, such as "aten.add.Tensor".
-    """
+    """Return an operator of the list ("aten.add.Tensor"), None if it is not on the list, or not registered here."""
     operator = _find_registered(name)
     if operator is None or not _named(name, operator) or not _schema_is_pure(name, operator.arguments):
         return None

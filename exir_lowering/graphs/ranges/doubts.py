@@ -8,7 +8,7 @@ from torch.fx import Node
 
 from exir_lowering.graphs.operators.names import target_name
 from exir_lowering.graphs.ranges.values import BOUND, Doubt
-from exir_lowering.graphs.source_lines import source_line
+from exir_lowering.graphs.sources import source_line
 
 if TYPE_CHECKING:
     from exir_lowering.graphs.ranges.analysis import ValueRanges

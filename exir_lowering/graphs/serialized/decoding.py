@@ -14,7 +14,7 @@ from exir_lowering._upstream.serializing import make_verifier
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs.serialized import signatures
-from exir_lowering.graphs.serialized.container import DEEPEST, pick, unpack
+from exir_lowering.graphs.serialized.container import DEEPEST, PROGRAM, pick
 from exir_lowering.graphs.serialized.encoding import KINDS
 from exir_lowering.graphs.serialized.fakes import FakeReader
 from exir_lowering.graphs.serialized.metadata import MetadataReader
@@ -24,21 +24,12 @@ from exir_lowering.graphs.serialized.values import ValueReader
 
 
 def decode(graph: bytes, pieces: Sequence[torch.Tensor]) -> ExportedProgram:
-    """Read a program.
+    """Read the program that `encode` made these bytes and pieces of; its tensors share the memory of the pieces.
 
-    Args:
-        graph: The bytes that `encode` made, or anything else.
-        pieces: The pieces of memory, in their order: one-dimensional tensors of bytes. They are not copied: the
-            program's tensors share their memory.
-
-    Returns:
-        A program equal to the one that was serialised.
-
-    Raises:
-        InputError: The bytes are not a serialised program, or are damaged; the program has an operator or a type that
-            this process does not know; or the pieces do not fit.
+    InputError: The bytes are not a serialised program, or are damaged; the program has an operator or a type that this
+    process does not know; or the pieces do not fit.
     """
-    tree = unpack(graph)
+    tree = PROGRAM.unpack(graph)
     try:
         return _Decoder(tree, pieces).decode()
     except Exception as error:

@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 from exir_lowering._upstream.programs import DelegatedProgram, guards_code_of
 from exir_lowering._upstream.serializing import is_flat, verifier_facts
 from exir_lowering.graphs.serialized import signatures
-from exir_lowering.graphs.serialized.container import NotSerialisableError, pack
+from exir_lowering.graphs.serialized.container import PROGRAM, NotSerialisableError
 from exir_lowering.graphs.serialized.fakes import FakeWriter
 from exir_lowering.graphs.serialized.metadata import MetadataWriter
 from exir_lowering.graphs.serialized.names import check_attribute, check_guard, check_identifier, check_path
@@ -29,16 +29,12 @@ KINDS = ("placeholder", "get_attr", "call_function", "output")
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A serialised program.
+    """A serialised program. Its pieces are the memory that its tensors are in, which is shared with the program."""
 
-    Attributes:
-        graph: Everything but the content of its tensors. Equal programs have equal bytes.
-        pieces: The memory that its tensors are in, as one-dimensional tensors of bytes that are shared with the
-            program: each piece once, in the order in which `decode` takes them.
-    """
-
-    graph: bytes
-    pieces: tuple[torch.Tensor, ...]
+    graph: bytes  # everything but the content of its tensors; equal programs have equal bytes
+    pieces: tuple[
+        torch.Tensor, ...
+    ]  # of bytes, with one dimension, each once, in the order in which `decode` takes them
 
     def digests(self) -> tuple[str, ...]:
         """Return the SHA-256 of each piece, by which pieces can be stored."""
@@ -46,20 +42,15 @@ class Encoded:
 
 
 def encode(program: ExportedProgram, *, leave_out: Collection[str] = ()) -> Encoded:
-    """Serialise a program, exactly.
+    """Serialise a program of `torch.export`, in Edge dialect, or a partition, exactly; it is not changed.
 
-    Args:
-        program: A program of `torch.export`, in Edge dialect, or a partition. It is not changed.
-        leave_out: Keys of `node.meta` that are not written: with "debug_handle", "from_node", "stack_trace" and
-            "nn_module_stack", the bytes depend on what a program computes, and not on where that was written.
+    Keys of `node.meta` can be left out: without "debug_handle", "from_node", "stack_trace" and "nn_module_stack", the
+    bytes depend on what a program computes, and not on where that was written. What is always left out is told in
+    `metadata`.
 
-    Returns:
-        The bytes and the pieces of memory, for `decode`.
-
-    Raises:
-        NotSerialisableError: It has something that cannot be read back exactly: sizes that depend on data, objects
-            of scripts, lowered modules, tensors of subclasses, sparse or on other devices, operators without a
-            registered name, other objects in `node.meta`. What is left out by intention is told in `metadata`.
+    NotSerialisableError: It has something that cannot be read back exactly: sizes that depend on data, objects of
+    scripts, lowered modules, tensors of subclasses, sparse or on other devices, operators without a registered name,
+    other objects in `node.meta`.
     """
     return _Encoder(leave_out).encode(program)
 
@@ -102,7 +93,7 @@ class _Encoder:
             "operators": list(self.values.operators),
             "tensors": described,
         }
-        return Encoded(pack(tree), pieces)
+        return Encoded(PROGRAM.pack(tree), pieces)
 
     def _number(self, module: GraphModule) -> int:
         if id(module) not in self.numbers:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 import sys
 from collections.abc import Callable, Mapping
@@ -12,30 +11,16 @@ from typing import Any
 import torch
 
 from exir_lowering._upstream.serializing import HigherOrderOperator, find_higher_order, find_overload, name_overload
+from exir_lowering.graphs.operators.functions import FUNCTIONS, HIGHER_ORDER, REFUSED
 from exir_lowering.graphs.serialized.container import NotSerialisableError
 
-_HIGHER_ORDER_NAMES = """
-    associative_scan auto_functionalized auto_functionalized_v2 cond hints_wrapper invoke_subgraph map_impl out_dtype
-    scan strict_mode tag_activation_checkpoint while_loop while_loop_stack_output wrap wrap_activation_checkpoint
-    wrap_with_autocast wrap_with_set_grad_enabled
-"""
-_HIGHER_ORDER = frozenset(_HIGHER_ORDER_NAMES.split())
-"""Higher-order operators whose arguments say all; others look up what this process has recorded."""
-
-_REFUSED = frozenset(("aten::from_file", "aten::_print"))
-"""Operators that do more than compute; compilers may execute operators on constants."""
-
-_OPERATOR_NAMES = """
-    abs add and_ eq floordiv ge getitem gt invert le lshift lt matmul mod mul ne neg not_ or_ pos pow rshift sub truediv
-    xor
-"""
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {
-        **{f"operator.{name}": getattr(operator, name) for name in _OPERATOR_NAMES.split()},
-        **{f"math.{name}": getattr(math, name) for name in ("ceil", "floor", "sqrt", "trunc")},
+        "operator.matmul": operator.matmul,
         **{
-            f"torch.{name}": getattr(torch, name)
-            for name in ("sym_float", "sym_int", "sym_ite", "sym_max", "sym_min", "sym_not")
+            name if "." in name else f"operator.{name}": function
+            for name, function in FUNCTIONS.items()
+            if function.__module__ != "builtins"
         },
     }
 )
@@ -72,10 +57,10 @@ def find_target(kind: str, name: str) -> Any:
     if kind == "function":
         return _FUNCTIONS[name]
     if kind == "higher_order":
-        if name not in _HIGHER_ORDER:
+        if name not in HIGHER_ORDER:
             raise LookupError(f"the higher-order operator {name[:200]!r} is not supported")
         return find_higher_order(name)
-    if name.partition(".")[0] in _REFUSED:
+    if name.partition(".")[0] in REFUSED:
         raise LookupError(f"{name!r} does more than to compute")
     return find_overload(kind, name)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from exir_lowering.graphs.operators.budget import extent_of
 from exir_lowering.graphs.serialized.container import NotSerialisableError
 
 DTYPES = {
@@ -102,11 +103,7 @@ def _span(tensor: torch.Tensor) -> tuple[torch.UntypedStorage, int, int]:
     """Return a tensor's storage, and its first and last byte in it."""
     item = tensor.element_size()
     start = int(tensor.storage_offset()) * item
-    return tensor.untyped_storage(), start, start + _extent(tensor.shape, tensor.stride()) * item
-
-
-def _extent(shape: Sequence[int], stride: Sequence[int]) -> int:
-    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    return tensor.untyped_storage(), start, start + extent_of(tensor.shape, tensor.stride()) * item
 
 
 class TensorReader:
@@ -147,7 +144,7 @@ class TensorReader:
             made = torch.empty_strided(shape, stride, dtype=kind)
         else:
             memory = self._pieces[piece]
-            if offset + _extent(shape, stride) * kind.itemsize > memory.numel() or 0 in shape:
+            if offset + extent_of(shape, stride) * kind.itemsize > memory.numel() or 0 in shape:
                 raise ValueError("a tensor is not inside its piece of memory")
             start = int(memory.storage_offset()) + offset
             if start % kind.itemsize or memory.data_ptr() % kind.itemsize:

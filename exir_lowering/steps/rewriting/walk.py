@@ -14,7 +14,7 @@ from exir_lowering.errors import RewriteContractError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs import measures
 from exir_lowering.graphs.operators.purity import only_computes
-from exir_lowering.graphs.source_partitions import is_part_of_linear
+from exir_lowering.graphs.sources import is_part_of_linear
 from exir_lowering.model import RefusedRewrite, Rewriting
 from exir_lowering.plugins.rewrite import Doubt, Rewrite
 from exir_lowering.steps.rewriting.editor import Editor

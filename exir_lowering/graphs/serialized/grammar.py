@@ -10,31 +10,28 @@ import ast
 import keyword
 import math
 import re
-import sys
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from collections.abc import Callable
 
-from exir_lowering._upstream.exported_files import evaluate_size
-from exir_lowering.cli.pt2.unsafe import ExcessiveFileError, UnsafeFileError
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import InputError
+from exir_lowering.graphs.operators.functions import split_words
 
 
-def split_words(text: str) -> frozenset[str]:
-    """Return the words of a text, as a closed list."""
-    return frozenset(text.split())
+class UnsafeFileError(InputError):
+    """Something in a file would or could run code when torch loads it; the message says what, as a clause."""
+
+
+class ExcessiveFileError(UnsafeFileError):
+    """A file would take much more memory or time than its size says; the message says what, as a clause."""
 
 
 LONGEST, DEEPEST, MOST, MOST_TERMS = 1 << 16, 100, 5_000, 5_000
 """The limits of a text: its characters, how deep it nests, how many parts it has, how many when multiplied out."""
 
-STEPS, STEPS_OF_CHARACTER = 3_000_000, 200
-"""How many calls of functions sympy may need for all sizes of a file, and for each of their characters beside."""
-
 _LARGEST, _LARGEST_EXPONENT = 2**64, 64
 _SHORT_SYMBOL = re.compile(r"[a-z]{1,4}[0-9]{1,9}", re.ASCII)
 _SYMBOL = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}", re.ASCII)
 
+_KEY = re.compile(r"[^\"'\\]{1,512}")
 _FLOAT = re.compile(r"[-+]?([0-9]{1,400}(\.[0-9]{0,400})?|\.[0-9]{1,400})(e[-+]?[0-9]{1,3})?", re.ASCII)
 
 # What torch's symbolic sizes are made of: sympy's own classes, and those of torch.utils._sympy.functions.
@@ -89,59 +86,6 @@ def check_guard(text: str) -> None:
     _Checker("guard", text, _check_guard_call, names=False).check()
 
 
-def check_evaluation(sizes: Mapping[str, int]) -> None:
-    """Check that checked symbolic expressions are evaluated in bounded time; each is in a file so many times.
-
-    A short expression can have sympy multiply out millions of terms, and no simple rule says which does. So each is
-    evaluated here, up to a number of function calls, which is the same on every machine.
-
-    It is done in a thread of its own: the caller may have a profiler, which Python may not be able to put back. Raises
-    ExcessiveFileError for the expression that takes what a file is allowed.
-    """
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(_check_evaluation, sizes).result()
-
-
-def _check_evaluation(sizes: Mapping[str, int]) -> None:
-    allowed = STEPS + STEPS_OF_CHARACTER * sum(len(text) * count for text, count in sizes.items())
-    left = allowed
-    for text, count in sizes.items():
-        left -= _count_steps(text, left)
-        if left > 0 and count > 1:
-            left -= (count - 1) * _count_steps(text, left)  # sympy remembers a part
-        if left <= 0:
-            raise ExcessiveFileError(
-                f"the symbolic expression {_shown(text)} is refused: with it, evaluating the file's sizes takes more "
-                f"than {allowed} steps, which is what a file of this size is allowed"
-            )
-
-
-class _OutOfStepsError(BaseException):
-    """Ends an evaluation; sympy handles what is an Exception."""
-
-
-def _count_steps(text: str, most: int) -> int:
-    """Return how many functions are called when a size is evaluated, `most` if that is not the end of it."""
-    steps = 0
-
-    def count(*_: Any) -> None:
-        nonlocal steps
-        steps += 1
-        if steps >= most:
-            raise _OutOfStepsError
-
-    try:
-        sys.setprofile(count)
-        evaluate_size(text)
-    except _OutOfStepsError:
-        return most
-    except Exception as error:  # torch will say what is wrong with it
-        let_through(error)
-    finally:
-        sys.setprofile(None)
-    return steps
-
-
 class _Checker:
     """Walks the syntax tree of one text."""
 
@@ -164,7 +108,7 @@ class _Checker:
             self._count_terms(tree.body)
 
     def refuse(self, why: str) -> UnsafeFileError:
-        return UnsafeFileError(f"the {self.what} {_shown(self.text)} is unsafe: {why}")
+        return UnsafeFileError(f"the {self.what} {show(self.text)} is unsafe: {why}")
 
     def visit(self, node: ast.expr, depth: int) -> None:
         self._count += 1
@@ -218,7 +162,7 @@ class _Checker:
             terms = 1
         if terms > MOST_TERMS:
             raise ExcessiveFileError(
-                f"the {self.what} {_shown(self.text)} is refused: it has more than {MOST_TERMS} terms when it is "
+                f"the {self.what} {show(self.text)} is refused: it has more than {MOST_TERMS} terms when it is "
                 "multiplied out"
             )
         return terms
@@ -287,7 +231,7 @@ def _is_argument(node: ast.expr) -> bool:
             index = node.slice
             if not isinstance(index, ast.Constant) or type(index.value) not in (int, str):
                 return False
-            if isinstance(index.value, str) and not re.fullmatch(r"[\w .\-]+", index.value):
+            if isinstance(index.value, str) and not _KEY.fullmatch(index.value):
                 return False
             node = node.value
         elif isinstance(node, ast.Call) and not node.args and not node.keywords:
@@ -339,7 +283,8 @@ def _has_symbol(node: ast.expr) -> bool:
     )
 
 
-def _shown(text: str) -> str:
+def show(text: str) -> str:
+    """Return a text, or its beginning, for a message."""
     return repr(text if len(text) <= 120 else f"{text[:117]}...")
 
 

@@ -1,0 +1,213 @@
+"""Reading a reference payload: what is read was checked, and is ready for calls.
+
+A payload is a container with
+
+    weights, states  references to named data: what is read only, and the initial values of what the delegate keeps
+    graphs           each [number of inputs, code, results]; the first one is the program
+    outputs          for each result of the program, null if it is returned, or the number of the state that it replaces
+
+and `code` is a list of [operator, arguments, arguments by name, debug handle or -1]. Arguments are plain values, or
+
+    {"%": n}       a value of the graph: the inputs are numbered first, then the result of each instruction
+    {"weight": n}  and {"state": n}
+    {"graph": n}   for what calls graphs; only graphs after the caller, so that none calls itself
+
+The checksum only detects damage: anyone may have written the payload.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from exir_lowering import BackendFailure, DelegateContext, InputError
+from exir_lowering.backends.reference.operators import HIGHER_ORDER, resolve
+from exir_lowering.graphs.operators import budget, calls as checked_calls
+from exir_lowering.graphs.serialized.container import Container, pick
+from exir_lowering.graphs.serialized.plain import PlainReader
+from exir_lowering.plugins import let_through
+
+FORMAT = Container(
+    b"EXIRREF\0",
+    2,
+    "payload of backend 'reference'",
+    " Lower the model with this version of exir-lowering, or run it with the version that it was lowered with.",
+)
+DEPTH = 100
+"""How deep graphs may be nested; each level uses some of Python's stack."""
+
+_MOST_INPUTS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A computed argument: the number of a value of the graph."""
+
+    index: int
+
+
+def list_events(graphs: Sequence[Any]) -> Iterator[list[str]]:
+    """Yield the identifiers of the profile events of each graph in a payload; debug handles may occur twice."""
+    count = 0
+    for _, code, _ in graphs:
+        yield [f"{operator} #{number}" for number, (operator, *_) in enumerate(code, count)]
+        count += len(code)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Instruction:
+    """One operator call."""
+
+    name: str
+    event: str
+    handle: int  # the debug handle of its node, -1 if there is none
+    function: Callable[..., Any]
+    args: list[Any]
+    kwargs: dict[str, Any]
+    dead: tuple[int, ...]  # the values that nothing reads after it
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Graph:
+    """A graph that is ready for calls."""
+
+    inputs: int
+    code: list[Instruction]
+    results: Any
+    depth: int  # how deep the graphs that it calls are nested
+    context: DelegateContext
+    spending: budget.Budget
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Call it from another graph; its results count at full size: the caller may stack them, even if views."""
+        self.spending.step()
+        results = self.run(*arguments)
+        self.spending.take(checked_calls.size_of(results))
+        return results
+
+    def run(self, *arguments: Any) -> Any:
+        """Execute its code; BackendFailure if an operator fails, with its debug handle."""
+        if len(arguments) != self.inputs:
+            raise InputError(f"A graph of a reference payload takes {self.inputs} values, got {len(arguments)}.")
+        values: list[Any] = list(arguments)
+        for step in self.code:
+            args, kwargs = _fill(step.args, values), _fill(step.kwargs, values)
+            try:
+                self.spending.step()
+                if isinstance(step.function, checked_calls.CheckedCall):
+                    self.spending.take(step.function.needs(args, kwargs))
+                with self.context.event(step.event):
+                    values.append(step.function(*args, **kwargs))
+            except BackendFailure:  # from a nested graph: it already names the innermost operator
+                raise
+            except Exception as error:
+                let_through(error)
+                raise _failure(step, args, error) from error
+            for value in step.dead:
+                values[value] = None
+        return _fill(self.results, values)
+
+
+def _fill(argument: Any, values: list[Any]) -> Any:
+    kind = type(argument)
+    if kind is Value:
+        return values[argument.index]
+    if kind is list or kind is tuple:
+        return kind([_fill(item, values) for item in argument])
+    if kind is dict:
+        return {key: _fill(item, values) for key, item in argument.items()}
+    return argument
+
+
+def _failure(step: Instruction, args: Any, error: Exception) -> BackendFailure:
+    shown = ", ".join(
+        f"{str(a.dtype).removeprefix('torch.')}{list(a.shape)}" if isinstance(a, torch.Tensor) else repr(a)
+        for a in args
+        if not callable(a)
+    )
+    return BackendFailure(
+        f"Delegate 'reference': {step.name}({shown[:400]}), debug handle {step.handle}, failed: "
+        f"{type(error).__name__}: {error}",
+        debug_handle=step.handle,
+    )
+
+
+class Reader(PlainReader):
+    """Reads the graphs of a payload.
+
+    ValueError, LookupError, TypeError: They are not what the backend writes. InputError: An operator is not on the
+    closed list.
+    """
+
+    def __init__(
+        self, weights: Sequence[torch.Tensor], states: Sequence[torch.Tensor], context: DelegateContext
+    ) -> None:
+        super().__init__()
+        self.spending = budget.Budget()
+        self._context = context
+        self._graphs: dict[int, Graph] = {}
+        # Of the graph that is being read:
+        self._known = 0  # how many values it has so far
+        self._last: dict[int, int] = {}  # for each value, the number of the last instruction that reads it
+        self._number, self._step, self._depth = 0, 0, 0
+        self._calls = False  # whether the instruction calls graphs
+        self.readers |= {
+            "%": lambda content, depth: self._value(content),
+            "weight": lambda content, depth: pick(weights, content),
+            "state": lambda content, depth: pick(states, content),
+            "graph": lambda content, depth: self._callee(content),
+        }
+
+    def read_graphs(self, trees: Sequence[Any]) -> Graph:
+        """Read all graphs, and return the first one."""
+        events = list(list_events(trees))
+        for self._number in reversed(range(len(trees))):
+            self._graphs[self._number] = self._graph(events[self._number], *trees[self._number])
+        self.readers.clear()  # they refer to this reader: its weights would stay until a collection
+        return self._graphs[0]
+
+    def _graph(self, events: Sequence[str], inputs: Any, code: Any, results: Any) -> Graph:
+        if type(inputs) is not int or not 0 <= inputs < _MOST_INPUTS:
+            raise ValueError(f"a graph of {str(inputs)[:20]} inputs")
+        self._known, self._last, self._depth = inputs, {}, 0
+        read = [self._instruction(number, *fields) for number, fields in enumerate(code)]
+        self._step, self._calls = len(read), False
+        returned = self.read(results)
+        dead: list[list[int]] = [[] for _ in range(len(read) + 1)]
+        for value, number in self._last.items():
+            dead[number].append(value)
+        instructions = [
+            Instruction(name, event, handle, function, args, kwargs, tuple(dying))
+            for (name, handle, function, args, kwargs), event, dying in zip(read, events, dead[:-1], strict=True)
+        ]
+        return Graph(inputs, instructions, returned, self._depth, self._context, self.spending)
+
+    def _instruction(self, step: int, name: Any, args: Any, kwargs: Any, handle: Any) -> tuple[Any, ...]:
+        if type(name) is not str or type(handle) is not int or type(kwargs) is not dict:
+            raise ValueError(f"the instruction {str(name)[:80]!r} with the options {str(kwargs)[:80]}")
+        if kwargs.get("pin_memory"):
+            raise ValueError(f"{name} makes pinned memory, which only other devices need")
+        self._step, self._calls = step, name in HIGHER_ORDER
+        given = self.many(args, 0), {key: self.read(value) for key, value in kwargs.items()}
+        self._last[self._known] = step  # a result that is never read is dead at once
+        self._known += 1
+        return name, handle, resolve(name), *given
+
+    def _value(self, number: Any) -> Value:
+        made = Value(pick(range(self._known), number))
+        self._last[number] = self._step
+        return made
+
+    def _callee(self, number: Any) -> Graph:
+        if not self._calls:
+            raise ValueError("a graph where none is called")
+        if type(number) is int and number <= self._number:
+            raise ValueError(f"its graphs call each other in a cycle: {self._number} calls {number}")
+        graph = self._graphs[number]
+        self._depth = max(self._depth, graph.depth + 1)
+        if self._depth > DEPTH:
+            raise ValueError(f"its graphs are nested more than {DEPTH} deep")
+        return graph
