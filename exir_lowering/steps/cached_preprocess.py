@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from executorch.exir.backend.backend_details import PreprocessResult
@@ -11,7 +12,7 @@ from exir_lowering._upstream import pins
 from exir_lowering.errors import BackendFailure
 from exir_lowering.model import BackendGroup, LoweredPartition, Partition
 from exir_lowering.plugins.backend import Backend, CompileSpec, ExecutorchBackend
-from exir_lowering.plugins.payload import CorruptError
+from exir_lowering.plugins.payload import CorruptError, PayloadChecks
 from exir_lowering.steps.cache.canonical import describe_neighbours, describe_program, list_neighbours
 from exir_lowering.steps.cache.handles import number_handles, put_back, with_handles
 from exir_lowering.steps.cache.identity import Maker, identify, list_versions
@@ -26,23 +27,31 @@ KIND = "preprocess"
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """A partition whose result is looked for."""
+    """What has one entry in the cache: a partition, or all of a backend that lowers them together."""
 
-    partition: Partition
+    partitions: tuple[Partition, ...]
     key: Key | None  # None if it has none
-    handles: Mapping[int, int] | None = None  # the number of each; None if they are in the key
+    # the number of each handle of the one partition, with the checks that put them back; None if they are in the key
+    handles: tuple[Mapping[int, int], PayloadChecks] | None = None
 
-    def canonical(self) -> Partition:
-        """Return what the backend lowers: the partition with its handles numbered."""
+    def canonical(self) -> tuple[Partition, ...]:
+        """Return what the backend lowers: the partitions, with their handles numbered."""
         if self.handles is None:
-            return self.partition
-        return replace(self.partition, program=with_handles(self.partition.program, self.handles))
+            return self.partitions
+        return tuple(replace(one, program=with_handles(one.program, self.handles[0])) for one in self.partitions)
+
+    def own(self, results: Sequence[PreprocessResult]) -> dict[str, PreprocessResult]:
+        """Return results by partition, with their own handles; CorruptError if a payload is damaged."""
+        if self.handles is not None:
+            results = [put_back(result, *self.handles) for result in results]
+        return {one.id: result for one, result in zip(self.partitions, results, strict=True)}
 
 
 def preprocess_cached(group: BackendGroup, backend: Backend, session: Session) -> list[LoweredPartition]:
     """Lower a group as `preprocess` does, with results of the session's cache where it has them.
 
-    The payloads have the same bytes as without a cache; their order, and errors, are as for `preprocess`.
+    The payloads have the same bytes as without a cache; their order, and errors, are as for `preprocess`. What the
+    cache does not have is lowered in one call.
     """
     cache = session.cache
     if not cache.active:
@@ -54,9 +63,19 @@ def preprocess_cached(group: BackendGroup, backend: Backend, session: Session) -
             cache.refuse(KIND, partition.method, partition.id, str(error))
         return preprocess_parallel(group, backend, session)
     tasks = _make_tasks(group, backend, maker, cache)
-    if maker.independent:
-        return _each(group, tasks, backend, maker, session)
-    return _together(group, tasks, backend, session)
+    if not maker.independent:
+        tasks = [_join(tasks, cache)]
+    done: dict[str, PreprocessResult] = {}
+    left = []
+    for task in tasks:
+        found = _look_up(task, cache)
+        if found is None:
+            left.append(task)
+        else:
+            done |= found
+    if left:
+        done |= _lower(group, left, backend, session)
+    return [LoweredPartition(partition, done[partition.id]) for partition in group.partitions]
 
 
 def _make_tasks(group: BackendGroup, backend: Backend, maker: Maker, cache: Cache) -> list[_Task]:
@@ -66,20 +85,21 @@ def _make_tasks(group: BackendGroup, backend: Backend, maker: Maker, cache: Cach
     tasks = []
     versions = [*list_versions(), *pins.state()]
     for partition in group.partitions:
-        replaceable = maker.payloads is not None and maker.independent
-        handles = number_handles(partition.program) if replaceable else None
+        checks = maker.payloads if maker.independent else None
+        numbers = number_handles(partition.program) if checks is not None else None
         try:
-            parts = describe_program(partition.program, cache.storages, maker.unread, handles)
+            parts = describe_program(partition.program, cache.storages, maker.unread, numbers)
             parts["specs"] = _describe_specs(partition.compile_specs)
         except NoKeyError as error:
             cache.refuse(KIND, partition.method, partition.id, str(error))
-            tasks.append(_Task(partition, None))
+            tasks.append(_Task((partition,), None))
             continue
         if sharing:
             parts["weights"] += list_neighbours(partition.program, neighbours)
         parts["backend"] = list(maker.backend)
         parts["versions"] = versions
-        tasks.append(_Task(partition, make_key(KIND, parts), handles))
+        handles = None if checks is None or numbers is None else (numbers, checks)
+        tasks.append(_Task((partition,), make_key(KIND, parts), handles))
     return tasks
 
 
@@ -90,98 +110,57 @@ def _describe_specs(specs: Sequence[CompileSpec]) -> list[str]:
     return [f"{spec.key!r} {bytes(spec.value)!r}" for spec in specs]
 
 
-def _each(
-    group: BackendGroup, tasks: Sequence[_Task], backend: Backend, maker: Maker, session: Session
-) -> list[LoweredPartition]:
-    """Take what the cache has, partition by partition, and lower the rest in one call."""
-    done: dict[str, PreprocessResult] = {}
+def _join(tasks: Sequence[_Task], cache: Cache) -> _Task:
+    """Make one task of those of a group that a backend lowers together."""
+    partitions = tuple(partition for task in tasks for partition in task.partitions)
+    keys = [task.key for task in tasks if task.key is not None]
+    if len(keys) == len(tasks):
+        return _Task(partitions, join_keys(keys, [partition.method for partition in partitions]))
     for task in tasks:
-        result = _look_up(task, maker, session.cache)
-        if result is not None:
-            done[task.partition.id] = result
-    left = [task for task in tasks if task.partition.id not in done]
-    if left:
-        done |= _lower(group, left, backend, maker, session)
-    return [LoweredPartition(partition, done[partition.id]) for partition in group.partitions]
+        if task.key is not None:
+            reason = "the backend lowers it together with another partition, which has no key"
+            cache.refuse(KIND, task.partitions[0].method, task.partitions[0].id, reason)
+    return _Task(partitions, None)
 
 
-def _look_up(task: _Task, maker: Maker, cache: Cache) -> PreprocessResult | None:
+def _look_up(task: _Task, cache: Cache) -> dict[str, PreprocessResult] | None:
+    """Return what the cache has for a task, None if that is nothing whole."""
     if task.key is None:
         return None
-    results = _read(task.key, 1, cache)
-    if results is not None:
-        try:
-            result = _own(results[0], task, maker)
-            cache.hit(task.key, task.partition.method, task.partition.id)
-            return result
-        except CorruptError:
-            pass
-    cache.miss(task.key, task.partition.method, task.partition.id)
-    return None
+    found, note = cache.read(task.key), cache.miss
+    done = None
+    if found is not None:
+        with suppress(DamagedError, CorruptError):
+            results = restore_results(found.value, found.chunks)
+            if len(results) == len(task.partitions):
+                done, note = task.own(results), cache.hit
+    for partition in task.partitions:
+        note(task.key, partition.method, partition.id)
+    return done
 
 
 def _lower(
-    group: BackendGroup, tasks: Sequence[_Task], backend: Backend, maker: Maker, session: Session
+    group: BackendGroup, tasks: Sequence[_Task], backend: Backend, session: Session
 ) -> dict[str, PreprocessResult]:
     """Lower partitions with numbered handles, keep the results, and put the handles back."""
-    whole = [task.partition for task in tasks]
+
+    def lower(partitions: Iterable[Partition]) -> list[LoweredPartition]:
+        return preprocess_parallel(BackendGroup(group.backend_id, tuple(partitions)), backend, session, sharing=group)
+
+    done: dict[str, PreprocessResult] = {}
     try:
-        lowered = preprocess_parallel(
-            BackendGroup(group.backend_id, tuple(task.canonical() for task in tasks)), backend, session, sharing=group
-        )
-        done = {task.partition.id: _own(one.result, task, maker) for task, one in zip(tasks, lowered, strict=True)}
+        lowered = iter(lower(partition for task in tasks for partition in task.canonical()))
+        results = [[next(lowered).result for _ in task.partitions] for task in tasks]
+        for task, made in zip(tasks, results, strict=True):
+            done |= task.own(made)
     except (BackendFailure, CorruptError):
         if all(task.handles is None for task in tasks):
             raise
         # Once more with the partitions' own handles, so that the failure names the right lines of the model.
-        again = preprocess_parallel(BackendGroup(group.backend_id, tuple(whole)), backend, session, sharing=group)
+        again = lower(partition for task in tasks for partition in task.partitions)
         return {one.partition.id: one.result for one in again}
-    for task, one in zip(tasks, lowered, strict=True):
-        if task.key is not None:
-            _write(task.key, [one.result], session.cache)
+    for task, made in zip(tasks, results, strict=True):
+        flat = flatten_results(made) if task.key is not None else None
+        if task.key is not None and flat is not None:
+            session.cache.write(task.key, *flat)
     return done
-
-
-def _own(result: PreprocessResult, task: _Task, maker: Maker) -> PreprocessResult:
-    """Put a partition's own handles into its result."""
-    if task.handles is None or maker.payloads is None:
-        return result
-    return put_back(result, task.handles, maker.payloads)
-
-
-def _together(
-    group: BackendGroup, tasks: Sequence[_Task], backend: Backend, session: Session
-) -> list[LoweredPartition]:
-    """Take the results of the whole group from the cache, or lower it."""
-    keys = [task.key for task in tasks if task.key is not None]
-    if len(keys) < len(tasks):
-        for task in tasks:
-            if task.key is not None:
-                reason = "the backend lowers it together with another partition, which has no key"
-                session.cache.refuse(KIND, task.partition.method, task.partition.id, reason)
-        return preprocess_parallel(group, backend, session)
-    key = join_keys(keys, [partition.method for partition in group.partitions])
-    results = _read(key, len(tasks), session.cache)
-    note = session.cache.miss if results is None else session.cache.hit
-    for partition in group.partitions:
-        note(key, partition.method, partition.id)
-    if results is not None:
-        return [LoweredPartition(*pair) for pair in zip(group.partitions, results, strict=True)]
-    lowered = preprocess_parallel(group, backend, session)
-    _write(key, [one.result for one in lowered], session.cache)
-    return lowered
-
-
-def _read(key: Key, count: int, cache: Cache) -> list[PreprocessResult] | None:
-    found = cache.read(key)
-    try:
-        results = None if found is None else restore_results(found.value, found.chunks)
-    except DamagedError:
-        return None
-    return results if results is not None and len(results) == count else None
-
-
-def _write(key: Key, results: Sequence[PreprocessResult], cache: Cache) -> None:
-    flat = flatten_results(results)
-    if flat is not None:
-        cache.write(key, *flat)
