@@ -256,7 +256,7 @@ def _content(tensor: torch.Tensor) -> str:
     """Return a digest of the elements of a tensor, after the first ones."""
     if tensor.layout != torch.strided:
         return str(tensor)
-    content = tensor.detach().contiguous().reshape(-1).view(torch.uint8).cpu().numpy()
+    content = tensor.detach().cpu().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).numpy()
     return f"{tensor.flatten()[:4].tolist()} {hashlib.sha256(content).hexdigest()[:16]}"
 
 
