@@ -21,7 +21,7 @@ from torch.export import ExportedProgram
 import exir_lowering
 from exir_lowering import LoweringOptions
 from exir_lowering.graphs import walk
-from exir_lowering.steps.casewise.rewrite import MEMORY
+from exir_lowering.steps.casewise.values import MEMORY
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ STEPS = ("edge", "backend", "emit")
 
 def forget() -> None:
     """Forget what this package remembers of earlier lowerings in the process."""
-    MEMORY.forget()
+    MEMORY.clear()
 
 
 class FakeResults:

@@ -14,7 +14,7 @@ from torch.export import ExportedProgram, export
 from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 
 from exir_lowering import LoweringOptions, lower
-from exir_lowering._upstream.acceleration import accelerating, delegates, settling, work
+from exir_lowering._upstream.acceleration import accelerating, forms, settling, work
 
 
 class Small(torch.nn.Module):
@@ -105,7 +105,7 @@ def test_a_delegate_returns_what_its_program_does() -> None:
         mode = args[0].fake_mode
         with torch.no_grad(), accelerating():
             args = [arg.detach() for arg in args]
-            found = delegates.results_of(delegate, args, mode, work.current())
+            found = forms.results_of(delegate, args, mode, work.current())
         with torch.no_grad(), mode:
             mode.allow_non_fake_inputs = True
             expected = delegate.original_module.module()(*args)

@@ -1,50 +1,45 @@
-"""What there is to know of a fake tensor (its sizes, strides, type), and what operators make of it.
+"""What operators make of fake tensors, found out once for each case, and what delegates return.
 
-The form of a result follows from the operator and the forms of its inputs. It is found out once for each case.
-Operators that write or return views, symbolic sizes and constants whose elements tracing knows have more to them.
+What a result is like follows from the operator and from what its inputs are like: see `likeness`. Operators that write
+or return views, symbolic sizes and constants whose elements tracing knows have more to them.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
+from executorch.exir.delegate import executorch_call_delegate
 from executorch.exir.dialects.edge._ops import EdgeOpOverload
 
 # Traces with torch's kernels in Python, as passes do.
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+from torch.export.graph_signature import OutputKind
 from torch.fx import Node, map_arg
+from torch.utils import _pytree as pytree
 
 from exir_lowering._upstream.acceleration.work import Work
+from exir_lowering._upstream.likeness import Form, Likeness
 from exir_lowering.errors.interrupts import let_through
 
 __all__ = [
-    "Form",
     "UnknownFormError",
     "compute",
-    "describe",
-    "form_of",
+    "form_in",
     "infer",
     "key_of",
     "make",
     "mode_of",
+    "note",
+    "results_of",
 ]
-
-_SIMPLE = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format))
 
 
 class UnknownFormError(Exception):
     """A value or an operator for which forms do not say everything."""
-
-
-class Form(tuple[Any, ...]):
-    """The form of one tensor: sizes, strides, dtype, device, whether it requires gradients."""
-
-    __slots__ = ()
 
 
 def mode_of(node: Node) -> FakeTensorMode | None:
@@ -53,38 +48,41 @@ def mode_of(node: Node) -> FakeTensorMode | None:
     return value.fake_mode if isinstance(value, FakeTensor) else None
 
 
-def form_of(value: Any, mode: FakeTensorMode) -> Any:
-    """Return the form of a fake tensor of a mode; a tuple of forms for a list of them.
-
-    UnknownFormError: There is more to it: symbolic sizes, known elements, another kind of value.
-    """
-    if type(value) is FakeTensor:
-        if (
-            value.fake_mode is not mode
-            or value.constant is not None
-            or value.real_tensor is not None
-            or value._has_symbolic_sizes_strides
-            or value.layout is not torch.strided
-            or value.is_quantized
-            or value.is_conj()
-            or value.is_neg()
-            or value.storage_offset() != 0
-        ):
-            raise UnknownFormError
-        return Form((value.shape, value.stride(), value.dtype, value.fake_device, value.requires_grad))
-    if isinstance(value, (list, tuple)):
-        return tuple(form_of(item, mode) for item in value)
-    raise UnknownFormError
+def form_in(mode: FakeTensorMode, value: Any, other: Callable[[Any], Hashable] | None = None) -> Any:
+    """Describe a value of a mode; `other` is asked about what is no value. UnknownFormError: there is more to it."""
+    return Likeness(UnknownFormError, other, mode=mode).describe(value)
 
 
 def make(form: Any, mode: FakeTensorMode) -> Any:
-    """Return a new fake tensor of a form, or a list of them."""
+    """Return a new fake tensor of a form, or several."""
     if not isinstance(form, Form):
-        return [make(each, mode) for each in form]
-    sizes, strides, dtype, device, gradients = form
+        kind, forms = form
+        return kind([make(each, mode) for each in forms])
+    facts: Any = {"dtype": form.dtype, "requires_grad": form.requires_grad}
     with in_kernel_invocation_manager(mode):
-        empty = torch.empty_strided(sizes, strides, dtype=dtype, device="meta", requires_grad=gradients)
-    return FakeTensor(mode, empty, device)
+        empty = torch.empty_strided(form.sizes, form.strides, device="meta", **facts)
+    return FakeTensor(mode, empty, form.device)
+
+
+def key_of(target: Any, described: Hashable) -> Any:
+    """Return what a form follows from: operator and arguments; UnknownFormError if it writes or returns views."""
+    target = target._op if type(target) is EdgeOpOverload else target
+    if target is not executorch_call_delegate:
+        if not isinstance(target, torch._ops.OpOverload):
+            raise UnknownFormError
+        if target._schema.is_mutable or any(result.alias_info is not None for result in target._schema.returns):
+            raise UnknownFormError
+    switches = torch.get_default_dtype(), torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    return target, described, *switches
+
+
+def note(result: Any, key: Hashable, mode: FakeTensorMode, work: Work) -> Any:
+    """Remember the form of a result, and return it; UnknownFormError if it is no tensor, and no list of tensors."""
+    form = form_in(mode, result)
+    if not all(isinstance(each, Form) for each in (form[1] if isinstance(result, (list, tuple)) else (form,))):
+        raise UnknownFormError
+    work.forms[key] = form
+    return form
 
 
 def infer(node: Node, forms: dict[Node, Any], mode: FakeTensorMode, work: Work, value: Callable[[Node], Any]) -> Any:
@@ -93,22 +91,15 @@ def infer(node: Node, forms: dict[Node, Any], mode: FakeTensorMode, work: Work, 
         source, index = node.args
         if not isinstance(source, Node) or type(index) is not int or isinstance(forms[source], Form):
             raise UnknownFormError
-        return forms[source][index]
-    key = key_of(node.target, describe((node.args, dict(node.kwargs)), partial(_form_in, forms)))
-    if key not in work.forms:
-        work.forms[key] = form_of(compute(node, mode, value), mode)
-    return work.forms[key]
+        return forms[source][1][index]
 
+    def known(operand: Any) -> Any:
+        if not isinstance(operand, Node):
+            raise UnknownFormError
+        return forms[operand]
 
-def _form_in(forms: dict[Node, Any], value: Any) -> Any:
-    if not isinstance(value, Node):
-        raise UnknownFormError
-    return forms[value]
-
-
-def key_of(target: Any, described: Any) -> Any:
-    """Return what a form follows from: operator and arguments; UnknownFormError if it writes or returns views."""
-    return (_functional(target), described, *_state())
+    key = key_of(node.target, form_in(mode, (node.args, node.kwargs), known))
+    return work.forms.get(key) or note(compute(node, mode, value), key, mode, work)
 
 
 def compute(node: Node, mode: FakeTensorMode, value: Callable[[Node], Any]) -> Any:
@@ -123,31 +114,45 @@ def compute(node: Node, mode: FakeTensorMode, value: Callable[[Node], Any]) -> A
         raise UnknownFormError from error
 
 
-def _state() -> tuple[Any, ...]:
-    return torch.get_default_dtype(), torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+def results_of(module: Any, args: list[Any], mode: FakeTensorMode, work: Work) -> Any:
+    """Return the fake results of a call of a delegate; UnknownFormError if the program has to be run.
 
-
-def _functional(target: Any) -> Any:
-    """Return the operator of a node, if its results share nothing with its inputs."""
-    target = target._op if type(target) is EdgeOpOverload else target
-    if not isinstance(target, torch._ops.OpOverload):
-        raise UnknownFormError
-    schema = target._schema
-    if schema.is_mutable or any(result.alias_info is not None for result in schema.returns):
-        raise UnknownFormError
-    return target
-
-
-def describe(value: Any, form: Callable[[Any], Any]) -> tuple[Any, ...]:
-    """Return what identifies arguments: the forms of the values among them, and the content of the rest.
-
-    `form` is asked about what is neither simple nor a list. UnknownFormError: Something cannot be identified.
+    torch would make a module of the program to run it on them.
     """
-    kind = type(value)
-    if kind in _SIMPLE:
-        return (kind, value)
-    if isinstance(value, (list, tuple)):
-        return (list, *(describe(item, form) for item in value))
-    if isinstance(value, dict):
-        return (dict, *((name, describe(item, form)) for name, item in sorted(value.items())))
-    return (None, form(value))
+    program = module.original_module
+    signature, nodes = program.graph_signature, list(program.graph.nodes)
+    placeholders = [node for node in nodes if node.op == "placeholder"]
+    own = next((found for found in map(mode_of, placeholders) if found is not None), None)
+    if own is None or any(spec.kind is not OutputKind.USER_OUTPUT for spec in signature.output_specs):
+        raise UnknownFormError
+    forms = {node: _tensor(form_in(own, node.meta.get("val"))) for node in placeholders}
+    users = set(signature.user_inputs)
+    inputs = [node for node in placeholders if node.name in users]
+    given = [_without_gradients(form_in(mode, arg)) for arg in args]
+    if given != [forms[node]._replace(requires_grad=False) for node in inputs]:
+        raise UnknownFormError
+    forms.update(zip(inputs, given, strict=True))
+    outputs: Any = ()
+    for node in nodes:
+        if node.op == "call_function":
+            forms[node] = infer(node, forms, mode, work, lambda each: make(forms[each], mode))
+        elif node.op == "output":
+            (outputs,) = node.args
+        elif node.op != "placeholder":
+            raise UnknownFormError
+    spec = program.call_spec.out_spec
+    if spec is None or spec.num_leaves != len(outputs) or not all(isinstance(each, Node) for each in outputs):
+        raise UnknownFormError
+    return pytree.tree_unflatten([make(_without_gradients(forms[each]), mode) for each in outputs], spec)
+
+
+def _tensor(form: Any) -> Form:
+    if not isinstance(form, Form):
+        raise UnknownFormError
+    return form
+
+
+def _without_gradients(form: Any) -> Form:
+    if _tensor(form).requires_grad:
+        raise UnknownFormError
+    return form  # type: ignore[no-any-return]

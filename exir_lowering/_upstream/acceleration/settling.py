@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node, map_arg
 from torch.fx.passes.infra.pass_base import PassResult
 
-from exir_lowering._upstream.acceleration.forms import UnknownFormError, compute, form_of, infer, mode_of
+from exir_lowering._upstream.acceleration.forms import UnknownFormError, compute, form_in, infer, mode_of
 from exir_lowering._upstream.acceleration.work import Work, current
 
 __all__ = [
@@ -64,7 +64,7 @@ def settle(module: GraphModule, work: Work) -> bool:
     try:
         for node in nodes:
             if node.op == "placeholder":
-                forms[node] = form_of(node.meta.get("val"), mode)
+                forms[node] = form_in(mode, node.meta.get("val"))
             elif node.op == "call_function":
                 forms[node] = _settle_node(node, forms, mode, work)
             elif node.op == "output":
@@ -92,6 +92,6 @@ def _value(node: Any) -> Any:
 
 def _noted_form(node: Node, mode: FakeTensorMode) -> Any:
     try:
-        return form_of(node.meta.get("val"), mode)
+        return form_in(mode, node.meta.get("val"))
     except UnknownFormError:
         return None

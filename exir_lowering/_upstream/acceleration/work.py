@@ -17,16 +17,12 @@ __all__ = [
 class Work:
     """What one thread remembers from its outermost `accelerating()` on; forgotten with it."""
 
-    # fake results of operators, by operator and inputs, in the order in which one pass computed them
-    results: dict[Any, list[Any]] = field(default_factory=dict)
-    # what the keys of `results` name by identity, so that no identity is used twice
-    kept: dict[int, Any] = field(default_factory=dict)
+    forms: dict[Any, Any] = field(default_factory=dict)  # of results, by operator and the forms of its inputs
     retraced: Any = None  # XNNPACK's partition whose nodes have the values that tracing would give them
     hints: dict[type, Any] = field(default_factory=dict)  # the annotations of classes that are written as JSON
     # whether each pass of XNNPACK is what the conditions for it were written for
     known: dict[Any, bool] = field(default_factory=dict)
     running: Any = None  # the class of XNNPACK's pass that runs, if its condition was written for it
-    forms: dict[Any, Any] = field(default_factory=dict)  # of results, by operator and the forms of its inputs
     tables: dict[Any, Any] = field(default_factory=dict)  # of signatures, by identity
 
 

@@ -11,12 +11,10 @@ import torch
 from torch.fx import Node
 
 from exir_lowering._upstream.fakes import FakeTensor, constant_of, describe_symbols, symbols_of
+from exir_lowering._upstream.likeness import PLAIN, SYMBOLS, form_of
 from exir_lowering._upstream.operators import identify_operator
 from exir_lowering.graphs.checksums import hash_storage, is_readable
 from exir_lowering.steps.cache.keys import NoKeyError
-
-_PLAIN = (torch.dtype, torch.device, torch.layout, torch.memory_format)
-_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 class Storages:
@@ -79,9 +77,9 @@ class Forms:
             return f"D({','.join(f'{self.form(key)}:{self.form(content)}' for key, content in value.items())})"
         if isinstance(value, (set, frozenset)):
             return f"S({','.join(sorted(map(self.form, value)))})"
-        if isinstance(value, _PLAIN):
+        if isinstance(value, PLAIN):
             return str(value)
-        if isinstance(value, _NUMBERS):
+        if isinstance(value, SYMBOLS):
             return f"{kind.__name__}:{self._symbolic(value)}"
         if isinstance(value, torch.Tensor):
             return self.tensor(value)
@@ -111,14 +109,9 @@ class Forms:
 
     def tensor(self, value: torch.Tensor) -> str:
         """Return the form of a tensor; a fake one's describes it, another one's has its content too."""
-        sizes = ",".join(map(self._number, value.shape))
         if value.layout is not torch.strided:
             raise NoKeyError(f"a tensor has the layout {value.layout}")
-        strides = ",".join(map(self._number, value.stride()))
-        facts = (
-            f"{value.dtype}[{sizes}]/[{strides}]+{self._number(value.storage_offset())} {value.device} "
-            f"{value.requires_grad:d}{value.is_conj():d}{value.is_neg():d}{isinstance(value, torch.nn.Parameter):d}"
-        )
+        facts = (*form_of(value, self._number), isinstance(value, torch.nn.Parameter))
         if type(value) is FakeTensor:
             constant = constant_of(value)
             return f"fake:{facts}" if constant is None else f"fake:{facts}={self.tensor(constant)}"

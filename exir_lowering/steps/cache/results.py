@@ -7,12 +7,10 @@ from typing import Any
 
 from executorch.exir.backend.backend_details import PreprocessResult
 
-from exir_lowering._upstream.delegates import (
-    delegate_info,
-    join_named_data,
-    make_result,
-    split_named_data,
-)
+from exir_lowering._upstream.delegates import delegate_info, join_named_data, make_result, split_named_data
+
+_HANDLES: Mapping[str, Any] = {"tuple": tuple, "list": list, "int": lambda handles: handles[0]}
+"""How an entry of a debug handle map names handles."""
 
 
 class DamagedError(Exception):
@@ -29,12 +27,15 @@ def flatten_results(results: Sequence[PreprocessResult]) -> tuple[list[Any], lis
 def _flatten(result: PreprocessResult, chunks: list[bytes]) -> dict[str, Any] | None:
     data, info = result.data_store_output, delegate_info(result)
     split = None if data is None else split_named_data(data)
-    handles = _flatten_handles(result.debug_handle_map)
-    if type(result) is not PreprocessResult or (data is not None and split is None) or handles == "unknown":
+    if type(result) is not PreprocessResult or (data is not None and split is None):
         return None
-    if not isinstance(info, (type(None), str, bytes)):
+    if not _is_plain(result.debug_handle_map) or not isinstance(info, (type(None), str, bytes)):
         return None
-    value: dict[str, Any] = {"payload": len(chunks), "handles": handles}
+    pairs = [
+        [identifier, type(named).__name__, list(named) if isinstance(named, (tuple, list)) else [named]]
+        for identifier, named in (result.debug_handle_map or {}).items()
+    ]
+    value = {"payload": len(chunks), "handles": None if result.debug_handle_map is None else pairs}
     chunks.append(bytes(result.processed_bytes))
     if split is not None:
         buffers, inside, outside = split
@@ -48,19 +49,15 @@ def _flatten(result: PreprocessResult, chunks: list[bytes]) -> dict[str, Any] | 
     return value
 
 
-def _flatten_handles(table: Any) -> Any:
-    """Return a debug handle map as pairs, None if there is none, and "unknown" if JSON cannot hold it."""
-    if table is None:
-        return None
-    if type(table) is not dict:
-        return "unknown"
-    pairs = []
-    for identifier, named in table.items():
-        many = named if type(named) in (tuple, list) else (named,)
-        if type(identifier) not in (int, str) or any(type(handle) is not int for handle in many):
-            return "unknown"
-        pairs.append([identifier, type(named).__name__, list(many)])
-    return pairs
+def _is_plain(table: Any) -> bool:
+    """Return whether JSON can hold a debug handle map."""
+    return table is None or (
+        type(table) is dict
+        and {int, str}.issuperset(map(type, table))
+        and all(
+            {int}.issuperset(map(type, named if type(named) in (tuple, list) else (named,))) for named in table.values()
+        )
+    )
 
 
 def restore_results(values: Any, chunks: Sequence[bytes]) -> list[PreprocessResult]:
@@ -74,37 +71,30 @@ def restore_results(values: Any, chunks: Sequence[bytes]) -> list[PreprocessResu
 
 
 def _restore(value: Mapping[str, Any], chunks: Sequence[bytes]) -> PreprocessResult:
-    handles = value["handles"]
-    table = None if handles is None else {_plain(one[0]): _HANDLES[one[1]](list(map(_int, one[2]))) for one in handles}
-    data = None
+    table, data, info = None, None, value.get("info")
+    if value["handles"] is not None:
+        table = {
+            _typed(identifier, int, str): _HANDLES[kind]([_typed(handle, int) for handle in handles])
+            for identifier, kind, handles in value["handles"]
+        }
     if "data" in value:
         first, count, inside, outside = value["data"]
-        buffers = chunks[_index(first) :][: _index(count)]
+        buffers = chunks[_count(first) :][: _count(count)]
         if len(buffers) != count:
             raise DamagedError("fewer chunks than there is named data")
         data = join_named_data(buffers, inside, outside)
-    info = value.get("info")
     if isinstance(info, int):
-        info = chunks[_index(info)]
-    return make_result(chunks[_index(value["payload"])], table, data, info)
+        info = chunks[_count(info)]
+    return make_result(chunks[_count(value["payload"])], table, data, info)
 
 
-def _index(value: Any) -> int:
-    if _int(value) < 0:
-        raise DamagedError("a negative number")
-    return int(value)
-
-
-def _int(value: Any) -> int:
-    if type(value) is not int:
-        raise DamagedError(f"{str(value)[:80]!r} instead of a number")
+def _typed(value: Any, *kinds: type) -> Any:
+    if type(value) not in kinds:
+        raise DamagedError(f"{str(value)[:80]!r} instead of one of {', '.join(kind.__name__ for kind in kinds)}")
     return value
 
 
-def _plain(value: Any) -> int | str:
-    if type(value) not in (int, str):
-        raise DamagedError(f"{str(value)[:80]!r} instead of an identifier")
-    return value  # type: ignore[no-any-return]
-
-
-_HANDLES: Mapping[str, Any] = {"tuple": tuple, "list": list, "int": lambda handles: handles[0]}
+def _count(value: Any) -> int:
+    if _typed(value, int) < 0:
+        raise DamagedError("a negative number")
+    return int(value)

@@ -55,13 +55,13 @@ class Cache:
         self._lock = threading.Lock()
         self._store: Store | None = None
         if option is not False:
-            limit = find_limit()
+            limit, folder = find_limit(), find_folder(option)
             try:
-                self._store = Store(find_folder(option), limit)
-                _warn_of_others(self._store.folder)
+                self._store = Store(folder, limit)
+                _warn_of_others(folder)
             except OSError as error:
                 let_through(error)
-                self._give_up(find_folder(option), error)
+                self._give_up(folder, error)
 
     @property
     def active(self) -> bool:
@@ -75,12 +75,12 @@ class Cache:
     def write(self, key: Key, value: Any, chunks: Sequence[bytes]) -> None:
         """Keep a value for a key."""
         store = self._store
-        try:
-            if store is not None:
+        if store is not None:
+            try:
                 store.write(key, value, chunks)
-        except OSError as error:
-            let_through(error)
-            self._give_up(store, error)
+            except OSError as error:
+                let_through(error)
+                self._give_up(store.folder, error)
 
     def hit(self, key: Key, method: str, partition: str = "") -> None:
         """Note that a result was taken from the cache."""
@@ -101,11 +101,10 @@ class Cache:
         if self.active:
             self.uses.append(CacheUse(_kind(kind), method, partition, False, (), reason))
 
-    def _give_up(self, where: object, error: OSError) -> None:
+    def _give_up(self, folder: Path, error: OSError) -> None:
         self._store = None
-        place = where if isinstance(where, Path) else where.folder if isinstance(where, Store) else where
         warnings.warn(
-            f"The cache in {str(place)!r} is not used: {error.strerror or error}. Give another folder as cache=, or "
+            f"The cache in {str(folder)!r} is not used: {error.strerror or error}. Give another folder as cache=, or "
             "make room; the result is the same without it.",
             CacheWarning,
             stacklevel=2,

@@ -13,9 +13,10 @@ from torch.fx.node import map_arg
 
 from exir_lowering._upstream.ambient import switches
 from exir_lowering._upstream.fakes import FakeTensor
+from exir_lowering._upstream.likeness import Likeness
 from exir_lowering._upstream.schemas import is_built_in
 from exir_lowering._upstream.trees import pytree
-from exir_lowering.steps.casewise.values import Description, Uncovered, renew
+from exir_lowering.steps.casewise.values import Uncovered, describe_arguments, renew
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +48,8 @@ class Describer:
     def _described(self, value: Any) -> tuple[Hashable, bool]:
         known = self._values.get(id(value))
         if known is None or known[0] is not value:
-            description = Description(constants=self._constants)
-            known = (value, description.value(value), description.symbolic)
+            likeness = Likeness(Uncovered, constants=self._constants)
+            known = (value, likeness.describe(value), likeness.symbolic)
             self._values[id(value)] = known
         return known[1], known[2]
 
@@ -59,11 +60,10 @@ class Describer:
         """
         operands = tuple(node.all_input_nodes)
         numbers = {operand: index for index, operand in enumerate(operands)}
-        description = Description()
-        arguments = description.arguments((node.args, node.kwargs), numbers.__getitem__)
+        arguments = describe_arguments((node.args, node.kwargs), numbers.__getitem__)
         described = [self._described(value) for value in values]
         key = (target, arguments, tuple(entry[0] for entry in described), self._switches)
-        local = description.symbolic or any(entry[1] for entry in described) or not is_built_in(target)
+        local = any(entry[1] for entry in described) or not is_built_in(target)
         return Case(key, local, node, operands, tuple(values), result, overwrites)
 
 

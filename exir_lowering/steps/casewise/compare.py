@@ -1,14 +1,14 @@
 """Whether two Edge programs are the same to all that later steps read.
 
-Nodes are compared in order, and named by their position; names of nodes may differ (`list_differing_names`).
+Each program is written as lines, by place: nodes in order, by their position, as their names may differ.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import re
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -40,12 +40,16 @@ READ = (
 """The metadata of operators that partitioners, backends, the emitter and reports read."""
 
 _UNBACKED = re.compile(r"\b(?:u|zuf)\d+\b")
-_CHANGING = (re.compile(r"(?<=<eval_with_key>)\.\d+"), re.compile(r"(?<= at )0x[0-9a-f]+"))
+_CHANGING = re.compile(r"(?<=<eval_with_key>)\.\d+|(?<= at )0x[0-9a-f]+")
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+Lines = dict[str, tuple[str, str]]
+"""By what it is, the type and the text of each fact about something."""
 
 
 def list_differences(ours: ExportedProgram, theirs: ExportedProgram, *, limit: int = 100) -> list[str]:
     """Return what differs, readable, at most so many: "node 17 mul: val stride (1, 4) / (4, 1)", ours first."""
-    return list(itertools.islice(_Comparison(ours, theirs).all(), limit))
+    return list(itertools.islice(_compare(_Writer(ours), _Writer(theirs)), limit))
 
 
 def require_equal(method: str, ours: ExportedProgram, theirs: ExportedProgram) -> None:
@@ -59,234 +63,175 @@ def require_equal(method: str, ours: ExportedProgram, theirs: ExportedProgram) -
         )
 
 
-def list_differing_names(ours: ExportedProgram, theirs: ExportedProgram) -> list[str]:
-    """Return the names of nodes, and of the modules that they call, that differ between two equal programs."""
-    pairs = zip(_all_nodes(ours.graph_module), _all_nodes(theirs.graph_module), strict=False)
-    return [
-        f"{where}: {what} {a} / {b}"
-        for (where, mine), (_, other) in pairs
-        for what, a, b in (
-            ("name", mine.name, other.name),
-            *((("target", mine.target, other.target),) if mine.op in ("placeholder", "get_attr") else ()),
-        )
-        if a != b
-    ]
+def _compare(ours: _Writer, theirs: _Writer) -> Iterator[str]:
+    mine, other = ours.write(), theirs.write()
+    for place in {**other, **mine}:
+        # A node that only one of them has shows in the number of nodes.
+        if place in mine and place in other:
+            yield from _differ(theirs.names.get(place, place), mine[place], other[place])
+    for what in ("state_dict", "constants"):
+        tables = [getattr(side.program, what) for side in (ours, theirs)]
+        for key in tables[0]:
+            if key in tables[1] and tables[0][key] is not tables[1][key]:
+                yield from _differ(
+                    f"{what}:",
+                    *(side.value(key, table[key]) for side, table in zip((ours, theirs), tables, strict=True)),
+                )
 
 
-class _Side:
-    """One program, and names for what each conversion numbers anew."""
+def _differ(place: str, ours: Lines, theirs: Lines) -> Iterator[str]:
+    for what in {**theirs, **ours}:
+        a, b = ours.get(what), theirs.get(what)
+        if a is None or b is None:
+            # Of what only one of them has, its parts are not shown.
+            if what in READ:
+                yield f"{place} {what} {'present' if a else MISSING} / {'present' if b else MISSING}"
+        elif a != b:
+            shown = (f"{kind} {text}" if a[0] != b[0] else text for kind, text in (a, b))
+            yield f"{place} {what} {' / '.join(map(_short, shown))}".lstrip()
+
+
+class _Writer:
+    """Writes one program, with names for what each conversion numbers anew."""
 
     def __init__(self, program: ExportedProgram) -> None:
         self.program = program
+        self.names: dict[str, str] = {}  # of the places, for messages
+        self._places: dict[str, Lines] = {}
         self._unbacked: dict[str, str] = {}
+        self._positions: dict[Node, int] = {}
+        self._firsts: dict[tuple[str, Any], int] = {}
 
-    def text(self, value: object) -> str:
-        """Describe a value; unbacked symbols by the order of their occurrence, without addresses and file numbers."""
-        text = str(value)
-        for changing in _CHANGING:
-            text = changing.sub("", text)
-        return text
+    def write(self) -> dict[str, Lines]:
+        """Return the lines about the graphs and what is around them."""
+        program = self.program
+        self._graph("", program.graph_module)
+        nodes = {node.name: self._positions[node] for node in program.graph.nodes}
+        around = {
+            "sharing of tensors": _shared(program),
+            "range_constraints": {
+                self._symbolic(symbol): self._symbolic(found) for symbol, found in program.range_constraints.items()
+            },
+            "example_inputs": program.example_inputs,
+            "module_call_graph": [_module_call(entry) for entry in program.module_call_graph],
+            "dialect": program.dialect,
+            "verifiers": [_verifier(kind) for kind in program.verifiers],
+        }
+        around["range_constraints"] = dict(sorted(around["range_constraints"].items()))
+        signature = program.graph_signature
+        for what in ("input_specs", "output_specs"):
+            around[f"signature: {what}"] = [self._spec(spec, nodes) for spec in getattr(signature, what)]
+        for what in ("state_dict", "constants"):
+            around[f"{what}: keys"] = list(getattr(program, what))
+        self._places[""] = {k: v for what, value in around.items() for k, v in self.value(what, value).items()}
+        return self._places
 
-    def symbolic(self, value: object) -> str:
-        """Describe a symbolic expression."""
+    def _graph(self, path: str, module: GraphModule) -> None:
+        nodes = list(module.graph.nodes)
+        self._positions.update((node, index) for index, node in enumerate(nodes))
+        for index, node in enumerate(nodes):
+            place = f"{path}node {index}"
+            self.names[place] = f"{place} {node.name}:"
+            found = _attribute(module, node) if node.op == "get_attr" else None
+            self._places[place] = self._node(node, len(self._places), found)
+            if isinstance(found, GraphModule):
+                self._graph(f"{path}{node.target}/", found)
+        self._places[path or "graph:"] = {
+            "number of nodes": ("int", str(len(nodes))),
+            "calling convention": ("list", str(calling_convention(module.graph))),
+            **self.value("meta", dict(module.meta)),
+        }
+
+    def _node(self, node: Node, number: int, found: Any) -> Lines:
+        facts: dict[str, Any] = {"op": node.op, "args": node.args, "kwargs": dict(node.kwargs), "custom": _custom(node)}
+        facts["users"] = [self._positions.get(user) for user in node.users]
+        if node.op == "call_function":  # Edge operators are made anew by name; those of one name and schema are equal
+            facts["target"] = [type(node.target).__name__, str(node.target)]
+        elif node.op == "get_attr" and not isinstance(found, GraphModule):
+            facts["attribute"] = found
+        facts |= {key: node.meta[key] for key in READ if key in node.meta and _is_read(node, key)}
+        value, history = facts.get("val"), facts.get("from_node")
+        if history is not None:
+            facts["from_node"] = None
+            if not isinstance(value, torch.SymInt):  # torch makes the nodes of sizes anew in each step
+                facts |= {"name of the ancestor": _ancestor(node)[0], "decomposed from": str(origins(node))}
+            facts["same ancestor as node"] = self._first("ancestor", _ancestor(node), number)
+        if value is not None:
+            kept = id(value) if isinstance(value, torch.Tensor) else node
+            facts["same val object as node"] = self._first("val", kept, number)
+            facts["same fake mode as node"] = self._first("mode", id(getattr(value, "fake_mode", None)), number)
+        return {k: v for what, fact in facts.items() for k, v in self.value(what, fact).items()}
+
+    def _first(self, kind: str, group: Any, number: int) -> int:
+        """Return the number of the first node of a group."""
+        return self._firsts.setdefault((kind, group), number)
+
+    # -- values
+
+    def value(self, what: str, value: Any) -> Lines:
+        """Return the lines about a value of metadata or arguments, and about its parts."""
+        return dict(self._parts(what, value))
+
+    def _parts(self, what: str, value: Any) -> Iterator[tuple[str, tuple[str, str]]]:
+        kind = type(value).__name__
+        if isinstance(value, Node):
+            yield what, (kind, f"node {self._positions[value]}")
+        elif isinstance(value, torch.Tensor):
+            yield what, (kind, "tensor")
+            for fact in ("shape", "stride", "storage_offset", "dtype", "device", "layout", "requires_grad"):
+                found = getattr(value, fact)
+                yield f"{what} {fact}", ("", self._symbolic(found() if callable(found) else found))
+            if hasattr(value, "fake_mode"):
+                yield from self._parts(f"{what} constant", value.constant)
+            else:
+                yield f"{what} values", ("", _content(value))
+        elif isinstance(value, _SYMBOLIC):
+            yield what, (kind, self._symbolic(value))
+        elif isinstance(value, (list, tuple)):
+            yield what, (kind, f"of {len(value)}")
+            for index, one in enumerate(value):
+                yield from self._parts(f"{what}[{index}]", one)
+        elif isinstance(value, Mapping):
+            yield what, (kind, f"keys {_text(list(value))}")
+            for key, one in value.items():
+                yield from self._parts(f"{what}[{key!r}]", one)
+        elif isinstance(value, slice):
+            yield from self._parts(what, ("slice", value.start, value.stop, value.step))
+        else:
+            yield what, (kind, _text(sorted(value, key=str) if isinstance(value, (set, frozenset)) else value))
+
+    def _symbolic(self, value: object) -> str:
+        """Return the text of expressions, with unbacked symbols by the order of their occurrence."""
         return _UNBACKED.sub(lambda m: self._unbacked.setdefault(m[0], f"unbacked{len(self._unbacked)}"), str(value))
 
-
-class _Comparison:
-    """Yields the differences of two programs, part by part."""
-
-    def __init__(self, ours: ExportedProgram, theirs: ExportedProgram) -> None:
-        self.ours, self.theirs = _Side(ours), _Side(theirs)
-
-    def all(self) -> Iterator[str]:
-        ours, theirs = self.ours.program, self.theirs.program
-        yield from self._graphs("", ours.graph_module, theirs.graph_module)
-        yield from self._groups(ours, theirs)
-        yield from self._signatures(ours, theirs)
-        for what in ("state_dict", "constants"):
-            yield from self._tables(what, getattr(ours, what), getattr(theirs, what))
-        yield from _unequal("sharing of tensors", _shared(ours), _shared(theirs))
-        yield from self._values("range_constraints", *map(_ranges, (self.ours, self.theirs)))
-        yield from self._values("example_inputs", ours.example_inputs, theirs.example_inputs)
-        yield from _unequal("module_call_graph", *map(_module_calls, (ours, theirs)))
-        yield from _unequal("dialect", ours.dialect, theirs.dialect)
-        yield from self._values("verifiers", *map(_verifiers, (ours, theirs)))
-
-    # -- graphs ------------------------------------------------------------------------------------------------------
-
-    def _graphs(self, path: str, ours: GraphModule, theirs: GraphModule) -> Iterator[str]:
-        mine, other = list(ours.graph.nodes), list(theirs.graph.nodes)
-        places = ({n: i for i, n in enumerate(mine)}, {n: i for i, n in enumerate(other)})
-        for index, (a, b) in enumerate(zip(mine, other, strict=False)):
-            where = f"{path}node {index} {b.name}"
-            yield from _unequal(f"{where}: op", a.op, b.op)
-            yield from self._targets(path, where, (ours, a), (theirs, b))
-            yield from self._values(f"{where}: args", _positions(a.args, places[0]), _positions(b.args, places[1]))
-            yield from self._values(
-                f"{where}: kwargs", _positions(a.kwargs, places[0]), _positions(b.kwargs, places[1])
-            )
-            users = [[place[user] for user in node.users] for node, place in zip((a, b), places, strict=True)]
-            yield from _unequal(f"{where}: users", *users)
-            yield from self._meta(where, a, b)
-        yield from _unequal(f"{path or 'graph: '}number of nodes", len(mine), len(other))
-        yield from self._values(f"{path or 'graph: '}meta", dict(ours.meta), dict(theirs.meta))
-        yield from _unequal(
-            f"{path or 'graph: '}calling convention", *(calling_convention(side.graph) for side in (ours, theirs))
-        )
-
-    def _targets(
-        self, path: str, where: str, ours: tuple[GraphModule, Node], theirs: tuple[GraphModule, Node]
-    ) -> Iterator[str]:
-        (mine, a), (other, b) = ours, theirs
-        if a.op == b.op == "get_attr":
-            found = [_attribute(mine, str(a.target)), _attribute(other, str(b.target))]
-            if all(isinstance(one, GraphModule) for one in found):
-                yield from self._graphs(f"{path}{b.target}/", *found)
-            else:
-                yield from self._values(f"{where}: attribute", *found)
-        elif a.op == b.op == "call_function" and a.target is not b.target:
-            # Edge operators are made anew by name; those of the same name and schema are equal.
-            yield from _unequal(f"{where}: target", *((type(n.target).__name__, str(n.target)) for n in (a, b)))
-        elif a.op not in ("placeholder", "get_attr"):
-            yield from _unequal(f"{where}: target", str(a.target), str(b.target))
-
-    def _meta(self, where: str, a: Node, b: Node) -> Iterator[str]:
-        yield from self._values(f"{where}: custom", *(_custom(node) for node in (a, b)))
-        for key in (key for key in READ if _is_read(b, key) and (key in a.meta or key in b.meta)):
-            if key not in a.meta or key not in b.meta:
-                present = ["present" if key in node.meta else MISSING for node in (a, b)]
-                yield f"{where}: {key} {present[0]} / {present[1]} {_short(a.meta.get(key, b.meta.get(key)))}"
-            elif key == "from_node" and isinstance(a.meta.get("val"), torch.SymInt):
-                continue  # torch makes the nodes of sizes anew in each step
-            elif key == "from_node":
-                yield from _unequal(f"{where}: name of the ancestor", _ancestor(a)[0], _ancestor(b)[0])
-                yield from _unequal(f"{where}: decomposed from", origins(a), origins(b))
-            else:
-                yield from self._values(f"{where}: {key}", a.meta[key], b.meta[key])
-
-    def _groups(self, ours: ExportedProgram, theirs: ExportedProgram) -> Iterator[str]:
-        """Compare which nodes have the same ancestor, value or mode, by the first node that has it."""
-        nodes = [list(_all_nodes(program.graph_module)) for program in (ours, theirs)]
-        kinds: tuple[tuple[str, Callable[[Node], Hashable]], ...] = (
-            ("same ancestor", _ancestor),
-            (
-                "same val object",
-                lambda node: id(node.meta["val"]) if isinstance(node.meta["val"], torch.Tensor) else node,
-            ),
-            ("same fake mode", lambda node: id(getattr(node.meta["val"], "fake_mode", None))),
-        )
-        keys = ("from_node", "val", "val")
-        for (what, group), key in zip(kinds, keys, strict=True):
-            firsts = [_first_of_group((node for _, node in side), key, group) for side in nodes]
-            for (where, _), a, b in zip(nodes[1], *firsts, strict=False):
-                if a != b and None not in (a, b):
-                    yield f"{where}: {what} as node {a} / {b}"
-
-    # -- values ------------------------------------------------------------------------------------------------------
-
-    def _values(self, where: str, a: Any, b: Any) -> Iterator[str]:
-        """Compare values of metadata and arguments, part by part."""
-        if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-            yield from self._tensors(where, a, b)
-        elif isinstance(a, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            yield from _unequal(where, (type(a), self.ours.symbolic(a)), (type(b), self.theirs.symbolic(b)))
-        elif type(a) is not type(b):
-            yield f"{where} {type(a).__name__} {_short(a)} / {type(b).__name__} {_short(b)}"
-        elif isinstance(a, (list, tuple)):
-            yield from _unequal(f"{where} length", len(a), len(b))
-            for index, (x, y) in enumerate(zip(a, b, strict=False)):
-                yield from self._values(f"{where}[{index}]", x, y)
-        elif isinstance(a, Mapping):
-            yield from _unequal(f"{where} keys", [self.ours.text(k) for k in a], [self.theirs.text(k) for k in b])
-            for key, x, y in zip(a, a.values(), b.values(), strict=False):
-                yield from self._values(f"{where}[{key!r}]", x, y)
-        elif isinstance(a, (float, complex)):
-            yield from _unequal(where, repr(a), repr(b))
-        elif a is not b and a != b:
-            yield from _unequal(where, self.ours.text(a), self.theirs.text(b))
-
-    def _tensors(self, where: str, a: torch.Tensor, b: torch.Tensor) -> Iterator[str]:
-        if a is b:
-            return
-        yield from _unequal(f"{where} type", type(a).__name__, type(b).__name__)
-        for what in ("shape", "stride", "storage_offset"):
-            found = [getattr(t, what) for t in (a, b)]
-            found = [one() if callable(one) else one for one in found]
-            texts = [side.symbolic(one) for side, one in zip((self.ours, self.theirs), found, strict=True)]
-            yield from _unequal(f"{where} {what}", *texts)
-        for what in ("dtype", "device", "layout", "requires_grad"):
-            yield from _unequal(f"{where} {what}", getattr(a, what), getattr(b, what))
-        if _is_fake(a) or _is_fake(b):
-            constants = [getattr(t, "constant", None) for t in (a, b)]
-            yield from self._values(f"{where} constant", *constants)
-        elif not _same_bits(a, b):
-            yield f"{where} values {_short(a.flatten()[:4].tolist())} / {_short(b.flatten()[:4].tolist())}"
-
-    # -- what is around the graphs -----------------------------------------------------------------------------------
-
-    def _signatures(self, ours: ExportedProgram, theirs: ExportedProgram) -> Iterator[str]:
-        for what in ("input_specs", "output_specs"):
-            found = [
-                [_spec(spec, program, side) for spec in getattr(program.graph_signature, what)]
-                for program, side in ((ours, self.ours), (theirs, self.theirs))
-            ]
-            yield from self._values(f"signature: {what}", *found)
-
-    def _tables(self, what: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[str]:
-        yield from _unequal(f"{what}: keys", list(ours), list(theirs))
-        for key in ours:
-            if key in theirs:
-                yield from self._values(f"{what}: {key}", ours[key], theirs[key])
+    def _spec(self, spec: InputSpec | OutputSpec, nodes: Mapping[str, int]) -> dict[str, Any]:
+        """Describe an entry of the signature, its node by position."""
+        name = getattr(spec.arg, "name", None)
+        return {
+            "kind": spec.kind.name,
+            "target": spec.target,
+            "persistent": getattr(spec, "persistent", None),
+            "argument": type(spec.arg).__name__,
+            "value": _text(getattr(spec.arg, "value", None)),
+            # Inputs of a constant value have a placeholder, outputs do not have a node.
+            "node": nodes.get(name, MISSING) if name is not None else None,
+        }
 
 
-def _unequal(where: str, a: Any, b: Any) -> Iterator[str]:
-    if a != b:
-        yield f"{where} {_short(a)} / {_short(b)}"
+def _text(value: object) -> str:
+    """Return a value's text without addresses and numbers of files."""
+    return _CHANGING.sub("", str(value))
 
 
-def _short(value: object) -> str:
-    text = str(value)
+def _short(text: str) -> str:
     return text if len(text) < 300 else f"{text[:300]}..."
 
 
-def _all_nodes(module: GraphModule, path: str = "") -> Iterator[tuple[str, Node]]:
-    """Yield every node with its place, those of a nested graph where it is first referred to."""
-    for index, node in enumerate(module.graph.nodes):
-        yield f"{path}node {index} {node.name}", node
-        nested = _attribute(module, str(node.target)) if node.op == "get_attr" else None
-        if isinstance(nested, GraphModule):
-            yield from _all_nodes(nested, f"{path}{node.target}/")
-
-
-def _attribute(module: GraphModule, target: str) -> Any:
+def _attribute(module: GraphModule, node: Node) -> Any:
     found: Any = module
-    for part in target.split("."):
+    for part in str(node.target).split("."):
         found = getattr(found, part, MISSING)
     return found
-
-
-class _At(tuple[int]):
-    """A node as an argument, by its position."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return f"node {self[0]}"
-
-
-def _positions(value: Any, places: Mapping[Node, int]) -> Any:
-    """Replace nodes by their positions; lists and tuples keep what they are."""
-    if isinstance(value, Node):
-        return _At((places[value],))
-    if isinstance(value, tuple):
-        return tuple(_positions(one, places) for one in value)
-    if isinstance(value, list):
-        return [_positions(one, places) for one in value]
-    if isinstance(value, dict):
-        return {key: _positions(one, places) for key, one in value.items()}
-    if isinstance(value, slice):
-        return ("slice", *(_positions(one, places) for one in (value.start, value.stop, value.step)))
-    return value
 
 
 def _ancestor(node: Node) -> tuple[str, str]:
@@ -295,15 +240,6 @@ def _ancestor(node: Node) -> tuple[str, str]:
         return "", ""
     name, _, graph = get_greatest_ancestor_node_identifier(node).rpartition(".")
     return name, graph
-
-
-def _first_of_group(nodes: Iterable[Node], key: str, group: Callable[[Node], Hashable]) -> list[int | None]:
-    """Return for each node the number of the first one in its group; None where the metadata is missing."""
-    firsts: dict[Hashable, int] = {}
-    return [
-        firsts.setdefault(group(node), index) if _is_read(node, key) and node.meta.get(key) is not None else None
-        for index, node in enumerate(nodes)
-    ]
 
 
 def _custom(node: Node) -> dict[str, Any]:
@@ -316,67 +252,39 @@ def _is_read(node: Node, key: str) -> bool:
     return node.op == "call_function" or (key == "val" and node.op != "output")
 
 
-def _is_fake(tensor: torch.Tensor) -> bool:
-    return hasattr(tensor, "fake_mode")
+def _content(tensor: torch.Tensor) -> str:
+    """Return a digest of the elements of a tensor, after the first ones."""
+    if tensor.layout != torch.strided:
+        return str(tensor)
+    content = tensor.detach().cpu().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).numpy()
+    return f"{tensor.flatten()[:4].tolist()} {hashlib.sha256(content).hexdigest()[:16]}"
 
 
-def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    if a.shape != b.shape or a.dtype != b.dtype or a.layout != torch.strided:
-        return a.shape == b.shape and str(a) == str(b)
-    return torch.equal(*(t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (a, b)))
-
-
-def _shared(program: ExportedProgram) -> dict[str, Any]:
-    """Return which entries of the tables are one object, and which use one storage."""
-    tables = {"state_dict": program.state_dict, "constants": program.constants}
-    tensors = {f"{w}.{k}": t for w, table in tables.items() for k, t in table.items() if isinstance(t, torch.Tensor)}
-    found: dict[str, Any] = {}
-    for what, identity in (("object", id), ("storage", lambda t: t.untyped_storage().data_ptr())):
-        keys = {name: identity(tensor) for name, tensor in tensors.items()}
-        counts = Counter(keys.values())
-        for name, key in keys.items():
-            if counts[key] > 1:
-                found[f"{what} of {name}"] = next(other for other, k in keys.items() if k == key)
+def _shared(program: ExportedProgram) -> dict[str, str]:
+    """Return which entries of the tables are one object, and which use one storage: the first one of each."""
+    found, firsts = {}, dict[Any, str]()
+    for what in ("state_dict", "constants"):
+        for key, tensor in getattr(program, what).items():
+            if isinstance(tensor, torch.Tensor):
+                for how, identity in (("object", id(tensor)), ("storage", tensor.untyped_storage().data_ptr())):
+                    found[f"{how} of {what}.{key}"] = firsts.setdefault((how, identity), f"{what}.{key}")
     return found
 
 
-def _spec(spec: InputSpec | OutputSpec, program: ExportedProgram, side: _Side) -> dict[str, Any]:
-    """Describe an entry of the signature, its node by position."""
-    nodes = list(program.graph.nodes)
-    positions = {node.name: index for index, node in enumerate(nodes)}
-    name = getattr(spec.arg, "name", None)
-    described = {
-        "kind": spec.kind.name,
-        "target": spec.target,
-        "persistent": getattr(spec, "persistent", None),
-        "argument": type(spec.arg).__name__,
-        "value": side.text(getattr(spec.arg, "value", None)),
+def _module_call(entry: Any) -> Any:
+    signature = entry.signature
+    if signature is None:
+        return entry.fqn, None
+    arguments = [[type(one).__name__ for one in side] for side in (signature.inputs, signature.outputs)]
+    return entry.fqn, (*arguments, str(signature.in_spec), str(signature.out_spec), signature.forward_arg_names)
+
+
+def _verifier(kind: Any) -> dict[str, Any]:
+    """Describe a verifier: its name and what it allows."""
+    verifier = kind() if isinstance(kind, type) else kind
+    allowed = {
+        name: sorted(set(map(str, found))) if isinstance(found, (list, tuple, set)) else str(found)
+        for name, found in sorted(vars(verifier).items())
+        if isinstance(found, (bool, int, str, list, tuple, set))
     }
-    # Inputs of a constant value have a placeholder, outputs do not have a node.
-    return described | {"node": positions.get(name, MISSING if name is not None else None)}
-
-
-def _ranges(side: _Side) -> dict[str, str]:
-    found = {side.symbolic(symbol): side.symbolic(r) for symbol, r in side.program.range_constraints.items()}
-    return dict(sorted(found.items()))
-
-
-def _module_calls(program: ExportedProgram) -> list[Any]:
-    def describe(signature: Any) -> Any:
-        arguments = [[type(one).__name__ for one in side] for side in (signature.inputs, signature.outputs)]
-        return *arguments, str(signature.in_spec), str(signature.out_spec), signature.forward_arg_names
-
-    return [(entry.fqn, entry.signature and describe(entry.signature)) for entry in program.module_call_graph]
-
-
-def _verifiers(program: ExportedProgram) -> Sequence[Any]:
-    """Describe the verifiers: their names and what they allow."""
-    described = []
-    for kind in program.verifiers:
-        verifier = kind() if isinstance(kind, type) else kind
-        plain = {k: v for k, v in sorted(vars(verifier).items()) if isinstance(v, (bool, int, str, list, tuple, set))}
-        allowed = {
-            k: sorted(set(map(str, v))) if isinstance(v, (list, tuple, set)) else str(v) for k, v in plain.items()
-        }
-        described.append({"class": kind.__qualname__, "dialect": verifier.dialect} | allowed)
-    return described
+    return {"class": kind.__qualname__, "dialect": verifier.dialect} | allowed

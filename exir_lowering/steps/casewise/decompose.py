@@ -47,10 +47,9 @@ from exir_lowering._upstream.schemas import (
 from exir_lowering.steps.casewise.cases import Case, Rows, place_side_by_side
 from exir_lowering.steps.casewise.inline import inline_no_grad
 from exir_lowering.steps.casewise.inplace import is_mutable, read_results
-from exir_lowering.steps.casewise.memory import MEMORY
 from exir_lowering.steps.casewise.rewrite import Plain, rewrite
 from exir_lowering.steps.casewise.templates import Template, take_templates
-from exir_lowering.steps.casewise.values import Uncovered
+from exir_lowering.steps.casewise.values import MEMORY, Uncovered
 
 _TRACED_APART = frozenset(
     {
@@ -154,7 +153,7 @@ def _identity(function: Any) -> Hashable:
 
 def _one_of_equals(key: Hashable) -> Hashable:
     """Return the object that stands for all equal keys: comparing two tables takes a thousand comparisons."""
-    known = MEMORY.get(("key", key))
+    known = MEMORY.find(("key", key))
     if known is None:
         MEMORY.put(("key", key), key)
     return key if known is None else known

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
+from networkx.utils import UnionFind
 from torch.fx import Graph, Node
 
 from exir_lowering._upstream.fakes import FakeTensorMode
@@ -15,9 +17,36 @@ from exir_lowering._upstream.schemas import (
     returns_what_it_overwrites,
     writes,
 )
+from exir_lowering._upstream.tensors import version
+from exir_lowering.errors.interrupts import let_through
 from exir_lowering.steps.casewise.cases import Describer
-from exir_lowering.steps.casewise.evaluation import leaves_as_it_is, shared_operands, viewed_operands
-from exir_lowering.steps.casewise.memory import MEMORY
+from exir_lowering.steps.casewise.values import MEMORY, evaluate, renew, storages_of, tensors_of
+
+
+class _Found(NamedTuple):
+    """What is found out about a call by running it."""
+
+    shared: tuple[int, ...]  # the numbers of the operands whose memory its result is in
+    is_view: bool = False  # whether the result is another tensor in that memory
+    untouched: bool = False  # whether it writes nothing, such as dropout in inference
+
+
+def _run(node: Node, values: Sequence[Any], mode: FakeTensorMode, *, gradients: bool) -> _Found:
+    """Find out about a call, by the values of `node.all_input_nodes`; if it fails, it may share memory with all."""
+    own = [renew(value, mode, gradients=gradients) for value in values]
+    before = [version(tensor) for tensor in tensors_of(own)]
+    value_of = dict(zip(node.all_input_nodes, own, strict=True)).__getitem__
+    try:
+        result = evaluate(node, node.target, value_of, mode, gradients=False)
+    except Exception as error:
+        let_through(error)
+        result = None
+    if result is None:
+        return _Found(tuple(range(len(own))))
+    storages, returned = storages_of(result), set(map(id, tensors_of(result)))
+    shared = tuple(index for index, value in enumerate(own) if storages & storages_of(value))
+    is_view = any(not returned <= set(map(id, tensors_of(own[index]))) for index in shared)
+    return _Found(shared, is_view, before == [version(tensor) for tensor in tensors_of(own)])
 
 
 class _Aliases:
@@ -25,23 +54,12 @@ class _Aliases:
 
     def __init__(self, graph: Graph, mode: FakeTensorMode) -> None:
         self._describer, self._mode = Describer(), mode
-        self._parent: dict[Node, Node] = {}
-        self._members: dict[Node, list[Node]] = {}
+        self._places: Any = UnionFind(graph.nodes)
         for node in graph.nodes:
-            for operand in self._shared(node):
-                if self.root(operand) is not self.root(node):
-                    self._parent[self.root(operand)] = self.root(node)
+            self._places.union(node, *self._shared(node))
+        self._members: dict[Node, list[Node]] = defaultdict(list)
         for node in graph.nodes:
-            self._members.setdefault(self.root(node), []).append(node)
-
-    def root(self, node: Node) -> Node:
-        """Return the same node for all values that may share memory."""
-        while node in self._parent:
-            above = self._parent[node]
-            if above in self._parent:
-                self._parent[node] = self._parent[above]
-            node = above
-        return node
+            self._members[self._places[node]].append(node)
 
     def _shared(self, node: Node) -> Iterator[Node]:
         """Yield the operands whose memory a node's result may be in."""
@@ -49,38 +67,34 @@ class _Aliases:
             return
         if not is_overload(node.target):
             yield from node.all_input_nodes
-        elif is_composite(node.target):
-            yield from self._shared_by_composite(node)  # it may return what it is given, whatever it declares
+        elif is_composite(node.target):  # it may return what it is given, whatever it declares
+            yield from (node.all_input_nodes[index] for index in self._found(node).shared)
         else:
             for index, argument in enumerate(list_arguments(node.target)):
                 if argument.is_aliased:
                     value = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
                     yield from _nodes(value)
 
-    def _shared_by_composite(self, node: Node) -> Iterator[Node]:
-        yield from (node.all_input_nodes[index] for index in self._found("shared", node, shared_operands))
-
-    def _found(self, what: str, node: Node, find: Callable[[Node, Sequence[Any], FakeTensorMode], Any]) -> Any:
+    def _found(self, node: Node, *, gradients: bool = True) -> _Found:
         """Return what is found out by running a call, once for each case."""
         case = self._describer.case(node, node.target, [one.meta.get("val") for one in node.all_input_nodes], None)
-        known = None if case.local else MEMORY.get((what, case.key))
+        key = ("memory", gradients, case.key)
+        known: _Found | None = None if case.local else MEMORY.find(key)
         if known is None:
-            known = (find(node, case.values, self._mode),)
+            known = _run(node, case.values, self._mode, gradients=gradients)
             if not case.local:
-                MEMORY.put((what, case.key), known)
-        return known[0]
+                MEMORY.put(key, known)
+        return known
 
     def untouched_by(self, node: Node) -> bool:
         """Return whether an in-place operator writes nothing."""
-        return is_composite(node.target) and bool(self._found("untouched", node, leaves_as_it_is))
+        return is_composite(node.target) and self._found(node, gradients=False).untouched
 
     def is_view(self, node: Node) -> bool:
         """Return whether a node's result is another tensor in the memory of an operand."""
         if node.op != "call_function" or is_mutable(node):
             return False
-        if is_composite(node.target):
-            return bool(self._found("viewed", node, viewed_operands))
-        return not self.is_new(node)
+        return self._found(node).is_view if is_composite(node.target) else not self.is_new(node)
 
     def is_new(self, node: Node) -> bool:
         """Return whether a node's result is in memory of its own."""
@@ -88,7 +102,7 @@ class _Aliases:
 
     def of(self, node: Node) -> list[Node]:
         """Return the values that may share memory with one, with itself, in order."""
-        return self._members[self.root(node)]
+        return self._members[self._places[node]]
 
 
 def _nodes(value: Any) -> Iterator[Node]:
@@ -127,9 +141,9 @@ def read_results(graph: Graph, mode: FakeTensorMode) -> list[Node]:
         if any(order[member] > order[node] and aliases.is_view(member) for member in aliases.of(node)):
             left.append(node)  # torch makes views of what was written when they are first read
             continue
-        for version in versions:
-            later = [user for user in version.users if order[user] > order[node]]
-            version.replace_all_uses_with(node, delete_user_cb=later.__contains__)
+        for earlier in versions:
+            later = [user for user in earlier.users if order[user] > order[node]]
+            earlier.replace_all_uses_with(node, delete_user_cb=later.__contains__)
     return left
 
 
@@ -144,12 +158,12 @@ def _list_versions(node: Node) -> list[Node] | None:
     They are the node that made it, or a view of it, and the in-place operators on it in between.
     """
     versions = []
-    version = written_operand(node)
-    while version is not None and version.op == "call_function":
-        versions.append(version)
-        if not is_mutable(version):
+    written = written_operand(node)
+    while written is not None and written.op == "call_function":
+        versions.append(written)
+        if not is_mutable(written):
             return versions
-        version = written_operand(version)
+        written = written_operand(written)
     return None
 
 

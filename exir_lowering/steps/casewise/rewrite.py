@@ -17,10 +17,17 @@ from exir_lowering._upstream.retracing import COPIED_META, source_of
 from exir_lowering._upstream.schemas import is_built_in, is_composite, is_overload, packet_name
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.steps.casewise.cases import Case, Describer
-from exir_lowering.steps.casewise.evaluation import evaluate
-from exir_lowering.steps.casewise.memory import MEMORY, Memory
 from exir_lowering.steps.casewise.templates import Place, Template, fill
-from exir_lowering.steps.casewise.values import Uncovered, check_eager, outlast, renew, require_gradients
+from exir_lowering.steps.casewise.values import (
+    MEMORY,
+    Memory,
+    Uncovered,
+    check_eager,
+    evaluate,
+    outlast,
+    renew,
+    require_gradients,
+)
 
 _ROUNDS = 12
 """How often values may change what later calls look like, before a graph counts as not covered."""
@@ -178,13 +185,13 @@ class _Planner:
             return True
         # Of what a stage depends on, only composite operators see what is to be decomposed.
         key = ("plain", self._stage.key if is_composite(node.target) else self._stage.name, node.target)
-        verdict = self._verdicts.get(node.target, MEMORY.get(key))
+        verdict = self._verdicts.get(node.target, MEMORY.find(key))
         if verdict is None and self._trials.get(node.target, node) is node:
             case = self._describer.case(node, node.target, values, node.meta.get("val"))
             if case.local and is_built_in(node.target):
                 return True  # sizes with symbols are common to all cases: a call without them can tell
             self._trials[node.target] = node
-            template = self._memory(case).get((self._stage.key, case.key))
+            template = self._memory(case).find((self._stage.key, case.key))
             if template is None:
                 return False
             verdict = self._verdicts[node.target] = (template.only_replaces(case, plain.target),)
@@ -209,7 +216,7 @@ class _Planner:
         """Return what the template of a call returns; if there is none yet, a guess."""
         overwrites = self._stage.overwrites(node)
         case = self._describer.case(node, node.target, values, node.meta.get("val"), overwrites=overwrites)
-        template = self._memory(case).get((self._stage.key, case.key))
+        template = self._memory(case).find((self._stage.key, case.key))
         if template is not None:
             plan.templates[node] = self._with_sizes(case, template, plan)
             return _bound(template, values, self._mode)
@@ -223,7 +230,7 @@ class _Planner:
         unknown = template.sizes - plan.sizes
         if not unknown:
             return template
-        found: Template | None = self._own.get(("alone", case.key))
+        found: Template | None = self._own.find(("alone", case.key))
         if found is None:
             plan.alone[case.key] = case
             plan.sizes |= unknown
@@ -238,7 +245,7 @@ class _Planner:
         """Return what an operator returns for operands, by its own rule for fake tensors."""
         case = self._describer.case(node, target, values, None)
         key = ("value", self._stage.gradients, case.key)
-        found = self._memory(case).get(key)
+        found = self._memory(case).find(key)
         if found is None:
             found = evaluate(node, target, plan.values.__getitem__, self._mode, gradients=self._stage.gradients)
             found = renew((found,), self._mode) if case.local else (outlast(found),)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_aggregate, map_arg
 
 from exir_lowering._upstream.conversion import SYMBOLIC_OPERATORS
+from exir_lowering._upstream.likeness import Likeness
 from exir_lowering._upstream.schemas import packet_name
 from exir_lowering.steps.casewise.cases import Case
-from exir_lowering.steps.casewise.values import Description, Uncovered, outlast
+from exir_lowering.steps.casewise.values import Uncovered, describe_arguments, outlast
 
 _FROM_TRACING = ("original_aten", "custom")
 """The metadata that tracing itself gives to nodes."""
@@ -57,7 +59,6 @@ class Template:
     # their places: one, or, for a call that returns a list, one per element (None for None)
     results: Reference | tuple[Reference | None, ...]
     values: Any  # those of the results, as prototypes
-    described: Hashable  # what they are like
     sizes: frozenset[Any] = frozenset()  # the symbolic sizes that it takes
     computed: frozenset[Any] = frozenset()  # the symbolic sizes that it computes
 
@@ -78,7 +79,7 @@ class Template:
         arguments = fill((first.args, first.kwargs), (), case.operands, sizes)
         given = (case.node.args, dict(case.node.kwargs))
         number = {operand: index for index, operand in enumerate(case.operands)}.__getitem__
-        return Description().arguments(arguments, number) == Description().arguments(given, number)
+        return describe_arguments(arguments, number) == describe_arguments(given, number)
 
     def outlasting(self) -> Template:
         """Return the template without what keeps its program alive; raise Uncovered if its values depend on data."""
@@ -143,8 +144,8 @@ def _find_copy(case: Case, inputs: Sequence[Node | None]) -> Node | None:
     users: list[Node] = list(inputs[index].users)  # type: ignore[union-attr]
     if len(users) != 1 or users[0].target is not torch.ops.aten.clone.default:
         raise Uncovered(f"{case.node.target}, whose operand is read in another way")
-    description = Description()
-    if description.value(users[0].meta["val"]) != description.value(case.values[index]):
+    copied, written = map(Likeness(Uncovered).describe, (users[0].meta["val"], case.values[index]))
+    if copied != written:
         raise Uncovered(f"{case.node.target} on an operand that is not dense")
     return users[0]
 
@@ -184,14 +185,14 @@ def _template(
     computed = frozenset(node.value.node.expr for node in nodes if isinstance(node.value, torch.SymInt))
     found = [places[result] for result in results]
     values = [result.meta["val"] for result in results]
-    if case.result is None:
-        return Template(tuple(nodes), (), None, Description().value(None), taken, computed)
+    returned: Any = found[0] if found else ()
+    value: Any = values[0] if values else None
     if isinstance(case.result, (list, tuple)):
         place_of, value_of = iter(found), iter(values)
-        listed = tuple(None if element is None else next(place_of) for element in case.result)
-        value: Any = type(case.result)(None if element is None else next(value_of) for element in case.result)
-        return Template(tuple(nodes), listed, value, Description().value(value), taken, computed)
-    return Template(tuple(nodes), found[0], values[0], Description().value(values[0]), taken, computed)
+        returned = tuple(None if element is None else next(place_of) for element in case.result)
+        value = type(case.result)(None if element is None else next(value_of) for element in case.result)
+    Likeness(Uncovered).describe(value)  # what has more to it is not covered
+    return Template(tuple(nodes), returned, value, taken, computed)
 
 
 def _template_node(node: Node, converted: GraphModule, places: Mapping[Node, Reference]) -> TemplateNode:
@@ -205,36 +206,18 @@ def _template_node(node: Node, converted: GraphModule, places: Mapping[Node, Ref
     return TemplateNode(
         node.target,
         packet_name(node.target),
-        _with_places(node.args, places),
-        _with_places(node.kwargs, places),
+        *map_arg((node.args, node.kwargs), places.__getitem__),
         node.meta.get("val"),
         meta={name: node.meta[name] for name in _FROM_TRACING if name in node.meta},
     )
 
 
-def _with_places(value: Any, places: Mapping[Node, Reference]) -> Any:
-    if isinstance(value, Node):
-        return places[value]
-    if isinstance(value, (list, tuple)):
-        return (
-            tuple(_with_places(v, places) for v in value)
-            if type(value) is tuple
-            else [_with_places(v, places) for v in value]
-        )
-    if isinstance(value, dict):
-        return {key: _with_places(entry, places) for key, entry in value.items()}
-    return value
-
-
 def fill(value: Any, nodes: Sequence[Node], operands: Sequence[Node], sizes: Mapping[Any, Node]) -> Any:
     """Replace the references in arguments by nodes: of the template so far, of the call's operands, and of sizes."""
-    if type(value) is Place:
-        return nodes[value.number] if value.number >= 0 else operands[-1 - value.number]
-    if type(value) is Size:
-        return sizes[value.expression]
-    if isinstance(value, (list, tuple)):
-        filled = [fill(entry, nodes, operands, sizes) for entry in value]
-        return tuple(filled) if isinstance(value, tuple) else filled
-    if isinstance(value, dict):
-        return {key: fill(entry, nodes, operands, sizes) for key, entry in value.items()}
-    return value
+
+    def find(reference: Any) -> Any:
+        if type(reference) is Place:
+            return nodes[reference.number] if reference.number >= 0 else operands[-1 - reference.number]
+        return sizes[reference.expression] if type(reference) is Size else reference
+
+    return map_aggregate(value, find)

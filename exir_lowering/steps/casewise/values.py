@@ -1,14 +1,19 @@
-"""What the values of nodes are like: descriptions that can be compared, and fake tensors made from them."""
+"""What the values of nodes are like, fake tensors made from them, and what a process has found out about them."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
 from torch.fx import Node
+from torch.fx.node import map_arg
 
-from exir_lowering._upstream.fakes import FakeTensor, FakeTensorMode, make_fake
+from exir_lowering._upstream.fakes import FakeTensor, FakeTensorMode, make_fake, storage_of
+from exir_lowering._upstream.likeness import SYMBOLS, Likeness
+from exir_lowering._upstream.retracing import decomposed_call, enable_python_dispatcher
+from exir_lowering._upstream.schemas import is_composite
 from exir_lowering._upstream.trees import pytree
 
 
@@ -16,61 +21,42 @@ class Uncovered(Exception):
     """What the conversion by cases does not cover; its text is the reason for the report."""
 
 
-_PLAIN = (int, float, bool, str, complex, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
-_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+def describe_arguments(arguments: Any, number: Callable[[Node], int]) -> Hashable:
+    """Describe the arguments of a call, with nodes as numbers; Uncovered for a type not expected in a graph."""
 
-
-class Description:
-    """Describes values and arguments by what an operator can see of them."""
-
-    def __init__(self, *, constants: bool = False) -> None:
-        """Describe nothing yet; with `constants`, fake tensors of known content are described, without that."""
-        self.symbolic = False  # whether anything so far has symbolic sizes, whose symbols only one program knows
-        self._constants = constants
-
-    def value(self, value: Any) -> Hashable:
-        """Describe a node's value: a plain fake tensor, a number, a list or tuple of these; else, raise Uncovered."""
-        if type(value) is FakeTensor or isinstance(value, torch.nn.Parameter):
-            return self._tensor(value)
-        if isinstance(value, _SYMBOLS):
-            self.symbolic = True
-            return type(value), value.node.expr
-        if isinstance(value, (list, tuple)):
-            return type(value), tuple(map(self.value, value))
-        if isinstance(value, _PLAIN):
-            return type(value), repr(value)  # since 0.0 == -0.0, 1 == True, and nan is not nan
-        raise Uncovered(f"a value of type {type(value).__name__}")
-
-    def _tensor(self, tensor: Any) -> Hashable:
-        if not isinstance(tensor, FakeTensor) or tensor.layout is not torch.strided or tensor.is_quantized:
-            raise Uncovered("a tensor that is not a plain fake tensor")
-        if tensor.constant is not None and not self._constants:
-            raise Uncovered("a constant whose content is known")
-        shape, stride, offset = tensor.shape, tensor.stride(), tensor.storage_offset()
-        if not all(type(number) is int for number in (*shape, *stride, offset)):
-            shape, stride = tuple(map(self._size, shape)), tuple(map(self._size, stride))  # type: ignore[assignment]
-            offset = self._size(offset)
-        return "tensor", tensor.dtype, tuple(shape), stride, offset, tensor.device, tensor.requires_grad
-
-    def _size(self, size: Any) -> Any:
-        if isinstance(size, torch.SymInt):
-            self.symbolic = True
-            return size.node.expr
-        return size
-
-    def arguments(self, value: Any, number: Callable[[Node], int]) -> Hashable:
-        """Describe the arguments of a call, with nodes as numbers; Uncovered for a type not expected in a graph."""
+    def other(value: Any) -> Hashable:
         if isinstance(value, Node):
             return Node, number(value)
-        if isinstance(value, (list, tuple)):
-            return "list", tuple(self.arguments(entry, number) for entry in value)
-        if isinstance(value, dict):
-            return "dict", tuple((key, self.arguments(entry, number)) for key, entry in sorted(value.items()))
-        if isinstance(value, _PLAIN):
-            return type(value), repr(value)
-        if isinstance(value, _SYMBOLS):
+        if isinstance(value, SYMBOLS):
             raise Uncovered("a symbolic size that no node stands for")
         raise Uncovered(f"an argument of type {type(value).__name__}")
+
+    return Likeness(Uncovered, other).describe(arguments)
+
+
+_REMEMBERED = 20_000
+"""How many cases of earlier programs a process remembers; one takes a few kilobytes."""
+
+
+class Memory(OrderedDict[Hashable, Any]):
+    """What has been found out about cases, the most recently used ones. Threads take turns: conversions have a lock."""
+
+    def find(self, key: Hashable) -> Any:
+        """Return what is known of a case, None if nothing is."""
+        found = self.get(key)
+        if found is not None:
+            self.move_to_end(key)
+        return found
+
+    def put(self, key: Hashable, found: Any) -> None:
+        """Remember what was found."""
+        self[key] = found
+        if len(self) > _REMEMBERED:
+            self.popitem(last=False)
+
+
+MEMORY = Memory()
+"""What this process knows of cases without symbols; those with symbols belong to one program."""
 
 
 def renew(value: Any, mode: FakeTensorMode | None, *, gradients: bool = True) -> Any:
@@ -94,11 +80,32 @@ def outlast(value: Any) -> Any:
 
     Raise Uncovered if it has symbols, though its operator was given none: they stand for what depends on data.
     """
-    description = Description(constants=True)
-    description.value(value)
-    if description.symbolic:
+    likeness = Likeness(Uncovered, constants=True)
+    likeness.describe(value)
+    if likeness.symbolic:
         raise Uncovered("an operator whose result depends on data")
     return renew(value, _NO_PROGRAM)
+
+
+def evaluate(node: Node, target: Any, value_of: Callable[[Node], Any], mode: FakeTensorMode, *, gradients: bool) -> Any:
+    """Return what a call returns with an operator, its own or the one that it gets; raise what the operator raises.
+
+    ExecuTorch's passes run with gradients; decompositions run without, and take composite operators apart.
+    """
+    run = target if gradients or not is_composite(target) else decomposed_call(target)
+    args, kwargs = map_arg((node.args, dict(node.kwargs)), value_of)
+    with mode, enable_python_dispatcher(), torch.set_grad_enabled(gradients):
+        return run(*args, **kwargs)
+
+
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    """Return all tensors in a value."""
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def storages_of(value: Any) -> set[int]:
+    """Return the storages of all tensors in a value."""
+    return set(map(storage_of, tensors_of(value)))
 
 
 def check_eager(target: Any, value: Any) -> None:

@@ -13,14 +13,15 @@ from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 from torch.fx import Node
 
 from exir_lowering import graphs
+from exir_lowering._upstream.ambient import switches
 from exir_lowering._upstream.edge_operators import edge_operator
 from exir_lowering._upstream.fakes import FakeTensorMode
+from exir_lowering._upstream.likeness import Likeness
 from exir_lowering._upstream.retracing import enable_python_dispatcher
 from exir_lowering.graphs import measures
 from exir_lowering.graphs.operators.purity import only_computes
 from exir_lowering.graphs.ranges import ValueRanges
-from exir_lowering.steps.casewise.memory import MEMORY
-from exir_lowering.steps.casewise.values import Description, Uncovered, outlast, renew
+from exir_lowering.steps.casewise.values import MEMORY, Uncovered, describe_arguments, outlast, renew
 
 _OWN = frozenset({"val", "tensor_meta", graphs.DELEGATION_TAG})
 """Keys of node.meta that describe one node only."""
@@ -115,15 +116,14 @@ class Editor:
 
     def _compute(self, node: Node) -> Any:
         """Return the value of a new node, from an equal call that the process knows, if there is one."""
-        description = Description()
+        likeness, operands = Likeness(Uncovered), node.all_input_nodes
         try:
-            known = description.arguments([node.args, dict(node.kwargs)], lambda operand: 0)
-            operands = tuple(description.value(operand.meta["val"]) for operand in node.all_input_nodes)
-            order = tuple(node.all_input_nodes.index(each) for each in _operands((node.args, node.kwargs)))
-            key = None if description.symbolic else ("rewrite", node.target, known, operands, order)
+            known = describe_arguments((node.args, node.kwargs), operands.index)
+            values = likeness.describe([operand.meta["val"] for operand in operands])
+            key = None if likeness.symbolic else ("rewrite", node.target, known, values, switches())
         except Uncovered:
             key = None
-        template = MEMORY.get(key) if key is not None else None
+        template = MEMORY.find(key) if key is not None else None
         if template is not None:
             return renew(template, self.mode)
         args, kwargs = torch.fx.node.map_arg((node.args, dict(node.kwargs)), lambda operand: operand.meta["val"])

@@ -9,7 +9,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from executorch.exir.backend.partitioner import Partitioner
@@ -18,6 +17,7 @@ from torch.export.graph_signature import InputKind, InputSpec, OutputKind, Outpu
 from torch.fx import Graph, Node
 
 from exir_lowering import graphs
+from exir_lowering._upstream.likeness import Likeness
 from exir_lowering._upstream.programs import (
     assemble_program,
     flat_call_signature,
@@ -153,7 +153,7 @@ def _key(candidate: Candidate, lifted: Mapping[Node, InputSpec]) -> Hashable:
     """Return what candidates have in common for which partitioners give the same answer."""
     numbers: dict[Node, int] = {}
     operands = tuple(
-        (str(lifted[node].kind) if node in lifted else "", _describe(node.meta.get("val")))
+        (str(lifted[node].kind) if node in lifted else "", _describe(node))
         for node in dict.fromkeys(_operands(candidate))
         if numbers.setdefault(node, len(numbers)) is not None
     )
@@ -169,10 +169,12 @@ def _is_tensor(node: Node) -> bool:
     return isinstance(node.meta.get("val"), torch.Tensor)
 
 
-def _describe(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"{value.dtype} {tuple(value.shape)} {value.stride()}"
-    return str(value)
+def _describe(node: Node) -> Hashable:
+    """Return what an operand is like; if there is more to it, it is like no other one."""
+    try:
+        return Likeness(ValueError, constants=True).describe(node.meta["val"])
+    except ValueError:
+        return node
 
 
 def would_remove(node: Node, made: Iterable[Node], removable: Callable[[Node], bool]) -> tuple[Node, ...]:

@@ -30,7 +30,7 @@ import operator_programs  # noqa: E402
 import random_modules  # noqa: E402
 import shrink  # noqa: E402
 
-from exir_lowering.steps.casewise.rewrite import MEMORY  # noqa: E402
+from exir_lowering.steps.casewise.values import MEMORY  # noqa: E402
 
 _TOGETHER = 10
 """How many calls of operators are one program, since the time of a conversion hardly depends on it."""
@@ -68,7 +68,7 @@ class Findings:
         self.classes[sort] += 1
         if self.classes[sort] > _SHOWN:
             return
-        MEMORY.forget()
+        MEMORY.clear()
         again = bool(both_ways.compare(program, way).differences)
         print(f"WRONG {what} --way {way!r}: {name}; left: {outcome.left}; with nothing remembered: {again}")
         for line in outcome.differences[:6]:

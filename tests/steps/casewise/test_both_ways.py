@@ -18,7 +18,7 @@ from torch.export import Dim, ExportedProgram, export
 from torch.library import EffectType
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from exir_lowering.steps.casewise.memory import MEMORY
+from exir_lowering.steps.casewise.values import MEMORY
 
 
 class Of(nn.Module):
@@ -242,10 +242,10 @@ def test_sizes_alone_are_a_case() -> None:
 
 
 def test_what_is_remembered_keeps_no_program_alive() -> None:
-    MEMORY.forget()
+    MEMORY.clear()
     both_ways.convert(export(Of(numbers), (torch.randn(4, 4),), strict=False), "none unchecked", "fast")
     with_memory = _count_fake_modes()
-    MEMORY.forget()
+    MEMORY.clear()
     assert _count_fake_modes() == with_memory
 
 

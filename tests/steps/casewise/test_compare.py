@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from cached import list_differing_names
 from executorch.exir import EdgeCompileConfig, to_edge
 from torch import nn
 from torch.export import Dim, ExportedProgram, export
@@ -16,7 +17,7 @@ from torch.fx import Node
 
 from exir_lowering import graphs
 from exir_lowering.errors import LoweringError
-from exir_lowering.steps.casewise.compare import list_differences, list_differing_names, require_equal
+from exir_lowering.steps.casewise.compare import list_differences, require_equal
 
 
 class Everything(nn.Module):
