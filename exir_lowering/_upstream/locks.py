@@ -9,21 +9,14 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import sys
 import threading
-import time
 import traceback
 import weakref
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from types import FrameType
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 Lock: TypeAlias = Any  # threading.RLock is a function
-
-_PAUSE = 0.01
-"""Seconds between two attempts to take a lock."""
 
 _PATIENCE = 60.0
 """Seconds after which a warning says what a thread waits for."""
@@ -35,10 +28,10 @@ class _Locks:
     """The current locks; a forked child has others."""
 
     def __init__(self) -> None:
-        # the lock of conversions, then those of threads that the holder of the previous one waits for
-        self.conversions: list[Lock] = [threading.RLock()]
+        self.conversions: Lock = threading.RLock()
         self.engine: Lock = threading.RLock()
         self.epoch = 0  # how often the engines' lock was renewed
+        self.holder = 0  # the thread that took the lock of conversions last, or is about to: for a message only
 
 
 _locks = _Locks()
@@ -47,19 +40,28 @@ _locks = _Locks()
 def conversion() -> Lock:
     """Return the lock to hold while torch or ExecuTorch convert, trace or rewrite graphs, or a plug-in may do so.
 
-    It waits until the lock is free; `with` then takes it. A thread that the holder itself waits for (it joins the
-    thread, waits for the result of a future that the thread computes, or for the engines or Dynamo while the thread has
-    them) would wait forever: it gets a lock of its own instead, since the holder does nothing in the meantime.
+    `with` takes it. Before, this waits until the lock is free, but no longer than a minute, which is logged then: the
+    thread that has the lock may be waiting for this one.
     """
-    told = time.monotonic() + _PATIENCE
-    while True:
-        found = _free()
-        if found is not None:
-            return found
-        time.sleep(_PAUSE)
-        if time.monotonic() > told:
-            told = float("inf")
-            _tell()
+    lock, free = _locks.conversions, True
+    if not converts_here():
+        try:
+            free = lock.acquire(timeout=_PATIENCE)
+        finally:
+            try:  # noqa: SIM105  # without a call before it: no interrupt can come in between
+                lock.release()
+            except RuntimeError:
+                pass  # it was not taken
+    if free:
+        _locks.holder = threading.get_ident()
+    else:
+        _tell()
+    return lock
+
+
+def converts_here() -> bool:
+    """Return whether this thread has the lock of conversions."""
+    return bool(_locks.conversions._is_owned())
 
 
 def engine() -> Lock:
@@ -72,20 +74,13 @@ def engine() -> Lock:
 
 
 def epoch() -> int:
-    """Return how often this process and its parents were forked while another thread had the engines' lock."""
+    """Return how often this process and its parents were forked by a thread that did not have the engines' lock."""
     return _locks.epoch
-
-
-def owner(lock: Lock) -> int | None:
-    """Return the thread that holds a lock, None if it is free; only the lock's `repr` shows it."""
-    found = re.search(r"owner=(\d+)", repr(lock))
-    return int(found[1]) or None if found else None
 
 
 def _tell() -> None:
     """Log where the thread is that holds the lock of conversions: it may wait for this one, as only users can see."""
-    holder = owner(_locks.conversions[-1]) or owner(_locks.conversions[0])
-    frame = sys._current_frames().get(holder or 0)
+    frame = sys._current_frames().get(_locks.holder)
     if frame is not None:
         _LOG.warning(
             "Lowering has waited %.0f seconds for another thread, which is converting, at this line. If a plug-in "
@@ -93,81 +88,6 @@ def _tell() -> None:
             _PATIENCE,
             "".join(traceback.format_stack(frame)[-4:]),
         )
-
-
-def _free() -> Lock | None:
-    """Return the lock that this thread may take, None if it has to wait."""
-    me = threading.get_ident()
-    holder: int | None = None
-    for lock in list(_locks.conversions):
-        owned_by = owner(lock)
-        if holder is not None and not _waits_for(holder, me) and (owned_by is None or not _waits_for(holder, owned_by)):
-            return None
-        if owned_by in (None, me):
-            return lock
-        holder = owned_by
-    if holder is None or not _waits_for(holder, me):
-        return None
-    _locks.conversions.append(threading.RLock())
-    return _locks.conversions[-1]
-
-
-def _waits_for(thread: int, other: int) -> bool:
-    """Return whether a thread waits for another one: to end, to set a future's result, to leave engines or Dynamo."""
-    frame = sys._current_frames().get(thread)
-    if frame is None:
-        return False
-    dynamo = sys.modules.get("torch._dynamo.convert_frame")
-    if dynamo is not None and frame.f_code.co_filename == dynamo.__file__:
-        return owner(dynamo.compile_lock) == other and _stands_still(thread, frame)
-    if frame.f_code in _USES_ENGINE:
-        return owner(_locks.engine) == other and _stands_still(thread, frame)
-    for caller in _outwards(frame, 4):
-        if caller.f_code in _JOINS:
-            joined = caller.f_locals.get("self")
-            return isinstance(joined, threading.Thread) and joined.ident == other
-        if caller.f_code is Future.result.__code__:
-            future = caller.f_locals.get("self")
-            return isinstance(future, Future) and not future.done() and _works_for(other, future)
-    return False
-
-
-_JOINS = {
-    getattr(threading.Thread, name).__code__
-    for name in ("join", "_wait_for_tstate_lock")
-    if hasattr(threading.Thread, name)
-}
-_USES_ENGINE: set[Any] = set()
-
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-def uses_engine(function: _Function) -> _Function:
-    """Mark a function that takes the engines' lock: a thread whose innermost call it is waits for the lock."""
-    _USES_ENGINE.add(function.__code__)
-    return function
-
-
-def _stands_still(thread: int, frame: FrameType) -> bool:
-    at = frame.f_lasti
-    time.sleep(2 * _PAUSE)
-    return sys._current_frames().get(thread) is frame and frame.f_lasti == at
-
-
-def _works_for(thread: int, future: Future[Any]) -> bool:
-    """Return whether a pool's thread is executing the call that a future stands for."""
-    return any(
-        getattr(frame.f_locals.get("self"), "future", None) is future
-        for frame in _outwards(sys._current_frames().get(thread), sys.getrecursionlimit())
-        if frame.f_globals.get("__name__") == "concurrent.futures.thread"
-    )
-
-
-def _outwards(frame: FrameType | None, most: int) -> Iterator[FrameType]:
-    while frame is not None and most:
-        yield frame
-        frame, most = frame.f_back, most - 1
 
 
 Change: TypeAlias = Callable[[], object]
@@ -252,15 +172,13 @@ def restore_in_child(restore: Callable[[], object]) -> None:
 
 
 def _in_child() -> None:
-    me = threading.get_ident()
-    converting = owner(_locks.conversions[0])
-    if converting not in (None, me):
+    """Renew the locks that the thread which forked does not have: others, that had them, are not in the child."""
+    if not converts_here():
         for restore in _restored:
             restore()
-    if converting != me:
-        _locks.conversions = [threading.RLock()]
-    if owner(_locks.engine) != me:
-        _locks.epoch += owner(_locks.engine) is not None
+        _locks.conversions = threading.RLock()
+    if not _locks.engine._is_owned():
+        _locks.epoch += 1
         _locks.engine = threading.RLock()
     for shared in list(_shared):
         shared.forked()

@@ -16,8 +16,7 @@ from typing import Any
 
 import torch
 
-from exir_lowering._upstream import executorch_operators
-from exir_lowering._upstream.locks import conversion
+from exir_lowering._upstream import executorch_operators, locks
 
 __all__ = [
     "compile_spec",
@@ -129,7 +128,7 @@ def _extension() -> Any:
 def _wrapper() -> Any:
     """Return ExecuTorch's own wrapper of the extension module, without its warning that it is experimental."""
     # All threads share the warning filters.
-    with conversion(), warnings.catch_warnings():
+    with locks.engine(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from executorch.runtime import Runtime as Wrapped
 

@@ -104,7 +104,6 @@ def _delegated(lowered: Lowered, delegate: Delegate, given: Any) -> Call:
     compiled: contract.Handle = kept.value
     handle = contract.Handle(compiled.who, compiled.delegate, compiled.content, plan, plan.counts, lowered.lines)
 
-    @locks.uses_engine
     def call(*inputs: Any) -> list[Any]:
         with locks.engine(), torch.no_grad():
             given = [change(value) for change, value in zip(prepare, inputs, strict=True)]
@@ -166,7 +165,6 @@ def _hosted(lowered: Lowered) -> Call:
         let_through(error)
         raise _failure(f"{who} failed to set up a payload", lowered, error) from error
 
-    @locks.uses_engine
     def call(*inputs: Any) -> list[Any]:
         with locks.engine(), torch.no_grad():
             given = [change(value) for change, value in zip(prepare, inputs, strict=True)]

@@ -88,12 +88,13 @@ class Backend(ABC):
         backend_id: The id that is written to the file and looked up by the runtime.
         version: The version of the code that makes the payloads; after a change, equal programs may give other bytes.
         parallel: Whether `preprocess` may run for several partitions at once, and in what; one of `PARALLEL`. With
-            "none" it runs while no other thread converts. Otherwise it runs concurrently with them, and takes
-            `exir_lowering.plugins.conversion_lock()` itself around what torch and ExecuTorch do with graphs. With
-            `LoweringOptions(jobs=N)`, partitions are lowered at once by threads that share this object, or by processes
-            that make one of their own from its class; with `executor=`, by whatever that has. If no process would find
-            the class, threads do it. Each call of `preprocess` then gets a context of its own. A `preprocess_all` that
-            replaces the default one is called once, with everything, unless it is `independent`.
+            "none" it runs while no other thread converts, and must not wait for one that does: in vain, forever.
+            Otherwise it runs concurrently with them, and takes `exir_lowering.plugins.conversion_lock()` itself around
+            what torch and ExecuTorch do with graphs. With `LoweringOptions(jobs=N)`, partitions are lowered at once by
+            threads that share this object, or by processes that make one of their own from its class; with `executor=`,
+            by whatever that has. If no process would find the class, threads do it. Each call of `preprocess` then gets
+            a context of its own. A `preprocess_all` that replaces the default one is called once, with everything,
+            unless it is `independent`.
         independent: Whether an own `preprocess_all` lowers each partition without regard to the others, as the default
             one does. Then the cache of lowered partitions keeps them one by one, and only those whose content changed
             are passed to it; and it may be called for several partitions at once.

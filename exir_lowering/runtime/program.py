@@ -86,7 +86,6 @@ class LoadedProgram:
         """What runs the methods: "runtime", which is ExecuTorch's, or "interpreter"."""
         return self._engine.name
 
-    @locks.uses_engine
     def run(self, method: str, *inputs: Any) -> list[Any]:
         """Run a method.
 
@@ -128,7 +127,6 @@ class LoadedProgram:
         """
         return with_tensors(self._method("as_inputs", method), values)
 
-    @locks.uses_engine
     def profile(self, method: str, *inputs: Any, runs: int = 1) -> Profile:
         """Run a method and report where its time goes, per kernel, per delegate and per instruction of a delegate.
 
@@ -249,7 +247,6 @@ def read_file(source: object, data: data_files.Given, debug: object, verify: Ver
     return ProgramFile(pte, files, methods, debugging.find(pte.source, debug))
 
 
-@locks.uses_engine
 def open_engine(name: str, file: ProgramFile, given: Mapping[str, Any], unavailable: Unavailable) -> Engine[Any]:
     """Open a file in an engine, with its methods that call Python delegates set up; the errors are those of `load`."""
     with locks.engine():

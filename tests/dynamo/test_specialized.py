@@ -215,6 +215,7 @@ lowering, compiling, done = threading.Event(), threading.Event(), []
 class Compiles(Backend):
     backend_id = "compiles"
     one_by_one = True
+    parallel = "thread"
     def preprocess(self, program, compile_specs):
         lowering.set()
         compiling.wait(30)
@@ -245,6 +246,6 @@ os._exit(0)
 """
 
 
-def test_a_backend_that_compiles_is_lowered_for_while_another_thread_compiles() -> None:
-    """One has the lock of conversions and needs Dynamo's, the other one has Dynamo's and needs that of conversions."""
+def test_a_parallel_backend_that_compiles_is_lowered_for_while_another_thread_compiles() -> None:
+    """It needs Dynamo's lock, and the other one, that has it, needs the lock of conversions."""
     assert forked.run(CROSSING, timeout=200).stdout == "compiled lowered\n"

@@ -6,11 +6,13 @@ import asyncio
 import itertools
 import multiprocessing
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -26,6 +28,7 @@ from exir_lowering import (
     Delegate,
     InputError,
     LoweredMethods,
+    LoweringOptions,
     PreprocessResult,
     compat,
     load,
@@ -106,9 +109,10 @@ def _free_for_others() -> bool:
     got: list[bool] = []
 
     def take() -> None:
-        got.append(locks._free() is not None)
-        with locks.engine():
-            got.append(True)
+        for lock in (locks._locks.conversions, locks._locks.engine):
+            got.append(lock.acquire(timeout=1))
+            if got[-1]:
+                lock.release()
 
     thread = threading.Thread(target=take)
     thread.start()
@@ -210,8 +214,9 @@ class _Parallel(_Lowering):
     parallel = "thread"
 
 
-def _lower_with(job: Job, backend: Backend) -> LoweredMethods:
-    return lower(job.program, TagPartitioner(backend="lowering"), backends={"lowering": backend})
+def _lower_with(job: Job, backend: Backend, **options: Any) -> LoweredMethods:
+    partitioner, found = TagPartitioner(backend="lowering"), {"lowering": backend}
+    return lower(job.program, partitioner, backends=found, options=LoweringOptions(**options))
 
 
 def _joined(work: Callable[[], object]) -> None:
@@ -226,10 +231,16 @@ def _pooled(work: Callable[[], object]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::exir_lowering.BackendUnavailableWarning")
-@pytest.mark.parametrize("way", [lambda work: work(), _joined, _pooled], ids=["itself", "thread", "pool"])
-def test_a_backend_may_lower_in_threads_that_it_waits_for(small: Job, way: Callable[[Any], object]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "way"),
+    [(_Lowering, lambda work: work()), (_Parallel, _joined), (_Parallel, _pooled)],
+    ids=["itself", "thread", "pool"],
+)
+def test_a_backend_may_lower_itself_or_if_it_is_parallel_in_threads_that_it_waits_for(
+    small: Job, kind: type[_Lowering], way: Callable[[Any], object]
+) -> None:
     made: list[bytes] = []
-    backend = _Lowering(lambda: way(lambda: made.append(small.run())))
+    backend = kind(lambda: way(lambda: made.append(small.run())))
     work = threading.Thread(target=_lower_with, args=(small, backend), daemon=True)
     work.start()
     work.join(SECONDS)
@@ -239,8 +250,77 @@ def test_a_backend_may_lower_in_threads_that_it_waits_for(small: Job, way: Calla
 
 
 @pytest.mark.filterwarnings("ignore::exir_lowering.BackendUnavailableWarning")
+def test_what_lowers_in_threads_does_it_alone_where_they_would_wait_for_it(jobs: list[Job]) -> None:
+    """The threads of `jobs=` would wait for the lock of the backend that lowers, and that for them."""
+    ran: list[threading.Thread] = []
+
+    def lower_in_jobs() -> None:
+        backend = _Parallel(lambda: ran.append(threading.current_thread()))
+        lower(
+            {"one": jobs[-1].program, "two": jobs[-1].program},
+            TagPartitioner(backend="lowering"),
+            backends={"lowering": backend},
+            options=LoweringOptions(jobs=2),
+        )
+
+    lower_in_jobs()
+    assert len(ran) == 2 and threading.current_thread() not in ran
+    ran.clear()
+    work = threading.Thread(target=_lower_with, args=(jobs[-1], _Lowering(lower_in_jobs)), daemon=True)
+    work.start()
+    work.join(SECONDS)
+    assert ran == [work, work]
+
+
+@pytest.mark.filterwarnings("ignore::exir_lowering.BackendUnavailableWarning")
+def test_the_log_says_what_a_thread_has_waited_for_for_a_minute(
+    small: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(locks, "_PATIENCE", 0.1)
+    inside, leave = threading.Event(), threading.Event()
+
+    def stay() -> None:
+        inside.set()
+        assert leave.wait(SECONDS)
+
+    work = threading.Thread(target=_lower_with, args=(small, _Lowering(stay)), daemon=True)
+    work.start()
+    assert inside.wait(SECONDS)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(small.run)
+        while not caplog.records:
+            assert wait([waiting], 0.05).not_done
+        leave.set()
+        assert waiting.result(SECONDS) == small.file
+    work.join(SECONDS)
+    said = caplog.records[0].getMessage()
+    assert 'declare its backend parallel = "thread"' in said and "assert leave.wait(SECONDS)" in said
+
+
+def test_an_interrupt_after_any_call_of_taking_the_lock_leaves_it_free() -> None:
+    for number in itertools.count():
+        calls = itertools.count()
+
+        def interrupt(frame: FrameType, event: str, _: object, at: int = number, calls: Iterator[int] = calls) -> None:
+            if frame.f_code.co_filename == locks.__file__ and event in ("call", "c_return") and next(calls) == at:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+        sys.setprofile(interrupt)
+        try:
+            with locks.conversion():
+                pass
+            break
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.setprofile(None)
+        assert _free_for_others()
+    assert number > 4
+
+
+@pytest.mark.filterwarnings("ignore::exir_lowering.BackendUnavailableWarning")
 def test_nobody_waits_for_a_backend_that_declares_itself_parallel(small: Job) -> None:
-    """It waits for an event here, which nothing can see through: with the lock held, it would wait in vain."""
     others = threading.Event()
     seen: list[bool] = []
     inside = threading.Event()
@@ -270,8 +350,8 @@ class _Running(Delegate):
 
 
 @pytest.mark.filterwarnings("ignore::exir_lowering.BackendUnavailableWarning")
-def test_a_delegate_that_lowers_and_a_backend_that_runs_do_not_wait_for_each_other(small: Job) -> None:
-    """One has the engines and wants to convert, the other converts and wants the engines."""
+def test_a_delegate_that_lowers_and_a_parallel_backend_that_runs_do_not_wait_for_each_other(small: Job) -> None:
+    """One has the engines and wants to convert, the other wants the engines: it must not have the lock of the first."""
     converting, running = threading.Event(), threading.Event()
     made: list[Any] = []
     loaded = load(small.file, engine="interpreter")
@@ -289,7 +369,7 @@ def test_a_delegate_that_lowers_and_a_backend_that_runs_do_not_wait_for_each_oth
     file = _lower_with(small, _Lowering(lambda: None)).emit().buffer
     program = load(file, delegates={"lowering": _Running(convert)}, engine="interpreter")
     threads = [
-        threading.Thread(target=_lower_with, args=(small, _Lowering(run)), daemon=True),
+        threading.Thread(target=_lower_with, args=(small, _Parallel(run)), daemon=True),
         threading.Thread(target=program.run, args=("forward", torch.ones(2, 4)), daemon=True),
     ]
     for thread in threads:

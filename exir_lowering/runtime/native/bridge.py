@@ -356,7 +356,6 @@ class _EventRecorder:
 _bridge: Bridge | None = None
 
 
-@locks.uses_engine
 def bridge() -> Bridge:
     """Return the bridge, made at its first use; a BackendUnavailableError if the shim cannot be compiled or loaded."""
     global _bridge

@@ -142,7 +142,6 @@ def open_native(file: ProgramFile, given: Mapping[str, Any], unavailable: Unavai
 
 
 @contextmanager
-@locks.uses_engine
 def serving(delegates: Mapping[str, Delegate]) -> Iterator[None]:
     """Make the runtime call delegates in programs that something else opens, while the context lasts.
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from executorch.exir.backend.backend_details import PreprocessResult
 
+from exir_lowering._upstream import locks
 from exir_lowering.errors import LoweringError
 from exir_lowering.model import BackendGroup, LoweredPartition, Partition
 from exir_lowering.options import LoweringOptions
@@ -50,6 +51,8 @@ def preprocess_parallel(
         return preprocess(group, backend, session, sharing=sharing)
     try:
         runner = _choose_runner(backend, options)
+        if type(runner) is Runner and locks.converts_here():
+            raise RefusedError("the caller has the lock of conversions, for which other threads would wait")
     except RefusedError as reason:
         log = _LOG.info if backend.parallel == "none" else _LOG.warning
         log("The partitions for backend %r are lowered one after the other: %s.", group.backend_id, reason)
