@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -50,6 +50,7 @@ from exir_lowering.steps.tag import make_fake_state, tag
 
 Programs = Mapping[str, ExportedProgram]
 Backends = Mapping[str, Any]
+PreprocessGroup = Callable[[BackendGroup, Backend, Session], list[LoweredPartition]]
 
 
 def lower(
@@ -101,6 +102,7 @@ def lower_in(
     *,
     backends: Backends | None = None,
     transform_passes: TransformPasses = None,
+    preprocess_group: PreprocessGroup = preprocess_cached,
 ) -> LoweredMethods:
     """Lower programs as `lower` does; who executes them here asks what is available itself, so nothing warns of it.
 
@@ -110,6 +112,7 @@ def lower_in(
         partitioners: As for `lower`.
         backends: As for `lower`.
         transform_passes: As for `lower`.
+        preprocess_group: Step preprocess, for one backend.
 
     Raises:
         LoweringError: As for `lower`.
@@ -119,7 +122,7 @@ def lower_in(
     registry.check_backends(backends)
     with session:
         given = to_edge(request.methods, session)
-        return _lower(given, chosen, request.constant_methods, backends, session)
+        return _lower(given, chosen, request.constant_methods, backends, session, preprocess_group)
 
 
 def plan(
@@ -229,6 +232,7 @@ def _lower(
     constant_methods: Mapping[str, Any],
     backends: Backends | None,
     session: Session,
+    preprocess_group: PreprocessGroup = preprocess_cached,
 ) -> LoweredMethods:
     """Lower methods in Edge dialect: the line."""
     states = list_states(given)
@@ -241,7 +245,8 @@ def _lower(
         groups = _group(extracted)
         found = {group.backend_id: registry.find_backend(group.backend_id, backends) for group in groups}
         with session.timed("preprocess"):
-            lowered = _preprocess(groups, found, session)
+            results = [one for group in groups for one in preprocess_group(group, found[group.backend_id], session)]
+            lowered = {one.partition.id: one for one in results}
         with session.timed("splice"), _converting(methods):
             programs = splice(extracted, lowered)
     payloads = {name: len(partition.result.processed_bytes) for name, partition in lowered.items()}
@@ -314,14 +319,6 @@ def _group(methods: Iterable[ExtractedMethod]) -> list[BackendGroup]:
         for partition in method.partitions:
             found.setdefault(partition.backend_id, []).append(partition)
     return [BackendGroup(backend_id, tuple(partitions)) for backend_id, partitions in found.items()]
-
-
-def _preprocess(
-    groups: Sequence[BackendGroup], found: Mapping[str, Backend], session: Session
-) -> dict[str, LoweredPartition]:
-    """Call each backend once, with everything it has to lower."""
-    results = [result for group in groups for result in preprocess_cached(group, found[group.backend_id], session)]
-    return {result.partition.id: result for result in results}
 
 
 @contextmanager

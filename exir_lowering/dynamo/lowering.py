@@ -19,7 +19,7 @@ from exir_lowering.dynamo.execution import Boxed, assemble
 from exir_lowering.dynamo.hazards import NotLowered
 from exir_lowering.dynamo.host_calls import has_host_calls
 from exir_lowering.dynamo.logs import Kind
-from exir_lowering.dynamo.once import SharedBackends
+from exir_lowering.dynamo.once import Once
 from exir_lowering.dynamo.partitions import Lowered, find_executor, make_call
 from exir_lowering.dynamo.profit import leaving_losses
 from exir_lowering.dynamo.random_numbers import Order, leaving_random, list_random, order_of, restore_order
@@ -82,15 +82,15 @@ def compile_graphs(captured: Sequence[Captured], target: Target) -> Compiled:
     """
     if all(one.program is None for one in captured):
         return Compiled({one.name: assemble(one, None, _no_calls) for one in captured}, None, False, None)
-    backends = SharedBackends(target.backends)
+    once = Once(target.backends)
     with outside_tracing():
         session, captured, chosen = _prepare(captured, target)
         given = {one.name: one.program for one in captured if one.program is not None}
-        lowered = _lower(session, given, chosen, backends)
+        lowered = _lower(session, given, chosen, once)
         functions = {one.name: _function(one, lowered, target.delegates) for one in captured}
     _repeat_decisions(captured)
     relied_on = any(method.partitions or method.rewritings for method in lowered.report.methods)
-    return Compiled(functions, lowered.report, relied_on and any(one.lent for one in captured), backends)
+    return Compiled(functions, lowered.report, relied_on and any(one.lent for one in captured), once.used)
 
 
 def plan_graphs(captured: Sequence[Captured], target: Target) -> LoweringPlan:
@@ -142,15 +142,16 @@ def _lower(
     session: Session,
     programs: Mapping[str, ExportedProgram],
     partitioners: Mapping[str, Sequence[Partitioner]],
-    backends: Mapping[str, Any],
+    once: Once,
 ) -> LoweredMethods:
     """Lower programs so that random numbers are drawn in their order, in smaller partitions if it has to be."""
     orders = {name: order_of(program.graph_module) for name, program in programs.items()}
-    lowered = lower_in(session, programs, partitioners, backends=backends)
+    lowered = lower_in(session, programs, partitioners, backends=once.backends, preprocess_group=once.preprocess)
     if _restore_orders(lowered, orders):
         return lowered
     apart = {name: [leaving_random(each, apart=True) for each in found] for name, found in partitioners.items()}
-    lowered = lower_in(Session(session.options), programs, apart, backends=backends)
+    again = Session(session.options)
+    lowered = lower_in(again, programs, apart, backends=once.backends, preprocess_group=once.preprocess)
     if not _restore_orders(lowered, orders):
         raise NotLowered("operators that draw random numbers would run in another order")
     return lowered

@@ -125,7 +125,7 @@ def _compile(lowered: Lowered, delegate: Delegate, given: Any, plan: Delegation)
         digest.update(part)
     specs = tuple((spec.key, bytes(spec.value)) for spec in module.compile_specs)
     key = (module.backend_id, id(given), digest.hexdigest(), specs)
-    known = HANDLES.find(key)
+    known = HANDLES.read(key)
     if known is not None:
         return known
     where = f"torch.compile: the {lowered.method} graph"
@@ -134,7 +134,7 @@ def _compile(lowered: Lowered, delegate: Delegate, given: Any, plan: Delegation)
     with locks.engine():
         kept = Kept(contract.compile_payload(delegate, job), (given, delegate))
     weakref.finalize(kept, contract.destroy, kept.value)
-    return HANDLES.keep(key, kept)
+    return HANDLES.write(key, kept)
 
 
 def _hosted(lowered: Lowered) -> Call:

@@ -47,16 +47,20 @@ def with_handles(program: ExportedProgram, handles: Mapping[int, int]) -> Export
     return copied
 
 
-def put_back(result: PreprocessResult, numbers: Mapping[int, int], payloads: PayloadChecks) -> PreprocessResult:
+def put_back(
+    result: PreprocessResult, numbers: Mapping[int, int], payloads: PayloadChecks | None = None
+) -> PreprocessResult:
     """Return the result of a partition that was lowered with handles 1 to n, with its own handles.
 
-    Raise CorruptError if the payload is damaged.
+    Without `payloads`, those in the payload stay numbers. Raise CorruptError if the payload is damaged.
     """
     handles = {number: handle for handle, number in numbers.items()}
     table = result.debug_handle_map
-    if table is not None:
+    if isinstance(table, Mapping):
         table = {key: renumber(named, handles) for key, named in table.items()}
-    payload = payloads.replace_handles(result.processed_bytes, handles)
+    payload = result.processed_bytes
+    if payloads is not None:
+        payload = payloads.replace_handles(payload, handles)
     return replace(result, processed_bytes=payload, debug_handle_map=table)
 
 
