@@ -10,7 +10,7 @@ from typing import Literal
 from torch.fx import Node
 
 from exir_lowering import graphs
-from exir_lowering.dynamo.hazards import NotLowered
+from exir_lowering.dynamo.capture import NotLowered
 from exir_lowering.plans.report import Report
 
 

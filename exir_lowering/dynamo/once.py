@@ -114,9 +114,10 @@ class _Task:
 
 def _make_task(partition: Partition, given: Any, session: Session) -> _Task:
     program, handles = _without_origins(partition.program)
-    for node in _nodes(program) if handles is not None else ():
-        if debug_handles.handle(node) is not None:
-            node.meta[debug_handles.KEY] = handles[debug_handles.handle(node)]
+    for node in _nodes(program):
+        handle = debug_handles.handle(node)
+        if handles is not None and handle is not None:
+            node.meta[debug_handles.KEY] = handles[handle]
     try:
         parts = describe_program(program, session.cache.storages, PROVENANCE, None)
         parts["specs"] = [f"{spec.key!r} {bytes(spec.value)!r}" for spec in partition.compile_specs]

@@ -17,7 +17,7 @@ from exir_lowering import graphs
 from exir_lowering._upstream import locks
 from exir_lowering._upstream.fakes import FakeTensor, FakeTensorMode, size_hint
 from exir_lowering._upstream.trees import pytree
-from exir_lowering.dynamo.execution import Boxed
+from exir_lowering.dynamo.compiled import Boxed
 from exir_lowering.graphs import measures
 
 MOST = 16
@@ -28,13 +28,13 @@ class Specialized:
     """A function that is compiled for the sizes of the inputs that it gets.
 
     With the weights, by the numbers of the inputs, the graph is compiled for the sizes with which it was traced at
-    once, so that what cannot be compiled shows now.
+    once, so that what cannot be compiled shows now; `compile_for` is told that it is the first time.
     """
 
     def __init__(
         self,
         module: GraphModule,
-        compile_for: Callable[[Sequence[Any]], Boxed],
+        compile_for: Callable[[Sequence[Any], bool], Boxed],
         weights: Mapping[int, torch.Tensor],
     ) -> None:
         self._compile = compile_for
@@ -61,7 +61,7 @@ class Specialized:
     def _add(self, key: tuple[Any, ...], args: Sequence[Any]) -> Boxed:
         with self._lock:
             if key not in self._known:
-                self._known[key] = self._compile(args)
+                self._known[key] = self._compile(args, not self._known)
             self._known.move_to_end(key)
             while len(self._known) > MOST:
                 self._known.popitem(last=False)
