@@ -39,14 +39,8 @@ def is_same_memory(node: Node) -> bool:
         if not (isinstance(size, int) and size == 1)
     ]
     pairs = [*zip(value.shape, source.shape, strict=False), *strides, (value.storage_offset(), source.storage_offset())]
-    return value.dim() == source.dim() and all(_is_surely_equal(one, other) for one, other in pairs)
-
-
-def _is_surely_equal(one: Any, other: Any) -> bool:
-    """Return whether two sizes are equal; nothing is decided by symbolic ones, whose formulas have to be the same."""
-    if isinstance(one, int) and isinstance(other, int):
-        return one == other
-    return str(one) == str(other)
+    # Nothing is decided by symbolic sizes: their formulas have to be the same.
+    return value.dim() == source.dim() and all(str(one) == str(other) for one, other in pairs)
 
 
 def sole_views(results: Sequence[Any]) -> list[Node]:

@@ -31,7 +31,7 @@ from exir_lowering._upstream.dynamo import (
 )
 from exir_lowering._upstream.schemas import higher_order_name
 from exir_lowering.dynamo import logs, once
-from exir_lowering.dynamo.attempts import Attempt, list_candidates
+from exir_lowering.dynamo.attempts import Attempt, Candidate, list_candidates
 from exir_lowering.dynamo.capture import NotLowered
 from exir_lowering.dynamo.compiled import Boxed
 from exir_lowering.dynamo.decompositions import choose_decompositions, differentiable_attention
@@ -73,20 +73,13 @@ def backend(
         fallback = "aot_eager"
     strict = fallback is None or requires_full_graph() or requires_coverage(chosen)
     with closing(Log()) as log:
-        for position, candidate in enumerate(candidates):
-            instead = candidates[position + 1].name if position + 1 < len(candidates) else None
-            try:
-                function = Function(module, example_inputs, candidate.make(), log, strict=strict)
-                compiled = function.compile(module, example_inputs, last=instead is None)
-                log.backend = NAME
-                return compiled
-            except (NotLowered, LoweringError) as error:
-                if instead is None and strict:
-                    raise _as_error(candidate.name, error) from error
-                log.note(candidate.name, "function", error, instead or str(fallback))
+        compiled = try_each(candidates, fallback, Function, module, example_inputs, log, strict=strict)
+        if compiled is not None:
+            log.backend = NAME
+            return compiled
         log.backend = str(fallback)
-        compiled = lookup_backend(log.backend)(module, list(example_inputs))
-        return compiled
+        other: Callable[..., Any] = lookup_backend(log.backend)(module, list(example_inputs))
+        return other
 
 
 backend.__name__ = NAME  # what Dynamo's errors call it
@@ -109,6 +102,33 @@ def warn_of_mode(name: str, mode: str | None) -> None:
             "Pass options={...} instead, or mode=None.",
             stacklevel=3,
         )
+
+
+def try_each(
+    candidates: Sequence[Candidate],
+    fallback: str | None,
+    function: type[Function],
+    module: GraphModule,
+    example_inputs: Sequence[Any],
+    log: Log,
+    *,
+    strict: bool,
+) -> Callable[..., Any] | None:
+    """Compile a graph in the first attempt that works, by a kind of function; return None if none does.
+
+    With `strict`, that is an error.
+    """
+    following = [*(candidate.name for candidate in candidates[1:]), str(fallback or "nothing")]
+    for candidate, instead in zip(candidates, following, strict=True):
+        last = candidate is candidates[-1]
+        try:
+            made = function(module, example_inputs, candidate.make(), log, strict=strict)
+            return made.compile(module, example_inputs, last=last)
+        except (NotLowered, LoweringError) as error:
+            if last and strict:
+                raise _as_error(candidate.name, error) from error
+            log.note(candidate.name, "function", error, instead)
+    return None
 
 
 def _needs_autograd(module: GraphModule) -> bool:

@@ -14,14 +14,13 @@ from exir_lowering.dynamo.attempts import list_candidates
 from exir_lowering.dynamo.calls import find_executor
 from exir_lowering.dynamo.capture import NotLowered
 from exir_lowering.dynamo.compiled import Boxed
-from exir_lowering.dynamo.compiler import NAME, Function, warn_of_mode
+from exir_lowering.dynamo.compiler import NAME, Function, try_each, warn_of_mode
 from exir_lowering.dynamo.explained import ExplainedGraph, Explanation, GraphBreak, GraphPlan
 from exir_lowering.dynamo.graph import GraphCompiler, Modules, Weights, capture_all
 from exir_lowering.dynamo.logs import Kind, Log
 from exir_lowering.dynamo.lowering import plan_graphs
 from exir_lowering.dynamo.options import read_options
 from exir_lowering.dynamo.partitioning import takes_any
-from exir_lowering.errors import LoweringError
 from exir_lowering.graphs.sources import Frame
 from exir_lowering.plugins import registry
 
@@ -97,16 +96,8 @@ def _explain_graph(module: GraphModule, example_inputs: Sequence[Any], options: 
     candidates, fallback = list_candidates(read_options(options))
     graph = to_table(module.graph)
     log = _PlanLog()
-    log.backend = str(fallback or "nothing")
-    for position, candidate in enumerate(candidates):
-        instead = candidates[position + 1].name if position + 1 < len(candidates) else log.backend
-        try:
-            planner = _Planner(module, example_inputs, candidate.make(), log, strict=False)
-            planner.compile(module, example_inputs)
-            log.backend = NAME
-            break
-        except (NotLowered, LoweringError) as error:
-            log.note(candidate.name, "function", error, instead)
+    would = try_each(candidates, fallback, _Planner, module, example_inputs, log, strict=False)
+    log.backend = NAME if would is not None else str(fallback or "nothing")
     return ExplainedGraph(number, graph, log.backend, tuple(log.plans), tuple(log.fallbacks))
 
 

@@ -9,14 +9,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from exir_lowering._upstream.dynamo import (
-    FakeTensor,
-    TorchDynamoException,
-    boxed,
-    eager,
-    is_compiling,
-    outside_tracing,
-)
+from exir_lowering._upstream.dynamo import TorchDynamoException, boxed, eager, is_compiling, outside_tracing
+from exir_lowering._upstream.fakes import FakeTensor
 from exir_lowering.dynamo.attempts import Attempt
 from exir_lowering.dynamo.capture import Captured, NotLowered, UnboundedSizes, capture
 from exir_lowering.dynamo.compiled import Boxed

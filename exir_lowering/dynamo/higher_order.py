@@ -10,8 +10,9 @@ from __future__ import annotations
 import operator
 import uuid
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 import torch
@@ -20,48 +21,26 @@ from torch.fx import Graph, GraphModule, Node
 from exir_lowering import graphs
 from exir_lowering._upstream.operators import wrapped_operator
 from exir_lowering._upstream.schemas import higher_order_name
-from exir_lowering._upstream.trees import pytree
 from exir_lowering.dynamo.random_numbers import is_random
 
 Path = tuple[int, ...]
 """Where a value is in what a call returns: the numbers by which it is taken, one after the other."""
 
 
-@dataclass(frozen=True, slots=True)
-class Operand:
-    """An argument of a call that is computed: one of its tensors, or of its numbers."""
-
-    number: bool
-    position: int
-
-
 @dataclass(frozen=True, eq=False)
 class HostCall:
-    """A call of a higher-order operator, as a function of its tensors and numbers."""
+    """A call of a higher-order operator, as a function of its operands that returns what is used of its results."""
 
-    target: Any
-    leaves: Sequence[Any]  # of its arguments, those that are computed as operands
-    structure: Any
-    returned: Sequence[Path]
+    name: str
+    run: Callable[..., list[Any]]
 
     @property
     def __name__(self) -> str:
-        return str(higher_order_name(self.target))
+        return self.name
 
     def __call__(self, tensors: Sequence[Any], numbers: Sequence[Any], name: str = "") -> list[Any]:
-        """Call the operator, and return those of its results that are used."""
-        given = {False: tensors, True: numbers}
-        leaves = [given[leaf.number][leaf.position] if isinstance(leaf, Operand) else leaf for leaf in self.leaves]
-        args, kwargs = pytree.tree_unflatten(leaves, self.structure)
-        result = self.target(*args, **kwargs)
-        return [take(result, path) for path in self.returned]
-
-
-def take(result: Any, path: Path) -> Any:
-    """Return a value of what a call returns."""
-    for number in path:
-        result = result[number]
-    return result
+        """Call the operator."""
+        return self.run(*tensors, *numbers)
 
 
 def stand_in(call: HostCall, *, random: bool) -> tuple[Any, str]:
@@ -151,7 +130,7 @@ def _stays(module: GraphModule, node: Node) -> bool:
     if not _is_not_lowered(module, node) or higher_order_name(node.target) in _ORDERED:
         return False
     operands = [one for one in node.all_input_nodes if not _is_graph(module, one)]
-    tensors = [one for one in operands if isinstance(one.meta.get("val"), torch.Tensor)]
+    tensors = [one for one in operands if _is_tensor(one)]
     others = [one for one in operands if not isinstance(one.meta.get("val"), (torch.Tensor, torch.SymInt))]
     used = [value for value, _ in _used(node)]
     return bool(tensors and used) and not others and all(map(_is_tensor, used))
@@ -185,15 +164,6 @@ def _used(node: Node, path: Path = ()) -> Iterator[tuple[Node, Path]]:
         return
     for user in node.users:
         yield from _used(user, (*path, int(user.args[1])))  # type: ignore[arg-type]
-
-
-def _plain(value: Any) -> Any:
-    """Return arguments of a node as they are when it is called: in lists and dicts, not in those of torch.fx."""
-    if isinstance(value, Mapping):
-        return {key: _plain(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [*map(_plain, value)] if isinstance(value, list) else tuple(map(_plain, value))
-    return value
 
 
 @dataclass
@@ -244,27 +214,35 @@ class _Replacer:
         given = torch.fx.map_arg(tuple(node.args[2:]), env.__getitem__)
         results = self._add(inner, dict(zip(placeholders, given, strict=True)))
         for used, path in _used(node):
-            env[used] = take(results, path)
+            env[used] = reduce(operator.getitem, path, results)
 
     def _call(self, module: GraphModule, node: Node, env: dict[Node, Any]) -> None:
-        operands: Mapping[bool, list[Node]] = {False: [], True: []}
-
-        def leaf(value: Any) -> Any:
-            if not isinstance(value, Node):
-                return value
-            if _is_graph(module, value):
-                return graphs.attribute(module, str(value.target))
-            number = not _is_tensor(value)
-            operands[number].append(env[value])
-            return Operand(number, len(operands[number]) - 1)
-
-        leaves, structure = pytree.tree_flatten((_plain(node.args), _plain(node.kwargs)))
+        held = [one for one in node.all_input_nodes if _is_graph(module, one)]
+        tensors = [one for one in node.all_input_nodes if _is_tensor(one)]
+        numbers = [one for one in node.all_input_nodes if one not in (*held, *tensors)]
         used = list(_used(node))
-        call = HostCall(node.target, tuple(map(leaf, leaves)), structure, tuple(path for _, path in used))
+        call = _make_call(module, node, (*tensors, *numbers), held, [path for _, path in used])
         self.made.append(call)
         target, name = stand_in(call, random=call.__name__ in _RANDOM or is_random(node))
-        made = self.graph.call_function(target, (operands[False], operands[True], name))
+        made = self.graph.call_function(target, ([env[one] for one in tensors], [env[one] for one in numbers], name))
         made.meta = {**node.meta, "val": [value.meta["val"] for value, _ in used]}
         for position, (value, _) in enumerate(used):
             env[value] = self.graph.call_function(operator.getitem, (made, position))
             env[value].meta = dict(value.meta)
+
+
+def _make_call(
+    module: GraphModule, node: Node, operands: Sequence[Node], held: Sequence[Node], paths: Sequence[Path]
+) -> HostCall:
+    """Make a function of a call: a graph that has nothing else, and the graphs that it calls."""
+    graph = Graph()
+    values = {one: graph.placeholder(one.name) for one in operands} | {
+        one: graph.get_attr(str(one.target)) for one in held
+    }
+    made = graph.node_copy(node, values.__getitem__)
+    made.meta = {}
+    graph.output(
+        [reduce(lambda value, at: graph.call_function(operator.getitem, (value, at)), path, made) for path in paths]
+    )
+    root = {str(one.target): graphs.attribute(module, str(one.target)) for one in held}
+    return HostCall(str(higher_order_name(node.target)), GraphModule(root, graph).forward)

@@ -95,7 +95,7 @@ class Log:
             if len(self.reports) > MOST:
                 del self.reports[MOST // 2]
 
-    def note(self, attempt: str, graph: str, error: Exception, instead: str, *, warn: bool = True) -> Fallback:
+    def note(self, attempt: str, graph: str, error: Exception, instead: str, *, warn: bool = True) -> None:
         """Note that something could not be compiled, and what is taken instead; warn unless that is usual."""
         node = getattr(error, "node", None)
         source = graphs.source_line(node) if isinstance(node, Node) else ""
@@ -105,7 +105,6 @@ class Log:
             self.fallbacks = [*self.fallbacks, fallback][-MOST:]
         if self._listed and warn:
             warnings.warn(str(fallback), FallbackWarning, stacklevel=2)
-        return fallback
 
     def close(self) -> None:
         """Note that the compilation has ended; nothing is listed if Dynamo starts it anew and nothing was done."""
