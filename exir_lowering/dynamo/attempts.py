@@ -40,8 +40,7 @@ class Candidate:
 def list_candidates(options: CompileOptions) -> tuple[list[Candidate], str | None]:
     """Return what is tried, in order, and the torch.compile backend that runs what nothing compiles; None for an error.
 
-    Raises InputError if the option `backends` has something that is no backend, UnknownPluginError or PluginLoadError
-    if a partitioner cannot be found.
+    Raises InputError, UnknownPluginError or PluginLoadError if an option names something that is not there.
     """
     if isinstance(options.backends, Mapping):
         attempt = Attempt("exir_lowering", _by_method(options.partitioners), options.backends, options)

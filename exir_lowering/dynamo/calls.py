@@ -34,11 +34,9 @@ Execute = Callable[[list[Any]], list[Any]]
 
 
 def make_call(method: str, number: int, module: LoweredBackendModule, delegates: Mapping[str, Any]) -> Call:
-    """Return the function that executes a partition: it takes its user inputs and returns its outputs.
+    """Return the function that executes a method's partition of a number: it takes its user inputs.
 
-    It is the partition of a number, from 0, of a method. The given delegates come before the installed ones. Raises
-    BackendUnavailableError if nothing here executes the payload, BackendFailure if the delegate or the runtime fails to
-    set it up, PluginLoadError if no delegate can be made.
+    Raises LoweringError or NotLowered if nothing here executes the payload, or what does fails to set it up.
     """
     backend_id, program = module.backend_id, module.original_module
     found = find_executor(backend_id, delegates)
@@ -67,8 +65,7 @@ def make_call(method: str, number: int, module: LoweredBackendModule, delegates:
 def find_executor(backend_id: str, delegates: Mapping[str, Any]) -> Delegate | None:
     """Return the delegate that executes a backend's payloads, None for ExecuTorch's runtime; the given ones come first.
 
-    Raises BackendUnavailableError if nothing here executes them, BackendFailure or PluginLoadError if the delegate
-    cannot be asked or made.
+    Raises LoweringError if nothing here executes them, or the delegate cannot be asked or made.
     """
     found = availability.executor(backend_id, delegates)
     if isinstance(found, availability.Missing):
@@ -89,10 +86,7 @@ def is_hosted(backend_id: str, delegates: Mapping[str, Any]) -> bool:
 def _delegated(
     method: str, module: LoweredBackendModule, plan: Delegation, delegate: Delegate, given: Any
 ) -> tuple[Execute, Kept]:
-    """Let a delegate compile a payload, unless it has compiled an equal one that is in use.
-
-    Its results are copied, as they may be its inputs, or memory that it reuses.
-    """
+    """Let a delegate compile a payload, unless it has compiled an equal one that is in use."""
     lines = partial(_lines, module.original_module)
     named = named_data_contents(module)
     digest = hashlib.sha256()
@@ -114,6 +108,7 @@ def _delegated(
     count = len(plan.outputs)
 
     def execute(given: list[Any]) -> list[Any]:
+        # Results are copied, as they may be inputs, or memory that the delegate reuses.
         return [_own(value) for _, value in contract.execute(handle, given, count)]
 
     return execute, kept

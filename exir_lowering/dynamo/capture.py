@@ -111,10 +111,9 @@ class Captured:
 
 
 def capture(name: str, module: GraphModule, weights: Mapping[int, torch.Tensor]) -> Captured:
-    """Make the program of a graph, which is functional and flat. The graph is not changed.
+    """Make the program of a graph; the weights are by the number of the input that becomes one, their tensors shared.
 
-    Weights are by the number of the input that becomes one; their tensors are shared. Raises NotLowered if something
-    cannot be lowered safely.
+    Raises NotLowered if something cannot be lowered safely.
     """
     module = replace_calls(module)
     roots = _find_roots(module.graph)
@@ -370,11 +369,8 @@ def _argument(node: Node) -> Any:
 
 
 def _check(module: GraphModule, entering: Container[Node]) -> None:
-    """Check that a graph can be lowered; NotLowered if not.
-
-    The nodes that are not entering its program are views, which PyTorch makes of inputs and of results that have the
-    memory they are expected to have, or are not used.
-    """
+    """Raise NotLowered if a graph cannot be lowered."""
+    # The nodes that are not entering its program are views, which PyTorch makes, or are not used.
     for node in module.graph.nodes:
         if node in entering and is_same_memory(node):
             continue  # the program has its argument instead

@@ -41,10 +41,7 @@ class CompiledGraph:
 def compile_graph(
     captured: Captured, lowered: ExportedProgram | None, delegates: Mapping[str, Any], kept: Sequence[Any] = ()
 ) -> CompiledGraph:
-    """Make a captured graph callable. `kept` must live as long as it can be called.
-
-    Raises LoweringError or NotLowered if a partition cannot be executed here.
-    """
+    """Make a captured graph callable, as `make_call` does its partitions; `kept` lives as long as it can be called."""
     calls: dict[int, Call] = {}
 
     def call(module: LoweredBackendModule) -> Call:
@@ -154,10 +151,8 @@ class _Builder:
         self.values[node] = self.graph.call_function(target, args, kwargs)
 
     def _in_memory_order(self, operand: Node) -> Any:
-        """Return an operand as it lies in memory in its program, where views are copies, for what relies on that.
-
-        PyTorch's LSTM on the CPU takes for granted that its input is contiguous.
-        """
+        """Return an operand as it lies in memory in its program, where views are copies, for what relies on that."""
+        # PyTorch's LSTM on the CPU takes for granted that its input is contiguous.
         value, expected = self.values[operand], operand.meta.get("val")
         if not isinstance(expected, torch.Tensor):
             return value

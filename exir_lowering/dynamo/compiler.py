@@ -114,10 +114,7 @@ def try_each(
     *,
     strict: bool,
 ) -> Callable[..., Any] | None:
-    """Compile a graph in the first attempt that works, by a kind of function; return None if none does.
-
-    With `strict`, that is an error.
-    """
+    """Compile a graph in the first attempt that works; return None if none does, which with `strict` is an error."""
     following = [*(candidate.name for candidate in candidates[1:]), str(fallback or "nothing")]
     for candidate, instead in zip(candidates, following, strict=True):
         last = candidate is candidates[-1]
@@ -150,26 +147,17 @@ def _as_error(name: str, error: Exception) -> LoweringError:
 
 
 class Function:
-    """Compiles the graphs that AOTAutograd makes of one function.
-
-    The example inputs have the real parameters and buffers, but for the parts that DistributedDataParallel makes of it.
-    With `strict`, what cannot be compiled is an error.
-    """
+    """Compiles the graphs that AOTAutograd makes of one function; `strict`: what cannot be compiled is an error."""
 
     compiler_type: type[GraphCompiler] = GraphCompiler
 
     def __init__(
-        self,
-        module: GraphModule,
-        example_inputs: Sequence[Any],
-        attempt: Attempt,
-        log: Log,
-        *,
-        strict: bool,
+        self, module: GraphModule, example_inputs: Sequence[Any], attempt: Attempt, log: Log, *, strict: bool
     ) -> None:
         self._attempt, self._strict, self._log = attempt, strict, log
         self._compiler = self.compiler_type(attempt, log)
         placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+        # The real parameters and buffers, but for the parts that DistributedDataParallel makes of a function.
         self._static = {
             number: weakref.ref(value)  # a function lives until its backward graph is compiled
             for number, (node, value) in enumerate(zip(placeholders, example_inputs, strict=True))
@@ -180,11 +168,7 @@ class Function:
         self._backward: list[tuple[str, Boxed]] = []
 
     def compile(self, module: GraphModule, example_inputs: Sequence[Any], *, last: bool = True) -> Callable[..., Any]:
-        """Compile the function, with its backward graph if it is differentiated. `last`: no other attempt follows.
-
-        Raises NotLowered if the graph cannot be lowered, LoweringError as `lower` does, or if a partition cannot be
-        executed here.
-        """
+        """Compile the function, as `GraphCompiler` does its graphs. `last`: no other attempt follows."""
         training = torch.is_grad_enabled() and any(
             isinstance(value, torch.Tensor) and value.requires_grad for value in example_inputs
         )

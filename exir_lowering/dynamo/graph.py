@@ -36,10 +36,10 @@ class GraphCompiler:
         self._attempt, self._log = attempt, log
 
     def compile(self, kind: Kind, modules: Modules, weights: Weights) -> dict[str, Boxed]:
-        """Compile graphs together, and return what computes each, by method.
+        """Compile graphs together, and return what computes each; kind and weights are those of the first graph.
 
-        The kind is that of the first graph, for the report, and so are the weights, which may be lent. Raises
-        NotLowered if they cannot be lowered, LoweringError as `lower` does, or if a partition cannot be executed here.
+        Raises NotLowered if they cannot be lowered, LoweringError as `lower` does, or if a partition cannot be executed
+        here.
         """
         with outside_tracing():
             try:
@@ -130,10 +130,8 @@ def _foreseen() -> Iterator[None]:
 
 
 def _also_for_fakes(function: Boxed, module: GraphModule) -> Boxed:
-    """Return a boxed function that PyTorch runs where it is called with fake tensors, while more is compiled.
-
-    So are the parts into which DistributedDataParallel divides a function: each shows what the next one gets.
-    """
+    """Return a boxed function that PyTorch runs where it is called with fake tensors, while more is compiled."""
+    # So are the parts into which DistributedDataParallel divides a function: each shows what the next one gets.
     in_pytorch = eager(module)
 
     def run(args: list[Any]) -> Any:

@@ -71,10 +71,7 @@ class GraphReport:
 
 
 class Log:
-    """What happens to one graph of Dynamo's, while it is compiled and later.
-
-    If it is listed, `reports` has it, and fallbacks are warned of.
-    """
+    """What happens to one graph of Dynamo's; if it is listed, `reports` has it, and fallbacks are warned of."""
 
     def __init__(self, *, listed: bool = True) -> None:
         self._listed = listed
@@ -86,10 +83,7 @@ class Log:
                 _logs.append(self)
 
     def add(self, kind: Kind, report: Report) -> None:
-        """Add the report of a lowering; of those that repeat the first one, for other weights or sizes, the last stay.
-
-        The kind is that of the lowering's first graph.
-        """
+        """Add the report of a lowering; of those that repeat the first, for other weights or sizes, the last stay."""
         with _lock:
             self.reports.append((kind, report))
             if len(self.reports) > MOST:

@@ -47,11 +47,10 @@ class CompiledGraphs:
 
 
 def compile_graphs(kind: Kind, captured: Sequence[Captured], attempt: Attempt) -> CompiledGraphs:
-    """Lower graphs together: the partitions of all of them for one backend are one group.
+    """Lower graphs together, whose first is of a kind: the partitions of all of them for one backend are one group.
 
-    The kind is that of the first graph. Weights that are lent stay constants if the partitioners take more with them
-    than with weights as inputs. Raises LoweringError as `lower` does, or if a partition cannot be executed here, and
-    NotLowered if the lowered program would not be what the graph is.
+    Raises LoweringError as `lower` does, or if a partition cannot be executed here, and NotLowered if the lowered
+    program would not be what the graph is.
     """
     delegates = attempt.options.delegates
     if all(one.program is None for one in captured):
@@ -67,10 +66,7 @@ def compile_graphs(kind: Kind, captured: Sequence[Captured], attempt: Attempt) -
 
 
 def plan_graphs(kind: Kind, captured: Sequence[Captured], attempt: Attempt) -> LoweringPlan:
-    """Return what `compile_graphs` would lower, without calling a backend.
-
-    Raises LoweringError as `plan` does, but a coverage that is required is not asked for.
-    """
+    """Return what `compile_graphs` would lower, without calling a backend, or asking for a coverage."""
     if all(one.program is None for one in captured):
         return LoweringPlan(())
     with outside_tracing():
@@ -116,10 +112,7 @@ def _choose(method: str, program: ExportedProgram, attempt: Attempt) -> list[Par
 
 
 def _options(kind: Kind, programs: Iterable[ExportedProgram], options: LoweringOptions) -> LoweringOptions:
-    """Return the options of a lowering.
-
-    AOTAutograd has decomposed what is to be decomposed; graphs that are not differentiated are rewritten by default.
-    """
+    """Return the options of a lowering; AOTAutograd has decomposed what is to be decomposed."""
     if options.rewrites is None:
         options = replace(options, rewrites="safe" if kind == "inference" else "none")
     if options.edge_compile_config is not None:
@@ -146,7 +139,7 @@ def _settle_weights(
     partitioners: Partitioners,
     options: LoweringOptions,
 ) -> list[Captured]:
-    """Decide whether lent weights are constants or inputs; return the graphs with their programs in Edge dialect."""
+    """Return graphs in Edge dialect; lent weights stay constants if the partitioners take more so than with inputs."""
     converted = [replace(one, program=edge.get(one.name)) for one in captured]
     if not any(one.lent for one in captured):
         return converted

@@ -130,10 +130,7 @@ class LeavingRandom(LessPartitioner):
 
 
 class ApartByRandom(LeavingRandom):
-    """Makes partitions of their own of what needs no random number, the first one, the second one, and so on.
-
-    So the numbers can be drawn in the order of the model.
-    """
+    """Divides partitions by the random numbers that they need, so that these can be drawn in the order of the model."""
 
     def partition(self, exported_program: ExportedProgram) -> PartitionResult:
         """Partition as the other one, and divide each partition."""
@@ -161,10 +158,7 @@ def _count_drawn(module: GraphModule) -> dict[Node, int]:
 
 
 class LeavingLosses(LessPartitioner):
-    """Makes no partition that would take longer than in PyTorch, where ExecuTorch's runtime executes it.
-
-    `costs` is what operators cost in delegates, in seconds; None is the default model.
-    """
+    """Makes no partition that would take longer than in PyTorch, where ExecuTorch's runtime executes it."""
 
     def __init__(self, partitioner: Partitioner, is_hosted: Callable[[str], bool], costs: CostModel | None) -> None:
         super().__init__(partitioner)

@@ -39,10 +39,7 @@ def order_of(module: GraphModule) -> dict[tuple[str, ...], list[str]]:
 
 
 def restore_order(module: GraphModule, order: Order) -> bool:
-    """Move nodes of a lowered graph so that random numbers are drawn in an order; return whether that can be done.
-
-    The graph computes the same.
-    """
+    """Move nodes of a lowered graph so that random numbers are drawn in an order; return whether that can be done."""
     return all(_restore(inner, order.get(path, ())) for path, inner in graphs.walk(module))
 
 
