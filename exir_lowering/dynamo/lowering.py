@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from executorch.exir import EdgeCompileConfig
 from torch.export import ExportedProgram
@@ -103,10 +104,7 @@ def _choose(method: str, program: ExportedProgram, attempt: Attempt) -> list[Par
     if list_random(program.graph_module) or has_host_calls(program.graph_module):
         chosen = [LeavingRandom.of(each) for each in chosen]
     if options.partitions == "profitable" and not requires_coverage(options):
-
-        def hosted(backend_id: str) -> bool:
-            return is_hosted(backend_id, options.delegates)
-
+        hosted = partial(is_hosted, delegates=options.delegates)
         chosen = [LeavingLosses.of(each, hosted, options.lowering.costs) for each in chosen]
     return chosen
 

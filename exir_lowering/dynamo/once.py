@@ -109,7 +109,9 @@ class _Task:
 
     def own(self, result: Any) -> LoweredPartition:
         """Return the partition with a result, whose table has the partition's own handles."""
-        return LoweredPartition(self.partition, result if self.handles is None else put_back(result, self.handles))
+        if self.handles is not None and result.debug_handle_map is not None:
+            result = put_back(result, self.handles)
+        return LoweredPartition(self.partition, result)
 
 
 def _make_task(partition: Partition, given: Any, session: Session) -> _Task:
