@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch.export import ExportedProgram
@@ -20,6 +20,7 @@ from exir_lowering.model import (
     CallSite,
     EdgeMethod,
     ExtractedMethod,
+    LoweredPartition,
     Partition,
     State,
     TaggedMethod,
@@ -30,7 +31,7 @@ from exir_lowering.plans.lowering_plan import LoweringPlan
 from exir_lowering.plans.planning import plan_method
 from exir_lowering.plans.report import Report
 from exir_lowering.plugins import availability, registry
-from exir_lowering.plugins.backend import CompileSpec, PartitionerLike
+from exir_lowering.plugins.backend import Backend, CompileSpec, PartitionerLike
 from exir_lowering.plugins.predicting import planning_with
 from exir_lowering.plugins.rewrite import Rewrite
 from exir_lowering.steps import arguments, checks
@@ -48,6 +49,7 @@ from exir_lowering.steps.tag import make_fake_state, tag
 
 Programs = Mapping[str, ExportedProgram]
 Backends = Mapping[str, Any]
+PreprocessGroup = Callable[[BackendGroup, Backend, Session], list[LoweredPartition]]
 
 
 def lower(
@@ -99,13 +101,15 @@ def lower_in(
     *,
     backends: Backends | None = None,
     transform_passes: TransformPasses = None,
+    preprocess_group: PreprocessGroup = preprocess_cached,
 ) -> LoweredMethods:
     """Lower programs as `lower` does; who executes them here asks what is available itself, so nothing warns of it."""
     request = arguments.read_request(programs, partitioners, transform_passes)
     chosen = arguments.choose_rewrites(session.options, default="safe")
     registry.check_backends(backends)
     with session.progress:
-        return _lower(to_edge(request.methods, session), chosen, request.constant_methods, backends, session)
+        given = to_edge(request.methods, session)
+        return _lower(given, chosen, request.constant_methods, backends, session, preprocess_group)
 
 
 def plan(
@@ -215,6 +219,7 @@ def _lower(
     constant_methods: Mapping[str, Any],
     backends: Backends | None,
     session: Session,
+    preprocess_group: PreprocessGroup = preprocess_cached,
 ) -> LoweredMethods:
     """Lower methods in Edge dialect: the line."""
     with collector.heap_frozen() as set_aside:
@@ -227,7 +232,7 @@ def _lower(
         groups = _group(extracted)
         found = {group.backend_id: registry.find_backend(group.backend_id, backends) for group in groups}
         with session.timed("preprocess"):
-            results = [one for group in groups for one in preprocess_cached(group, found[group.backend_id], session)]
+            results = [one for group in groups for one in preprocess_group(group, found[group.backend_id], session)]
         with session.timed("splice"), locks.conversion():
             lowered = {one.partition.id: one for one in results}
             programs = splice(extracted, lowered)

@@ -21,15 +21,11 @@ from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._functorch._aot_autograd.descriptors import PlainAOTInput
 from torch._functorch.partitioners import default_partition
 from torch._guards import TracingContext, compile_context, tracing
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.graph import _BoxedCodeGen
 from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = [
-    "FakeTensor",
     "InvalidBackend",
-    "ShapeEnv",
     "TorchDynamoException",
     "aot_autograd",
     "boxed",

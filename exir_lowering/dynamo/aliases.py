@@ -24,10 +24,8 @@ def is_view(node: Node) -> bool:
 
 
 def is_same_memory(node: Node) -> bool:
-    """Return whether a node is an `as_strided` that changes nothing but the strides of dimensions of one element.
-
-    PyTorch's pooling to one pixel ends so, if its input is in channels last.
-    """
+    """Return whether a node is an `as_strided` that changes nothing but the strides of dimensions of one element."""
+    # PyTorch's pooling to one pixel ends so, if its input is in channels last.
     if graphs.operator_name(node) != "aten.as_strided.default" or not isinstance(node.args[0], Node):
         return False
     value, source = node.meta.get("val"), node.args[0].meta.get("val")
@@ -39,14 +37,8 @@ def is_same_memory(node: Node) -> bool:
         if not (isinstance(size, int) and size == 1)
     ]
     pairs = [*zip(value.shape, source.shape, strict=False), *strides, (value.storage_offset(), source.storage_offset())]
-    return value.dim() == source.dim() and all(_is_surely_equal(one, other) for one, other in pairs)
-
-
-def _is_surely_equal(one: Any, other: Any) -> bool:
-    """Return whether two sizes are equal; nothing is decided by symbolic ones, whose formulas have to be the same."""
-    if isinstance(one, int) and isinstance(other, int):
-        return one == other
-    return str(one) == str(other)
+    # Nothing is decided by symbolic sizes: their formulas have to be the same.
+    return value.dim() == source.dim() and all(str(one) == str(other) for one, other in pairs)
 
 
 def sole_views(results: Sequence[Any]) -> list[Node]:
@@ -83,8 +75,5 @@ def _is_reshape(node: Node) -> bool:
 
 
 def on_host(target: Any) -> Any:
-    """Return the operator of PyTorch that computes what an operator of the Edge dialect does.
-
-    A copy becomes the view that it is a copy of, as the program had it before its conversion.
-    """
+    """Return PyTorch's operator for one of the Edge dialect; a copy becomes the view that it was in the program."""
     return view_for_copy(wrapped_operator(target))

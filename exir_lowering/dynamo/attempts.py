@@ -11,7 +11,7 @@ from typing import Any
 
 from exir_lowering._upstream.dynamo import registered_backends
 from exir_lowering.dynamo.options import METHODS, CompileOptions
-from exir_lowering.dynamo.sole import for_backend
+from exir_lowering.dynamo.partitioning import ForBackend
 from exir_lowering.errors import InputError, PluginLoadError, UnknownPluginError
 from exir_lowering.plugins import registry
 from exir_lowering.plugins.backend import Partitioner
@@ -25,6 +25,7 @@ class Attempt:
     name: str  # in reports
     partitioners: Mapping[str, Sequence[Partitioner]]  # by method, in priority order
     backends: Mapping[str, Any]  # by id, before the installed ones
+    options: CompileOptions  # the others
     must_take: bool = False  # whether it is no success if it takes no operator
 
 
@@ -39,11 +40,10 @@ class Candidate:
 def list_candidates(options: CompileOptions) -> tuple[list[Candidate], str | None]:
     """Return what is tried, in order, and the torch.compile backend that runs what nothing compiles; None for an error.
 
-    Raises InputError if the option `backends` has something that is no backend, UnknownPluginError or PluginLoadError
-    if a partitioner cannot be found.
+    Raises InputError, UnknownPluginError or PluginLoadError if an option names something that is not there.
     """
     if isinstance(options.backends, Mapping):
-        attempt = Attempt("exir_lowering", _by_method(options.partitioners), options.backends)
+        attempt = Attempt("exir_lowering", _by_method(options.partitioners), options.backends, options)
         return [Candidate(attempt.name, lambda: attempt)], options.fallback
     candidates = list(options.backends)
     fallback = options.fallback
@@ -101,14 +101,14 @@ def _make(candidate: Any, options: CompileOptions) -> Attempt:
     given = {} if isinstance(candidate, str) else {backend_id: candidate}
     if options.partitioners is not None:
         chosen = _by_method(options.partitioners)
-        only = {method: [for_backend(each, backend_id) for each in found] for method, found in chosen.items()}
-        return Attempt(backend_id, only, given, must_take=True)
+        only = {method: [ForBackend.of(each, backend_id) for each in found] for method, found in chosen.items()}
+        return Attempt(backend_id, only, given, options, must_take=True)
     if isinstance(candidate, str):
-        return Attempt(backend_id, _by_method(candidate), given, must_take=True)
+        return Attempt(backend_id, _by_method(candidate), given, options, must_take=True)
     from exir_lowering.partitioners import SupportPartitioner, everything  # only where nothing else says what it takes
 
     taking_all = SupportPartitioner({backend_id: everything()})
-    return Attempt(backend_id, {method: [taking_all] for method in METHODS}, given, must_take=True)
+    return Attempt(backend_id, {method: [taking_all] for method in METHODS}, given, options, must_take=True)
 
 
 def _by_method(partitioners: Any) -> dict[str, list[Partitioner]]:

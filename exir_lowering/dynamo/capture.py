@@ -8,7 +8,7 @@ results share none.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,22 +26,39 @@ from torch.export.graph_signature import (
     TensorArgument,
 )
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from exir_lowering import graphs
 from exir_lowering._upstream.decisions import Decisions
-from exir_lowering._upstream.fakes import FakeCopies, shape_env_of
+from exir_lowering._upstream.fakes import FakeCopies, FakeTensor, shape_env_of
 from exir_lowering._upstream.programs import (
     ATEN_VERIFIER,
     assemble_program,
     flat_call_signature,
     lazy_graph_module,
 )
+from exir_lowering._upstream.schemas import higher_order_name
 from exir_lowering._upstream.trees import pytree
-from exir_lowering.dynamo import hazards
 from exir_lowering.dynamo.aliases import is_same_memory, is_view, last_reshape, sole_views
-from exir_lowering.dynamo.higher_order import replace_calls
+from exir_lowering.dynamo.higher_order import LOWERED, replace_calls
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+_BY_STRIDE = ("aten.as_strided", "aten.set_", "aten.sym_stride", "aten.sym_storage_offset", "aten._reshape_alias")
+"""The beginnings of the names of operators that see how a tensor lies in memory, which may be otherwise here."""
+
+
+class NotLowered(Exception):
+    """A graph, or a part of it, is left to PyTorch: `reason` says why, in a clause. No `node`: the whole graph."""
+
+    def __init__(self, reason: str, node: Node | None = None) -> None:
+        where = graphs.source_code(node).rstrip(".") if node is not None else ""
+        super().__init__(f"{reason}. {where}" if where else reason)
+        self.reason, self.node = reason, node
+
+
+class UnboundedSizes(NotLowered):
+    """A partition has symbolic sizes, and what executes it has to know them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,26 +78,27 @@ class Captured:
         if self.program is None or not self.lent:
             return self
         program = graphs.copy_program(self.program)
-        specs = program.graph_signature.input_specs
         placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
-        pairs = list(zip(placeholders, specs, strict=True))
-        lent = [(node, spec) for node, spec in pairs if spec.target in self.lent and spec.kind in _WEIGHTS]
-        others = [(node, spec) for node, spec in pairs if (node, spec) not in lent]
-        users = [node for node, spec in others if spec.kind is InputKind.USER_INPUT]
-        before = users[0] if users else next(node for node in program.graph.nodes if node.op != "placeholder")
-        for node, _ in lent:
-            before.prepend(node)
-        constants = [spec for _, spec in others if spec.kind is not InputKind.USER_INPUT]
-        inputs = [InputSpec(InputKind.USER_INPUT, TensorArgument(node.name), None) for node, _ in lent]
+        constants: list[tuple[Node, InputSpec]] = []
+        lent, inputs = constants[:], constants[:]
+        for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
+            kind = lent if spec.target in self.lent else inputs if spec.kind is InputKind.USER_INPUT else constants
+            kind.append((node, spec))
+        first = next(node for node in program.graph.nodes if node.op != "placeholder")
+        for node, _ in (*constants, *lent, *inputs):
+            first.prepend(node)
         signature = ExportGraphSignature(
-            input_specs=[*constants, *inputs, *(spec for _, spec in others if spec.kind is InputKind.USER_INPUT)],
-            output_specs=program.graph_signature.output_specs,
+            [
+                *(spec for _, spec in constants),
+                *(InputSpec(InputKind.USER_INPUT, spec.arg, None) for _, spec in lent),
+                *(spec for _, spec in inputs),
+            ],
+            program.graph_signature.output_specs,
         )
-        names = {str(spec.target) for _, spec in lent}
         changed = assemble_program(
             graph_module=program.graph_module,
             signature=signature,
-            state_dict={name: value for name, value in program.state_dict.items() if name not in names},
+            state_dict={name: value for name, value in program.state_dict.items() if name not in self.lent},
             constants=program.constants,
             range_constraints=program.range_constraints,
             module_call_graph=[flat_call_signature(signature)],
@@ -88,22 +106,18 @@ class Captured:
             verifiers=program.verifiers,
             guards_code=(),
         )
-        weights = tuple(self.lent[str(spec.target)] for _, spec in lent)
+        weights = (self.lent[str(spec.target)] for _, spec in lent)
         return replace(self, program=changed, inputs=(*weights, *self.inputs), lent={})
 
 
-_WEIGHTS = (InputKind.PARAMETER, InputKind.BUFFER)
-
-
 def capture(name: str, module: GraphModule, weights: Mapping[int, torch.Tensor]) -> Captured:
-    """Make the program of a graph, which is functional and flat. The graph is not changed.
+    """Make the program of a graph; the weights are by the number of the input that becomes one, their tensors shared.
 
-    Weights are by the number of the input that becomes one; their tensors are shared. Raises NotLowered if something
-    cannot be lowered safely.
+    Raises NotLowered if something cannot be lowered safely.
     """
     module = replace_calls(module)
     roots = _find_roots(module.graph)
-    hazards.check(module, _needed(roots))
+    _check(module, _needed(roots))
     if not roots:
         return Captured(name, module, None, (), {}, (), None)
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
@@ -242,7 +256,7 @@ class _Builder:
             mode = getattr(node.meta.get("val"), "fake_mode", None)
             if mode is not None:
                 return mode.from_tensor(value, static_shapes=True)
-        raise hazards.NotLowered("it computes from constants only")
+        raise NotLowered("it computes from constants only")
 
     def _placeholder(self, node: Node) -> Node:
         placeholder = self.graph.placeholder(node.name)
@@ -336,17 +350,90 @@ def _needed(roots: Sequence[Node]) -> set[Node]:
     return needed
 
 
+_ARGUMENTS: Sequence[tuple[Any, Any]] = (
+    (torch.SymInt, SymIntArgument),
+    (torch.SymFloat, SymFloatArgument),
+    (torch.SymBool, SymBoolArgument),
+    (torch.Tensor, TensorArgument),
+)
+
+
 def _argument(node: Node) -> Any:
     value = node.meta.get("val")
-    kinds: list[tuple[Any, Callable[[str], Any]]] = [
-        (torch.SymInt, SymIntArgument),
-        (torch.SymFloat, SymFloatArgument),
-        (torch.SymBool, SymBoolArgument),
-        (torch.Tensor, TensorArgument),
-    ]
-    for kind, argument in kinds:
+    for kind, argument in _ARGUMENTS:
         if isinstance(value, kind):
-            return argument(node.name)
+            return argument(name=node.name)
     if isinstance(value, (bool, int, float, str, type(None))):
         return ConstantArgument(name=node.name, value=value)
-    raise hazards.NotLowered(f"{node.name} is a {type(value).__name__}", node)
+    raise NotLowered(f"{node.name} is a {type(value).__name__}", node)
+
+
+def _check(module: GraphModule, entering: Container[Node]) -> None:
+    """Raise NotLowered if a graph cannot be lowered."""
+    # The nodes that are not entering its program are views, which PyTorch makes, or are not used.
+    for node in module.graph.nodes:
+        if node in entering and is_same_memory(node):
+            continue  # the program has its argument instead
+        if node in entering:
+            _check_node(module, node)
+            for nested in graphs.nested_graphs(module, node):
+                for _, inner in graphs.walk(nested.module):
+                    for one in inner.graph.nodes:
+                        _check_node(inner, one)
+        elif node.op in ("call_module", "call_method") or (node.op == "call_function" and node.is_impure()):
+            raise NotLowered(f"{graphs.operator_name(node)} does something, but returns nothing that is used", node)
+
+
+def _check_node(module: GraphModule, node: Node) -> None:
+    for value in pytree.tree_leaves(node.meta.get("val")):
+        _check_value(node, value)
+    if node.op == "get_attr":
+        value = graphs.attribute(module, str(node.target))
+        if not isinstance(value, (torch.Tensor, GraphModule)):
+            raise NotLowered(f"it holds a {type(value).__name__}, which a program cannot", node)
+        if isinstance(value, torch.Tensor) and type(value) not in (torch.Tensor, torch.nn.Parameter):
+            raise NotLowered(f"it holds a {type(value).__name__}, a tensor subclass", node)
+    if node.op in ("call_module", "call_method"):
+        raise NotLowered(f"it has a {node.op}", node)
+    if node.op != "call_function":
+        return
+    name = graphs.operator_name(node)
+    nested = higher_order_name(node.target)
+    if nested is not None:
+        if nested not in LOWERED:
+            raise NotLowered(f"the higher-order operator {nested} is not lowered", node)
+        return
+    if graphs.is_mutating(node):
+        raise NotLowered(f"{name} writes into its arguments", node)
+    if name.startswith(_BY_STRIDE) and not all(map(_lies_plainly, node.all_input_nodes)):
+        raise NotLowered(f"{name} depends on how a tensor lies in memory", node)
+
+
+def _lies_plainly(node: Node) -> bool:
+    """Return whether a value is an input that has its memory alone and in order, as partitions get it."""
+    value = node.meta.get("val")
+    if node.op != "placeholder" or not isinstance(value, torch.Tensor):
+        return node.op == "placeholder"
+    if not all(isinstance(number, int) for number in (*value.shape, *value.stride(), value.storage_offset())):
+        return False
+    whole = value.untyped_storage().nbytes() == value.numel() * value.element_size()
+    return whole and value.storage_offset() == 0 and value.is_contiguous()
+
+
+def _check_value(node: Node, value: Any) -> None:
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        if free_unbacked_symbols(value):
+            raise NotLowered("it has sizes that depend on data", node)
+        return
+    if not isinstance(value, torch.Tensor):
+        return
+    if type(value) is not FakeTensor:
+        raise NotLowered(f"{node.name} is a {type(value).__name__}, a tensor subclass", node)
+    if value.device.type != "cpu":
+        raise NotLowered(f"{node.name} is on the device {value.device}, not on the CPU", node)
+    if value.layout is not torch.strided:
+        raise NotLowered(f"{node.name} has the layout {value.layout}", node)
+    if value.is_quantized or value.dtype.is_complex:
+        raise NotLowered(f"{node.name} has the dtype {value.dtype}", node)
+    if free_unbacked_symbols(value):
+        raise NotLowered("it has sizes that depend on data", node)

@@ -1,8 +1,13 @@
-"""The torch.compile backend, top to bottom: options -> attempts, each through AOTAutograd -> the next backend."""
+"""The torch.compile backend, top to bottom: options -> attempts, each through AOTAutograd -> the next backend.
+
+A graph of Dynamo's is a function, of which AOTAutograd makes graphs; each of these is captured (`capture.py`), lowered
+(`lowering.py`), and callable again (`compiled.py`).
+"""
 
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Any
@@ -12,17 +17,30 @@ from torch.fx import GraphModule
 
 from exir_lowering import graphs
 from exir_lowering._upstream import locks
-from exir_lowering._upstream.dynamo import aot_autograd, lookup_backend, requires_full_graph, reset_with_dynamo, unboxed
+from exir_lowering._upstream.dynamo import (
+    aot_autograd,
+    default_partition,
+    eager,
+    input_number,
+    is_static_input,
+    lookup_backend,
+    requires_full_graph,
+    reset_with_dynamo,
+    unboxed,
+    written_inputs,
+)
 from exir_lowering._upstream.schemas import higher_order_name
 from exir_lowering.dynamo import logs, once
-from exir_lowering.dynamo.attempts import Attempt, list_candidates
+from exir_lowering.dynamo.attempts import Attempt, Candidate, list_candidates
+from exir_lowering.dynamo.capture import NotLowered
+from exir_lowering.dynamo.compiled import Boxed
 from exir_lowering.dynamo.decompositions import choose_decompositions, differentiable_attention
-from exir_lowering.dynamo.function import Function
-from exir_lowering.dynamo.hazards import NotLowered
+from exir_lowering.dynamo.graph import GraphCompiler
 from exir_lowering.dynamo.logs import Log
 from exir_lowering.dynamo.minifying import warn_of_options, watched
-from exir_lowering.dynamo.options import CompileOptions, read_options
+from exir_lowering.dynamo.options import read_options, requires_coverage
 from exir_lowering.errors import InputError, LoweringError
+from exir_lowering.graphs.checksums import is_readable
 
 NAME = "exir_lowering"
 
@@ -53,22 +71,15 @@ def backend(
     candidates, fallback = list_candidates(chosen)
     if fallback == "eager" and _needs_autograd(module):
         fallback = "aot_eager"
-    strict = fallback is None or requires_full_graph() or _requires_coverage(chosen)
+    strict = fallback is None or requires_full_graph() or requires_coverage(chosen)
     with closing(Log()) as log:
-        for position, candidate in enumerate(candidates):
-            instead = candidates[position + 1].name if position + 1 < len(candidates) else None
-            try:
-                attempt, last = candidate.make(), instead is None
-                compiled = through_autograd(module, example_inputs, attempt, chosen, log, strict=strict, last=last)
-                log.backend = NAME
-                return compiled
-            except (NotLowered, LoweringError) as error:
-                if instead is None and strict:
-                    raise _as_error(candidate.name, error) from error
-                log.note(candidate.name, "function", error, instead or str(fallback))
+        compiled = try_each(candidates, fallback, Function, module, example_inputs, log, strict=strict)
+        if compiled is not None:
+            log.backend = NAME
+            return compiled
         log.backend = str(fallback)
-        compiled = lookup_backend(log.backend)(module, list(example_inputs))
-        return compiled
+        other: Callable[..., Any] = lookup_backend(log.backend)(module, list(example_inputs))
+        return other
 
 
 backend.__name__ = NAME  # what Dynamo's errors call it
@@ -93,38 +104,28 @@ def warn_of_mode(name: str, mode: str | None) -> None:
         )
 
 
-def through_autograd(
+def try_each(
+    candidates: Sequence[Candidate],
+    fallback: str | None,
+    function: type[Function],
     module: GraphModule,
     example_inputs: Sequence[Any],
-    attempt: Attempt,
-    options: CompileOptions,
     log: Log,
     *,
     strict: bool,
-    last: bool = True,
-    function: type[Function] = Function,
-) -> Callable[..., Any]:
-    """Compile a graph in one attempt, with its backward graph if it is differentiated.
-
-    `strict`: what cannot be compiled is an error, in the backward graph too. `last`: no other attempt follows.
-    `function` compiles the graphs that AOTAutograd makes. Raises NotLowered if the graph cannot be lowered,
-    LoweringError as `lower` does, or if a partition cannot be executed here.
-    """
-    made = function(module, example_inputs, attempt, options, strict=strict, log=log)
-    training = torch.is_grad_enabled() and any(
-        isinstance(value, torch.Tensor) and value.requires_grad for value in example_inputs
-    )
-    raises = strict and last
-    wrapped = aot_autograd(
-        fw_compiler=watched(made.forward, raises=raises),
-        bw_compiler=watched(made.backward, raises=strict),
-        inference_compiler=watched(made.inference, raises=raises),
-        partition_fn=made.partition,
-        decompositions=choose_decompositions(options.decompositions, training=training),
-    )
-    # AOTAutograd traces, as conversions in other threads do.
-    with locks.conversion(), differentiable_attention(options.decompositions, training=training):
-        return unboxed(wrapped(module, list(example_inputs)))
+) -> Callable[..., Any] | None:
+    """Compile a graph in the first attempt that works; return None if none does, which with `strict` is an error."""
+    following = [*(candidate.name for candidate in candidates[1:]), str(fallback or "nothing")]
+    for candidate, instead in zip(candidates, following, strict=True):
+        last = candidate is candidates[-1]
+        try:
+            made = function(module, example_inputs, candidate.make(), log, strict=strict)
+            return made.compile(module, example_inputs, last=last)
+        except (NotLowered, LoweringError) as error:
+            if last and strict:
+                raise _as_error(candidate.name, error) from error
+            log.note(candidate.name, "function", error, instead)
+    return None
 
 
 def _needs_autograd(module: GraphModule) -> bool:
@@ -136,10 +137,6 @@ def _needs_autograd(module: GraphModule) -> bool:
     )
 
 
-def _requires_coverage(options: CompileOptions) -> bool:
-    return options.lowering.require_full or options.lowering.require_coverage > 0
-
-
 def _as_error(name: str, error: Exception) -> LoweringError:
     if isinstance(error, LoweringError):
         return error
@@ -147,3 +144,103 @@ def _as_error(name: str, error: Exception) -> LoweringError:
         f"torch.compile: {name} cannot compile this graph: {error}. Without fullgraph=True, a required coverage "
         "and fallback=None, another backend would run it."
     )
+
+
+class Function:
+    """Compiles the graphs that AOTAutograd makes of one function; `strict`: what cannot be compiled is an error."""
+
+    compiler_type: type[GraphCompiler] = GraphCompiler
+
+    def __init__(
+        self, module: GraphModule, example_inputs: Sequence[Any], attempt: Attempt, log: Log, *, strict: bool
+    ) -> None:
+        self._attempt, self._strict, self._log = attempt, strict, log
+        self._compiler = self.compiler_type(attempt, log)
+        placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+        # The real parameters and buffers, but for the parts that DistributedDataParallel makes of a function.
+        self._static = {
+            number: weakref.ref(value)  # a function lives until its backward graph is compiled
+            for number, (node, value) in enumerate(zip(placeholders, example_inputs, strict=True))
+            if is_readable(value) and is_static_input(node)
+        }
+        self._inputs = len(placeholders)
+        self._pairs: list[tuple[GraphModule, GraphModule]] = []
+        self._backward: list[tuple[str, Boxed]] = []
+
+    def compile(self, module: GraphModule, example_inputs: Sequence[Any], *, last: bool = True) -> Callable[..., Any]:
+        """Compile the function, as `GraphCompiler` does its graphs. `last`: no other attempt follows."""
+        training = torch.is_grad_enabled() and any(
+            isinstance(value, torch.Tensor) and value.requires_grad for value in example_inputs
+        )
+        raises, decompositions = self._strict and last, self._attempt.options.decompositions
+        wrapped = aot_autograd(
+            fw_compiler=watched(self.forward, raises=raises),
+            bw_compiler=watched(self.backward, raises=self._strict),
+            inference_compiler=watched(self.inference, raises=raises),
+            partition_fn=self.partition,
+            decompositions=choose_decompositions(decompositions, training=training),
+        )
+        # AOTAutograd traces, as conversions in other threads do.
+        with locks.conversion(), differentiable_attention(decompositions, training=training):
+            return unboxed(wrapped(module, list(example_inputs)))
+
+    def partition(self, joint: GraphModule, inputs: Any, **how: Any) -> tuple[GraphModule, GraphModule]:
+        """Split a joint graph as AOTAutograd does by default, and remember which graphs belong together."""
+        pair = default_partition(joint, inputs, **how)
+        self._pairs.append(pair)
+        return pair
+
+    def inference(self, module: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
+        """Compile the graph of a function that is not differentiated."""
+        return self._compiler.compile("inference", {"forward": module}, self._weights(module))["forward"]
+
+    def forward(self, module: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
+        """Compile a forward graph, with its backward graph if that is known: their partitions are one group."""
+        training = self._attempt.options.training
+        if training not in ("both", "forward"):
+            return eager(module)
+        weights = self._weights(module)
+        backward = next((second for first, second in self._pairs if first is module), None)
+        if training == "both" and backward is not None:
+            try:
+                functions = self._compiler.compile("forward", {"forward": module, "backward": backward}, weights)
+                self._backward.append((_text(backward), functions["backward"]))
+                return functions["forward"]
+            except (NotLowered, LoweringError):
+                if self._strict:  # now, not in the first backward pass
+                    alone = self._compiler.compile("backward", {"backward": backward}, {})["backward"]
+                    self._backward.append((_text(backward), alone))
+        # Each alone: it shows which one it is, and one that needs to know its sizes is compiled for these.
+        return self._compiler.compile("forward", {"forward": module}, weights)["forward"]
+
+    def backward(self, module: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
+        """Return what was compiled with the forward graph, or compile a backward graph alone."""
+        if self._attempt.options.training not in ("both", "backward"):
+            return eager(module)
+        text = _text(module)
+        for known, function in self._backward:
+            if known == text:
+                return function
+        try:
+            return self._compiler.compile("backward", {"backward": module}, {})["backward"]
+        except (NotLowered, LoweringError) as error:
+            if self._strict:
+                raise
+            self._log.note(self._attempt.name, "backward", error, "eager")
+            return eager(module)
+
+    def _weights(self, module: GraphModule) -> dict[int, torch.Tensor]:
+        """Return the parameters and buffers among a graph's inputs, without those that it writes."""
+        written = written_inputs(self._inputs)
+        placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+        numbers = {position: input_number(node) for position, node in enumerate(placeholders)}
+        found = {
+            position: self._static[number]()
+            for position, number in numbers.items()
+            if number is not None and number in self._static and number not in written
+        }
+        return {position: weight for position, weight in found.items() if weight is not None}
+
+
+def _text(module: GraphModule) -> str:
+    return str(module.graph)

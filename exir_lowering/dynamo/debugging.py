@@ -1,27 +1,27 @@
-"""The torch.compile backend that shows what the other one would do."""
+"""What torch.compile would do: the backend that prints it, and the function that returns it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule
 
 from exir_lowering._upstream.dynamo import eager, outside_tracing
-from exir_lowering.dynamo.attempts import Attempt, list_candidates
-from exir_lowering.dynamo.compiler import NAME, through_autograd, warn_of_mode
-from exir_lowering.dynamo.execution import Boxed
-from exir_lowering.dynamo.explained import ExplainedGraph, GraphPlan
-from exir_lowering.dynamo.function import Function, target_of
-from exir_lowering.dynamo.graph import GraphCompiler, Weights
-from exir_lowering.dynamo.hazards import NotLowered
+from exir_lowering._upstream.explaining import GraphCompileReason, call_compiled, ending
+from exir_lowering.dynamo.attempts import list_candidates
+from exir_lowering.dynamo.calls import find_executor
+from exir_lowering.dynamo.capture import NotLowered
+from exir_lowering.dynamo.compiled import Boxed
+from exir_lowering.dynamo.compiler import NAME, Function, try_each, warn_of_mode
+from exir_lowering.dynamo.explained import ExplainedGraph, Explanation, GraphBreak, GraphPlan
+from exir_lowering.dynamo.graph import GraphCompiler, Modules, Weights, capture_all
 from exir_lowering.dynamo.logs import Kind, Log
-from exir_lowering.dynamo.lowering import Target, plan_graphs
+from exir_lowering.dynamo.lowering import plan_graphs
 from exir_lowering.dynamo.options import read_options
-from exir_lowering.dynamo.partitions import find_executor
-from exir_lowering.dynamo.profit import takes_any
-from exir_lowering.dynamo.tables import to_table
-from exir_lowering.errors import LoweringError
+from exir_lowering.dynamo.partitioning import takes_any
+from exir_lowering.graphs.sources import Frame
 from exir_lowering.plugins import registry
 
 DEBUG_NAME = "exir_lowering_debug"
@@ -45,34 +45,63 @@ def debug_backend(
         InputError, UnknownPluginError, PluginLoadError: An option is invalid.
     """
     warn_of_mode(DEBUG_NAME, mode)
-    explained = explain_graph(module, example_inputs, options, 0)
+    explained = _explain_graph(module, example_inputs, options, 0)
     print(f"{DEBUG_NAME} called with FX graph:\n{explained}\n")
     forward: Callable[..., Any] = module.forward
     return forward
 
 
-def explain_graph(module: GraphModule, example_inputs: Sequence[Any], options: Any, number: int) -> ExplainedGraph:
-    """Return what would be done with a graph of Dynamo's. No backend is called.
+def explain(
+    function: Callable[..., Any], *inputs: Any, options: Any = None, dynamic: bool | None = None, **keywords: Any
+) -> Explanation:
+    """Return what `torch.compile(function, backend="exir_lowering")` would do, over all its graphs and graph breaks.
 
-    Raises InputError, UnknownPluginError or PluginLoadError if an option is invalid.
+    The function is called once, with the inputs, in PyTorch; no backend is called. What was compiled of it before stays
+    as it is. Backward graphs are planned where inputs or parameters require gradients, and these are enabled.
+
+    Args:
+        function: A function or a module, compiled or not.
+        inputs: What it is called with.
+        options: As for the backend.
+        dynamic: As for `torch.compile`.
+        keywords: What it is called with by name.
+
+    Raises:
+        InputError, UnknownPluginError, PluginLoadError: An option is invalid.
     """
     chosen = read_options(options)
-    candidates, fallback = list_candidates(chosen)
+    list_candidates(chosen)  # so that a wrong option is an error before the function is called
+    graphs: list[ExplainedGraph] = []
+
+    def collect(module: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        explained = _explain_graph(module, example_inputs, chosen, len(graphs))
+        reason = ending(module)
+        if reason is not None and reason.graph_break:
+            explained = replace(explained, graph_break=_graph_break(reason))
+        graphs.append(explained)
+        forward: Callable[..., Any] = module.forward
+        return forward
+
+    reasons = call_compiled(function, inputs, keywords, collect, dynamic)
+    return Explanation(tuple(graphs), tuple(dict.fromkeys(map(_graph_break, reasons))))
+
+
+def _graph_break(reason: GraphCompileReason) -> GraphBreak:
+    where = [Frame(frame.filename, frame.lineno or 0, frame.name, frame.line or "") for frame in reason.user_stack[-1:]]
+    return GraphBreak(reason.reason, str(where[0]) if where else "")
+
+
+def _explain_graph(module: GraphModule, example_inputs: Sequence[Any], options: Any, number: int) -> ExplainedGraph:
+    """Return what would be done with a graph of Dynamo's. No backend is called."""
+    candidates, fallback = list_candidates(read_options(options))
     graph = to_table(module.graph)
-    log = PlanLog()
-    log.backend = str(fallback or "nothing")
-    for position, candidate in enumerate(candidates):
-        instead = candidates[position + 1].name if position + 1 < len(candidates) else log.backend
-        try:
-            through_autograd(module, example_inputs, candidate.make(), chosen, log, strict=False, function=Planner)
-            log.backend = NAME
-            break
-        except (NotLowered, LoweringError) as error:
-            log.note(candidate.name, "function", error, instead)
+    log = _PlanLog()
+    would = try_each(candidates, fallback, _Planner, module, example_inputs, log, strict=False)
+    log.backend = NAME if would is not None else str(fallback or "nothing")
     return ExplainedGraph(number, graph, log.backend, tuple(log.plans), tuple(log.fallbacks))
 
 
-class PlanLog(Log):
+class _PlanLog(Log):
     """What would happen to a graph; it is in no report."""
 
     def __init__(self) -> None:
@@ -80,13 +109,29 @@ class PlanLog(Log):
         self.plans: list[GraphPlan] = []
 
 
-class Planner(Function):
+class _PlanCompiler(GraphCompiler):
+    """Plans graphs where `GraphCompiler` compiles them."""
+
+    _log: _PlanLog
+
+    def compile(self, kind: Kind, modules: Modules, weights: Weights) -> dict[str, Boxed]:
+        """Plan graphs together; PyTorch runs them."""
+        attempt = self._attempt
+        with outside_tracing():
+            plan = plan_graphs(kind, capture_all(modules, weights), attempt)
+        for backend_id in plan.backend_ids:
+            registry.find_backend(backend_id, attempt.backends)
+            find_executor(backend_id, attempt.options.delegates)
+        self._log.plans.append(GraphPlan(attempt.name, kind, plan))
+        if attempt.must_take and not takes_any(plan.methods):
+            raise NotLowered("it took no operator")
+        return {name: eager(module) for name, module in modules.items()}
+
+
+class _Planner(Function):
     """Plans the graphs that AOTAutograd makes of one function, where `Function` compiles them."""
 
-    _log: PlanLog
-
-    def _make_compiler(self) -> GraphCompiler:
-        return _PlanCompiler(target_of(self._attempt, self._options), self._attempt, self._log)
+    compiler_type = _PlanCompiler
 
     def forward(self, module: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
         """Plan a forward graph and its backward graph, which AOTAutograd would ask for in the first backward pass."""
@@ -97,21 +142,21 @@ class Planner(Function):
         return function
 
 
-class _PlanCompiler(GraphCompiler):
-    """Plans graphs where `GraphCompiler` compiles them."""
+_HEADERS = ("opcode", "name", "target", "args", "kwargs")
+_PADDING = 2
+"""By how much a column is at least wider than its header."""
 
-    def __init__(self, target: Target, attempt: Attempt, log: PlanLog) -> None:
-        super().__init__(target, must_take=attempt.must_take, log=log)
-        self._attempt, self._plans = attempt, log.plans
 
-    def compile(self, kind: Kind, modules: Mapping[str, GraphModule], weights: Weights) -> dict[str, Boxed]:
-        """Plan graphs together; PyTorch runs them."""
-        with outside_tracing():
-            plan = plan_graphs(self._capture(modules, weights), self._target.of_kind(kind))
-        for backend_id in plan.backend_ids:
-            registry.find_backend(backend_id, self._target.backends)
-            find_executor(backend_id, self._target.delegates)
-        self._plans.append(GraphPlan(self._attempt.name, kind, plan))
-        if self._must_take and not takes_any(plan.methods):
-            raise NotLowered("it took no operator")
-        return {name: eager(module) for name, module in modules.items()}
+def to_table(graph: Graph) -> str:
+    """Return the nodes of a graph as `Graph.print_tabular` prints them, without the package that it needs for that."""
+    rows = [
+        [" ".join(str(cell).split("\n")) for cell in (node.op, node.name, node.target, node.args, node.kwargs)]
+        for node in graph.nodes
+    ]
+    widths = [
+        max(len(header) + _PADDING, *(len(row[column]) for row in rows)) for column, header in enumerate(_HEADERS)
+    ]
+    lines = [list(_HEADERS), ["-" * width for width in widths], *rows]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )

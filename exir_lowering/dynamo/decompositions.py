@@ -42,18 +42,14 @@ _norm = get_decompositions([_NORM])[_NORM]
 
 
 def _decompose_mixed_norm(x: torch.Tensor, weight: torch.Tensor | None, *args: Any) -> Any:
-    """Decompose a batch normalisation whose weights have another dtype, as with autocast.
-
-    What it saves for its gradient has another dtype in a graph than when it is run.
-    """
+    """Decompose a batch normalisation whose weights have another dtype, as with autocast."""
+    # What it saves for its gradient has another dtype in a graph than when it is run.
     return NotImplemented if weight is None or weight.dtype is x.dtype else _norm(x, weight, *args)
 
 
 def differentiable_attention(given: Mapping[Any, Any] | None, *, training: bool) -> AbstractContextManager[None]:
-    """Return a context in which attention is traced as products and softmax, so that its backward graph is core ATen.
-
-    A caller's own decompositions decide themselves.
-    """
+    """Return a context that traces attention as products and softmax, so that its backward graph is core ATen."""
+    # A caller's own decompositions decide themselves.
     return sdpa_kernel(SDPBackend.MATH) if training and given is None else nullcontext()
 
 

@@ -9,40 +9,37 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from exir_lowering._upstream.dynamo import (
-    FakeTensor,
-    TorchDynamoException,
-    boxed,
-    eager,
-    is_compiling,
-    outside_tracing,
-)
-from exir_lowering.dynamo.capture import Captured, capture
-from exir_lowering.dynamo.execution import Boxed
-from exir_lowering.dynamo.hazards import NotLowered, UnboundedSizes
+from exir_lowering._upstream.dynamo import TorchDynamoException, boxed, eager, is_compiling, outside_tracing
+from exir_lowering._upstream.fakes import FakeTensor
+from exir_lowering.dynamo.attempts import Attempt
+from exir_lowering.dynamo.capture import Captured, NotLowered, UnboundedSizes, capture
+from exir_lowering.dynamo.compiled import Boxed
 from exir_lowering.dynamo.logs import Kind, Log
-from exir_lowering.dynamo.lowering import Compiled, Target, compile_graphs
-from exir_lowering.dynamo.profit import takes_any
+from exir_lowering.dynamo.lowering import CompiledGraphs, compile_graphs
+from exir_lowering.dynamo.partitioning import takes_any
 from exir_lowering.dynamo.specialized import Specialized, has_symbolic_sizes, specialize
 from exir_lowering.dynamo.weights import Mark, Watched
 from exir_lowering.errors import BackendFailure, LoweringError
 from exir_lowering.errors.interrupts import let_through
+
+Modules = Mapping[str, GraphModule]
+"""Graphs that are compiled together, by method."""
 
 Weights = Mapping[int, torch.Tensor]
 """The weights that may be lent to the first graph, by the number of the input that each is."""
 
 
 class GraphCompiler:
-    """Compiles graphs for one target; with `must_take` it is no success if no operator is taken."""
+    """Compiles graphs in one attempt: each is captured, lowered and made callable."""
 
-    def __init__(self, target: Target, *, must_take: bool, log: Log) -> None:
-        self._target, self._must_take, self._log = target, must_take, log
+    def __init__(self, attempt: Attempt, log: Log) -> None:
+        self._attempt, self._log = attempt, log
 
-    def compile(self, kind: Kind, modules: Mapping[str, GraphModule], weights: Weights) -> dict[str, Boxed]:
-        """Compile graphs together, and return what computes each, by method.
+    def compile(self, kind: Kind, modules: Modules, weights: Weights) -> dict[str, Boxed]:
+        """Compile graphs together, and return what computes each; kind and weights are those of the first graph.
 
-        The kind is that of the first graph, for the report, and so are the weights, which may be lent. Raises
-        NotLowered if they cannot be lowered, LoweringError as `lower` does, or if a partition cannot be executed here.
+        Raises NotLowered if they cannot be lowered, LoweringError as `lower` does, or if a partition cannot be executed
+        here.
         """
         with outside_tracing():
             try:
@@ -54,79 +51,70 @@ class GraphCompiler:
             ((name, module),) = modules.items()
             return {name: _also_for_fakes(self._specialize(kind, name, module, weights), module)}
 
-    def _compile(self, kind: Kind, modules: Mapping[str, GraphModule], weights: Weights) -> dict[str, Boxed]:
-        first = next(iter(modules))
-        with _foreseen():
-            captured = self._capture(modules, weights)
-            marks = self._marks(captured[0], weights)
-            compiled = compile_graphs(captured, self._target.of_kind(kind))
-        self._note(kind, compiled)
-        functions = {name: _keeping(function, compiled.kept) for name, function in compiled.functions.items()}
+    def _compile(self, kind: Kind, modules: Modules, weights: Weights) -> dict[str, Boxed]:
+        compiled, marks = self._lower(kind, modules, weights)
+        if self._attempt.must_take and not (compiled.report and takes_any(compiled.report.methods)):
+            raise NotLowered("it took no operator")
+        functions = {name: one.run for name, one in compiled.graphs.items()}
         if compiled.lent:
-            functions[first] = self._watch(kind, first, modules[first], marks, functions[first])
+            first, module = next(iter(modules.items()))
+            functions[first] = self._watch(kind, first, module, marks, functions[first])
         return functions
 
-    def _capture(self, modules: Mapping[str, GraphModule], weights: Weights) -> list[Captured]:
-        first = next(iter(modules))
-        return [capture(name, module, weights if name == first else {}) for name, module in modules.items()]
-
-    def _note(self, kind: Kind, compiled: Compiled) -> None:
+    def _lower(self, kind: Kind, modules: Modules, weights: Weights) -> tuple[CompiledGraphs, list[Mark]]:
+        """Capture graphs, and lower them together; return also what the lent weights were."""
+        with _foreseen():
+            captured = capture_all(modules, weights)
+            placeholders = [node for node in captured[0].module.graph.nodes if node.op == "placeholder"]
+            positions = [placeholders.index(node) for node in captured[0].lent.values()]
+            how = self._attempt.options.check_weights
+            marks = [Mark(position, weights[position], how) for position in positions]
+            compiled = compile_graphs(kind, captured, self._attempt)
         if compiled.report is not None:
             self._log.add(kind, compiled.report)
-        if self._must_take and not (compiled.report and takes_any(compiled.report.methods)):
-            raise NotLowered("it took no operator")
-
-    def _marks(self, captured: Captured, weights: Weights) -> list[Mark]:
-        placeholders = [node for node in captured.module.graph.nodes if node.op == "placeholder"]
-        positions = [placeholders.index(node) for node in captured.lent.values()]
-        return [Mark(position, weights[position], self._target.check_weights) for position in positions]
+        return compiled, marks
 
     def _watch(self, kind: Kind, name: str, module: GraphModule, marks: Sequence[Mark], function: Boxed) -> Boxed:
-        """Return a function that is compiled again when a weight has changed."""
+        """Return a function that is compiled again when a weight has changed; PyTorch runs it if that fails."""
         positions = [each.position for each in marks]
 
         def again(args: Sequence[Any] | None) -> tuple[Sequence[Mark], Boxed]:
+            weights = {} if args is None else {position: args[position] for position in positions}
             if args is None:
                 often = NotLowered("they change too often")
                 self._log.note("weights as constants", kind, often, "the same graph with weights as inputs", warn=False)
-                return self._again(kind, name, module, {})
-            return self._again(kind, name, module, {position: args[position] for position in positions})
+            try:
+                with outside_tracing():
+                    compiled, found = self._lower(kind, {name: module}, weights)
+                return (found if compiled.lent else ()), compiled.graphs[name].run
+            except (NotLowered, LoweringError) as error:
+                self._log.note("weights that have changed", kind, error, "eager")
+                return (), eager(module)
 
         return boxed(Watched(marks, function, again))
 
-    def _again(self, kind: Kind, name: str, module: GraphModule, weights: Weights) -> tuple[Sequence[Mark], Boxed]:
-        """Compile a graph for other weights; PyTorch runs it if that fails."""
-        try:
-            with outside_tracing(), _foreseen():
-                captured = capture(name, module, weights)
-                marks = self._marks(captured, weights)
-                compiled = compile_graphs([captured], self._target.of_kind(kind))
-            if compiled.report is not None:
-                self._log.add(kind, compiled.report)
-            return (marks if compiled.lent else ()), _keeping(compiled.functions[name], compiled.kept)
-        except (NotLowered, LoweringError) as error:
-            self._log.note("weights that have changed", kind, error, "eager")
-            return (), eager(module)
-
     def _specialize(self, kind: Kind, name: str, module: GraphModule, weights: Weights) -> Boxed:
         """Return a function that is compiled for the sizes that it gets; PyTorch runs it where that fails later."""
-        made: list[Specialized] = []
         positions = tuple(weights)  # the weights themselves may be replaced
 
-        def compile_for(args: Sequence[Any]) -> Boxed:
+        def compile_for(args: Sequence[Any], first: bool) -> Boxed:
             now = {position: args[position] for position in positions}
             try:
                 with _foreseen():
                     static = specialize(module, args)
                 return self.compile(kind, {name: static}, now)[name]
             except (NotLowered, LoweringError) as error:
-                if not made:
+                if first:
                     raise
                 self._log.note("other sizes", kind, error, "eager")
                 return eager(module)
 
-        made.append(Specialized(module, compile_for, weights))
-        return boxed(made[0])
+        return boxed(Specialized(module, compile_for, weights))
+
+
+def capture_all(modules: Modules, weights: Weights) -> list[Captured]:
+    """Capture graphs, the first one with weights."""
+    return [capture(name, module, {} if number else weights) for number, (name, module) in enumerate(modules.items())]
 
 
 @contextmanager
@@ -142,10 +130,8 @@ def _foreseen() -> Iterator[None]:
 
 
 def _also_for_fakes(function: Boxed, module: GraphModule) -> Boxed:
-    """Return a boxed function that PyTorch runs where it is called with fake tensors, while more is compiled.
-
-    So are the parts into which DistributedDataParallel divides a function: each shows what the next one gets.
-    """
+    """Return a boxed function that PyTorch runs where it is called with fake tensors, while more is compiled."""
+    # So are the parts into which DistributedDataParallel divides a function: each shows what the next one gets.
     in_pytorch = eager(module)
 
     def run(args: list[Any]) -> Any:
@@ -153,14 +139,4 @@ def _also_for_fakes(function: Boxed, module: GraphModule) -> Boxed:
             return in_pytorch(args)
         return function(args)
 
-    return boxed(run)
-
-
-def _keeping(function: Boxed, kept: Any) -> Boxed:
-    """Return a boxed function that keeps what it needs."""
-
-    def run(args: list[Any]) -> Any:
-        return function(args)
-
-    run.kept = kept  # type: ignore[attr-defined]
     return boxed(run)

@@ -1,20 +1,93 @@
-"""Calls of higher-order operators that are not lowered: graphs of regions are inlined, the others stay in PyTorch."""
+"""Calls of higher-order operators that are not lowered: graphs of regions are inlined, the others stay in PyTorch.
+
+Such a call is one operator of the program that is lowered. The line knows nothing of it but its tensors, as of
+anybody's custom operator; the compiled graph has the call in its place. So what is before and after it is lowered, and
+nothing is taken together across it that could not be.
+"""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping
+import uuid
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 
 from exir_lowering import graphs
+from exir_lowering._upstream.operators import wrapped_operator
 from exir_lowering._upstream.schemas import higher_order_name
-from exir_lowering._upstream.trees import pytree
-from exir_lowering.dynamo.host_calls import HostCall, Operand, Path, stand_in, take
 from exir_lowering.dynamo.random_numbers import is_random
+
+Path = tuple[int, ...]
+"""Where a value is in what a call returns: the numbers by which it is taken, one after the other."""
+
+
+@dataclass(frozen=True, eq=False)
+class HostCall:
+    """A call of a higher-order operator, as a function of its operands that returns what is used of its results."""
+
+    name: str
+    run: Callable[..., list[Any]]
+
+    @property
+    def __name__(self) -> str:
+        return self.name
+
+    def __call__(self, tensors: Sequence[Any], numbers: Sequence[Any], name: str = "") -> list[Any]:
+        """Call the operator."""
+        return self.run(*tensors, *numbers)
+
+
+def stand_in(call: HostCall, *, random: bool) -> tuple[Any, str]:
+    """Return the operator that stands for a call, and its last argument: a name, known for as long as the call is."""
+    name = f"{call.__name__} {uuid.uuid4().hex}"
+    _calls[name] = call
+    return _OPERATORS[random], name
+
+
+def is_host_call(node: Node) -> bool:
+    """Return whether a node stands for a call."""
+    return node.op == "call_function" and wrapped_operator(node.target) in _OPERATORS.values()
+
+
+def host_call(node: Node) -> HostCall:
+    """Return the call that a node stands for."""
+    return _calls[str(node.args[2])]
+
+
+def has_host_calls(module: GraphModule) -> bool:
+    """Return whether a graph, or one nested in it, has a node that stands for a call."""
+    return any(is_host_call(node) for _, inner in graphs.walk(module) for node in inner.graph.nodes)
+
+
+_calls: weakref.WeakValueDictionary[str, HostCall] = weakref.WeakValueDictionary()
+"""Calls by name. No name is given twice, so nothing that was kept of another call, in a cache on disk too, is taken."""
+
+
+def _define(name: str, *tags: torch.Tag) -> Any:
+    schema = "(Tensor[] tensors, SymInt[] numbers, str name) -> Tensor[]"
+    torch.library.define(f"exir_lowering_dynamo::{name}", schema, tags=tags)
+    torch.library.register_fake(f"exir_lowering_dynamo::{name}")(_describe)
+    return getattr(torch.ops.exir_lowering_dynamo, name).default
+
+
+def _describe(tensors: Sequence[Any], numbers: Sequence[Any], name: str) -> list[torch.Tensor]:
+    """Return fake results that share no memory; a random state comes from torch as a real tensor."""
+    returned = _calls[name](tensors, numbers)
+    return [torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device=one.device) for one in returned]
+
+
+_OPERATORS = {
+    False: _define("in_pytorch"),
+    True: _define("random_in_pytorch", torch.Tag.nondeterministic_seeded),
+}
+"""What stands for calls; by whether they draw random numbers."""
+
 
 LOWERED = frozenset({"cond"})
 """Higher-order operators that are lowered."""
@@ -57,7 +130,7 @@ def _stays(module: GraphModule, node: Node) -> bool:
     if not _is_not_lowered(module, node) or higher_order_name(node.target) in _ORDERED:
         return False
     operands = [one for one in node.all_input_nodes if not _is_graph(module, one)]
-    tensors = [one for one in operands if isinstance(one.meta.get("val"), torch.Tensor)]
+    tensors = [one for one in operands if _is_tensor(one)]
     others = [one for one in operands if not isinstance(one.meta.get("val"), (torch.Tensor, torch.SymInt))]
     used = [value for value, _ in _used(node)]
     return bool(tensors and used) and not others and all(map(_is_tensor, used))
@@ -91,15 +164,6 @@ def _used(node: Node, path: Path = ()) -> Iterator[tuple[Node, Path]]:
         return
     for user in node.users:
         yield from _used(user, (*path, int(user.args[1])))  # type: ignore[arg-type]
-
-
-def _plain(value: Any) -> Any:
-    """Return arguments of a node as they are when it is called: in lists and dicts, not in those of torch.fx."""
-    if isinstance(value, Mapping):
-        return {key: _plain(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [*map(_plain, value)] if isinstance(value, list) else tuple(map(_plain, value))
-    return value
 
 
 @dataclass
@@ -150,27 +214,35 @@ class _Replacer:
         given = torch.fx.map_arg(tuple(node.args[2:]), env.__getitem__)
         results = self._add(inner, dict(zip(placeholders, given, strict=True)))
         for used, path in _used(node):
-            env[used] = take(results, path)
+            env[used] = reduce(operator.getitem, path, results)
 
     def _call(self, module: GraphModule, node: Node, env: dict[Node, Any]) -> None:
-        operands: Mapping[bool, list[Node]] = {False: [], True: []}
-
-        def leaf(value: Any) -> Any:
-            if not isinstance(value, Node):
-                return value
-            if _is_graph(module, value):
-                return graphs.attribute(module, str(value.target))
-            number = not _is_tensor(value)
-            operands[number].append(env[value])
-            return Operand(number, len(operands[number]) - 1)
-
-        leaves, structure = pytree.tree_flatten((_plain(node.args), _plain(node.kwargs)))
+        held = [one for one in node.all_input_nodes if _is_graph(module, one)]
+        tensors = [one for one in node.all_input_nodes if _is_tensor(one)]
+        numbers = [one for one in node.all_input_nodes if one not in (*held, *tensors)]
         used = list(_used(node))
-        call = HostCall(node.target, tuple(map(leaf, leaves)), structure, tuple(path for _, path in used))
+        call = _make_call(module, node, (*tensors, *numbers), held, [path for _, path in used])
         self.made.append(call)
         target, name = stand_in(call, random=call.__name__ in _RANDOM or is_random(node))
-        made = self.graph.call_function(target, (operands[False], operands[True], name))
+        made = self.graph.call_function(target, ([env[one] for one in tensors], [env[one] for one in numbers], name))
         made.meta = {**node.meta, "val": [value.meta["val"] for value, _ in used]}
         for position, (value, _) in enumerate(used):
             env[value] = self.graph.call_function(operator.getitem, (made, position))
             env[value].meta = dict(value.meta)
+
+
+def _make_call(
+    module: GraphModule, node: Node, operands: Sequence[Node], held: Sequence[Node], paths: Sequence[Path]
+) -> HostCall:
+    """Make a function of a call: a graph that has nothing else, and the graphs that it calls."""
+    graph = Graph()
+    values = {one: graph.placeholder(one.name) for one in operands} | {
+        one: graph.get_attr(str(one.target)) for one in held
+    }
+    made = graph.node_copy(node, values.__getitem__)
+    made.meta = {}
+    graph.output(
+        [reduce(lambda value, at: graph.call_function(operator.getitem, (value, at)), path, made) for path in paths]
+    )
+    root = {str(one.target): graphs.attribute(module, str(one.target)) for one in held}
+    return HostCall(str(higher_order_name(node.target)), GraphModule(root, graph).forward)

@@ -10,7 +10,7 @@ from typing import Literal
 from torch.fx import Node
 
 from exir_lowering import graphs
-from exir_lowering.dynamo.hazards import NotLowered
+from exir_lowering.dynamo.capture import NotLowered
 from exir_lowering.plans.report import Report
 
 
@@ -71,10 +71,7 @@ class GraphReport:
 
 
 class Log:
-    """What happens to one graph of Dynamo's, while it is compiled and later.
-
-    If it is listed, `reports` has it, and fallbacks are warned of.
-    """
+    """What happens to one graph of Dynamo's; if it is listed, `reports` has it, and fallbacks are warned of."""
 
     def __init__(self, *, listed: bool = True) -> None:
         self._listed = listed
@@ -86,16 +83,13 @@ class Log:
                 _logs.append(self)
 
     def add(self, kind: Kind, report: Report) -> None:
-        """Add the report of a lowering; of those that repeat the first one, for other weights or sizes, the last stay.
-
-        The kind is that of the lowering's first graph.
-        """
+        """Add the report of a lowering; of those that repeat the first, for other weights or sizes, the last stay."""
         with _lock:
             self.reports.append((kind, report))
             if len(self.reports) > MOST:
                 del self.reports[MOST // 2]
 
-    def note(self, attempt: str, graph: str, error: Exception, instead: str, *, warn: bool = True) -> Fallback:
+    def note(self, attempt: str, graph: str, error: Exception, instead: str, *, warn: bool = True) -> None:
         """Note that something could not be compiled, and what is taken instead; warn unless that is usual."""
         node = getattr(error, "node", None)
         source = graphs.source_line(node) if isinstance(node, Node) else ""
@@ -105,7 +99,6 @@ class Log:
             self.fallbacks = [*self.fallbacks, fallback][-MOST:]
         if self._listed and warn:
             warnings.warn(str(fallback), FallbackWarning, stacklevel=2)
-        return fallback
 
     def close(self) -> None:
         """Note that the compilation has ended; nothing is listed if Dynamo starts it anew and nothing was done."""

@@ -1,30 +1,28 @@
-"""Captured graphs through the compiler's line, and back as functions."""
+"""Captured graphs through the compiler's line, and made callable."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from functools import partial
 
 from executorch.exir import EdgeCompileConfig
 from torch.export import ExportedProgram
 
 from exir_lowering import graphs
-from exir_lowering._upstream.delegates import LoweredBackendModule
 from exir_lowering._upstream.dynamo import outside_tracing
 from exir_lowering._upstream.schemas import is_overload
-from exir_lowering.dynamo.capture import Captured
+from exir_lowering.dynamo.attempts import Attempt
+from exir_lowering.dynamo.calls import is_hosted
+from exir_lowering.dynamo.capture import Captured, NotLowered
+from exir_lowering.dynamo.compiled import CompiledGraph, compile_graph
 from exir_lowering.dynamo.decompositions import restore_pools
-from exir_lowering.dynamo.execution import Boxed, assemble
-from exir_lowering.dynamo.hazards import NotLowered
-from exir_lowering.dynamo.host_calls import has_host_calls
+from exir_lowering.dynamo.higher_order import has_host_calls
 from exir_lowering.dynamo.logs import Kind
-from exir_lowering.dynamo.once import SharedBackends
-from exir_lowering.dynamo.partitions import Lowered, find_executor, make_call
-from exir_lowering.dynamo.profit import leaving_losses
-from exir_lowering.dynamo.random_numbers import Order, leaving_random, list_random, order_of, restore_order
-from exir_lowering.dynamo.weights import Check
-from exir_lowering.errors import InvariantError, LoweringError
+from exir_lowering.dynamo.once import Once
+from exir_lowering.dynamo.options import requires_coverage
+from exir_lowering.dynamo.partitioning import ApartByRandom, LeavingLosses, LeavingRandom
+from exir_lowering.dynamo.random_numbers import Order, list_random, order_of, restore_order
 from exir_lowering.lowered import LoweredMethods
 from exir_lowering.options import LoweringOptions
 from exir_lowering.pipeline import lower_in, plan
@@ -36,88 +34,63 @@ from exir_lowering.steps.arguments import RequestedMethod
 from exir_lowering.steps.edge import to_edge
 from exir_lowering.steps.session import Session
 
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What graphs are compiled for."""
-
-    partitioners: Mapping[str, Sequence[Partitioner]]  # of each method, in priority order
-    backends: Mapping[str, Any]  # by id, before the installed ones
-    delegates: Mapping[str, Any]  # by id, before the installed ones
-    options: LoweringOptions
-    check_weights: Check  # what is compared before each call
-    partitions: Literal["profitable", "all"]  # which ones are kept
-
-    def of_kind(self, kind: Kind) -> Target:
-        """Return what graphs of a kind are compiled for: those that are not differentiated are rewritten by default."""
-        if self.options.rewrites is not None:
-            return self
-        return replace(self, options=replace(self.options, rewrites="safe" if kind == "inference" else "none"))
-
-    def is_hosted(self, backend_id: str) -> bool:
-        """Return whether ExecuTorch's runtime executes a backend's payloads."""
-        try:
-            return find_executor(backend_id, self.delegates) is None
-        except LoweringError:  # what that means is said when it is needed
-            return False
+Partitioners = Mapping[str, Sequence[Partitioner]]
+"""By method, in priority order."""
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
+class CompiledGraphs:
     """Graphs that were lowered together."""
 
-    functions: Mapping[str, Boxed]  # by method, what computes it
+    graphs: Mapping[str, CompiledGraph]  # by method
     report: Report | None  # None if nothing is computed
     lent: bool  # whether the weights that were lent are constants in it, or something was proven from them
-    kept: Any  # what must live as long as the functions
 
 
-def compile_graphs(captured: Sequence[Captured], target: Target) -> Compiled:
-    """Lower graphs together: the partitions of all of them for one backend are one group.
-
-    Weights that are lent stay constants if the partitioners take more with them than with weights as inputs.
+def compile_graphs(kind: Kind, captured: Sequence[Captured], attempt: Attempt) -> CompiledGraphs:
+    """Lower graphs together, whose first is of a kind: the partitions of all of them for one backend are one group.
 
     Raises LoweringError as `lower` does, or if a partition cannot be executed here, and NotLowered if the lowered
     program would not be what the graph is.
     """
+    delegates = attempt.options.delegates
     if all(one.program is None for one in captured):
-        return Compiled({one.name: assemble(one, None, _no_calls) for one in captured}, None, False, None)
-    backends = SharedBackends(target.backends)
+        return CompiledGraphs({one.name: compile_graph(one, None, delegates) for one in captured}, None, False)
+    once = Once(attempt.backends)
     with outside_tracing():
-        session, captured, chosen = _prepare(captured, target)
-        given = {one.name: one.program for one in captured if one.program is not None}
-        lowered = _lower(session, given, chosen, backends)
-        functions = {one.name: _function(one, lowered, target.delegates) for one in captured}
+        session, captured, chosen = _prepare(kind, captured, attempt)
+        lowered = _lower(session, _programs(captured), chosen, once)
+        compiled = {one.name: compile_graph(one, lowered.get(one.name), delegates, once.used) for one in captured}
     _repeat_decisions(captured)
     relied_on = any(method.partitions or method.rewritings for method in lowered.report.methods)
-    return Compiled(functions, lowered.report, relied_on and any(one.lent for one in captured), backends)
+    return CompiledGraphs(compiled, lowered.report, relied_on and any(one.lent for one in captured))
 
 
-def plan_graphs(captured: Sequence[Captured], target: Target) -> LoweringPlan:
-    """Return what `compile_graphs` would lower, without calling a backend.
-
-    Raises LoweringError as `plan` does, but a coverage that is required is not asked for.
-    """
+def plan_graphs(kind: Kind, captured: Sequence[Captured], attempt: Attempt) -> LoweringPlan:
+    """Return what `compile_graphs` would lower, without calling a backend, or asking for a coverage."""
     if all(one.program is None for one in captured):
         return LoweringPlan(())
     with outside_tracing():
-        session, captured, chosen = _prepare(captured, target)
-        given = {one.name: one.program for one in captured if one.program is not None}
-        return plan(given, chosen, options=_free(session.options))
+        session, captured, chosen = _prepare(kind, captured, attempt)
+        return plan(_programs(captured), chosen, options=_free(session.options))
+
+
+def _programs(captured: Iterable[Captured]) -> dict[str, ExportedProgram]:
+    return {one.name: one.program for one in captured if one.program is not None}
 
 
 def _prepare(
-    captured: Sequence[Captured], target: Target
+    kind: Kind, captured: Sequence[Captured], attempt: Attempt
 ) -> tuple[Session, list[Captured], dict[str, list[Partitioner]]]:
     """Return what lowers graphs: the session, the graphs with programs in Edge dialect, and their partitioners."""
-    programs = {one.name: one.program for one in captured if one.program is not None}
-    chosen = {name: _choose(name, program, target) for name, program in programs.items()}
+    programs = _programs(captured)
+    chosen = {name: _choose(name, program, attempt) for name, program in programs.items()}
     for name, program in programs.items():
         restore_pools(program, chosen[name])
-    session = Session(_options(programs.values(), target.options))
-    whole = target.options.edge_compile_config is not None  # which says itself what is decomposed
-    asked = {name: tuple(chosen[name]) if whole else () for name in programs}
-    requested = [RequestedMethod(name, programs[name], asked[name], None) for name in programs]
+    given = attempt.options.lowering
+    session = Session(_options(kind, programs.values(), given))
+    whole = given.edge_compile_config is not None  # which says itself what is decomposed
+    requested = [RequestedMethod(name, programs[name], tuple(chosen[name]) if whole else (), None) for name in programs]
     edge = {method.name: method.program for method in to_edge(requested, session, decomposed=not whole)}
     for name, program in edge.items():
         if list_random(program.graph_module) != list_random(programs[name].graph_module):
@@ -125,82 +98,21 @@ def _prepare(
     return session, _settle_weights(captured, edge, chosen, session.options), chosen
 
 
-def _free(options: LoweringOptions) -> LoweringOptions:
-    """Return the options for a plan of what is lowered with others."""
-    return replace(options, require_coverage=0.0, require_full=False, progress=False)
-
-
-def _repeat_decisions(captured: Sequence[Captured]) -> None:
-    """Let Dynamo guard by what the lowering has decided by symbolic sizes, such as where a partitioner asks for one."""
-    for one in captured:
-        refused = one.decisions.repeat() if one.decisions is not None else ""
-        if refused:
-            raise NotLowered(refused)
-
-
-def _lower(
-    session: Session,
-    programs: Mapping[str, ExportedProgram],
-    partitioners: Mapping[str, Sequence[Partitioner]],
-    backends: Mapping[str, Any],
-) -> LoweredMethods:
-    """Lower programs so that random numbers are drawn in their order, in smaller partitions if it has to be."""
-    orders = {name: order_of(program.graph_module) for name, program in programs.items()}
-    lowered = lower_in(session, programs, partitioners, backends=backends)
-    if _restore_orders(lowered, orders):
-        return lowered
-    apart = {name: [leaving_random(each, apart=True) for each in found] for name, found in partitioners.items()}
-    lowered = lower_in(Session(session.options), programs, apart, backends=backends)
-    if not _restore_orders(lowered, orders):
-        raise NotLowered("operators that draw random numbers would run in another order")
-    return lowered
-
-
-def _restore_orders(lowered: LoweredMethods, orders: Mapping[str, Order]) -> bool:
-    return all(restore_order(lowered[name].graph_module, order) for name, order in orders.items())
-
-
-def _settle_weights(
-    captured: Sequence[Captured],
-    edge: Mapping[str, ExportedProgram],
-    partitioners: Mapping[str, Sequence[Partitioner]],
-    options: LoweringOptions,
-) -> list[Captured]:
-    """Decide whether lent weights are constants or inputs; return the graphs with their programs in Edge dialect."""
-    converted = [replace(one, program=edge.get(one.name)) for one in captured]
-    if not any(one.lent for one in captured):
-        return converted
-    as_inputs = [one.with_weights_as_inputs() if one.program is not None else one for one in converted]
-    free = replace(_free(options), rewrites="none")  # which is faster, and says as much
-    delegated, total = _count_delegated(as_inputs, partitioners, free)
-    if delegated == total or _count_delegated(converted, partitioners, free)[0] <= delegated:
-        return as_inputs
-    return converted
-
-
-def _count_delegated(
-    captured: Sequence[Captured], partitioners: Mapping[str, Sequence[Partitioner]], options: LoweringOptions
-) -> tuple[int, int]:
-    """Return how many operators the partitioners take, and of how many."""
-    programs = {one.name: one.program for one in captured if one.program is not None}
-    # What is not worth it with weights as constants is neither with weights as inputs, and should say so.
-    asked = {name: [*map(asked_of_forms, partitioners[name])] for name in programs}
-    methods = plan(programs, asked, options=options).methods
-    return sum(method.delegated for method in methods), sum(len(method.nodes) for method in methods)
-
-
-def _choose(method: str, program: ExportedProgram, target: Target) -> list[Partitioner]:
-    chosen = list(target.partitioners.get(method, ()))
+def _choose(method: str, program: ExportedProgram, attempt: Attempt) -> list[Partitioner]:
+    options = attempt.options
+    chosen = list(attempt.partitioners.get(method, ()))
     if list_random(program.graph_module) or has_host_calls(program.graph_module):
-        chosen = [leaving_random(each) for each in chosen]
-    required = target.options.require_full or target.options.require_coverage > 0
-    if target.partitions == "profitable" and not required:
-        chosen = [leaving_losses(each, target.is_hosted, target.options.costs) for each in chosen]
+        chosen = [LeavingRandom.of(each) for each in chosen]
+    if options.partitions == "profitable" and not requires_coverage(options):
+        hosted = partial(is_hosted, delegates=options.delegates)
+        chosen = [LeavingLosses.of(each, hosted, options.lowering.costs) for each in chosen]
     return chosen
 
 
-def _options(programs: Iterable[ExportedProgram], options: LoweringOptions) -> LoweringOptions:
+def _options(kind: Kind, programs: Iterable[ExportedProgram], options: LoweringOptions) -> LoweringOptions:
     """Return the options of a lowering; AOTAutograd has decomposed what is to be decomposed."""
+    if options.rewrites is None:
+        options = replace(options, rewrites="safe" if kind == "inference" else "none")
     if options.edge_compile_config is not None:
         return options
     operators = {
@@ -214,16 +126,64 @@ def _options(programs: Iterable[ExportedProgram], options: LoweringOptions) -> L
     return replace(options, edge_compile_config=config)
 
 
-def _function(captured: Captured, lowered: LoweredMethods, delegates: Mapping[str, Any]) -> Boxed:
-    program = lowered.get(captured.name) if captured.program is not None else None
-    numbers: dict[int, int] = {}
-
-    def call(module: LoweredBackendModule) -> Any:
-        number = numbers.setdefault(id(module), len(numbers))
-        return make_call(Lowered(captured.name, number, module), delegates)
-
-    return assemble(captured, program, call)
+def _free(options: LoweringOptions) -> LoweringOptions:
+    """Return the options for a plan of what is lowered with others."""
+    return replace(options, require_coverage=0.0, require_full=False, progress=False)
 
 
-def _no_calls(module: LoweredBackendModule) -> Any:
-    raise InvariantError("A graph without a program calls a partition. Please report this function.")
+def _settle_weights(
+    captured: Sequence[Captured],
+    edge: Mapping[str, ExportedProgram],
+    partitioners: Partitioners,
+    options: LoweringOptions,
+) -> list[Captured]:
+    """Return graphs in Edge dialect; lent weights stay constants if the partitioners take more so than with inputs."""
+    converted = [replace(one, program=edge.get(one.name)) for one in captured]
+    if not any(one.lent for one in captured):
+        return converted
+    as_inputs = [one.with_weights_as_inputs() for one in converted]
+    free = replace(_free(options), rewrites="none")  # which is faster, and says as much
+    delegated, total = _count_delegated(as_inputs, partitioners, free)
+    if delegated == total or _count_delegated(converted, partitioners, free)[0] <= delegated:
+        return as_inputs
+    return converted
+
+
+def _count_delegated(
+    captured: Sequence[Captured], partitioners: Partitioners, options: LoweringOptions
+) -> tuple[int, int]:
+    """Return how many operators the partitioners take, and of how many."""
+    programs = _programs(captured)
+    # What is not worth it with weights as constants is neither with weights as inputs, and should say so.
+    asked = {name: [*map(asked_of_forms, partitioners[name])] for name in programs}
+    methods = plan(programs, asked, options=options).methods
+    return sum(method.delegated for method in methods), sum(len(method.nodes) for method in methods)
+
+
+def _lower(
+    session: Session, programs: Mapping[str, ExportedProgram], partitioners: Partitioners, once: Once
+) -> LoweredMethods:
+    """Lower programs so that random numbers are drawn in their order, in smaller partitions if it has to be."""
+    orders = {name: order_of(program.graph_module) for name, program in programs.items()}
+    backends, preprocess = once.backends, once.preprocess
+    lowered = lower_in(session, programs, partitioners, backends=backends, preprocess_group=preprocess)
+    if _restore_orders(lowered, orders):
+        return lowered
+    apart = {name: [ApartByRandom.of(each) for each in found] for name, found in partitioners.items()}
+    again = Session(session.options)
+    lowered = lower_in(again, programs, apart, backends=backends, preprocess_group=preprocess)
+    if not _restore_orders(lowered, orders):
+        raise NotLowered("operators that draw random numbers would run in another order")
+    return lowered
+
+
+def _restore_orders(lowered: LoweredMethods, orders: Mapping[str, Order]) -> bool:
+    return all(restore_order(lowered[name].graph_module, order) for name, order in orders.items())
+
+
+def _repeat_decisions(captured: Sequence[Captured]) -> None:
+    """Let Dynamo guard by what the lowering has decided by symbolic sizes, such as where a partitioner asks for one."""
+    for one in captured:
+        refused = one.decisions.repeat() if one.decisions is not None else ""
+        if refused:
+            raise NotLowered(refused)

@@ -10,8 +10,8 @@ from torch.fx import GraphModule
 
 from exir_lowering._upstream import repros
 from exir_lowering._upstream.dynamo import boxed, outside_tracing
-from exir_lowering.dynamo.execution import Boxed
-from exir_lowering.dynamo.hazards import NotLowered
+from exir_lowering.dynamo.capture import NotLowered
+from exir_lowering.dynamo.compiled import Boxed
 from exir_lowering.dynamo.registration import NAMES
 from exir_lowering.errors import LoweringError
 from exir_lowering.errors.interrupts import let_through
@@ -31,10 +31,7 @@ def warn_of_options(options: Any) -> None:
 
 
 def watched(compile_graph: Compile, *, raises: bool) -> Compile:
-    """Return a compiler of AOTAutograd's graphs that writes a script when one fails, if the minifier is on.
-
-    With `raises`, an error of ours is raised to the user; otherwise another backend takes the graph.
-    """
+    """Return a compiler of AOTAutograd's graphs that writes a script when one fails, if the minifier is on."""
     if repros.repro_after() != "aot":
         return compile_graph
     backend = repros.backend_name()
@@ -44,6 +41,7 @@ def watched(compile_graph: Compile, *, raises: bool) -> Compile:
             compiled = compile_graph(module, inputs)
         except Exception as error:
             let_through(error)
+            # Unless an error of ours is raised to the user, another backend takes the graph.
             if raises or not isinstance(error, (NotLowered, LoweringError)):
                 with outside_tracing():
                     _write(module, inputs, backend)

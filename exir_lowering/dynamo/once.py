@@ -10,25 +10,23 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from executorch.exir.backend.backend_details import PreprocessResult
-from executorch.exir.backend.compile_spec_schema import CompileSpec
 from torch.export import ExportedProgram
 
 from exir_lowering import graphs
-from exir_lowering.errors import BackendContractError
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import BackendFailure
 from exir_lowering.graphs import debug_handles
-from exir_lowering.graphs.debug_handles import number_handles, put_back, with_handles
-from exir_lowering.plugins import registry
-from exir_lowering.plugins.backend import Backend, BackendContext, ExecutorchBackend, context_argument
+from exir_lowering.graphs.debug_handles import number_handles, put_back
+from exir_lowering.model import BackendGroup, LoweredPartition, Partition
+from exir_lowering.plugins.backend import Backend
 from exir_lowering.plugins.reads import PROVENANCE
 from exir_lowering.steps.cache.canonical import describe_program
-from exir_lowering.steps.cache.forms import Storages
 from exir_lowering.steps.cache.keys import NoKeyError, make_key
+from exir_lowering.steps.cached_preprocess import preprocess_cached
+from exir_lowering.steps.session import Session
 
 
 @dataclass(eq=False)
@@ -39,23 +37,23 @@ class Kept:
     with_it: tuple[Any, ...] = ()  # what must live as long, such as the object whose identity is in its key
 
 
-class Pool:
+class MemoryStore:
     """Values by key, each made once while the one before is in use."""
 
     def __init__(self) -> None:
         self._kept: weakref.WeakValueDictionary[Hashable, Kept] = weakref.WeakValueDictionary()
         self._lock = threading.RLock()
 
-    def find(self, key: Hashable) -> Kept | None:
+    def read(self, key: Hashable) -> Kept | None:
         """Return what is kept for a key, None if nothing is."""
         return self._kept.get(key)
 
-    def keep(self, key: Hashable, kept: Kept) -> Kept:
+    def write(self, key: Hashable, kept: Kept) -> Kept:
         """Keep a value for a key; return the one that is kept, which another thread may have made."""
         with self._lock:
             return self._kept.setdefault(key, kept)
 
-    def forget(self) -> bool:
+    def clear(self) -> bool:
         """Find nothing again of what is kept, which stays with who uses it; return whether there was something."""
         with self._lock:
             found = len(self._kept) > 0
@@ -63,152 +61,87 @@ class Pool:
             return found
 
 
-RESULTS = Pool()
+RESULTS = MemoryStore()
 """What backends returned for partitions."""
 
-HANDLES = Pool()
+HANDLES = MemoryStore()
 """What delegates compiled payloads to."""
 
 
 def forget() -> None:
     """Begin anew: what is lowered and compiled from now on takes nothing from before, and what nobody uses is freed."""
-    if any([RESULTS.forget(), HANDLES.forget()]):
+    if any([RESULTS.clear(), HANDLES.clear()]):
         gc.collect()  # what Dynamo has dropped refers to itself: without it, delegates would get no `destroy` yet
 
 
-class SharedBackends(Mapping[str, Backend]):
-    """The backends of a lowering, by id, each asked only for partitions that no compiled graph has yet.
+class Once:
+    """Step preprocess of a compilation: backends are called with the partitions that no compiled graph has."""
 
-    Those that are given are looked up before the installed ones.
-    """
+    def __init__(self, backends: Mapping[str, Any]) -> None:
+        self.backends = backends  # by id, before the installed ones
+        self.used: list[Kept] = []  # to be kept as long as what is compiled
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
-        self._given = given
-        self._made: dict[str, Backend] = {}
-        self.used: list[Kept] = []
-
-    def __getitem__(self, backend_id: str) -> Backend:
-        if backend_id not in self._made:
-            backend = registry.find_backend(backend_id, self._given)
-            identity = self._given.get(backend_id, getattr(backend, "details", type(backend)))
-            kind = _OnceExecutorch if isinstance(backend, ExecutorchBackend) else _Once
-            self._made[backend_id] = kind(backend, identity, self.used)
-        return self._made[backend_id]
-
-    def __contains__(self, backend_id: object) -> bool:
-        return True  # whatever has no backend is an error of the look-up
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._given)
-
-    def __len__(self) -> int:
-        return len(self._given)
-
-
-class _Once(Backend):
-    """A backend that is asked only for partitions that no compiled graph has yet."""
-
-    def __init__(self, backend: Backend, given: Any, used: list[Kept]) -> None:
-        self.backend_id = backend.backend_id  # type: ignore[misc]
-        self.version = f"{backend.version}, without origins"  # type: ignore[misc]
-        self.parallel = "thread" if backend.parallel != "none" else "none"  # type: ignore[misc]
-        self.independent = True  # type: ignore[misc]
-        self.unread = frozenset(_ORIGINS)  # type: ignore[misc]
-        self._backend, self._given, self._used = backend, given, used
-
-    @property
-    def details(self) -> Any:
-        """The class whose lines a failure names."""
-        return getattr(self._backend, "details", type(self._backend))
-
-    @property
-    def stands_for(self) -> Backend:
-        return self._backend
-
-    @property
-    def one_by_one(self) -> bool:
-        return self._backend.one_by_one
-
-    def lend(self, program: ExportedProgram, compile_specs: list[CompileSpec]) -> ExportedProgram | None:
-        return self._backend.lend(program, compile_specs)
-
-    def preprocess(
-        self, program: ExportedProgram, compile_specs: list[CompileSpec], context: BackendContext | None = None
-    ) -> PreprocessResult:
-        """Lower one partition."""
-
-        def lower(asked: list[_Asked]) -> list[PreprocessResult]:
-            also = context_argument(self._backend.preprocess, context)
-            return [self._backend.preprocess(one.numbered, one.specs, **also) for one in asked]
-
-        return self._lower_all([_ask(program, compile_specs, self._given)], lower)[0]
-
-    def preprocess_all(
-        self,
-        edge_programs: dict[str, list[ExportedProgram]],
-        compile_specs: dict[str, list[list[CompileSpec]]],
-        *,
-        context: BackendContext | None = None,
-    ) -> dict[str, list[PreprocessResult]]:
-        """Lower partitions, those that are new in one call."""
-        names = [method for method, programs in edge_programs.items() for _ in programs]
-        asked = [
-            _ask(program, specs, self._given)
-            for method, programs in edge_programs.items()
-            for program, specs in zip(programs, compile_specs[method], strict=True)
-        ]
-        of_method = {id(one.program): name for one, name in zip(asked, names, strict=True)}
-
-        def lower(new: list[_Asked]) -> list[PreprocessResult]:
-            methods = dict.fromkeys(of_method[id(one.program)] for one in new)
-            grouped = {name: [one for one in new if of_method[id(one.program)] == name] for name in methods}
-            results = self._backend.preprocess_all(
-                {name: [one.numbered for one in ones] for name, ones in grouped.items()},
-                {name: [one.specs for one in ones] for name, ones in grouped.items()},
-                **context_argument(self._backend.preprocess_all, context),
-            )
-            return _flatten(grouped, new, results)
-
-        results = iter(self._lower_all(asked, lower))
-        return {method: [next(results) for _ in programs] for method, programs in edge_programs.items()}
-
-    def _lower_all(
-        self, asked: Sequence[_Asked], lower: Callable[[list[_Asked]], list[PreprocessResult]]
-    ) -> list[PreprocessResult]:
-        kept: dict[Hashable, Kept] = {}
-        new: dict[Hashable, _Asked] = {}
-        for one in asked:
-            known = RESULTS.find(one.key)
-            if known is not None:
-                kept[one.key] = known
-            elif one.key not in kept:
-                new.setdefault(one.key, one)
+    def preprocess(self, group: BackendGroup, backend: Backend, session: Session) -> list[LoweredPartition]:
+        """Lower a group as `preprocess_cached` does, those partitions that are new in one call."""
+        given = self.backends.get(group.backend_id, getattr(backend, "details", type(backend)))
+        tasks = [_make_task(partition, given, session) for partition in group.partitions]
+        kept = {task.key: RESULTS.read(task.key) for task in tasks}
+        new: dict[Hashable, _Task] = {}
+        for task in tasks:
+            if kept[task.key] is None:
+                new.setdefault(task.key, task)
         if new:
-            for one, result in zip(new.values(), _lower_new(list(new.values()), lower), strict=True):
-                kept[one.key] = RESULTS.keep(one.key, Kept(result, (self._given,)))
-        self._used.extend(kept.values())
-        return [one.own(kept[one.key].value) for one in asked]
-
-
-class _OnceExecutorch(_Once, ExecutorchBackend):  # type: ignore[override]
-    """The same for a class of ExecuTorch."""
+            for task, lowered in zip(new.values(), _lower([*new.values()], group, backend, session), strict=True):
+                kept[task.key] = RESULTS.write(task.key, Kept(lowered.result, (given,)))
+        found = {key: one for key, one in kept.items() if one is not None}
+        self.used.extend(found.values())
+        return [task.own(found[task.key].value) for task in tasks]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Asked:
-    """A partition that is asked for."""
+class _Task:
+    """A partition whose result is looked for."""
 
+    partition: Partition
     key: Hashable  # what it computes
-    program: ExportedProgram
-    numbered: ExportedProgram  # what the backend gets: the program with its debug handles numbered
-    specs: list[CompileSpec]
+    program: ExportedProgram  # what the backend gets: it says nothing of origins, and its debug handles are numbered
     handles: Mapping[int, int] | None  # the number by handle; None if the handles were left as they are
 
-    def own(self, result: PreprocessResult) -> PreprocessResult:
-        """Return a result with the partition's own handles in its table."""
-        if self.handles is None or not isinstance(result, PreprocessResult):
-            return result
-        return put_back(result, self.handles)
+    def own(self, result: Any) -> LoweredPartition:
+        """Return the partition with a result, whose table has the partition's own handles."""
+        if self.handles is not None and result.debug_handle_map is not None:
+            result = put_back(result, self.handles)
+        return LoweredPartition(self.partition, result)
+
+
+def _make_task(partition: Partition, given: Any, session: Session) -> _Task:
+    program, handles = _without_origins(partition.program)
+    for node in _nodes(program):
+        handle = debug_handles.handle(node)
+        if handles is not None and handle is not None:
+            node.meta[debug_handles.KEY] = handles[handle]
+    try:
+        parts = describe_program(program, session.cache.storages, PROVENANCE, None)
+        parts["specs"] = [f"{spec.key!r} {bytes(spec.value)!r}" for spec in partition.compile_specs]
+        # What is found here is not written to a cache on disk, so it has to be there.
+        key: Hashable = (id(given), str(session.options.cache), make_key("torch.compile", parts).digest)
+    except (NoKeyError, TypeError):
+        key = object()  # equal to nothing
+    return _Task(partition, key, program, handles)
+
+
+def _lower(tasks: list[_Task], group: BackendGroup, backend: Backend, session: Session) -> list[LoweredPartition]:
+    def lower(programs: list[ExportedProgram]) -> list[LoweredPartition]:
+        partitions = [replace(task.partition, program=one) for task, one in zip(tasks, programs, strict=True)]
+        return preprocess_cached(BackendGroup(group.backend_id, tuple(partitions)), backend, session)
+
+    try:
+        return lower([task.program for task in tasks])
+    except BackendFailure:
+        if all(task.handles is None for task in tasks):
+            raise
+        # Once more with their own handles, so that the failure names the right lines of the model.
+        return lower([_without_origins(task.partition.program)[0] for task in tasks])
 
 
 _ORIGINS = ("nn_module_stack", "source_fn_stack", "torch_fn")
@@ -221,49 +154,17 @@ _OF_THE_PRODUCER = ("tensor_meta", debug_handles.KEY)
 
 def numbers_of_handles(program: ExportedProgram) -> Mapping[int, int] | None:
     """Return the number that a backend gets for each debug handle of a partition; None if it gets the handles."""
+    return _without_origins(program)[1]
+
+
+def _without_origins(program: ExportedProgram) -> tuple[ExportedProgram, Mapping[int, int] | None]:
+    """Copy a program so that equal partitions are equal; return it with the number of each of its debug handles."""
     copied = graphs.copy_program(program, kind=type(program))
-    _leave_out(copied)
-    return number_handles(copied)
+    for node in _nodes(copied):
+        for key in (*_ORIGINS, *(_OF_THE_PRODUCER if node.op == "placeholder" else ())):
+            node.meta.pop(key, None)
+    return copied, number_handles(copied)
 
 
-def _leave_out(program: ExportedProgram) -> None:
-    for _, module in graphs.walk(program.graph_module):
-        for node in module.graph.nodes:
-            for key in (*_ORIGINS, *(_OF_THE_PRODUCER if node.op == "placeholder" else ())):
-                node.meta.pop(key, None)
-
-
-def _ask(program: ExportedProgram, specs: list[CompileSpec], given: Any) -> _Asked:
-    _leave_out(program)
-    handles = number_handles(program)
-    try:
-        parts = describe_program(program, Storages(), PROVENANCE, handles)
-        parts["specs"] = [f"{spec.key!r} {bytes(spec.value)!r}" for spec in specs]
-        computed: Hashable = (id(given), make_key("torch.compile", parts).digest)
-    except (NoKeyError, TypeError):
-        computed = object()  # equal to nothing
-    numbered = program if handles is None else with_handles(program, handles)
-    return _Asked(computed, program, numbered, specs, handles)
-
-
-def _lower_new(asked: list[_Asked], lower: Callable[[list[_Asked]], list[PreprocessResult]]) -> list[PreprocessResult]:
-    try:
-        return lower(asked)
-    except Exception as error:
-        let_through(error)
-        if all(one.handles is None for one in asked):
-            raise
-        # Once more with their own handles, so that the failure names the right lines of the model.
-        return lower([replace(one, numbered=one.program, handles=None) for one in asked])
-
-
-def _flatten(grouped: Mapping[str, list[_Asked]], asked: list[_Asked], results: Any) -> list[PreprocessResult]:
-    """Return results in the order of what was asked."""
-    given: dict[str, Any] = {name: results.get(name) if isinstance(results, Mapping) else None for name in grouped}
-    for name, ones in grouped.items():
-        if not isinstance(given[name], (list, tuple)) or len(given[name]) != len(ones):
-            raise BackendContractError(
-                f"preprocess_all returned {given[name]!r} for method {name!r}, expected a list of {len(ones)} results."
-            )
-    by_id = {id(one): result for name, ones in grouped.items() for one, result in zip(ones, given[name], strict=True)}
-    return [by_id[id(one)] for one in asked]
+def _nodes(program: ExportedProgram) -> list[Any]:
+    return [node for _, module in graphs.walk(program.graph_module) for node in module.graph.nodes]

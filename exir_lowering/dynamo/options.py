@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, Literal, get_args
 
 from executorch.exir.backend.backend_details import BackendDetails
@@ -55,6 +56,11 @@ class CompileOptions:
     check_weights: Check = "sample"
     partitions: Literal["profitable", "all"] = "profitable"
     lowering: LoweringOptions = field(default_factory=LoweringOptions)
+
+
+def requires_coverage(options: CompileOptions) -> bool:
+    """Return whether it is an error if too little is delegated."""
+    return options.lowering.require_full or options.lowering.require_coverage > 0
 
 
 def read_options(given: Any) -> CompileOptions:
@@ -129,19 +135,7 @@ def _is(candidate: Any, kind: type) -> bool:
     return isinstance(candidate, kind) or (isinstance(candidate, type) and issubclass(candidate, kind))
 
 
-def _check_training(value: Any) -> Any:
-    return _one_of("training", value, TRAINING)
-
-
-def _check_check_weights(value: Any) -> Any:
-    return _one_of("check_weights", value, get_args(Check))
-
-
-def _check_partitions(value: Any) -> Any:
-    return _one_of("partitions", value, PARTITIONS)
-
-
-def _one_of(name: str, value: Any, known: Sequence[str]) -> Any:
+def _one_of(name: str, known: Sequence[str], value: Any) -> Any:
     if value not in known:
         raise InputError(f"options[{name!r}]={value!r}: expected one of {', '.join(map(repr, known))}.")
     return value
@@ -184,10 +178,10 @@ _CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "partitioners": _check_partitioners,
     "backends": _check_backends,
     "delegates": _check_delegates,
-    "training": _check_training,
+    "training": partial(_one_of, "training", TRAINING),
     "decompositions": _check_decompositions,
     "fallback": _check_fallback,
-    "check_weights": _check_check_weights,
-    "partitions": _check_partitions,
+    "check_weights": partial(_one_of, "check_weights", get_args(Check)),
+    "partitions": partial(_one_of, "partitions", PARTITIONS),
     "lowering": _check_lowering,
 }

@@ -17,7 +17,7 @@ from exir_lowering import graphs
 from exir_lowering._upstream import locks
 from exir_lowering._upstream.fakes import FakeTensor, FakeTensorMode, size_hint
 from exir_lowering._upstream.trees import pytree
-from exir_lowering.dynamo.execution import Boxed
+from exir_lowering.dynamo.compiled import Boxed
 from exir_lowering.graphs import measures
 
 MOST = 16
@@ -25,23 +25,20 @@ MOST = 16
 
 
 class Specialized:
-    """A function that is compiled for the sizes of the inputs that it gets.
-
-    With the weights, by the numbers of the inputs, the graph is compiled for the sizes with which it was traced at
-    once, so that what cannot be compiled shows now.
-    """
+    """A function that is compiled for the sizes of the inputs that it gets."""
 
     def __init__(
         self,
         module: GraphModule,
-        compile_for: Callable[[Sequence[Any]], Boxed],
-        weights: Mapping[int, torch.Tensor],
+        compile_for: Callable[[Sequence[Any], bool], Boxed],  # is told whether it is the first time
+        weights: Mapping[int, torch.Tensor],  # by the numbers of the inputs
     ) -> None:
         self._compile = compile_for
         placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
         self._symbolic = [position for position, node in enumerate(placeholders) if _is_symbolic(node.meta.get("val"))]
         self._known: OrderedDict[tuple[Any, ...], Boxed] = OrderedDict()
         self._lock = threading.RLock()
+        # Compiled for the sizes with which the graph was traced at once, what cannot be compiled shows now.
         traced = [weights.get(number, _example(node.meta.get("val"))) for number, node in enumerate(placeholders)]
         self._add(self._key(traced), traced)
 
@@ -61,7 +58,7 @@ class Specialized:
     def _add(self, key: tuple[Any, ...], args: Sequence[Any]) -> Boxed:
         with self._lock:
             if key not in self._known:
-                self._known[key] = self._compile(args)
+                self._known[key] = self._compile(args, not self._known)
             self._known.move_to_end(key)
             while len(self._known) > MOST:
                 self._known.popitem(last=False)
@@ -69,11 +66,9 @@ class Specialized:
 
 
 def specialize(module: GraphModule, args: Sequence[Any]) -> GraphModule:
-    """Return a graph with the sizes of some inputs; nothing is computed.
-
-    The result has a placeholder for each input, also for numbers, which are constants in it. Without nested graphs, it
-    is made without torch's tracer: while that runs, torch lets no other thread call a compiled function.
-    """
+    """Return a graph with the sizes of some inputs; numbers have placeholders too, and are constants in it."""
+    # Without nested graphs, it is made without torch's tracer: while that runs, torch lets no other thread call a
+    # compiled function.
     if any(isinstance(inner, GraphModule) for inner in module.children()):
         with locks.conversion(), torch.no_grad(), preserve_node_meta():
             traced: GraphModule = make_fx(Interpreter(module).run, tracing_mode="fake")(*map(_detached, args))

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from exir_lowering._upstream.tensors import version
-from exir_lowering.dynamo.execution import Boxed
+from exir_lowering.dynamo.compiled import Boxed
 from exir_lowering.graphs.checksums import checksum
 
 Check = Literal["sample", "content", "frozen"]

@@ -21,7 +21,7 @@ from torch._dynamo.utils import graph_break_reasons
 
 from exir_lowering import Backend, Delegate, InputError, UnknownPluginError
 from exir_lowering.dynamo import Explanation, explain, reports
-from exir_lowering.dynamo.tables import to_table
+from exir_lowering.dynamo.debugging import to_table
 from exir_lowering.partitioners import SupportPartitioner, ops
 
 

@@ -91,7 +91,7 @@ def test_entry_points_and_registration_name_the_same_functions() -> None:
 
 
 def test_the_public_names_are_what_they_say_whatever_is_imported_first() -> None:
-    for first in ("exir_lowering.dynamo.compiler", "exir_lowering.dynamo.logs", "exir_lowering.dynamo.explaining"):
+    for first in ("exir_lowering.dynamo.compiler", "exir_lowering.dynamo.logs", "exir_lowering.dynamo.debugging"):
         script = f"""
 import {first}
 import exir_lowering.dynamo as dynamo

@@ -1,0 +1,203 @@
+"""Partitioners that take less than the given ones: nothing random, nothing for other backends, and only what pays.
+
+What pays: a call of a partition in ExecuTorch's runtime costs as much as some operators in PyTorch, and its results are
+copied. So a few small operators are not worth it. What a partition computes counts as equally fast in both, as nobody
+has measured it: what decides is what comes on top. The figures for that were fitted by hand to chains of 2 to 32
+elementwise operators and to linear layers of 16 to 256, with XNNPACK on one core (x86-64 with AVX-512).
+
+They are constants, and not measured in each process: what carries over to other machines are ratios, and the model that
+predicts the work is of the same machine; and processes that train together have to make the same partitions, whatever
+else their machines do when they start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Node
+
+from exir_lowering import graphs
+from exir_lowering._upstream.schemas import returns_view
+from exir_lowering.dynamo.aliases import on_host
+from exir_lowering.dynamo.higher_order import is_host_call
+from exir_lowering.dynamo.random_numbers import is_random
+from exir_lowering.graphs import measures
+from exir_lowering.model import Rejection
+from exir_lowering.plans.values import MethodPlan
+from exir_lowering.plugins.backend import ExplainedResult
+from exir_lowering.plugins.costs import CostModel
+from exir_lowering.plugins.predicting import cost_of
+
+_COST = "cost"
+"""The code of what is refused since it would not pay."""
+
+_OPERATOR, _VIEW = 2.5e-6, 1e-6
+"""Seconds of each call of an operator in PyTorch, besides its work, and of one that returns a view."""
+
+_CALL, _COPIED_BYTE = 6e-6, 5e-11
+"""Seconds of each call of a partition, besides its work, and for each byte of its results, which are copied."""
+
+_SURE = 1.2
+"""How many times longer than in PyTorch a partition has to take before it is given up: predictions are rough."""
+
+_IN_PYTORCH = ("higher-order", "it is a higher-order operator, which PyTorch calls")
+_RANDOM = (
+    "random",
+    "it draws random numbers, which PyTorch does in the order of the model, so that a seed gives the same",
+)
+
+Refusal = tuple[str, str]
+"""The code and the reason for which a node goes back to the host."""
+
+
+class LessPartitioner(Partitioner):  # type: ignore[misc]
+    """Does what another partitioner does, then takes back the nodes for which there is a refusal."""
+
+    def __init__(self, partitioner: Partitioner) -> None:
+        super().__init__()
+        self.partitioner = partitioner
+
+    @classmethod
+    def of(cls, partitioner: Partitioner, *settings: Any) -> Partitioner:
+        """Return such a partitioner, of a class that reports call by the name of the other one's."""
+        made: Partitioner = type(type(partitioner).__name__, (cls,), {})(partitioner, *settings)
+        return made
+
+    def look_at(self, tagged: Mapping[str, Sequence[Node]], destinations: Mapping[str, DelegationSpec]) -> None:
+        """Look at all nodes by tag, before anything is refused."""
+
+    def refuse(self, node: Node, tag: str, destination: DelegationSpec | None) -> Refusal | None:
+        """Return why a node goes back to the host; None to leave it."""
+        return None
+
+    def ops_to_not_decompose(self, program: ExportedProgram) -> Any:
+        """Return what the other partitioner returns."""
+        return self.partitioner.ops_to_not_decompose(program)
+
+    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        """Partition as the other one, and take back what is refused."""
+        result = self.partitioner.partition(exported_program)
+        destinations: Mapping[str, DelegationSpec] = result.partition_tags
+        found = [
+            (graphs.qualified_name(path, node), node, node.meta[graphs.DELEGATION_TAG])
+            for path, inner in graphs.walk(result.tagged_exported_program.graph_module)
+            for node in inner.graph.nodes
+            if node.meta.get(graphs.DELEGATION_TAG) is not None
+        ]
+        tagged: dict[str, list[Node]] = {}
+        for _, node, tag in found:
+            tagged.setdefault(tag, []).append(node)
+        self.look_at(tagged, destinations)
+        rejections, used = list(getattr(result, "rejections", ())), set()
+        by = type(self.partitioner).__name__
+        for name, node, tag in found:
+            refused = self.refuse(node, tag, destinations.get(tag))
+            if refused is None:
+                used.add(tag)
+                continue
+            del node.meta[graphs.DELEGATION_TAG]
+            rejections.append(Rejection("", name, graphs.operator_name(node), refused[1], by, refused[0]))
+        kept = {tag: spec for tag, spec in destinations.items() if tag in used}
+        adjustments = tuple(getattr(result, "adjustments", ()))
+        return ExplainedResult(result.tagged_exported_program, kept, tuple(rejections), adjustments)
+
+
+class ForBackend(LessPartitioner):
+    """Takes what the other one takes for one backend."""
+
+    def __init__(self, partitioner: Partitioner, backend_id: str) -> None:
+        super().__init__(partitioner)
+        self._backend_id = backend_id
+
+    def refuse(self, node: Node, tag: str, destination: DelegationSpec | None) -> Refusal | None:
+        """Refuse what would go to another backend."""
+        if destination is None or destination.backend_id == self._backend_id:
+            return None
+        return "backend", f"it would go to the backend {destination.backend_id!r}, and {self._backend_id!r} is tried"
+
+
+class LeavingRandom(LessPartitioner):
+    """Takes no operator that draws random numbers, and no call of a higher-order operator that PyTorch makes."""
+
+    def refuse(self, node: Node, tag: str, destination: DelegationSpec | None) -> Refusal | None:
+        """Refuse what PyTorch runs."""
+        if is_host_call(node):
+            return _IN_PYTORCH
+        return _RANDOM if is_random(node) else None
+
+
+class ApartByRandom(LeavingRandom):
+    """Divides partitions by the random numbers that they need, so that these can be drawn in the order of the model."""
+
+    def partition(self, exported_program: ExportedProgram) -> PartitionResult:
+        """Partition as the other one, and divide each partition."""
+        result = super().partition(exported_program)
+        divided: dict[str, DelegationSpec] = {}
+        for _, inner in graphs.walk(result.tagged_exported_program.graph_module):
+            for node, drawn in _count_drawn(inner).items():
+                tag = node.meta.get(graphs.DELEGATION_TAG)
+                if tag in result.partition_tags:
+                    node.meta[graphs.DELEGATION_TAG] = f"{tag}_{drawn}"
+                    divided[f"{tag}_{drawn}"] = result.partition_tags[tag]
+        return ExplainedResult(result.tagged_exported_program, divided, result.rejections, result.adjustments)
+
+
+def _count_drawn(module: GraphModule) -> dict[Node, int]:
+    """Return for each node up to which random number has to be drawn before it; no edge leads to fewer."""
+    counts: dict[Node, int] = {}
+    drawn = 0
+    for node in module.graph.nodes:
+        counts[node] = max((counts[source] for source in node.all_input_nodes), default=0)
+        if is_random(node):
+            drawn += 1
+            counts[node] = drawn
+    return counts
+
+
+class LeavingLosses(LessPartitioner):
+    """Makes no partition that would take longer than in PyTorch, where ExecuTorch's runtime executes it."""
+
+    def __init__(self, partitioner: Partitioner, is_hosted: Callable[[str], bool], costs: CostModel | None) -> None:
+        super().__init__(partitioner)
+        self._is_hosted, self._costs = is_hosted, costs
+        self._losses: dict[str, str] = {}
+
+    @property
+    def asked_of_forms(self) -> Partitioner:
+        """Who says whether a form would be taken: of a few operators alone, nothing would be worth it."""
+        return self.partitioner
+
+    def look_at(self, tagged: Mapping[str, Sequence[Node]], destinations: Mapping[str, DelegationSpec]) -> None:
+        """Predict how long each partition takes."""
+        self._losses = {}
+        for tag, nodes in tagged.items():
+            backend_id = destinations[tag].backend_id if tag in destinations else ""
+            if backend_id and self._is_hosted(backend_id):
+                inside, in_pytorch = self._seconds(nodes, backend_id)
+                if inside > _SURE * in_pytorch:
+                    times = f"{inside * 1e6:.1f} us in {backend_id!r} and {in_pytorch * 1e6:.1f} us in PyTorch"
+                    self._losses[tag] = f"its partition would take {times}, as predicted"
+
+    def _seconds(self, nodes: Sequence[Node], backend_id: str) -> tuple[float, float]:
+        """Return how long operators take as a partition, and in PyTorch."""
+        work = cost_of(nodes, backend_id, self._costs)
+        members = set(nodes)
+        results = [node for node in nodes if not members.issuperset(node.users)]
+        copied = sum(map(measures.value_bytes, results)) * _COPIED_BYTE
+        called = (on_host(node.target) for node in nodes if graphs.is_operator(node))
+        return work + _CALL + copied, work + sum(_VIEW if returns_view(each) else _OPERATOR for each in called)
+
+    def refuse(self, node: Node, tag: str, destination: DelegationSpec | None) -> Refusal | None:
+        """Refuse what is in a partition that would not pay."""
+        return (_COST, self._losses[tag]) if tag in self._losses else None
+
+
+def takes_any(methods: Iterable[MethodPlan]) -> bool:
+    """Return whether partitioners take anything of methods, also if it is not worth it."""
+    return any(
+        method.partitions or any(reason.code == _COST for node in method.host for reason in node.reasons)
+        for method in methods
+    )
