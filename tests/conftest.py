@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from collections import Counter
 
@@ -18,6 +19,8 @@ from schedule import SECONDS, group_of
 
 def pytest_configure(config: pytest.Config) -> None:
     """Keep xdist from ordering groups by their number of tests, start the fork server early, and keep a cache apart."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as under nohup, and in the background of a script
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if "EXIR_LOWERING_CACHE" not in os.environ:
         os.environ["EXIR_LOWERING_CACHE"] = tempfile.mkdtemp(prefix="lowered-")
         starter = os.getpid()
