@@ -187,7 +187,7 @@ def read_template(
     inputs = _read_parameters(name, function)
     if example_inputs is None:
         return _TracedFunction(name, function, inputs).make_template()
-    return _ExportedFunction(name, function, inputs, example_inputs).make_template()
+    return _ExportedFunction(name, function, inputs).make_template(example_inputs)
 
 
 def _read_parameters(name: str, function: Callable[..., Any]) -> list[TemplateInput]:
@@ -220,8 +220,8 @@ def _says_constant(annotation: Any) -> bool:
 class _TemplateReader:
     """Makes a template from a graph."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, function: Callable[..., Any], inputs: Sequence[TemplateInput]) -> None:
+        self.name, self.function, self.inputs = name, function, inputs
         self.terms: dict[Node, Any] = {}
 
     def error(self, text: str) -> InputError:
@@ -235,9 +235,8 @@ class _TemplateReader:
         found = {}
         for name in self.names(node):
             given = order_arguments(name, *torch.fx.node.map_aggregate((node.args, node.kwargs), self.term))
-            found[name] = (
-                tuple(map(self.value, list_argument_names(name), given)) if list_argument_names(name) else given
-            )
+            known = list_argument_names(name)
+            found[name] = tuple(map(self.value, known, given)) if known else given
         return TemplateOperator(found)
 
     def term(self, argument: Any) -> Any:
@@ -257,13 +256,12 @@ class _TemplateReader:
         returned: dict[TemplateOperator, None] = {}
         for result in results:
             term = self.terms.get(result) if isinstance(result, Node) else None
-            if isinstance(term, TemplateOperator):
-                returned[term] = None
-            else:
+            if not isinstance(term, TemplateOperator):
                 raise self.error(
                     f"it returns {result}, which none of its operators computes. Return the results of operators "
                     f"only; inputs are available outside of a match anyway."
                 )
+            returned[term] = None
         for node in nodes:
             if not node.users:
                 raise self.error(f"the result of {'/'.join(self.names(node))} is neither used nor returned. Return it.")
@@ -301,10 +299,6 @@ class _Tracer(GraphAppendingTracer):
 
 class _TracedFunction(_TemplateReader):
     """A function that calls operators directly."""
-
-    def __init__(self, name: str, function: Callable[..., Any], inputs: Sequence[TemplateInput]) -> None:
-        super().__init__(name)
-        self.function, self.inputs = function, inputs
 
     def make_template(self) -> Template:
         graph = Graph()
@@ -380,23 +374,17 @@ class _FunctionModule(torch.nn.Module):
 class _ExportedFunction(_TemplateReader):
     """A function of tensors that torch.export reads."""
 
-    def __init__(
-        self, name: str, function: Callable[..., Any], inputs: Sequence[TemplateInput], examples: Sequence[torch.Tensor]
-    ) -> None:
-        super().__init__(name)
-        given = list(examples) if isinstance(examples, (tuple, list)) else [examples]
-        if len(given) != len(inputs) or not all(isinstance(example, torch.Tensor) for example in given):
+    def make_template(self, examples: Sequence[torch.Tensor]) -> Template:
+        given = tuple(examples) if isinstance(examples, (tuple, list)) else (examples,)
+        names = [term.name for term in self.inputs]
+        if len(given) != len(names) or not all(isinstance(example, torch.Tensor) for example in given):
             raise self.error(
                 f"example_inputs are {[type(example).__name__ for example in given]}; expected a tensor for each of "
-                f"the parameters {', '.join(term.name for term in inputs) or '(none)'}."
+                f"the parameters {', '.join(names) or '(none)'}."
             )
-        self.function, self.inputs, self.examples = function, inputs, tuple(given)
-
-    def make_template(self) -> Template:
         try:
-            module = _FunctionModule(self.function, [term.name for term in self.inputs])
             with conversion_lock():
-                program = to_edge(torch.export.export(module, self.examples)).exported_program()
+                program = to_edge(torch.export.export(_FunctionModule(self.function, names), given)).exported_program()
         except Exception as error:
             let_through(error)
             raise self.error(
