@@ -19,7 +19,7 @@ from exir_lowering.lowered_module import convention, values
 from exir_lowering.lowered_module.convention import Convention
 from exir_lowering.pte.digests import XXH3
 from exir_lowering.pte.format import MethodSpec
-from exir_lowering.pte.value_kinds import CODES, DTYPES, MAX_RANK, TENSOR, ValueSpec
+from exir_lowering.pte.value_kinds import CODES, DTYPES, MAX_RANK, TENSOR
 
 VERSION = 1
 _HEAD = struct.Struct("<Q16s")
@@ -141,7 +141,7 @@ def _a(kind: type, value: Any) -> Any:
 def _check_convention(one: Convention, method: MethodSpec) -> None:
     if (len(one.inputs), len(one.written) + len(one.outputs)) != (len(method.inputs), len(method.outputs)):
         raise ValueError(f"method {one.method!r} has a different number of inputs or outputs in the program")
-    if not all(one.inputs[index] is None and _is_tensor(method.inputs[index]) for index in one.written):
+    if not all(one.inputs[index] is None and method.inputs[index].kind == TENSOR for index in one.written):
         raise ValueError(f"method {one.method!r} writes into an input that is not a tensor")
 
 
@@ -156,10 +156,6 @@ def _check_cases(
         one = conventions[name]
         if len(cases) != len(bundled[name]) or any(len(case) != len(one.written) + len(one.outputs) for case in cases):
             raise ValueError(f"the number of outputs for the bundled inputs of method {name!r} is wrong")
-
-
-def _is_tensor(value: ValueSpec) -> bool:
-    return value.kind == TENSOR
 
 
 def _cases(where: str, methods: Mapping[str, Cases], tensors: list[torch.Tensor]) -> dict[str, Any]:

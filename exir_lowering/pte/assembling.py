@@ -74,6 +74,8 @@ def with_module(file: memoryview, kept: Sequence[bytes | memoryview]) -> list[by
         old = digests.decode(data.named[digests.KEY])
     except digests.SealError as error:
         raise CorruptError(str(error)) from None
+    if old.kind is not digests.XXH3:
+        raise CorruptError("its digests are those of an earlier version")
     place_segments(tables, {last - 1: (start, sum(map(len, kept))), last: (start + sum(map(len, kept)), size)})
     return seal(tables, [file[base : base + start], *kept], old.data, lambda piece, made: made.write(piece))
 

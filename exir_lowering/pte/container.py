@@ -5,18 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from exir_lowering.pte import header
+from exir_lowering.pte import header, slots
 from exir_lowering.pte.flatbuffer import CorruptError, Table, root
-from exir_lowering.pte.slots import (
-    ONLY,
-    DataSegment,
-    FlatNamedData,
-    FlatTensor,
-    NamedData,
-    Program,
-    SubsegmentOffsets,
-    TensorLayout,
-)
 from exir_lowering.pte.value_kinds import MemoryLayout, check_index, layout
 
 
@@ -53,20 +43,20 @@ def open_program(file: memoryview) -> tuple[Table, Data]:
     """Return the root of a `.pte` file's tables, and what its methods may refer to; a CorruptError for another file."""
     extent = header.read_pte(file)
     program = root(file[: extent.tables])
-    segments = _segments(program.tables(Program.SEGMENTS), file[extent.base : extent.base + extent.space])
-    constants = program.table(Program.CONSTANT_SEGMENT)
+    segments = _segments(program.tables(slots.Program.SEGMENTS), file[extent.base : extent.base + extent.space])
+    constants = program.table(slots.Program.CONSTANT_SEGMENT)
     _check_overlaps(
-        list(segment_ranges(program.tables(Program.SEGMENTS))),
-        {table.number(NamedData.SEGMENT_INDEX, "I") for table in program.tables(Program.NAMED_DATA)},
-        constants.number(SubsegmentOffsets.SEGMENT_INDEX, "I") if constants is not None else -1,
+        list(segment_ranges(program.tables(slots.Program.SEGMENTS))),
+        {table.number(slots.NamedData.SEGMENT_INDEX, "I") for table in program.tables(slots.Program.NAMED_DATA)},
+        constants.number(slots.SubsegmentOffsets.SEGMENT_INDEX, "I") if constants is not None else -1,
     )
     data = Data(
         segments,
-        _read_named(program.tables(Program.NAMED_DATA), segments),
+        _read_named(program.tables(slots.Program.NAMED_DATA), segments),
         _offsets(constants, segments) if constants is not None else (),
-        tuple(_offsets(table, segments) for table in program.tables(Program.MUTABLE_DATA_SEGMENTS)),
-        tuple(table.content(ONLY) for table in program.tables(Program.CONSTANT_BUFFER)),
-        tuple(table.content(ONLY) for table in program.tables(Program.BACKEND_DELEGATE_DATA)),
+        tuple(_offsets(table, segments) for table in program.tables(slots.Program.MUTABLE_DATA_SEGMENTS)),
+        tuple(table.content(slots.ONLY) for table in program.tables(slots.Program.CONSTANT_BUFFER)),
+        tuple(table.content(slots.ONLY) for table in program.tables(slots.Program.BACKEND_DELEGATE_DATA)),
     )
     return program, data
 
@@ -79,17 +69,17 @@ def read_data(file: memoryview) -> dict[str, Weight]:
     extent = header.read_ptd(file)
     table = root(file[: extent.tables])
     space = file[extent.base : extent.base + extent.space]
-    segments = _segments(table.tables(FlatTensor.SEGMENTS), space)
-    entries = list(table.tables(FlatTensor.NAMED_DATA))
+    segments = _segments(table.tables(slots.FlatTensor.SEGMENTS), space)
+    entries = list(table.tables(slots.FlatTensor.NAMED_DATA))
     contents = _read_named(entries, segments)
-    named = ((entry.text(NamedData.KEY), entry) for entry in entries)
+    named = ((entry.text(slots.NamedData.KEY), entry) for entry in entries)
     return {name: Weight(contents[name], _layout(entry)) for name, entry in named}
 
 
 def segment_ranges(tables: Iterable[Table]) -> Iterator[tuple[int, int]]:
     """Return where each segment of a file of either kind starts, relative to the first, and its size, as it says."""
     for table in tables:
-        yield table.number(DataSegment.OFFSET, "Q"), table.number(DataSegment.SIZE, "Q")
+        yield table.number(slots.DataSegment.OFFSET, "Q"), table.number(slots.DataSegment.SIZE, "Q")
 
 
 def parts(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -120,8 +110,8 @@ def _check_overlaps(ranges: Sequence[tuple[int, int]], named: Set[int], constant
 
 def _layout(entry: Table) -> MemoryLayout | None:
     """Return the layout of the tensor that named data of a `.ptd` file is; None when it is not a tensor."""
-    table = entry.table(FlatNamedData.TENSOR_LAYOUT)
-    return None if table is None else layout(table, TensorLayout)
+    table = entry.table(slots.FlatNamedData.TENSOR_LAYOUT)
+    return None if table is None else layout(table, slots.TensorLayout)
 
 
 def _segments(tables: Iterable[Table], space: memoryview) -> tuple[memoryview, ...]:
@@ -139,7 +129,7 @@ def _segments(tables: Iterable[Table], space: memoryview) -> tuple[memoryview, .
 def _read_named(tables: Iterable[Table], segments: Sequence[memoryview]) -> dict[str, memoryview]:
     found = {}
     for table in tables:
-        name, index = table.text(NamedData.KEY), table.number(NamedData.SEGMENT_INDEX, "I")
+        name, index = table.text(slots.NamedData.KEY), table.number(slots.NamedData.SEGMENT_INDEX, "I")
         if not name:
             raise CorruptError("it has data without a name")
         check_index(index, len(segments), f"the data {name!r}", "segments")
@@ -148,10 +138,10 @@ def _read_named(tables: Iterable[Table], segments: Sequence[memoryview]) -> dict
 
 
 def _offsets(table: Table, segments: Sequence[memoryview]) -> tuple[tuple[int, memoryview], ...]:
-    offsets = table.numbers(SubsegmentOffsets.OFFSETS, "Q")
+    offsets = table.numbers(slots.SubsegmentOffsets.OFFSETS, "Q")
     if not offsets:
         return ()
-    index = table.number(SubsegmentOffsets.SEGMENT_INDEX, "I")
+    index = table.number(slots.SubsegmentOffsets.SEGMENT_INDEX, "I")
     # A program whose only constant is the placeholder 0 has no segment for it.
     if offsets == (0,) and index >= len(segments):
         return ((0, memoryview(b"")),)

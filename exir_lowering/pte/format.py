@@ -29,8 +29,6 @@ from exir_lowering.pte.values import (
     Allocation,
     allocation,
     check_arenas,
-    constant_index,
-    external_name,
     read_value,
     tensor_table,
 )
@@ -183,16 +181,11 @@ def _kernels(chains: Sequence[Sequence[PlanInstruction]], operators: Sequence[tu
     }
 
 
-def _has_content(table: Table) -> bool:
-    """Return whether a value is a tensor whose content is in the file, or beside it."""
-    tensor = tensor_table(table)
-    return tensor is not None and (constant_index(tensor) != 0 or external_name(tensor) is not None)
-
-
 def _delegations(
     backends: Sequence[_Called], body: Body, tables: Sequence[Table], inputs: Sequence[int]
 ) -> tuple[Delegation, ...]:
-    given = {number for number, table in enumerate(tables) if _has_content(table)} | set(inputs)
+    tensors = {number: value.content for number, value in enumerate(body.values) if isinstance(value.content, Tensor)}
+    given = {number for number, tensor in tensors.items() if tensor.stored} | set(inputs)
     if not inputs:
         # A buffer without initial values has no content in the file. It is numbered before the inputs; where there are
         # none, it is recognised as what an operator writes in place.

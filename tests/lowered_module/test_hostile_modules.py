@@ -21,11 +21,12 @@ from torch import nn
 from torch.export import export
 from torch.utils import _pytree as pytree
 
-from exir_lowering import InputError, LoweredModule, LoweringError, cli, lower
+from exir_lowering import InputError, LoweredModule, LoweringError, cli, load, lower
 from exir_lowering.graphs import treespecs
 from exir_lowering.lowered_module import record
 from exir_lowering.pte import assembling, container
 from exir_lowering.pte.debug_info import DebugInfo
+from exir_lowering.pte.flatbuffer import CorruptError
 
 ENGINES = ("runtime", "interpreter")
 Edit = Callable[[Any], Any]
@@ -341,6 +342,23 @@ def test_a_record_that_is_none(content: bytes, saved: bytes, tmp_path: Path) -> 
     for verify in (True, False):
         with pytest.raises(InputError, match=r"model\.pte"):
             LoweredModule.load(path, verify=verify)
+
+
+def test_a_file_without_a_place_for_a_record(saved: bytes) -> None:
+    """Of another tool, or of `emit`: where segments are is not guessed."""
+    made = lower(export(nn.ReLU(), (torch.ones(3),))).emit().buffer
+    swapped = saved.replace(b"exir_lowering.module", b"exir_lowering.modulo", 1)
+    for content in (made, swapped, saved[:-8], made[:64], b""):
+        with pytest.raises(CorruptError):
+            assembling.with_module(memoryview(content), [b"{}"])
+
+
+def test_the_digests_of_what_is_kept_are_made_anew(saved: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "model.pte"
+    for content in (b"", b"{}", bytes(100_000)):
+        path.write_bytes(keeping(saved, content))
+        assert load(path, verify="full").method_names == ("forward",) and kept(path.read_bytes()) == content
+        assert keeping(path.read_bytes(), kept(saved)) == saved
 
 
 def test_a_type_that_has_changed(saved: bytes, tmp_path: Path) -> None:
