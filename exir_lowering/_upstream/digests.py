@@ -169,7 +169,6 @@ DIGESTS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "torch._subclasses.fake_tensor": {
         "FakeTensor.__new__": ("84231dde23a86143",),
-        "in_kernel_invocation_manager": ("a1d30fffb7657fd4",),
     },
     "torch.export.exported_program": {
         "ExportedProgram.run_decompositions": ("35daf8fdd887b786",),
