@@ -172,7 +172,6 @@ DIGESTS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "torch._subclasses.fake_tensor": {
         "FakeTensor.__new__": ("84231dde23a86143",),
-        "in_kernel_invocation_manager": ("a1d30fffb7657fd4",),
     },
     "torch.export._remove_auto_functionalized_pass": {
         "unsafe_remove_auto_functionalized_pass": ("f4e3301f612ca059",),

@@ -117,7 +117,7 @@ FEATURES = (
         (
             *_TRACING,
             *_in("executorch.exir.lowered_backend_module", "LoweredBackendModule.forward"),
-            *_in("torch._subclasses.fake_tensor", "FakeTensor.__new__", "in_kernel_invocation_manager"),
+            *_in("torch._subclasses.fake_tensor", "FakeTensor.__new__"),
         ),
     ),
     Feature(

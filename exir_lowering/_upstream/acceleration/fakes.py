@@ -7,6 +7,7 @@ have changed the node and left it to tracing to correct it. Each node gets a val
 
 from __future__ import annotations
 
+import operator
 from contextlib import suppress
 from typing import Any
 
@@ -19,8 +20,9 @@ from executorch.exir.pass_base import ProxyValue, _ExportPassBase
 from torch.fx import Interpreter
 from torch.utils import _pytree as pytree
 
-from exir_lowering._upstream.acceleration.forms import UnknownFormError, form_in, key_of, make, note, results_of
+from exir_lowering._upstream.acceleration.forms import UnknownFormError, key_of, make, note, results_of
 from exir_lowering._upstream.acceleration.work import Work, current
+from exir_lowering._upstream.likeness import Likeness
 
 __all__ = [
     "replacements",
@@ -36,6 +38,8 @@ def replacements() -> list[tuple[Any, str, Any]]:
         # A pass may compute results in another way than by calling the operator.
         usual = type(self)._fx is remembering and type(self.interpreter) is Interpreter
         if work is not None and mode is not None and kind == "call_function" and usual:
+            if target is operator.getitem and isinstance(args[0], ProxyValue) and type(args[1]) is int:
+                return _create(self, target, args, kwargs, meta, args[0].data[args[1]])
             key = _key(target, args, kwargs, mode)
         if work is None or key is None:
             return compute(self, kind, target, args, kwargs, meta)
@@ -55,13 +59,14 @@ def _key(target: Any, args: Any, kwargs: Any, mode: Any) -> Any:
 
     def other(value: Any) -> Any:
         if isinstance(value, ProxyValue):
-            return form_in(mode, value.data, other)
+            return likeness.describe(value.data)
         if type(value) is LoweredBackendModule:  # what it computes is its original graph, which nothing changes
             return value
         raise UnknownFormError
 
+    likeness = Likeness(UnknownFormError, other, mode=mode)
     try:
-        return key_of(target, form_in(mode, (args, kwargs), other))
+        return key_of(target, likeness.describe((args, kwargs)))
     except UnknownFormError:
         return None
 

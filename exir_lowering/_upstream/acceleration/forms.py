@@ -16,7 +16,7 @@ from executorch.exir.dialects.edge._ops import EdgeOpOverload
 
 # Traces with torch's kernels in Python, as passes do.
 from torch._dispatch.python import enable_python_dispatcher
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export.graph_signature import OutputKind
 from torch.fx import Node, map_arg
 from torch.utils import _pytree as pytree
@@ -48,9 +48,9 @@ def mode_of(node: Node) -> FakeTensorMode | None:
     return value.fake_mode if isinstance(value, FakeTensor) else None
 
 
-def form_in(mode: FakeTensorMode, value: Any, other: Callable[[Any], Hashable] | None = None) -> Any:
-    """Describe a value of a mode; `other` is asked about what is no value. UnknownFormError: there is more to it."""
-    return Likeness(UnknownFormError, other, mode=mode).describe(value)
+def form_in(mode: FakeTensorMode, value: Any) -> Any:
+    """Describe a value of a mode; UnknownFormError: there is more to it."""
+    return Likeness(UnknownFormError, mode=mode).describe(value)
 
 
 def make(form: Any, mode: FakeTensorMode) -> Any:
@@ -58,10 +58,10 @@ def make(form: Any, mode: FakeTensorMode) -> Any:
     if not isinstance(form, Form):
         kind, forms = form
         return kind([make(each, mode) for each in forms])
-    facts: Any = {"dtype": form.dtype, "requires_grad": form.requires_grad}
-    with in_kernel_invocation_manager(mode):
-        empty = torch.empty_strided(form.sizes, form.strides, device="meta", **facts)
-    return FakeTensor(mode, empty, form.device)
+    # Without the modes and kernels of tracing, which would make another fake tensor of its memory, in twice the time.
+    with torch._C._DisableTorchDispatch(), torch._C._DisablePythonDispatcher():
+        empty = torch.empty_strided(form.sizes, form.strides, dtype=form.dtype, device="meta")
+        return FakeTensor(mode, empty, form.device, requires_grad=form.requires_grad)
 
 
 def key_of(target: Any, described: Hashable) -> Any:
@@ -98,7 +98,7 @@ def infer(node: Node, forms: dict[Node, Any], mode: FakeTensorMode, work: Work, 
             raise UnknownFormError
         return forms[operand]
 
-    key = key_of(node.target, form_in(mode, (node.args, node.kwargs), known))
+    key = key_of(node.target, Likeness(UnknownFormError, known, mode=mode).describe((node.args, node.kwargs)))
     return work.forms.get(key) or note(compute(node, mode, value), key, mode, work)
 
 

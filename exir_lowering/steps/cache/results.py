@@ -35,7 +35,7 @@ def _flatten(result: PreprocessResult, chunks: list[bytes]) -> dict[str, Any] | 
         [identifier, type(named).__name__, list(named) if isinstance(named, (tuple, list)) else [named]]
         for identifier, named in (result.debug_handle_map or {}).items()
     ]
-    value = {"payload": len(chunks), "handles": None if result.debug_handle_map is None else pairs}
+    value: dict[str, Any] = {"payload": len(chunks), "handles": None if result.debug_handle_map is None else pairs}
     chunks.append(bytes(result.processed_bytes))
     if split is not None:
         buffers, inside, outside = split
