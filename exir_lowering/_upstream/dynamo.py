@@ -25,7 +25,6 @@ from torch.fx.graph import _BoxedCodeGen
 from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = [
-    "InvalidBackend",
     "TorchDynamoException",
     "aot_autograd",
     "boxed",

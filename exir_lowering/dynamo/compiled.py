@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,9 +50,9 @@ def compile_graph(
             calls[id(module)] = make_call(captured.name, len(calls), module, delegates)
         return calls[id(module)]
 
-    module = _assemble(captured, lowered, _Builder(call))
-    module.kept = kept  # type: ignore[assignment]
-    return CompiledGraph(captured, lowered, tuple(calls.values()), module.forward)
+    run = partial(_assemble(captured, lowered, _Builder(call)).forward)
+    run.kept = kept  # type: ignore[attr-defined]  # not in the module, which refers to itself and ends later
+    return CompiledGraph(captured, lowered, tuple(calls.values()), run)
 
 
 def _assemble(captured: Captured, lowered: ExportedProgram | None, builder: _Builder) -> GraphModule:
