@@ -23,8 +23,7 @@ from exir_lowering.errors import BackendContractError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs import debug_handles
 from exir_lowering.plugins import registry
-from exir_lowering.plugins.backend import Backend, BackendContext, ExecutorchBackend, context_argument
-from exir_lowering.plugins.reads import PROVENANCE
+from exir_lowering.plugins.backend import PROVENANCE, Backend, BackendContext, ExecutorchBackend, context_argument
 from exir_lowering.steps.cache.canonical import describe_program
 from exir_lowering.steps.cache.forms import Storages
 from exir_lowering.steps.cache.handles import number_handles, renumber, with_handles
