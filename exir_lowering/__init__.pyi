@@ -41,7 +41,6 @@ from .plugins.registry import (
     register_delegate as register_delegate,
     register_partitioner as register_partitioner,
 )
-from .plugins.rewrite import Doubt as Doubt, Rewrite as Rewrite, Scope as Scope
-from .plugins.rewrites import register_rewrite as register_rewrite
+from .plugins.rewrite import Doubt as Doubt, Rewrite as Rewrite, Scope as Scope, register_rewrite as register_rewrite
 from .runtime import Limits as Limits, LoadedProgram as LoadedProgram, load as load
 from .steps.emit import Artifact as Artifact

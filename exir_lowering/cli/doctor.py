@@ -47,7 +47,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
 def _examine() -> dict[str, Any]:
     from exir_lowering._upstream import installed, pins
-    from exir_lowering.plugins import listing
+    from exir_lowering.plugins import registry
     from exir_lowering.steps.cache.using import find_folder
 
     for module in sorted({module for feature in pins.FEATURES for module in feature.when_imported}):
@@ -66,7 +66,7 @@ def _examine() -> dict[str, Any]:
                 "problem": "" if plugin.missing else plugin.error,
                 "not installed": plugin.missing,
             }
-            for plugin in listing.list_installed()
+            for plugin in registry.list_installed()
         ],
         "features": [
             {"name": feature.name, "does": feature.does, "off": pins.why_off(feature.name), "without": feature.without}

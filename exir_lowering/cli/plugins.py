@@ -20,9 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(arguments: argparse.Namespace) -> int:
     """Print the list of plug-ins, and why some are broken."""
     with kept_from_stdout(True):
-        from exir_lowering.plugins import listing
+        from exir_lowering.plugins import registry
 
-        found = list(listing.list_installed())
+        found = list(registry.list_installed())
     if arguments.json:
         print(json.dumps([asdict(plugin) for plugin in found], indent=2))
         return OK

@@ -28,36 +28,33 @@ def note_made(backend: Backend) -> Backend:
 
 
 def find_address(backend: Backend) -> str:
-    """Return where another process finds a backend, as "module:class".
-
-    Raises NoAddressError if it was given as an object with a state of its own, or its class cannot be imported.
-    """
+    """Return where another process finds a backend's class, as "module:class"; NoAddressError if it does not."""
     from exir_lowering.plugins.backend import ExecutorchBackend
 
-    kind = backend.details if isinstance(backend, ExecutorchBackend) else type(backend)
-    name = f"{kind.__module__}:{kind.__qualname__}"
-    if kind is type(backend) and _made.get(id(backend)) is not backend and not _is_stateless(backend):
-        raise NoAddressError(f"backends= has an object of {name}, whose state stays in this process; pass its class")
-    return address_of(kind)
+    plugin = backend.details if isinstance(backend, ExecutorchBackend) else backend
+    return _find(plugin, "backends= has an object of")
 
 
 def find_delegate_address(delegate: Any) -> str:
     """Return where another process finds a delegate or its class, as "module:class"; NoAddressError as above."""
-    kind = delegate if isinstance(delegate, type) else type(delegate)
-    if delegate is not kind and not _is_stateless(delegate):
-        name = f"{kind.__module__}:{kind.__qualname__}"
-        raise NoAddressError(f"an object of {name} was given, whose state stays in this process; pass its class")
-    return address_of(kind)
+    return _find(delegate, "an object of", " was given")
 
 
-def address_of(kind: type[Any]) -> str:
-    """Return where another process finds a class; raise a NoAddressError if it cannot be imported by its name."""
+def _find(plugin: Any, given: str, end: str = "") -> str:
+    kind = plugin if isinstance(plugin, type) else type(plugin)
     name = f"{kind.__module__}:{kind.__qualname__}"
+    if plugin is not kind and _made.get(id(plugin)) is not plugin and not _is_stateless(plugin):
+        raise NoAddressError(f"{given} {name}{end}, whose state stays in this process; pass its class")
     if kind.__module__ == "__main__":
         raise NoAddressError(f"{name} is defined in the script; move it to a module that workers can import")
     if "<locals>" in kind.__qualname__ or _look_up(sys.modules.get(kind.__module__), kind.__qualname__) is not kind:
         raise NoAddressError(f"{name} is not found by its name; define it at the top of a module")
     return name
+
+
+def _is_stateless(plugin: Any) -> bool:
+    kind: Any = type(plugin)
+    return not getattr(plugin, "__dict__", None) and kind.__init__ is object.__init__ and kind.__new__ is object.__new__
 
 
 def load_class(address: str) -> Any:
@@ -75,8 +72,3 @@ def load_class(address: str) -> Any:
 
 def _look_up(module: Any, name: str) -> Any:
     return reduce(lambda found, part: getattr(found, part, None), name.split("."), module)
-
-
-def _is_stateless(plugin: Any) -> bool:
-    kind: Any = type(plugin)
-    return not getattr(plugin, "__dict__", None) and kind.__init__ is object.__init__ and kind.__new__ is object.__new__

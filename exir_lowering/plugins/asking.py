@@ -31,34 +31,20 @@ def asked_of_forms(partitioner: Partitioner) -> Partitioner:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a partitioner returned.
+    """What a partitioner returned."""
 
-    Attributes:
-        tagged: The tagged program: the one that it was given, or a copy.
-        destinations: The destination of each tag.
-        given: The rejections that it returned, by node.
-        adjustments: The adjustments that it returned.
-        heard: What it reported about nodes in ExecuTorch's ways.
-    """
-
-    tagged: ExportedProgram
-    destinations: dict[str, DelegationSpec]
-    given: Mapping[str, Rejection]
+    tagged: ExportedProgram  # the one that it was given, or a copy
+    destinations: dict[str, DelegationSpec]  # by tag
+    given: Mapping[str, Rejection]  # the rejections that it returned, by node
     adjustments: tuple[Adjustment, ...]
-    heard: Refusals
+    heard: Refusals  # what it reported about nodes in ExecuTorch's ways
 
 
 def ask(who: str, partitioner: Partitioner, program: ExportedProgram) -> Answer:
-    """Run a partitioner.
+    """Run a partitioner, which errors call `who`.
 
-    Args:
-        who: Its name for errors.
-        partitioner: The partitioner.
-        program: The program to tag.
-
-    Raises:
-        InputError: It refuses its user's arguments.
-        PartitionerContractError: It raised, or returned something other than a PartitionResult.
+    Raises InputError if it refuses its user's arguments, PartitionerContractError if it raised, or returned something
+    other than a PartitionResult.
     """
     with refusals.listen() as heard:
         result = _run(who, partitioner, program)
@@ -95,11 +81,10 @@ def _run(who: str, partitioner: Partitioner, view: ExportedProgram) -> Any:
 
 def _destinations(who: str, partitioner: Partitioner, result: Any) -> dict[str, DelegationSpec]:
     tags = getattr(result, "partition_tags", None)
+    wrong: Any = {"violation": "destinations", "details": {"partitioner": partitioner}}
     if not isinstance(tags, Mapping):
         raise PartitionerContractError(
-            f"{who} returned partition_tags={tags!r}, expected a mapping from each tag to a DelegationSpec.",
-            violation="destinations",
-            details={"partitioner": partitioner},
+            f"{who} returned partition_tags={tags!r}, expected a mapping from each tag to a DelegationSpec.", **wrong
         )
     for name, spec in tags.items():
         specs = getattr(spec, "compile_specs", None)
@@ -107,8 +92,7 @@ def _destinations(who: str, partitioner: Partitioner, result: Any) -> dict[str, 
         if not isinstance(getattr(spec, "backend_id", None), str) or not well_formed:
             raise PartitionerContractError(
                 f"{who} sends tag {name!r} to {spec!r}, expected DelegationSpec(backend_id, [CompileSpec, ...]).",
-                violation="destinations",
-                details={"partitioner": partitioner},
+                **wrong,
             )
     return dict(tags)
 

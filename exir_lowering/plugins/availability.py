@@ -9,12 +9,7 @@ from typing import Any
 
 from exir_lowering._upstream import installed
 from exir_lowering._upstream.runtime import executorch_runtime
-from exir_lowering.errors import (
-    BackendFailure,
-    BackendUnavailableWarning,
-    LoweringError,
-    UnknownPluginError,
-)
+from exir_lowering.errors import BackendFailure, BackendUnavailableWarning, LoweringError, UnknownPluginError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.plugins import registry
 from exir_lowering.plugins.delegate import Delegate
@@ -35,11 +30,7 @@ class Missing:
 
 
 def executor(backend_id: str, given: Mapping[str, Any] | None = None) -> Delegate | Missing | None:
-    """Find what executes a backend's payloads: an available delegate, preferably a given one, or None: the runtime.
-
-    Returns `Missing` if nothing does. Raises BackendFailure if the delegate fails in `is_available`, PluginLoadError if
-    it cannot be created or its id is provided twice.
-    """
+    """Find what executes a backend's payloads: an available delegate, preferably a given one; None for the runtime."""
     own = installed.own_backends()
     has = f"It has {', '.join(sorted(own)) or 'none'}."
     if backend_id in own and backend_id not in (given or ()):

@@ -21,6 +21,8 @@ from exir_lowering.graphs.weights import WeightStore
 from exir_lowering.model import Adjustment, Rejection
 
 __all__ = [
+    "NAMES",
+    "PROVENANCE",
     "Backend",
     "BackendContext",
     "CompileSpec",
@@ -60,6 +62,24 @@ class ExplainedResult(PartitionResult):  # type: ignore[misc]
 
     rejections: Sequence[Rejection] = ()
     adjustments: Sequence[Adjustment] = ()
+
+
+NAMES = "names"
+"""In `unread`: the names of nodes, inputs and weights, also those in `node.meta`."""
+
+_SOURCES = (
+    "desc",
+    "from_node",
+    "nn_module_stack",
+    "original_aten",
+    "seq_nr",
+    "source_fn_stack",
+    "stack_trace",
+    "torch_fn",
+)
+
+PROVENANCE = frozenset({NAMES, *_SOURCES})
+"""For `unread`: the names, and what says which code of the model a node comes from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,10 +240,7 @@ def takes_context(method: Callable[..., Any]) -> bool:
 
 
 def context_argument(method: Callable[..., Any], context: BackendContext | None) -> dict[str, BackendContext]:
-    """Return the keyword arguments for a backend's method: the context, if it has a parameter of that name.
-
-    Raises BackendContractError if the parameter has no default, and there is no context to pass.
-    """
+    """Return the keyword arguments for a backend's method: the context, if it has a parameter of that name."""
     parameter = inspect.signature(method).parameters.get("context")
     if parameter is None or (context is None and parameter.default is not inspect.Parameter.empty):
         return {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
@@ -20,17 +20,18 @@ dicts and dataclasses of these) and of other partitioners; or None if that canno
 ASKED = ("ops_to_not_decompose", "transform_for_pre_decomposition")
 """The methods of a partitioner that the conversion calls."""
 
-
 _XNNPACK = "executorch.backends.xnnpack.partition"
+_DESCRIBED = {
+    f"{_XNNPACK}.xnnpack_partitioner.Xnnpack{kind}Partitioner"
+    for kind in ("", "DynamicallyQuantized", "FloatingPoint", "Quantized")
+    if metadata.version("executorch").startswith("1.5.")  # on which `_describe_xnnpack` was checked
+}
 _CONSTRAINTS = "exir_lowering.backends.xnnpack.constraints"
 _LINEAR = [torch.nn.functional.linear, torch.nn.Linear]
 
 
 def describe_requests(partitioner: Any) -> Sequence[Any] | None:
-    """Return what the requests of a partitioner depend on beside its class and the program; None if nothing is known.
-
-    These are data, and other partitioners that it asks.
-    """
+    """Return what the requests of a partitioner depend on beside its class and the program; None if that is unknown."""
     kind = type(partitioner)
     if not any(name in vars(partitioner) for name in (*ASKED, DECLARATION)):
         if all(getattr(kind, name, None) is getattr(Partitioner, name) for name in ASKED):
@@ -39,8 +40,7 @@ def describe_requests(partitioner: Any) -> Sequence[Any] | None:
         if declared is not None and all(issubclass(declared, _class_with(kind, name) or kind) for name in ASKED):
             found: Sequence[Any] | None = partitioner.describe_requests()
             return found
-    known = _KNOWN.get(f"{kind.__module__}.{kind.__qualname__}")
-    return None if known is None else known(partitioner)
+    return _describe_xnnpack(partitioner) if f"{kind.__module__}.{kind.__qualname__}" in _DESCRIBED else None
 
 
 def _class_with(kind: type, name: str) -> type | None:
@@ -59,9 +59,8 @@ def _describe_xnnpack(partitioner: Any) -> Sequence[Any] | None:
         check = settings.pop("check_constraints", None)  # what it takes: it matters for what it asks to keep whole
         if check is not None and config.get_original_aten() is not None:
             inner = getattr(check, "args", (None,))[0]
-            if getattr(getattr(check, "func", None), "__module__", "") != _CONSTRAINTS:
-                return None
-            if getattr(inner, "__func__", None) is not type(config).check_constraints:
+            ours = getattr(getattr(check, "func", None), "__module__", "") == _CONSTRAINTS
+            if not ours or getattr(inner, "__func__", None) is not type(config).check_constraints:
                 return None
             settings["check_constraints"] = _CONSTRAINTS
         modules = settings.pop("linear_modules", None)
@@ -69,14 +68,3 @@ def _describe_xnnpack(partitioner: Any) -> Sequence[Any] | None:
             return None
         described.append((type(config), settings))
     return described
-
-
-def _list_known() -> dict[str, Callable[[Any], Sequence[Any] | None]]:
-    """Return what is known about partitioners of ExecuTorch, in the versions that it was checked on."""
-    if not metadata.version("executorch").startswith("1.5."):
-        return {}
-    names = ("Xnnpack", "XnnpackDynamicallyQuantized", "XnnpackFloatingPoint", "XnnpackQuantized")
-    return {f"{_XNNPACK}.xnnpack_partitioner.{name}Partitioner": _describe_xnnpack for name in names}
-
-
-_KNOWN = _list_known()

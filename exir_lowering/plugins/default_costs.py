@@ -10,6 +10,7 @@ of the device is better.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,78 +39,68 @@ _CALLING = frozenset({"cond", "map_impl", "scan", "while_loop"})
 
 _NANO = 1e-9
 
-_HOST_CALL = 1500.0
-"""Nanoseconds of each call of a host kernel, with the caches of a model that runs."""
+# All of these are nanoseconds.
+_HOST_CALL = 1500.0  # of each call of a host kernel, with the caches of a model that runs
+_DELEGATE_CALL = 5000.0  # of each call of a delegate
+_PER_BYTE = 0.05  # for each byte between the host and a delegate
+_HOST_ELEMENT = 2.0  # per unit of work of a host operator that the table does not have
+_WINDOW_ELEMENT = 12.0  # of each element that a pooling reads inside its input, on the host
+_MULTIPLY_ADD = 0.0103  # of a multiply-add of a matrix product or convolution in a delegate
+_WEIGHT_BYTE = 0.05  # to read a byte of a matrix, which small products wait for
+_DEPTHWISE = 0.12  # of a multiply-add of a depthwise convolution in a delegate
+_DEPTHWISE_LARGE = 0.7  # of one with a kernel above 5 x 5
+_DELEGATE_ELEMENT = 0.25  # per unit of work of a delegated operator that the table does not have
 
-_DELEGATE_CALL = 5000.0
-"""Nanoseconds of each call of a delegate."""
 
-_PER_BYTE = 0.05
-"""Nanoseconds for each byte between the host and a delegate."""
+def _by_operator(table: Mapping[float, str]) -> dict[str, float]:
+    return {name: cost for cost, names in table.items() for name in names.split()}
 
-_HOST_ELEMENT = 2.0
-"""Nanoseconds per unit of work of a host operator that the table does not have."""
 
-_HOST = {
-    **dict.fromkeys(("relu", "abs", "add", "sub", "mul", "div", "neg", "leaky_relu", "hardtanh", "clone"), 0.45),
-    **dict.fromkeys(("clamp", "logical_and", "logical_or", "logical_xor"), 0.9),
-    **dict.fromkeys(("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not"), 0.6),
-    **dict.fromkeys(("eq", "ne", "ge", "gt", "le", "lt"), 1.5),
-    **dict.fromkeys(("sign", "sqrt", "rsqrt", "reciprocal", "ceil", "floor"), 1.5),
-    **dict.fromkeys(("exp", "log", "sigmoid", "sin", "pow", "cumsum"), 2.8),
-    **dict.fromkeys(("cos", "gelu", "round", "tanh", "remainder", "fmod", "scatter", "flip", "gather"), 6.5),
-    **dict.fromkeys(("maximum", "minimum", "_to_dim_order_copy", "_to_copy"), 2.0),
-    **dict.fromkeys(("any", "all", "logical_not"), 0.22),
-    **dict.fromkeys(("mean", "sum"), 0.6),
-    **dict.fromkeys(("amax", "amin", "max", "min", "var", "argmax", "argmin"), 1.0),
-    **dict.fromkeys(("_softmax", "_log_softmax"), 4.5),
-    **dict.fromkeys(("view_copy", "unsqueeze_copy", "squeeze_copy", "alias_copy", "_clone_dim_order"), 0.25),
-    **dict.fromkeys(("slice_copy", "select_copy", "split_with_sizes_copy", "cat", "stack", "repeat"), 0.3),
-    **dict.fromkeys(("embedding", "index", "index_select", "constant_pad_nd"), 0.5),
-    **dict.fromkeys(("full", "full_like", "zeros", "ones", "scalar_tensor", "copy"), 0.3),
-    **dict.fromkeys(("permute_copy", "transpose_copy", "t_copy"), 3.2),
-    **dict.fromkeys(("native_layer_norm", "native_group_norm"), 1.2),
-    **dict.fromkeys(("mm", "bmm", "linear"), 0.065),
-    **dict.fromkeys(("addmm", "baddbmm"), 0.85),
-    "_native_batch_norm_legit_no_training": 0.3,
-    "arange": 0.6,
-    "convolution": 3.3,
-    "erf": 12.0,
-    "expand_copy": 0.6,
-    "index_put": 24.0,
-    "upsample_bilinear2d": 7.7,
-    "upsample_nearest2d": 2.2,
-    "where": 4.0,
-    **dict.fromkeys(_POOLING, 0.77),
-}
+_HOST = _by_operator(
+    {
+        0.065: "mm bmm linear",
+        0.22: "any all logical_not",
+        0.25: "view_copy unsqueeze_copy squeeze_copy alias_copy _clone_dim_order",
+        0.3: (
+            "slice_copy select_copy split_with_sizes_copy cat stack repeat full full_like zeros ones "
+            "scalar_tensor copy _native_batch_norm_legit_no_training"
+        ),
+        0.45: "relu abs add sub mul div neg leaky_relu hardtanh clone",
+        0.5: "embedding index index_select constant_pad_nd",
+        0.6: "bitwise_and bitwise_or bitwise_xor bitwise_not mean sum arange expand_copy",
+        0.77: "max_pool2d_with_indices avg_pool2d max_pool2d",
+        0.85: "addmm baddbmm",
+        0.9: "clamp logical_and logical_or logical_xor",
+        1.0: "amax amin max min var argmax argmin",
+        1.2: "native_layer_norm native_group_norm",
+        1.5: "eq ne ge gt le lt sign sqrt rsqrt reciprocal ceil floor",
+        2.0: "maximum minimum _to_dim_order_copy _to_copy",
+        2.2: "upsample_nearest2d",
+        2.8: "exp log sigmoid sin pow cumsum",
+        3.2: "permute_copy transpose_copy t_copy",
+        3.3: "convolution",
+        4.0: "where",
+        4.5: "_softmax _log_softmax",
+        6.5: "cos gelu round tanh remainder fmod scatter flip gather",
+        7.7: "upsample_bilinear2d",
+        12.0: "erf",
+        24.0: "index_put",
+    }
+)
 """Nanoseconds per unit of work (`count_work`) of a host kernel."""
 
 _HOST_SPREAD = {"expand_copy": 3.8, "where": 8.5}
 """The same where elements are repeated: an operand of `where` is a single number, the last dimension is expanded."""
 
-_WINDOW_ELEMENT = 12.0
-"""Nanoseconds of each element that a pooling reads inside its input, on the host."""
-
-_MULTIPLY_ADD = 0.0103
-"""Nanoseconds of a multiply-add of a matrix product or convolution in a delegate."""
-
-_WEIGHT_BYTE = 0.05
-"""Nanoseconds to read a byte of a matrix, which small products wait for."""
-
-_DEPTHWISE, _DEPTHWISE_LARGE = 0.12, 0.7
-"""Nanoseconds of a multiply-add of a depthwise convolution in a delegate, and of one with a kernel above 5 x 5."""
-
-_DELEGATE_ELEMENT = 0.25
-"""Nanoseconds per unit of work of a delegated operator that the table does not have."""
-
-_DELEGATE = {
-    **dict.fromkeys(("cos", "div", "elu", "exp", "gelu", "hardswish", "leaky_relu", "log", "pow"), 0.4),
-    **dict.fromkeys(("rsqrt", "sigmoid", "sin", "sqrt", "tanh", "_softmax"), 0.4),
-    **dict.fromkeys(("cat", "constant_pad_nd", "slice_copy", "permute_copy", "_clone_dim_order", "clone"), 0.13),
-    **dict.fromkeys(("view_copy", "unsqueeze_copy", "squeeze_copy"), 0.05),
-    **dict.fromkeys(("amax", "amin", "mean", "sum"), 1.5),
-    **dict.fromkeys(("avg_pool2d", "max_pool2d", "max_pool2d_with_indices"), 0.25),
-}
+_DELEGATE = _by_operator(
+    {
+        0.05: "view_copy unsqueeze_copy squeeze_copy",
+        0.13: "cat constant_pad_nd slice_copy permute_copy _clone_dim_order clone",
+        0.25: "avg_pool2d max_pool2d max_pool2d_with_indices",
+        0.4: "cos div elu exp gelu hardswish leaky_relu log pow rsqrt sigmoid sin sqrt tanh _softmax",
+        1.5: "amax amin mean sum",
+    }
+)
 """Nanoseconds per unit of work in a delegate."""
 
 
@@ -132,12 +123,7 @@ class DefaultCosts:
         return 0.0 if place == HOST else _DELEGATE_CALL * _NANO
 
     def node_cost(self, node: Node, place: str) -> float:
-        """Return what an operator costs on the host, or in a delegate, whichever backend it is.
-
-        Args:
-            node: The operator, in Edge dialect.
-            place: "host", or a backend.
-        """
+        """Return what an operator in Edge dialect costs on the host, or in a delegate, whichever backend it is."""
         if not graphs.is_operator(node):
             return 0.0
         name = _name(node)
@@ -243,12 +229,8 @@ def _delegate_cost(name: str, node: Node) -> float:
 
 def _is_prepared(sources: list[Node], node: Node) -> bool:
     """Return whether a product's weight is transposed, which is done when the model is lowered, or its input padded."""
-    into_products = all(_name(user) in _PRODUCTS for user in node.users)
-    return bool(node.users) and into_products and (len(sources) == 1 and _prepares(sources[0], node))
-
-
-def _prepares(source: Node, node: Node) -> bool:
-    return source.op == "placeholder" or _name(node) == "constant_pad_nd"
+    prepared = len(sources) == 1 and (sources[0].op == "placeholder" or _name(node) == "constant_pad_nd")
+    return prepared and bool(node.users) and all(_name(user) in _PRODUCTS for user in node.users)
 
 
 def _product_cost(name: str, node: Node) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -29,18 +29,6 @@ class Recorder(Protocol):
         ...
 
 
-class _Nothing:
-    """An event that is not recorded."""
-
-    __slots__ = ()
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *error: object) -> None:
-        return None
-
-
 class _Event:
     """An event, which lasts as long as the context."""
 
@@ -57,7 +45,8 @@ class _Event:
             self._recorder.record(self._identifier, self._start, self._recorder.now())
 
 
-_NOTHING = _Nothing()
+_NOTHING = nullcontext()
+"""An event that is not recorded."""
 
 
 def check_identifier(identifier: object) -> None:

@@ -35,17 +35,10 @@ Entry points are found by what an installation says of itself. One that is incom
 
 
 def find_checks(backend: str) -> PayloadChecks | None:
-    """Find what checks the payloads of a backend.
+    """Find what checks the payloads of a backend; its id, from a file, only selects among installed plug-ins.
 
-    Args:
-        backend: The id of the backend in a file. It selects among installed plug-ins, and does nothing else.
-
-    Returns:
-        The checks; None if no plug-in has any, and the backend is not known to need them.
-
-    Raises:
-        PluginLoadError: They cannot be loaded, or are missing for a backend that needs them in the runtime of this
-            machine.
+    Returns None if no plug-in has any, and the backend is not known to need them. Raises PluginLoadError if they cannot
+    be loaded, or are missing for a backend that needs them in the runtime of this machine.
     """
     checks = registry.find_payload_checks(backend)
     if checks is None and backend in NEEDED and backend in installed.own_backends():

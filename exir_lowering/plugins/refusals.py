@@ -28,13 +28,9 @@ _SHAPED = ("aten.view_copy.default", "aten.view.default", "aten.expand_copy.defa
 
 @dataclass
 class Refusals:
-    """The reasons that a partitioner reported while it ran.
+    """The reasons that a partitioner reported while it ran."""
 
-    Attributes:
-        heard: For each node, the reasons and who gave them, in the order in which they were given.
-    """
-
-    heard: dict[Node, dict[str, str]] = field(default_factory=dict)
+    heard: dict[Node, dict[str, str]] = field(default_factory=dict)  # by node: each reason, and who gave it first
 
     def hear(self, node: Node, reason: str, by: str) -> None:
         """Record a reason for a node."""
@@ -57,19 +53,11 @@ def collect_rejections(
     *,
     besides: Collection[str] = (),
 ) -> tuple[Rejection, ...]:
-    """Give a reason for each operator that a partitioner left on the host.
+    """Return a rejection for each operator without a tag, in graph order, without its method.
 
-    Args:
-        tagged: The program with the partitioner's tags.
-        partitioner: The partitioner.
-        given: The rejections that it returned, by node.
-        refusals: The reasons that it reported while it ran.
-        besides: Operators that it was not asked about. Its checks must not see them: ExecuTorch's checks mark nodes,
-            and marked nodes are compiled differently.
-
-    Returns:
-        A rejection for each operator without a tag, in graph order, without its method. Operators in graphs that move
-        with a tagged call have none.
+    `given` are the rejections that the partitioner returned, by node; `refusals` the reasons that it reported while it
+    ran. `besides` are operators that it was not asked about: its checks must not see them, as ExecuTorch's checks mark
+    nodes, and marked nodes are compiled differently. Operators in graphs that move with a tagged call have none.
     """
     name = type(partitioner).__name__
     found = []
@@ -124,11 +112,7 @@ def _configured(
 
 
 def _cause(node: Node, words: str) -> str:
-    """Return the actual cause if a partitioner's words name something else.
-
-    ExecuTorch's check for XNNPACK says "invalid dtype" for every argument that is not a tensor with elements and a
-    dtype of its own.
-    """
+    """Return the actual cause: ExecuTorch's check for XNNPACK says "invalid dtype" of all that is unusual."""
     if words != _INVALID_DTYPE:
         return words
     values = [source.meta.get("val") for source in node.all_input_nodes]

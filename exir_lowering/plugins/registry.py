@@ -7,7 +7,9 @@ when one of these is requested.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import Distribution, EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -123,18 +125,17 @@ def register(group: str, plugin_id: str, plugin: Any) -> None:
     _registered[group][plugin_id] = plugin
 
 
-def _place(plugin: Any) -> str:
+def _place(plugin: Any, separator: str = ":") -> str:
     """Return where a plug-in is defined, or its repr if that is not known, as for functools.partial."""
     name = getattr(plugin, "__qualname__", None)
-    return f"{plugin.__module__}:{name}" if isinstance(name, str) else repr(plugin)
+    return f"{plugin.__module__}{separator}{name}" if isinstance(name, str) else repr(plugin)
 
 
 def find_partitioner(plugin_id: str) -> Partitioner:
-    """Make the partitioner that an entry point provides: a `Partitioner` class, or a function that returns one.
+    """Make the partitioner that a plug-in provides: a `Partitioner` class, or a function that returns one.
 
-    Raises:
-        UnknownPluginError: No distribution provides the id.
-        PluginLoadError: It is provided twice, cannot be imported, or does not make a partitioner.
+    Raises UnknownPluginError if nobody provides the id, PluginLoadError if it is provided twice, cannot be imported, or
+    does not make a partitioner. So do the other functions that find something.
     """
     from exir_lowering.plugins.backend import Partitioner
 
@@ -155,16 +156,7 @@ def find_partitioner(plugin_id: str) -> Partitioner:
 
 
 def find_backend(backend_id: str, given: Mapping[str, Any] | None = None) -> Backend:
-    """Find a backend: in the caller's mapping, among the plug-ins, then among ExecuTorch's classes by name.
-
-    Args:
-        backend_id: The id that a partitioner's delegation spec names.
-        given: The call's `backends=`: Backend objects or classes, or BackendDetails classes, by id.
-
-    Raises:
-        UnknownPluginError: No one provides the id.
-        PluginLoadError: It is provided twice, cannot be imported, or is not a backend.
-    """
+    """Find a backend: in the call's `backends=`, among the plug-ins, then among ExecuTorch's classes by name."""
     if given is not None and backend_id in given:
         return as_backend(backend_id, given[backend_id])
     if backend_id in known_ids(BACKENDS):
@@ -172,7 +164,7 @@ def find_backend(backend_id: str, given: Mapping[str, Any] | None = None) -> Bac
     details = _details_class(backend_id)
     if details is not None:
         return as_backend(backend_id, details)
-    known = sorted({*(given or ()), *known_ids(BACKENDS), *_details_names()})
+    known = sorted({*(given or ()), *known_ids(BACKENDS), *(kind.__name__ for kind in _details_classes())})
     raise UnknownPluginError(
         f"Backend {backend_id!r} was not found: not in backends=, not registered, in no entry point of group "
         f"{BACKENDS!r}, and no imported ExecuTorch BackendDetails class has that name. {_suggest(backend_id, known)} "
@@ -182,33 +174,25 @@ def find_backend(backend_id: str, given: Mapping[str, Any] | None = None) -> Bac
 
 
 def as_backend(backend_id: str, candidate: Any) -> Backend:
-    """Turn a Backend object, a Backend class or a BackendDetails class into a Backend.
-
-    Raises PluginLoadError for anything else, a class that raises, or a `parallel` that is not one of `PARALLEL`.
-    """
+    """Turn a Backend object, a Backend class or a BackendDetails class into a Backend, or raise a PluginLoadError."""
     from executorch.exir.backend.backend_details import BackendDetails
 
-    from exir_lowering.plugins.backend import Backend, ExecutorchBackend
+    from exir_lowering.plugins.backend import PARALLEL, Backend, ExecutorchBackend
 
     if isinstance(candidate, type) and issubclass(candidate, BackendDetails):
         return ExecutorchBackend(candidate)
+    backend = candidate
     if isinstance(candidate, type) and issubclass(candidate, Backend):
-        return note_made(_check_parallel(backend_id, _make(f"Backend {backend_id!r}", candidate)))
-    if isinstance(candidate, Backend):
-        return _check_parallel(backend_id, candidate)
-    raise PluginLoadError(
-        f"Backend {backend_id!r}: got {candidate!r}, expected an exir_lowering.Backend (object or class) or an "
-        f"ExecuTorch BackendDetails class."
-    )
-
-
-def _check_parallel(backend_id: str, backend: Backend) -> Backend:
-    from exir_lowering.plugins.backend import PARALLEL
-
+        backend = note_made(_make(f"Backend {backend_id!r}", candidate))
+    if not isinstance(backend, Backend):
+        raise PluginLoadError(
+            f"Backend {backend_id!r}: got {candidate!r}, expected an exir_lowering.Backend (object or class) or an "
+            f"ExecuTorch BackendDetails class."
+        )
     if backend.parallel not in PARALLEL:
         raise PluginLoadError(
-            f"Backend {backend_id!r}: {type(backend).__module__}.{type(backend).__qualname__} has parallel = "
-            f"{backend.parallel!r}, expected one of {', '.join(map(repr, PARALLEL))}."
+            f"Backend {backend_id!r}: {_place(type(backend), '.')} has parallel = {backend.parallel!r}, expected one "
+            f"of {', '.join(map(repr, PARALLEL))}."
         )
     return backend
 
@@ -218,22 +202,11 @@ def _make(who: str, kind: type[_Plugin]) -> _Plugin:
         return kind()
     except Exception as error:
         let_through(error)
-        raise PluginLoadError(
-            f"{who}: creating {kind.__module__}.{kind.__qualname__} raised {type(error).__name__}: {error}"
-        ) from error
+        raise PluginLoadError(f"{who}: creating {_place(kind, '.')} raised {type(error).__name__}: {error}") from error
 
 
 def find_delegate(delegate_id: str, given: Mapping[str, Any] | None = None) -> Delegate:
-    """Find a delegate: in the caller's mapping, then among the plug-ins.
-
-    Args:
-        delegate_id: The id of a backend in a file.
-        given: The call's `delegates=`: Delegate objects or classes by id.
-
-    Raises:
-        UnknownPluginError: No one provides the id.
-        PluginLoadError: It is provided twice, cannot be imported, or is not a delegate.
-    """
+    """Find a delegate by the id of a backend in a file: in the call's `delegates=`, then among the plug-ins."""
     if given is not None and delegate_id in given:
         return as_delegate(delegate_id, given[delegate_id])
     if delegate_id in known_ids(DELEGATES):
@@ -249,20 +222,18 @@ def find_delegate(delegate_id: str, given: Mapping[str, Any] | None = None) -> D
 
 def as_delegate(delegate_id: str, candidate: Any) -> Delegate:
     """Turn a Delegate object or class into a Delegate; PluginLoadError for anything else, or if creating it raises."""
+    delegate = candidate
     if isinstance(candidate, type) and issubclass(candidate, Delegate):
-        return _make(f"Delegate {delegate_id!r}", candidate)
-    if isinstance(candidate, Delegate):
-        return candidate
-    raise PluginLoadError(
-        f"Delegate {delegate_id!r}: got {candidate!r}, expected an exir_lowering.Delegate (object or class)."
-    )
+        delegate = _make(f"Delegate {delegate_id!r}", candidate)
+    if not isinstance(delegate, Delegate):
+        raise PluginLoadError(
+            f"Delegate {delegate_id!r}: got {candidate!r}, expected an exir_lowering.Delegate (object or class)."
+        )
+    return delegate
 
 
 def find_payload_checks(backend_id: str) -> PayloadChecks | None:
-    """Find what checks the payloads of a backend, by the id in a file; None when no plug-in does.
-
-    Raises PluginLoadError if it is provided twice, cannot be imported, or is not a `PayloadChecks` class.
-    """
+    """Find what checks the payloads of a backend, by the id in a file; None when no plug-in does."""
     if backend_id not in known_ids(PAYLOADS):
         return None
     kind = load(PAYLOADS, backend_id)
@@ -275,10 +246,7 @@ def find_payload_checks(backend_id: str) -> PayloadChecks | None:
 
 
 def check_delegates(given: Any) -> Mapping[str, Any]:
-    """Check the `delegates=` argument of a call and return it as a mapping.
-
-    Raises InputError unless it is a mapping from ids or a sequence of delegates, no two of which have the same id.
-    """
+    """Return the `delegates=` of a call, a mapping or a sequence, by id; InputError if it is something else."""
     if given is None:
         return {}
     if isinstance(given, Mapping) and all(isinstance(key, str) and key for key in given):
@@ -322,11 +290,7 @@ def registered(group: str) -> Mapping[str, Any]:
 
 
 def load(group: str, plugin_id: str) -> Any:
-    """Return a plug-in. A class may be both registered and the object of an entry point of its package.
-
-    Raises UnknownPluginError if no distribution provides the id, PluginLoadError if it is provided twice, or cannot be
-    imported.
-    """
+    """Return a plug-in. A class may be both registered and the object of an entry point of its package."""
     providers = providers_of(group, plugin_id)
     if not providers:
         raise UnknownPluginError(
@@ -383,10 +347,6 @@ def _describe_distribution(distribution: Distribution) -> str:
     return f"{distribution.name} {distribution.version}"
 
 
-def _details_names() -> list[str]:
-    return [cls.__name__ for cls in _details_classes()]
-
-
 def _details_classes() -> list[type[BackendDetails]]:
     from executorch.exir.backend.backend_details import BackendDetails
 
@@ -404,6 +364,32 @@ def _details_class(name: str) -> type[BackendDetails] | None:
             f"rename one of them, or choose one with backends={{{name!r}: TheClass}}."
         )
     return next(iter(places.values()), None)
+
+
+@dataclass(frozen=True, slots=True)
+class PluginInfo:
+    """One installed plug-in."""
+
+    group: str  # the entry-point group
+    id: str  # the entry's name
+    provider: str  # the distribution and object
+    error: str  # why it cannot be used, "" if it can
+    missing: str = ""  # the module, of something else, that is not installed, if that is why
+
+
+def list_installed() -> Iterator[PluginInfo]:
+    """Load and describe every plug-in; broken ones have an error."""
+    for group in GROUPS:
+        for plugin_id in sorted(known_ids(group)):
+            error = missing = ""
+            try:
+                load(group, plugin_id)
+            except PluginLoadError as failure:
+                error, cause = str(failure), failure.__cause__
+                if isinstance(cause, ImportError) and cause.name not in sys.modules:
+                    missing = cause.name or ""
+            for provider in providers_of(group, plugin_id):
+                yield PluginInfo(group, plugin_id, provider, error, missing)
 
 
 def _suggest(wanted: str, known: list[str]) -> str:

@@ -5,20 +5,17 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
-from exir_lowering import graphs
 from exir_lowering.graphs.operators.purity import only_computes
 from exir_lowering.plugins import Doubt, Rewrite, Scope
-from exir_lowering.rewrites.forms import call_key
-
-_QUANTIZED = ("quantized_decomposed.", "torchao.")
-"""Quantised patterns are one operator with its own dequantised operands: torch duplicates those for backends."""
+from exir_lowering.rewrites.forms import call_key, is_quantisation
 
 
 class CommonSubexpressions(Rewrite):
     """Replaces a call by an earlier one of the same operator with the same arguments.
 
-    Operators that are random, or not known to have no effect, are left alone. As operands are rewritten first, equal
-    chains become one from their beginning to their end. Source: local value numbering, Cocke and Schwartz, 1970.
+    Operators that are random, or not known to have no effect, are left alone; so are those of quantisation, which torch
+    duplicates because a backend fuses a pattern with dequantised operands of its own. As operands are rewritten first,
+    equal chains become one from their beginning to their end. Source: local value numbering, Cocke and Schwartz, 1970.
     """
 
     name = "common-subexpressions"
@@ -27,7 +24,7 @@ class CommonSubexpressions(Rewrite):
 
     def rewrite(self, node: Node, scope: Scope) -> Node | Doubt | None:
         """Return an earlier node that is equal to a node."""
-        if not only_computes(node) or graphs.operator_name(node).startswith(_QUANTIZED):
+        if not only_computes(node) or is_quantisation(node):
             return None
         key = call_key(node)
         if key is None:

@@ -7,10 +7,9 @@ from collections.abc import Hashable
 import torch
 from torch.fx import Node
 
-from exir_lowering import graphs
 from exir_lowering.graphs.operators.purity import only_computes
 from exir_lowering.plugins import Doubt, Rewrite, Scope
-from exir_lowering.rewrites.forms import MOVEMENTS, call_key, calls, static_shape, tensor_of
+from exir_lowering.rewrites.forms import MOVEMENTS, call_key, calls, is_quantisation, static_shape, tensor_of
 
 _GROWTH = 1 << 18
 """Bytes by which every method may grow."""
@@ -52,7 +51,7 @@ class Constants(Rewrite):
         number = _number(node, scope)
         if number is None or all(_is_foldable(user, scope) for user in node.users):
             return None
-        if number in scope.memory and not (scope.is_returned(node) or any(map(_quantises, node.users))):
+        if number in scope.memory and not (scope.is_returned(node) or any(map(is_quantisation, node.users))):
             return scope.memory[number]  # type: ignore[no-any-return]
         if not _is_foldable(node, scope):
             return None
@@ -102,7 +101,7 @@ def _may_fold(node: Node, scope: Scope) -> bool:
         return False
     if not all(_is_known(operand, scope) for operand in node.all_input_nodes):
         return False
-    size, left = value.numel() * value.element_size(), _left(node, scope)
+    size, left = _bytes(node), _left(node, scope)
     return (size <= left or size - _freed(node, scope) <= left) and _is_known(node, scope)
 
 
@@ -138,17 +137,15 @@ def _is_weight(node: Node) -> bool:
 
 def _near_quantisation(node: Node, scope: Scope) -> bool:
     """Return whether a node's value depends on, or is given to, operators of quantisation."""
-    if any(_quantises(user) for user in node.users):
+    if any(is_quantisation(user) for user in node.users):
         return True
     key = ("quantised", node)
     if key not in scope.memory:
         operands = node.all_input_nodes
-        scope.memory[key] = _quantises(node) or any(scope.memory.get(("quantised", each), False) for each in operands)
+        scope.memory[key] = is_quantisation(node) or any(
+            scope.memory.get(("quantised", each), False) for each in operands
+        )
     return bool(scope.memory[key])
-
-
-def _quantises(node: Node) -> bool:
-    return node.op == "call_function" and graphs.operator_name(node).startswith(("quantized", "torchao"))
 
 
 def _freed(node: Node, scope: Scope) -> int:

@@ -10,6 +10,8 @@ from torch.fx import Node
 from typing_extensions import TypeIs
 
 from exir_lowering import graphs
+from exir_lowering.graphs import measures
+from exir_lowering.plugins import Scope
 
 _PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
@@ -47,12 +49,40 @@ def static_shape(node: object) -> tuple[int, ...] | None:
     return tuple(value.shape)
 
 
-def same_layout(one: Node, other: Node) -> bool:
-    """Return whether the tensors of two nodes have the same static shape, the same strides and the same dtype."""
+def same_type(one: Node, other: Node) -> bool:
+    """Return whether the tensors of two nodes have the same shape and dtype, whatever their sizes are."""
     first, second = tensor_of(one), tensor_of(other)
-    if first is None or second is None or static_shape(one) is None or static_shape(one) != static_shape(other):
+    if first is None or second is None:
         return False
-    return first.dtype is second.dtype and first.stride() == second.stride()
+    return first.dtype is second.dtype and measures.same_sizes(first.shape, second.shape)
+
+
+def same_layout(one: Node, other: Node) -> bool:
+    """Return whether the tensors of two nodes have the same shape, strides and dtype, whatever their sizes are."""
+    return same_type(one, other) and measures.same_sizes(one.meta["val"].stride(), other.meta["val"].stride())
+
+
+def is_float32(*nodes: object) -> bool:
+    """Return whether nodes have tensors of float32."""
+    return all((value := tensor_of(node)) is not None and value.dtype is torch.float32 for node in nodes)
+
+
+def is_quantisation(node: Node) -> bool:
+    """Return whether a node calls an operator of quantisation."""
+    return node.op == "call_function" and graphs.operator_name(node).startswith(("quantized", "torchao"))
+
+
+def pair(numbers: Any) -> list[int] | None:
+    """Return two numbers, of which one may stand for both; None if they are known only at runtime."""
+    given = list(numbers) if isinstance(numbers, (list, tuple)) else [numbers]
+    given = given * 2 if len(given) == 1 else given
+    return given if len(given) == 2 and all(isinstance(number, int) for number in given) else None
+
+
+def call_again(scope: Scope, step: Node, operand: Node, *rest: Any) -> Node:
+    """Add a call of a node's operator with another first operand, and other arguments behind it if some are given."""
+    options: dict[str, Any] = dict(step.kwargs)
+    return scope.call(graphs.operator_name(step), operand, *(rest or step.args[1:]), **options)
 
 
 def is_contiguous(node: object) -> bool:

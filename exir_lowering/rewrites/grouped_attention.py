@@ -9,9 +9,8 @@ from typing import Any
 
 from torch.fx import Node
 
-from exir_lowering import graphs
 from exir_lowering.plugins import Doubt, Rewrite, Scope
-from exir_lowering.rewrites.forms import calls, is_contiguous, same_layout, static_shape, tensor_of
+from exir_lowering.rewrites.forms import call_again, calls, is_contiguous, same_layout, static_shape, tensor_of
 
 _BMM, _EXPAND = "aten.bmm.default", "aten.expand_copy.default"
 _VIEW, _PERMUTE = "aten.view_copy.default", "aten.permute_copy.default"
@@ -143,7 +142,7 @@ def _repeat_nothing(chain: Sequence[Node], scope: Scope) -> Node | None:
     """Return the result of a chain behind its expansion, without the repeats; None if a view of it is not possible."""
     current = chain[0].all_input_nodes[0]
     for index, node in enumerate(chain[1:], start=1):
-        rest: Any = node.args[1:]
+        rest: tuple[Any, ...] = ()
         if calls(node, _VIEW):
             if not is_contiguous(current):
                 return None
@@ -152,6 +151,5 @@ def _repeat_nothing(chain: Sequence[Node], scope: Scope) -> Node | None:
             if axis is not None:
                 shape[axis.position] = axis.outer * axis.inner
             rest = (shape,)
-        options: dict[str, Any] = dict(node.kwargs)
-        current = scope.call(graphs.operator_name(node), current, *rest, **options)
+        current = call_again(scope, node, current, *rest)
     return current

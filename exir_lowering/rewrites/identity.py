@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch.fx import Node
 
 from exir_lowering import graphs
-from exir_lowering.graphs import measures
 from exir_lowering.graphs.sources import is_part_of_linear
 from exir_lowering.plugins import Doubt, Rewrite, Scope
-from exir_lowering.rewrites.forms import is_contiguous
-
-_VIEWS = ("aten.view_copy.default", "aten.expand_copy.default", "aten.squeeze_copy.dims", "aten.unsqueeze_copy.default")
-"""Operators whose result has the same elements in the same order if it has as many of them."""
+from exir_lowering.rewrites.forms import is_contiguous, same_layout
 
 _RESHAPES = ("aten.view_copy.default", "aten.squeeze_copy.dims", "aten.unsqueeze_copy.default")
-"""Those that keep the elements and their order in any case."""
+"""Operators that keep the elements and their order."""
+
+_VIEWS = (*_RESHAPES, "aten.expand_copy.default")
+"""Operators that do if the result has as many elements."""
 
 _COPIES = (
     "aten.alias_copy.default",
@@ -27,7 +25,6 @@ _COPIES = (
     "dim_order_ops._to_dim_order_copy.default",
 )
 """Operators that copy; the last one also to another dtype."""
-
 
 _SCALINGS = ("aten.mul.Scalar", "aten.div.Scalar")
 """Operators that change nothing if the number is 1, as in attention whose model has scaled the queries already."""
@@ -53,20 +50,8 @@ class Identity(Rewrite):
             return _permuted(node, operand, scope)
         if operator == "aten.view_copy.default" and graphs.operator_name(operand) in _RESHAPES:
             return _view_of_view(node, operand, scope)
-        if not _same(node, operand):
-            return None
-        if operator in _SCALINGS and node.args[1] != 1:
-            return None
-        return operand
-
-
-def _same(one: Node, other: Node) -> bool:
-    """Return whether two values have the same shape, strides and dtype."""
-    first, second = one.meta.get("val"), other.meta.get("val")
-    if not isinstance(first, torch.Tensor) or not isinstance(second, torch.Tensor):
-        return False
-    same = measures.same_sizes(first.shape, second.shape) and measures.same_sizes(first.stride(), second.stride())
-    return same and first.dtype == second.dtype
+        scales = operator in _SCALINGS and node.args[1] != 1
+        return operand if same_layout(node, operand) and not scales else None
 
 
 def _order(node: Node) -> list[int]:
@@ -98,7 +83,7 @@ def _view_of_view(node: Node, operand: Node, scope: Scope) -> Node | None:
     base = operand.args[0]
     if not isinstance(base, Node) or is_part_of_linear(operand):
         return None
-    if _same(node, base):
+    if same_layout(node, base):
         return base
     if len(operand.users) > 1 or not is_contiguous(base):
         return None

@@ -7,7 +7,7 @@ from torch.fx import Node
 
 from exir_lowering import graphs
 from exir_lowering.plugins import Doubt, Rewrite, Scope
-from exir_lowering.rewrites.forms import calls, tensor_of
+from exir_lowering.rewrites.forms import calls, is_float32
 from exir_lowering.rewrites.reductions import mean_of_rows
 
 _NORM = "aten.native_layer_norm.default"
@@ -39,10 +39,9 @@ class LayerNorm(Rewrite):
         if not calls(norm, _NORM) or node.args[1] != 0 or any(user.args[1] != 0 for user in norm.users):
             return None
         operand, dims = norm.args[:2]
-        value, result = tensor_of(operand), tensor_of(node)
-        if not isinstance(operand, Node) or value is None or result is None or not isinstance(dims, (list, tuple)):
+        if not isinstance(operand, Node) or not isinstance(dims, (list, tuple)) or not dims:
             return None
-        if not value.dtype is result.dtype is torch.float32 or not dims:
+        if not is_float32(operand, node):
             return None
         mean = mean_of_rows(operand, len(dims), True, scope)
         if mean is None:

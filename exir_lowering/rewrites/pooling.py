@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch.fx import Node
 
 from exir_lowering import graphs
 from exir_lowering.plugins import Doubt, Rewrite, Scope
-from exir_lowering.rewrites.forms import same_layout, tensor_of
+from exir_lowering.rewrites.forms import pair, same_layout, static_shape, tensor_of
 
 _POOL, _MEAN = "aten.avg_pool2d.default", "aten.mean.dim"
 
@@ -43,11 +43,11 @@ class Pooling(Rewrite):
         if axes is None:
             return None
         if all(axis.same_windows() for axis in axes):
-            kernel, stride, padding = ([getattr(axis, name) for axis in axes] for name in _Axis.GEOMETRY)
+            windows = zip(*((axis.kernel, axis.stride, axis.padding) for axis in axes), strict=True)
             counted = graphs.argument(node, "count_include_pad") is not False
             divisor = graphs.argument(node, "divisor_override")
             rest = () if divisor is None else (divisor,)  # partitioners do not know None there
-            return scope.call(_POOL, node.args[0], kernel, stride, padding, False, counted, *rest, like=node)
+            return scope.call(_POOL, node.args[0], *map(list, windows), False, counted, *rest, like=node)
         return _mean(node, axes, scope)
 
 
@@ -60,8 +60,6 @@ class _Axis:
     kernel: int
     stride: int
     padding: int
-
-    GEOMETRY: ClassVar[tuple[str, ...]] = ("kernel", "stride", "padding")
 
     def same_windows(self) -> bool:
         """Return whether the result is as long without `ceil_mode`."""
@@ -82,9 +80,9 @@ def _axes(node: Node) -> list[_Axis] | None:
     value, result = tensor_of(node.args[0]), tensor_of(node)
     if value is None or result is None:
         return None
-    kernel = _pair(graphs.argument(node, "kernel_size"))
-    stride = _pair(graphs.argument(node, "stride") or kernel)
-    padding = _pair(graphs.argument(node, "padding") or 0)
+    kernel = pair(graphs.argument(node, "kernel_size"))
+    stride = pair(graphs.argument(node, "stride") or kernel)
+    padding = pair(graphs.argument(node, "padding") or 0)
     if kernel is None or stride is None or padding is None:
         return None
     found = zip(value.shape[-2:], result.shape[-2:], kernel, stride, padding, strict=True)
@@ -93,13 +91,6 @@ def _axes(node: Node) -> list[_Axis] | None:
 
 def _known(size: Any) -> int | None:
     return size if isinstance(size, int) else None
-
-
-def _pair(numbers: Any) -> list[int] | None:
-    """Return two numbers, of which one may stand for both; None if they are known only at runtime."""
-    pair = list(numbers) if isinstance(numbers, (list, tuple)) else [numbers]
-    pair = pair * 2 if len(pair) == 1 else pair
-    return pair if len(pair) == 2 and all(isinstance(number, int) for number in pair) else None
 
 
 def _mean(node: Node, axes: list[_Axis], scope: Scope) -> Node | None:
@@ -114,4 +105,4 @@ def _mean(node: Node, axes: list[_Axis], scope: Scope) -> Node | None:
     if (graphs.argument(node, "divisor_override") or (0 if padded else elements)) != elements:
         return None
     mean = scope.call(_MEAN, node.args[0], [-1, -2], True)
-    return mean if same_layout(mean, node) else None
+    return mean if static_shape(node) is not None and same_layout(mean, node) else None

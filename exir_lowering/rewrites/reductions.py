@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import torch
 from torch.fx import Node
 
 from exir_lowering import graphs
 from exir_lowering.plugins import Doubt, Rewrite, Scope
-from exir_lowering.rewrites.forms import is_contiguous, tensor_of
+from exir_lowering.rewrites.forms import is_contiguous, is_float32, tensor_of
 
 _MEAN, _VIEW = "aten.mean.dim", "aten.view_copy.default"
 _POOLED = 4
@@ -60,7 +59,7 @@ def mean_of_rows(operand: Node, count: int, keepdim: bool, scope: Scope, like: N
     With `keepdim` they stay, as sizes of 1. `like` is a node with the shape, strides and dtype of the result.
     """
     value = tensor_of(operand)
-    if value is None or value.dtype is not torch.float32 or not is_contiguous(operand):
+    if value is None or not is_float32(operand) or not is_contiguous(operand):
         return None
     kept, reduced = _sizes(value.shape[:-count]), _sizes(value.shape[-count:])
     if kept is None or reduced is None or -1 in reduced:

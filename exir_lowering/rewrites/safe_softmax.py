@@ -12,7 +12,7 @@ from torch.fx import Node
 from exir_lowering import graphs
 from exir_lowering.graphs import measures
 from exir_lowering.plugins import Doubt, Rewrite, Scope
-from exir_lowering.rewrites.forms import MOVEMENTS, calls
+from exir_lowering.rewrites.forms import MOVEMENTS, call_again, calls, is_float32, same_type
 
 _FAR = -2e38
 """What is added to masked scores. With scores of at most 1e37 the sum is finite, and so far below any score that is not
@@ -75,7 +75,9 @@ def _find_softmax(node: Node, scope: Scope) -> Node | None:
     empty, zero, softmax = node.args
     if not isinstance(zero, Node) or not isinstance(softmax, Node) or not calls(softmax, _SOFTMAX):
         return None
-    if str(scope.ranges.uniform(zero)) != "0.0" or not _alike(node, softmax):  # not -0.0, which masked rows would keep
+    if str(scope.ranges.uniform(zero)) != "0.0" or not same_type(
+        node, softmax
+    ):  # not -0.0, which masked rows would keep
         return None
     for operator in ("aten.logical_not.default", "aten.any.dim", "aten.logical_not.default", "aten.eq.Scalar"):
         if not isinstance(empty, Node) or not calls(empty, operator):
@@ -86,12 +88,6 @@ def _find_softmax(node: Node, scope: Scope) -> Node | None:
             return None
         empty = empty.args[0]
     return softmax
-
-
-def _alike(one: Node, other: Node) -> bool:
-    """Return whether two values have the same shape and dtype."""
-    first, second = one.meta["val"], other.meta["val"]
-    return first.dtype is second.dtype and measures.same_sizes(first.shape, second.shape)
 
 
 def _same_rows(reduction: Node, softmax: Node) -> bool:
@@ -123,12 +119,11 @@ def _find_mask(total: Node, scope: Scope) -> _Masked | None:
 
 def _multiply_by_rows(masked: _Masked, softmax: Node, dim: int, scope: Scope) -> Node | None:
     """Return the softmax with a finite mask, times 0 for each row that is fully masked."""
-    value = masked.scores.meta["val"]
-    if value.dtype is not torch.float32:
+    if not is_float32(masked.scores):
         return None
     visible = masked.mask if masked.shown else scope.call("aten.logical_not.default", masked.mask)
     finite = scope.call(_WHERE, visible, masked.bias, scope.constant(torch.tensor(_FAR)))
-    if not _alike(finite, masked.choice):
+    if not same_type(finite, masked.choice):
         return None  # the number is one of another dtype, or -inf gave the choice its shape
     if masked.steps and not measures.same_sizes(visible.meta["val"].shape, finite.meta["val"].shape):
         return None
@@ -148,6 +143,5 @@ def _multiply_by_rows(masked: _Masked, softmax: Node, dim: int, scope: Scope) ->
 def _move(value: Node, steps: Sequence[Node], scope: Scope) -> Node:
     """Return a value after the steps that another one of its shape goes through."""
     for step in steps:
-        options: dict[str, Any] = dict(step.kwargs)
-        value = scope.call(graphs.operator_name(step), value, *step.args[1:], **options)
+        value = call_again(scope, step, value)
     return value

@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from exir_lowering import graphs
 from exir_lowering.plugins import Doubt, Rewrite, Scope
-from exir_lowering.rewrites.forms import is_contiguous, tensor_of
+from exir_lowering.rewrites.forms import is_contiguous, is_float32
 
 _EXACT = 1 << 53
 """Up to this size, an integer is the same as a double."""
@@ -37,8 +37,7 @@ class ScalarOperands(Rewrite):
 
     def rewrite(self, node: Node, scope: Scope) -> Node | Doubt | None:
         """Return the operation with a constant."""
-        operand, result = tensor_of(node.args[0]), tensor_of(node)
-        if operand is None or result is None or not operand.dtype is result.dtype is torch.float32:
+        if not is_float32(node.args[0], node):
             return None
         constant = _constant(node.args[1] if len(node.args) > 1 else None)
         if constant is None or graphs.argument(node, "alpha") not in (None, 1) or not is_contiguous(node.args[0]):

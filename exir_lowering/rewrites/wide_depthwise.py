@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch.fx import Node
 
 from exir_lowering.plugins import Doubt, Rewrite, Scope
-from exir_lowering.rewrites.forms import static_shape, tensor_of
+from exir_lowering.rewrites.forms import is_float32, pair, static_shape, tensor_of
 
 _CONVOLUTION, _ADD = "aten.convolution.default", "aten.add.Tensor"
 
@@ -47,7 +45,7 @@ class WideDepthwise(Rewrite):
         if shape is None or transposed or not isinstance(operand, Node) or not isinstance(weight, Node):
             return None
         content = scope.ranges.constant(weight)
-        padding, dilation = _pair(padding), _pair(dilation)
+        padding, dilation = pair(padding), pair(dilation)
         if content is None or padding is None or dilation is None:
             return None
         sets = _split(shape[2], _ELEMENTS // shape[3])
@@ -68,17 +66,11 @@ def _large_kernel(node: Node) -> tuple[int, ...] | None:
     """Return the shape of the stored kernel of a depthwise convolution, if it is too large but its rows are not."""
     value, weight = tensor_of(node.args[0]), node.args[1]
     shape = static_shape(weight)
-    if value is None or shape is None or value.dtype is not torch.float32 or len(shape) != 4 or len(value.shape) != 4:
+    if value is None or shape is None or not is_float32(node.args[0]) or len(shape) != 4 or len(value.shape) != 4:
         return None
     if not isinstance(weight, Node) or weight.op != "placeholder" or shape[1] != 1 or value.shape[1] != node.args[8]:
         return None
     return shape if shape[2] * shape[3] > _ELEMENTS and 2 * shape[3] <= _ELEMENTS else None
-
-
-def _pair(numbers: Any) -> list[int] | None:
-    """Return two numbers, of which one may stand for both; None if they are known only at runtime."""
-    pair = list(numbers) * (2 if len(numbers) == 1 else 1)
-    return pair if len(pair) == 2 and all(isinstance(number, int) for number in pair) else None
 
 
 def _split(count: int, most: int) -> list[list[int]]:

@@ -21,8 +21,7 @@ from exir_lowering._upstream.edge import manager_contents
 from exir_lowering.errors import InputError
 from exir_lowering.options import LoweringOptions
 from exir_lowering.plugins import registry
-from exir_lowering.plugins.rewrite import Rewrite
-from exir_lowering.plugins.rewrites import find_rewrites
+from exir_lowering.plugins.rewrite import Rewrite, find_rewrites
 
 EDGE_DIALECT = "EDGE"
 

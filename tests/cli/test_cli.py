@@ -30,7 +30,7 @@ from exir_lowering._upstream import stderr
 from exir_lowering.cli import noise
 from exir_lowering.errors import BackendFailure
 from exir_lowering.partitioners import CostTable, SupportPartitioner, everything
-from exir_lowering.plugins.listing import PluginInfo
+from exir_lowering.plugins.registry import PluginInfo
 
 Main = Callable[..., tuple[int, str, str]]
 RUN = "import sys\nfrom exir_lowering.cli import main\nsys.exit(main())"
@@ -673,7 +673,7 @@ def test_plugins_shows_a_broken_one_with_its_error(main: Main, monkeypatch: pyte
         print("a plug-in that prints")
         return [broken]
 
-    monkeypatch.setattr("exir_lowering.plugins.listing.list_installed", installed)
+    monkeypatch.setattr("exir_lowering.plugins.registry.list_installed", installed)
     code, out, _ = main("plugins")
     assert code == 0 and "broken" in out and "Broken: 'bad': ImportError: no module [x]" in out
     assert json.loads(main("plugins", "--json")[1])[0]["error"] == broken.error
@@ -826,7 +826,7 @@ def test_too_little_memory_is_told(main: Main, monkeypatch: pytest.MonkeyPatch) 
     def listed() -> list[PluginInfo]:
         raise MemoryError
 
-    monkeypatch.setattr("exir_lowering.plugins.listing.list_installed", listed)
+    monkeypatch.setattr("exir_lowering.plugins.registry.list_installed", listed)
     refused(main("plugins"), "exir-lower plugins: there is not enough memory.", code=1)
 
 

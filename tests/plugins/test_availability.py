@@ -34,7 +34,7 @@ from exir_lowering import (
 )
 from exir_lowering._upstream.runtime import executorch_runtime
 from exir_lowering.graphs import operator_name
-from exir_lowering.plugins import listing, registry
+from exir_lowering.plugins import registry
 
 STILL_POSSIBLE = "execution is still possible by saving and loading where the backend is available"
 
@@ -247,7 +247,7 @@ class TestRegistration:
         (result,) = load(lower(programs, "mine").emit().buffer).run("one", *XY)
         assert torch.equal(result, XY[0] + XY[1])
         listed = {
-            (info.group.rpartition(".")[2], info.provider) for info in listing.list_installed() if info.id == "mine"
+            (info.group.rpartition(".")[2], info.provider) for info in registry.list_installed() if info.id == "mine"
         }
         assert listed == {
             ("backends", f"this process ({__name__}:{Mine.__qualname__})"),
@@ -262,7 +262,7 @@ class TestRegistration:
 
         register_partitioner("partial")(functools.partial(TagPartitioner, backend="script"))
         register_partitioner("object")(Factory())
-        listed = {info.id: info.provider for info in listing.list_installed() if info.id in ("partial", "object")}
+        listed = {info.id: info.provider for info in registry.list_installed() if info.id in ("partial", "object")}
         assert listed["partial"].startswith("this process (functools.partial(") and "Factory object" in listed["object"]
         for name in listed:
             lowered = lower(programs, name, backends={"script": ScriptBackend})

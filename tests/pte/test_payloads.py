@@ -13,7 +13,7 @@ from torch.export import export
 from exir_lowering import load, lower
 from exir_lowering._upstream import installed
 from exir_lowering.errors import BackendFailure, InputError, PluginLoadError
-from exir_lowering.plugins import listing, registry
+from exir_lowering.plugins import registry
 from exir_lowering.plugins.payload import NEEDED, CheckedPayload, CorruptError, PayloadChecks, ValueSpec, find_checks
 from exir_lowering.pte import payloads
 from exir_lowering.pte.format import read_program
@@ -73,7 +73,7 @@ class TestTheOneOfXnnpack:
     def test_is_found_and_listed(self) -> None:
         found = registry.find_payload_checks(XNNPACK)
         assert found is not None and found.backend_id == XNNPACK
-        (listed,) = [one for one in listing.list_installed() if (one.group, one.id) == (registry.PAYLOADS, XNNPACK)]
+        (listed,) = [one for one in registry.list_installed() if (one.group, one.id) == (registry.PAYLOADS, XNNPACK)]
         assert not listed.error
 
     @pytest.mark.parametrize("engine", ["runtime", "interpreter"])

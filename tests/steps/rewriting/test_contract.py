@@ -19,7 +19,7 @@ from exir_lowering import LoweringOptions, Rewrite
 from exir_lowering.errors import InputError, PluginLoadError, RewriteContractError
 from exir_lowering.graphs import operator_name
 from exir_lowering.plugins import Scope
-from exir_lowering.plugins.rewrites import find_rewrites
+from exir_lowering.plugins.rewrite import find_rewrites
 
 X = torch.randn(3, 8)
 RELU = "aten.relu.default"
