@@ -24,7 +24,7 @@ from exir_lowering.cli.pt2 import operators
 from exir_lowering.cli.pt2.evaluation import check_evaluation
 from exir_lowering.errors import InputError
 from exir_lowering.graphs import treespecs
-from exir_lowering.graphs.serialized.grammar import UnsafeFileError, check_expression, check_guard, is_symbol
+from exir_lowering.graphs.serialized.grammar import PATH, UnsafeFileError, check_expression, check_guard, is_symbol
 
 DEEPEST = 200
 """How deep the JSON may nest: a graph in a graph takes six."""
@@ -36,8 +36,6 @@ MOST_UNBACKED = 1_000_000
 
 DEVICES = frozenset(("cpu", "meta"))
 DIALECTS = frozenset(("ATEN", "TRAINING", "EDGE", ""))
-PATH = re.compile(r"[^\"'\\\x00-\x1f\x7f]*")
-"""The name of a parameter, buffer or constant: it may be part of a Python string literal."""
 
 Rule = Callable[[Any], None]
 
