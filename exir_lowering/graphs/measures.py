@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from exir_lowering._upstream.fakes import size_hint
 from exir_lowering._upstream.operators import operator_packet
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs import is_delegate_call, is_getitem
+from exir_lowering.graphs.operators.calls import tensors as tensors
 
 _MOVES_DATA = frozenset(
     {
@@ -25,15 +26,6 @@ _MOVES_DATA = frozenset(
     }
 )  # fmt: skip
 """Operators, by name without overload, that move or make data and compute nothing."""
-
-
-def tensors(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors in a node's `meta["val"]`."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from tensors(item)
 
 
 def same_sizes(one: Iterable[Any], other: Iterable[Any]) -> bool:

@@ -24,7 +24,7 @@ from exir_lowering.cli.pt2 import operators
 from exir_lowering.cli.pt2.evaluation import check_evaluation
 from exir_lowering.errors import InputError
 from exir_lowering.graphs import treespecs
-from exir_lowering.graphs.serialized.grammar import UnsafeFileError, check_expression, check_guard, is_symbol
+from exir_lowering.graphs.serialized.grammar import PATH, UnsafeFileError, check_expression, check_guard, is_symbol
 
 DEEPEST = 200
 """How deep the JSON may nest: a graph in a graph takes six."""
@@ -36,8 +36,6 @@ MOST_UNBACKED = 1_000_000
 
 DEVICES = frozenset(("cpu", "meta"))
 DIALECTS = frozenset(("ATEN", "TRAINING", "EDGE", ""))
-PATH = re.compile(r"[^\"'\\\x00-\x1f\x7f]*")
-"""The name of a parameter, buffer or constant: it may be part of a Python string literal."""
 
 Rule = Callable[[Any], None]
 
@@ -74,10 +72,10 @@ def check_program(program: Any) -> None:
             check_expression(text)
         sizes[text] += 1
 
-    own: dict[tuple[str, str], Rule] = {
-        ("SymExpr", "expr_str"): check_size,
-        ("Node", "target"): partial(operators.check_target, known=known),
-        ("Argument", "as_operator"): partial(operators.check_target, known=known),
+    own: dict[str, Rule] = {
+        "SymExpr.expr_str": check_size,
+        "Node.target": partial(operators.check_target, known=known),
+        "Argument.as_operator": partial(operators.check_target, known=known),
     }
     _walk(program, {**_RULES, **own})
     check_evaluation(sizes)
@@ -110,7 +108,7 @@ def check_device(device: Any) -> None:
         )
 
 
-def _walk(value: Any, rules: Mapping[tuple[str, str], Rule]) -> None:
+def _walk(value: Any, rules: Mapping[str, Rule]) -> None:
     if isinstance(value, (list, tuple)):
         for item in value:
             _walk(item, rules)
@@ -120,7 +118,7 @@ def _walk(value: Any, rules: Mapping[tuple[str, str], Rule]) -> None:
     elif dataclasses.is_dataclass(value):
         kind = type(value).__name__
         for name, item in _list_fields(value):
-            rule = rules.get((kind, name))
+            rule = rules.get(f"{kind}.{name}")
             if rule is not None and item is not None:
                 rule(item)
             _walk(item, rules)
@@ -190,43 +188,32 @@ def _check_metadata(metadata: Any) -> None:
             _check_depth(json.loads(metadata[key]))
 
 
-_RULES: Mapping[tuple[str, str], Rule] = types.MappingProxyType(
-    {
-        ("TensorArgument", "name"): _check_optional_name,
-        ("TokenArgument", "name"): _check_name,
-        ("SymIntArgument", "as_name"): _check_name,
-        ("SymFloatArgument", "as_name"): _check_name,
-        ("SymBoolArgument", "as_name"): _check_name,
-        ("GraphArgument", "name"): _check_graph_name,
-        ("Node", "name"): _check_optional_name,
-        ("Node", "metadata"): _check_metadata,
-        ("NamedArgument", "name"): _check_optional_name,
-        ("Graph", "tensor_values"): _check_names,
-        ("Graph", "sym_int_values"): _check_names,
-        ("Graph", "sym_float_values"): _check_names,
-        ("Graph", "sym_bool_values"): _check_names,
-        ("Graph", "custom_obj_values"): _refuse_objects,
-        ("Argument", "as_custom_obj"): _refuse_objects,
-        ("InputSpec", "custom_obj"): _refuse_objects,
-        ("InputToConstantInputSpec", "name"): _check_optional_name,
-        ("InputToParameterSpec", "parameter_name"): check_path,
-        ("InputToBufferSpec", "buffer_name"): check_path,
-        ("InputToTensorConstantSpec", "tensor_constant_name"): check_path,
-        ("BufferMutationSpec", "buffer_name"): check_path,
-        ("ParameterMutationSpec", "parameter_name"): check_path,
-        ("GradientToParameterSpec", "parameter_name"): check_path,
-        ("GradientToUserInputSpec", "user_input_name"): _check_name,
-        ("UserInputMutationSpec", "user_input_name"): _check_name,
-        ("ModuleCallEntry", "fqn"): check_path,
-        ("ModuleCallSignature", "in_spec"): _check_structure,
-        ("ModuleCallSignature", "out_spec"): _check_structure,
-        ("ModuleCallSignature", "forward_arg_names"): _check_names,
-        ("Device", "type"): check_device,
-        ("TensorMeta", "sizes"): _check_rank,
-        ("TensorMeta", "strides"): _check_rank,
-        ("ExportedProgram", "guards_code"): _check_guards,
-        ("ExportedProgram", "verifiers"): _check_dialects,
-    }
+_FIELDS: Mapping[Rule, str] = {
+    _check_name: """
+        TokenArgument.name SymIntArgument.as_name SymFloatArgument.as_name SymBoolArgument.as_name
+        GradientToUserInputSpec.user_input_name UserInputMutationSpec.user_input_name
+    """,
+    _check_optional_name: "TensorArgument.name Node.name NamedArgument.name InputToConstantInputSpec.name",
+    _check_names: """
+        Graph.tensor_values Graph.sym_int_values Graph.sym_float_values Graph.sym_bool_values
+        ModuleCallSignature.forward_arg_names
+    """,
+    _check_graph_name: "GraphArgument.name",
+    check_path: """
+        InputToParameterSpec.parameter_name InputToBufferSpec.buffer_name InputToTensorConstantSpec.tensor_constant_name
+        BufferMutationSpec.buffer_name ParameterMutationSpec.parameter_name GradientToParameterSpec.parameter_name
+        ModuleCallEntry.fqn
+    """,
+    _refuse_objects: "Graph.custom_obj_values Argument.as_custom_obj InputSpec.custom_obj",
+    _check_metadata: "Node.metadata",
+    _check_structure: "ModuleCallSignature.in_spec ModuleCallSignature.out_spec",
+    check_device: "Device.type",
+    _check_rank: "TensorMeta.sizes TensorMeta.strides",
+    _check_guards: "ExportedProgram.guards_code",
+    _check_dialects: "ExportedProgram.verifiers",
+}
+_RULES: Mapping[str, Rule] = types.MappingProxyType(
+    {field: rule for rule, fields in _FIELDS.items() for field in fields.split()}
 )
 
 

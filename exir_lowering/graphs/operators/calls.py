@@ -13,7 +13,7 @@ from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs.operators import checks as operator_checks
 from exir_lowering.graphs.operators.budget import bytes_of
 
-__all__ = ["CheckedCall", "size_of"]
+__all__ = ["CheckedCall", "size_of", "tensors"]
 
 _KEPT = 64
 _WIDEST = torch.complex128.itemsize
@@ -87,15 +87,16 @@ class CheckedCall:
 
 def size_of(value: Any) -> int:
     """Return the size in bytes of the tensors in a value, as if none of them were a view."""
-    return sum(map(_size, _tensors(value)))
+    return sum(map(_size, tensors(value)))
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors in a value, such as a node's `meta["val"]`."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from _tensors(item)
+            yield from tensors(item)
 
 
 def _size(tensor: torch.Tensor) -> int:
@@ -126,7 +127,7 @@ def _broadcast(args: Sequence[Any]) -> int:
     """Return an upper bound for the size in bytes of a pointwise operator's result."""
     extents: list[int] = []
     width = 4  # most of them turn integers into float32
-    for tensor in _tensors(args):
+    for tensor in tensors(args):
         width = max(width, tensor.dtype.itemsize)
         shape = tensor.shape
         extents = [1] * (len(shape) - len(extents)) + extents

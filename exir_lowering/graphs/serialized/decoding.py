@@ -17,8 +17,8 @@ from exir_lowering.graphs.serialized import signatures
 from exir_lowering.graphs.serialized.container import DEEPEST, PROGRAM, pick
 from exir_lowering.graphs.serialized.encoding import KINDS
 from exir_lowering.graphs.serialized.fakes import FakeReader
+from exir_lowering.graphs.serialized.grammar import check_attribute, check_guard, check_identifier, check_path
 from exir_lowering.graphs.serialized.metadata import MetadataReader
-from exir_lowering.graphs.serialized.names import check_attribute, check_guard, check_identifier, check_path
 from exir_lowering.graphs.serialized.tensors import TensorReader
 from exir_lowering.graphs.serialized.values import ValueReader
 

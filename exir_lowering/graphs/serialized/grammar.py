@@ -1,7 +1,7 @@
-"""The text in exported programs that torch evaluates: symbolic sizes and guards. A closed grammar says what is allowed.
+"""The text in programs that torch evaluates, or makes Python code of: symbolic sizes, guards, names.
 
 torch gives sizes to `sympy.sympify`, and guards to `exec`. Both get only text that was accepted here: numbers, symbols,
-arithmetic, comparisons, and functions of a closed list.
+arithmetic, comparisons, and functions of a closed list. Of names, only what is plainly one is let through.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import keyword
 import math
 import re
 from collections.abc import Callable
+from typing import Any
 
 from exir_lowering.errors import InputError
 from exir_lowering.graphs.operators.functions import split_words
@@ -30,6 +31,11 @@ LONGEST, DEEPEST, MOST, MOST_TERMS = 1 << 16, 100, 5_000, 5_000
 _LARGEST, _LARGEST_EXPONENT = 2**64, 64
 _SHORT_SYMBOL = re.compile(r"[a-z]{1,4}[0-9]{1,9}", re.ASCII)
 _SYMBOL = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}", re.ASCII)
+
+_IDENTIFIER = re.compile(r"(?!__)[A-Za-z_][A-Za-z0-9_]{0,511}", re.ASCII)
+_ATTRIBUTE = re.compile(r"[A-Za-z0-9_]{1,512}(\.[A-Za-z0-9_]{1,512}){0,63}", re.ASCII)
+PATH = re.compile(r"[^\"'\\\x00-\x1f\x7f]{0,2048}")
+"""The name of a parameter, buffer or constant: it may be part of a Python string literal."""
 
 _KEY = re.compile(r"[^\"'\\]{1,512}")
 _FLOAT = re.compile(r"[-+]?([0-9]{1,400}(\.[0-9]{0,400})?|\.[0-9]{1,400})(e[-+]?[0-9]{1,3})?", re.ASCII)
@@ -64,6 +70,27 @@ _LOGIC = (ast.BitAnd, ast.BitOr)  # sympy reads ^ as a power
 _COMPARISONS = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 
 
+def check_identifier(name: Any) -> str:
+    """Return a name that Python code may have, of a node or of an argument; ValueError if it is none."""
+    if not isinstance(name, str) or not _IDENTIFIER.fullmatch(name) or keyword.iskeyword(name):
+        raise ValueError(f"{str(name)[:80]!r} is not the name of a node or argument")
+    return name
+
+
+def check_attribute(name: Any) -> str:
+    """Return the name of a graph's attribute, such as "sub_mod.weight"; ValueError if it is none."""
+    if not isinstance(name, str) or not _ATTRIBUTE.fullmatch(name) or "__" in (name[:2], name[-2:]):
+        raise ValueError(f"{str(name)[:80]!r} is not the name of an attribute")
+    return name
+
+
+def check_path(name: Any) -> str:
+    """Return a name of a parameter, buffer, constant or module, fit for string literals; ValueError if it is none."""
+    if not isinstance(name, str) or not PATH.fullmatch(name):
+        raise ValueError(f"{str(name)[:80]!r} is not the name of a parameter or module")
+    return name
+
+
 def is_symbol(name: str) -> bool:
     """Return whether a text is the name of a symbol, such as s0."""
     return _SYMBOL.fullmatch(name) is not None and not keyword.iskeyword(name)
@@ -78,12 +105,13 @@ def check_expression(text: str) -> None:
     _Checker("symbolic expression", text, _check_expression_call, names=True).check()
 
 
-def check_guard(text: str) -> None:
-    """Check a guard, such as "L['x'].size()[0] <= 8".
+def check_guard(text: str) -> str:
+    """Return a guard, such as "L['x'].size()[0] <= 8", which torch executes when the program becomes a module.
 
     Raises UnsafeFileError unless it is made of numbers, arguments, their sizes, arithmetic and comparisons.
     """
     _Checker("guard", text, _check_guard_call, names=False).check()
+    return text
 
 
 class _Checker:
