@@ -25,8 +25,8 @@ from exir_lowering.pte import saving
 from exir_lowering.pte.assembling import MODULE
 from exir_lowering.pte.container import open_program
 from exir_lowering.pte.verifying import Verify
-from exir_lowering.runtime import load
 from exir_lowering.runtime.find import Unavailable
+from exir_lowering.runtime.program import open_file, read_file
 
 Delegates = Mapping[str, Delegate | type[Delegate]] | Sequence[Delegate | type[Delegate]]
 
@@ -149,10 +149,8 @@ class LoweredModule(nn.Module):
         if not isinstance(path, (str, os.PathLike)):
             raise InputError(f"LoweredModule.load: got a {type(path).__name__}, expected the path of a .pte file.")
         files = data_paths(data)
-        program = load(
-            path, data=files or None, delegates=delegates, engine=engine, unavailable=unavailable, verify=verify
-        )
-        file = program._file
+        file = read_file(path, files or None, None, verify)
+        program = open_file(file, delegates, engine, unavailable)
         content = file.file.content
         source = Source(file, tuple(map(Path, files)), cache(partial(debug_beside, Path(path), content)))
         contents = record.read(file.name, file.methods, open_program(content)[1].named.get(MODULE))

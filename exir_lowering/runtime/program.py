@@ -214,7 +214,6 @@ def load(
     given = _check_arguments(delegates, engine, unavailable)
     if not isinstance(limits, (Limits, type(None))):
         raise InputError(f"load: limits: got {limits!r}, expected Limits(seconds=...), or None.")
-    verifying.check_level(verify)
     file = read_file(source, data, debug, verify)
     if limits is not None:
         return LoadedProgram(file, open_apart(file, engine, given, unavailable, limits))
@@ -239,6 +238,7 @@ def _check_arguments(delegates: Any, engine: object, unavailable: object) -> Map
 
 def read_file(source: object, data: data_files.Given, debug: object, verify: Verify) -> ProgramFile:
     """Read and check a file and its data files; the arguments and errors are those of `load`."""
+    verifying.check_level(verify)
     pte, methods = read_source(source)
     seal = verifying.check_program(pte, verify)
     files = data_files.read(data)
