@@ -182,7 +182,7 @@ class _Writer:
                 found = getattr(value, fact)
                 yield f"{what} {fact}", ("", self._symbolic(found() if callable(found) else found))
             if hasattr(value, "fake_mode"):
-                yield from self._parts(f"{what} constant", value.constant)
+                yield from self._parts(f"{what} constant", getattr(value, "constant", None))
             else:
                 yield f"{what} values", ("", _content(value))
         elif isinstance(value, _SYMBOLIC):
@@ -257,7 +257,7 @@ def _content(tensor: torch.Tensor) -> str:
     if tensor.layout != torch.strided:
         return str(tensor)
     content = tensor.detach().cpu().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).numpy()
-    return f"{tensor.flatten()[:4].tolist()} {hashlib.sha256(content).hexdigest()[:16]}"
+    return f"{tensor.flatten()[:4].tolist()} {hashlib.sha256(content.data).hexdigest()[:16]}"
 
 
 def _shared(program: ExportedProgram) -> dict[str, str]:

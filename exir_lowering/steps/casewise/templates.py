@@ -203,10 +203,11 @@ def _template_node(node: Node, converted: GraphModule, places: Mapping[Node, Ref
         return TemplateNode(None, None, (), {}, node.meta.get("val"), constant)
     if node.op != "call_function":
         raise Uncovered(f"a node of kind {node.op}")
+    place_of: Any = places.__getitem__
     return TemplateNode(
         node.target,
         packet_name(node.target),
-        *map_arg((node.args, node.kwargs), places.__getitem__),
+        *map_arg((node.args, node.kwargs), place_of),
         node.meta.get("val"),
         meta={name: node.meta[name] for name in _FROM_TRACING if name in node.meta},
     )
