@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import torch
 from executorch.exir.backend.canonical_partitioners.config_partitioner import (
@@ -25,24 +25,20 @@ from exir_lowering.model import Rejection
 _INVALID_DTYPE = "invalid dtype"
 _SHAPED = ("aten.view_copy.default", "aten.view.default", "aten.expand_copy.default")
 
-
-@dataclass
-class Refusals:
-    """The reasons that a partitioner reported while it ran."""
-
-    heard: dict[Node, dict[str, str]] = field(default_factory=dict)  # by node: each reason, and who gave it first
-
-    def hear(self, node: Node, reason: str, by: str) -> None:
-        """Record a reason for a node."""
-        self.heard.setdefault(node, {}).setdefault(reason.strip().rstrip("."), by)
+Refusals: TypeAlias = dict[Node, dict[str, str]]
+"""What a partitioner reported while it ran, by node: each reason, and who gave it first."""
 
 
 @contextmanager
 def listen() -> Iterator[Refusals]:
     """Record the reasons that are reported in ExecuTorch's ways while the context lasts."""
-    refusals = Refusals()
-    with listening(refusals.hear):
-        yield refusals
+    heard: Refusals = {}
+
+    def hear(node: Node, reason: str, by: str) -> None:
+        heard.setdefault(node, {}).setdefault(reason.strip().rstrip("."), by)
+
+    with listening(hear):
+        yield heard
 
 
 def collect_rejections(
@@ -79,7 +75,7 @@ def _reason(
     partitioner: Partitioner, tagged: ExportedProgram, path: tuple[str, ...], node: Node, refusals: Refusals
 ) -> tuple[str, str, str]:
     """Return the code, the text and who says so: the partitioner's own words, otherwise the check that fails."""
-    said = refusals.heard.get(node)
+    said = refusals.get(node)
     if said:
         return "check", _with_values(node, "; ".join(_cause(node, words) for words in said)), next(iter(said.values()))
     name = type(partitioner).__name__

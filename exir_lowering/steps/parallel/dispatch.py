@@ -134,34 +134,38 @@ class _Call:
     def run(self, pool: ThreadPoolExecutor, *, own: bool) -> list[LoweredPartition]:
         """Lower the group; the pool's threads call the runner. `own`: it was made for this call."""
         partitions = self.group.partitions
-        begun: deque[_Begun] = deque()
+        begun: deque[tuple[Partition, Future[PreprocessResult], int]] = deque()  # with the bytes of the weights
         title = f"lower for {self.group.backend_id}"
         try:
             with self.session.progress.count(title, len(partitions) - len(self.here)) as advance:
                 for partition in partitions:
                     if partition.id not in self.here:
                         size = sum(tensor.nbytes for tensor in _tensors(partition))
-                        while begun and sum(one.size for one in begun) + size > MOST_BYTES:
-                            self._finish(begun.popleft(), advance, own)
-                        begun.append(_Begun(partition, pool.submit(self.runner.lower, partition), size))
+                        while begun and sum(each for _, _, each in begun) + size > MOST_BYTES:
+                            self._finish(*begun.popleft()[:2], advance, own)
+                        begun.append((partition, pool.submit(self.runner.lower, partition), size))
                 while begun:
-                    self._finish(begun.popleft(), advance, own)
+                    self._finish(*begun.popleft()[:2], advance, own)
             self._lower_here(partitions)
         except BaseException:
             self.runner.interrupt()
             raise
-        finally:
-            _end(pool, own, [one.future for one in begun])
+        finally:  # what has not begun is cancelled, and the rest waited for: it uses the caller's tensors
+            if own:
+                pool.shutdown(wait=True, cancel_futures=True)
+            else:
+                wait([future for _, future, _ in begun if not future.cancel()])
             self.runner.close()
         return [LoweredPartition(partition, self.done[partition.id]) for partition in partitions]
 
-    def _finish(self, begun: _Begun, advance: Callable[[], None], own: bool) -> None:
+    def _finish(
+        self, partition: Partition, future: Future[PreprocessResult], advance: Callable[[], None], own: bool
+    ) -> None:
         """Wait for a partition. Partitions are waited for in their order, so the first failure is that of a loop."""
-        partition = begun.partition
         try:
             # A task that waits in a given pool is done here: the pool may be waiting for this very call.
-            stolen = not own and begun.future.cancel()
-            self.done[partition.id] = self.runner.lower(partition) if stolen else begun.future.result()
+            stolen = not own and future.cancel()
+            self.done[partition.id] = self.runner.lower(partition) if stolen else future.result()
         except RefusedError as reason:
             self._leave(partition, reason)
         except LoweringError:
@@ -176,23 +180,6 @@ class _Call:
             group = BackendGroup(self.group.backend_id, left)
             for one in preprocess(group, self.backend, self.session, sharing=self.sharing):
                 self.done[one.partition.id] = one.result
-
-
-@dataclass(frozen=True, slots=True)
-class _Begun:
-    """A partition that a thread lowers, or will."""
-
-    partition: Partition
-    future: Future[PreprocessResult]
-    size: int  # the bytes of its weights
-
-
-def _end(pool: ThreadPoolExecutor, own: bool, begun: Sequence[Future[PreprocessResult]]) -> None:
-    """Cancel what has not begun, and wait for the rest: it uses the caller's tensors."""
-    if own:
-        pool.shutdown(wait=True, cancel_futures=True)
-    else:
-        wait([future for future in begun if not future.cancel()])
 
 
 def _tensors(partition: Partition) -> Iterator[torch.Tensor]:

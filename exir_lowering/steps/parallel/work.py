@@ -65,11 +65,10 @@ def _partition(header: dict[str, Any], parts: Sequence[bytes]) -> Partition:
 def _threads(count: int) -> Iterator[None]:
     """Let torch compute with as many threads as in the process that sent the task: results may depend on it."""
     before = torch.get_num_threads()
-    if before == count:
-        yield
-        return
-    torch.set_num_threads(count)
+    if before != count:
+        torch.set_num_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        if before != count:
+            torch.set_num_threads(before)
