@@ -71,7 +71,7 @@ def restore_results(values: Any, chunks: Sequence[bytes]) -> list[PreprocessResu
 
 
 def _restore(value: Mapping[str, Any], chunks: Sequence[bytes]) -> PreprocessResult:
-    table, data, info = None, None, value.get("info")
+    payload, table, data = chunks[_count(value["payload"])], None, None
     if value["handles"] is not None:
         table = {
             _typed(identifier, int, str): _HANDLES[kind]([_typed(handle, int) for handle in handles])
@@ -83,9 +83,10 @@ def _restore(value: Mapping[str, Any], chunks: Sequence[bytes]) -> PreprocessRes
         if len(buffers) != count:
             raise DamagedError("fewer chunks than there is named data")
         data = join_named_data(buffers, inside, outside)
+    info = value.get("info")
     if isinstance(info, int):
         info = chunks[_count(info)]
-    return make_result(chunks[_count(value["payload"])], table, data, info)
+    return make_result(payload, table, data, info)
 
 
 def _typed(value: Any, *kinds: type) -> Any:
