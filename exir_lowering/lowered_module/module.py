@@ -26,7 +26,7 @@ from exir_lowering.pte.assembling import MODULE
 from exir_lowering.pte.container import open_program
 from exir_lowering.pte.verifying import Verify
 from exir_lowering.runtime.find import Unavailable
-from exir_lowering.runtime.program import open_file, read_file
+from exir_lowering.runtime.program import check_arguments, read_file
 
 Delegates = Mapping[str, Delegate | type[Delegate]] | Sequence[Delegate | type[Delegate]]
 
@@ -149,13 +149,14 @@ class LoweredModule(nn.Module):
         if not isinstance(path, (str, os.PathLike)):
             raise InputError(f"LoweredModule.load: got a {type(path).__name__}, expected the path of a .pte file.")
         files = data_paths(data)
+        check_arguments(delegates, engine, unavailable)
         file = read_file(path, files or None, None, verify)
-        program = open_file(file, delegates, engine, unavailable)
         content = file.file.content
         source = Source(file, tuple(map(Path, files)), cache(partial(debug_beside, Path(path), content)))
+        opened = partial(source.open, delegates, engine, unavailable)
+        runner = DelegateRunner(source, opened(), {}, opened)
         contents = record.read(file.name, file.methods, open_program(content)[1].named.get(MODULE))
-        again = partial(source.open, delegates, engine, unavailable)
-        return cls(lambda: source, DelegateRunner(source, program, {}, again), contents, None)
+        return cls(lambda: source, runner, contents, None)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the `.pte` file with the attributes, and its data files beside it.

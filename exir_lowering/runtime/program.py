@@ -211,7 +211,7 @@ def load(
         LimitError: Opening the file, or a delegate compiling its payloads, goes over a limit.
         PluginLoadError: A delegate, or what checks a backend's payloads, cannot be loaded or is provided twice.
     """
-    given = _check_arguments(delegates, engine, unavailable)
+    given = check_arguments(delegates, engine, unavailable)
     if not isinstance(limits, (Limits, type(None))):
         raise InputError(f"load: limits: got {limits!r}, expected Limits(seconds=...), or None.")
     file = read_file(source, data, debug, verify)
@@ -222,12 +222,12 @@ def load(
 
 def open_file(file: ProgramFile, delegates: Any, engine: str, unavailable: Unavailable = "error") -> LoadedProgram:
     """Open a file that was read; the arguments and errors are those of `load`."""
-    given = _check_arguments(delegates, engine, unavailable)
+    given = check_arguments(delegates, engine, unavailable)
     return LoadedProgram(file, open_engine(engine, file, given, unavailable))
 
 
-def _check_arguments(delegates: Any, engine: object, unavailable: object) -> Mapping[str, Any]:
-    """Return the delegates by id."""
+def check_arguments(delegates: Any, engine: object, unavailable: object) -> Mapping[str, Any]:
+    """Check arguments of `load`, and return the delegates by id."""
     if not isinstance(engine, str) or engine not in _ENGINES:
         raise InputError(f"load: engine: got {engine!r}, expected {' or '.join(map(repr, _ENGINES))}.")
     given = registry.check_delegates(delegates)
