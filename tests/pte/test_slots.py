@@ -16,7 +16,7 @@ from executorch.exir.scalar_type import ScalarType
 
 from exir_lowering.backends.xnnpack.payload import graph, slots as xnnpack_slots
 from exir_lowering.pte import calls, data_slots, dataflow, dtypes, slots, value_kinds
-from exir_lowering.runtime.native import etdump_slots
+from exir_lowering.runtime import etdump_slots
 
 PROGRAM = "exir/_serialize/program.fbs"
 DATA = "extension/flat_tensor/serialize/flat_tensor.fbs"
