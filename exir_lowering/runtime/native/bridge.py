@@ -88,7 +88,7 @@ class Bridge:
         # Kept here, as the shim calls them as long as the process lives. What an interrupt raises before a callback
         # could catch it is given to sys.unraisablehook, with one of these objects.
         self._entries = self._available, self._compile, self._execute, self._destroy
-        kinds = abi.AVAILABLE, abi.COMPILE, abi.EXECUTE, abi.DESTROY
+        kinds: tuple[Any, ...] = (abi.AVAILABLE, abi.COMPILE, abi.EXECUTE, abi.DESTROY)
         self._callbacks = abi.Callbacks(*(kind(entry) for kind, entry in zip(kinds, self._entries, strict=True)))
         abi.declare(self._library)
         self._ticks, self._event = abi.clock(self._library), abi.recorder(self._library)
