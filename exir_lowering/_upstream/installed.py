@@ -20,14 +20,20 @@ def runtime_failure() -> str | None:
 
 
 def kernels() -> frozenset[str] | None:
-    """Return the operators for which the runtime of this machine has kernels; None if there is no runtime."""
-    if runtime_failure() is not None:
-        return None
-    return frozenset(executorch_runtime().operator_registry.operator_names)
+    """Return the operators, such as "aten::add.out", for which the runtime has kernels; None without a runtime."""
+    return frozenset(executorch_runtime()._get_operator_names()) if runtime_failure() is None else None
+
+
+def backends() -> list[str]:
+    """Return the ids of the backends that the runtime has, built in or registered later; none without a runtime."""
+    return list(executorch_runtime()._get_registered_backend_names()) if runtime_failure() is None else []
 
 
 def own_backends() -> frozenset[str]:
     """Return the ids of the backends that the runtime of this machine includes; empty if there is no runtime."""
-    if runtime_failure() is not None:
-        return frozenset()
-    return frozenset(executorch_runtime().backend_registry.registered_backend_names) - bridged
+    return frozenset(backends()) - bridged
+
+
+def is_available(backend_id: str) -> bool:
+    """Return whether one of the runtime's backends has what it needs on this machine."""
+    return bool(executorch_runtime()._is_available(backend_id))

@@ -36,7 +36,7 @@ def open_program(source: str | bytes, data: str | None, *, profiled: bool = Fals
     running one method overwrites the state of another. Content that is given instead of a path must outlive the
     program. If `profiled`, `write_etdump_result_to_file` can record what was run, and for how long.
     """
-    runtime = executorch_runtime().module
+    runtime = executorch_runtime()
     load = runtime._load_program if isinstance(source, str) else runtime._load_program_from_buffer
     return load(
         source,
@@ -46,55 +46,10 @@ def open_program(source: str | bytes, data: str | None, *, profiled: bool = Fals
     )
 
 
-@dataclass(frozen=True, slots=True)
-class BackendRegistry:
-    """The backends that the runtime has, built in or registered later."""
-
-    _module: Any
-
-    @property
-    def registered_backend_names(self) -> list[str]:
-        """Their ids."""
-        return list(self._module._get_registered_backend_names())
-
-    def is_available(self, backend_id: str) -> bool:
-        """Return whether a backend has what it needs on this machine."""
-        return bool(self._module._is_available(backend_id))
-
-
-@dataclass(frozen=True, slots=True)
-class OperatorRegistry:
-    """The kernels that the runtime has."""
-
-    _module: Any
-
-    @property
-    def operator_names(self) -> set[str]:
-        """Their names, such as "aten::add.out"."""
-        return set(self._module._get_operator_names())
-
-
-@dataclass(frozen=True, slots=True)
-class Runtime:
-    """ExecuTorch's runtime in this process."""
-
-    module: Any  # the names of the wheel's extension module
-
-    @property
-    def backend_registry(self) -> BackendRegistry:
-        """Its backends."""
-        return BackendRegistry(self.module)
-
-    @property
-    def operator_registry(self) -> OperatorRegistry:
-        """Its kernels."""
-        return OperatorRegistry(self.module)
-
-
 @cache
-def executorch_runtime() -> Runtime:
-    """Return the wheel's runtime; if it cannot be imported here, whatever its libraries raise."""
-    return Runtime(_extension() or _wrapper())
+def executorch_runtime() -> Any:
+    """Return the wheel's extension module; if it cannot be imported here, whatever its libraries raise."""
+    return _extension() or _wrapper()
 
 
 _EXTENSION = "executorch.extension.pybindings._C"

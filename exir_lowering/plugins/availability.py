@@ -8,8 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from exir_lowering._upstream import installed
-from exir_lowering._upstream.runtime import executorch_runtime
-from exir_lowering.errors import BackendFailure, BackendUnavailableWarning, LoweringError, UnknownPluginError
+from exir_lowering.errors import (
+    BackendFailure,
+    BackendUnavailableWarning,
+    LoweringError,
+    UnknownPluginError,
+)
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.plugins import registry
 from exir_lowering.plugins.delegate import Delegate
@@ -34,7 +38,7 @@ def executor(backend_id: str, given: Mapping[str, Any] | None = None) -> Delegat
     own = installed.own_backends()
     has = f"It has {', '.join(sorted(own)) or 'none'}."
     if backend_id in own and backend_id not in (given or ()):
-        if executorch_runtime().backend_registry.is_available(backend_id):
+        if installed.is_available(backend_id):
             return None
         reason = "the ExecuTorch runtime here says that it is not available"
         install = f"install what the backend needs{_INSTALL.get(backend_id, '')}"

@@ -16,7 +16,6 @@ import torch
 from exir_lowering._upstream import installed
 from exir_lowering._upstream.meta_functions import WITHOUT_COMPILER
 from exir_lowering._upstream.operators import FunctionalOperator, functional_operator
-from exir_lowering._upstream.runtime import executorch_runtime
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.pte.calls import Body
 from exir_lowering.pte.dataflow import KERNEL
@@ -78,9 +77,7 @@ def check_kernels(body: Body) -> None:
 @lru_cache(maxsize=1)
 def _kernels() -> frozenset[str]:
     """Return the kernels of the runtime: no other operator is called here because a file names it."""
-    if installed.runtime_failure() is not None:
-        return frozenset()
-    return frozenset(executorch_runtime().operator_registry.operator_names)
+    return installed.kernels() or frozenset()
 
 
 def _check(body: Body, name: str, operator: FunctionalOperator, arguments: Sequence[int]) -> None:

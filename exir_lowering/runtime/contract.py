@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -62,11 +61,7 @@ class Compilation:
 
 
 def compile_payload(delegate: Delegate, job: Compilation) -> Handle:
-    """Let a delegate compile a payload.
-
-    Raise a BackendUnavailableError when it says that what it needs is missing, a BackendFailure for all else it raises,
-    a BackendContractError when it returns no handle.
-    """
+    """Let a delegate compile a payload, and check what it returns."""
     plan = job.plan
     who = f"{job.where}: delegate {plan.backend!r} ({type(delegate).__module__}.{type(delegate).__qualname__})"
     data = _DataFinder(job.find_data)
@@ -148,19 +143,18 @@ def settle(handle: Handle, execute: Callable[[int], None]) -> None:
         return execute(handle.counts[0])
     failures: list[LoweringError] = []
     for count in handle.counts:
-        with _collecting(failures):
+        try:
             execute(count)
+        except LoweringError as failure:  # noqa: PERF203
+            failures.append(failure)
+        else:
             handle.counts = (count,)
             return None
     raise failures[0]
 
 
 def execute(handle: Handle, inputs: list[Any], count: int) -> list[tuple[ValueSpec, Any]]:
-    """Let a delegate execute, and check all that it returns; return each output after what the file says about it.
-
-    Raise a BackendFailure when the delegate raises, a BackendContractError when it does not return `count` outputs that
-    are what the file says, or writes into an input.
-    """
+    """Let a delegate execute, and check all that it returns; return each output after what the file says about it."""
     lent = tuple(inputs)  # the list is the delegate's; what numpy or C code writes is not counted
     before = versions(lent)
     try:
@@ -243,11 +237,3 @@ def _problem(expected: ValueSpec, output: Any) -> str | None:
 def describe_output(value: ValueSpec) -> str:
     """Say what an output has to be."""
     return describe(value) if isinstance(value.content, Tensor) else "a number"
-
-
-@contextmanager
-def _collecting(failures: list[LoweringError]) -> Iterator[None]:
-    try:
-        yield
-    except LoweringError as failure:
-        failures.append(failure)

@@ -36,10 +36,7 @@ class DebugFile:
     _info: DebugInfo | None = field(default=None, init=False)
 
     def method(self, name: str) -> MethodDebug | None:
-        """Return what is known about a method; None when nothing is.
-
-        Raise an InputError when the caller named the file, and it cannot be read or belongs to another `.pte` file.
-        """
+        """Return what is known about a method; None when nothing is."""
         if not self._read:
             try:
                 self._info = self._load()
@@ -89,10 +86,7 @@ class DebugFile:
 
 
 def find(source: str | bytes, given: object) -> DebugFile:
-    """Find the debug information of a program: what the caller gave, or `model.debug.json` beside `model.pte` for None.
-
-    Raise an InputError when what was given is not the path of a file, not debug information, or another program's.
-    """
+    """Find the debug information of a program: what the caller gave, or `model.debug.json` beside `model.pte`."""
     if given is None:
         beside = Path(source).with_suffix(SUFFIX) if isinstance(source, str) and Path(source).name else None
         return DebugFile(source, beside if beside is not None and beside.is_file() else None)

@@ -16,11 +16,7 @@ from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, KINDS, NULL, Tensor
 
 
 def prepare(where: str, method: MethodSpec, inputs: Sequence[Any], names: Sequence[str] | None = None) -> list[Any]:
-    """Return the inputs as the runtime takes them; none of what the caller gave is changed.
-
-    Messages begin with `where`, the method and its file, and call inputs by `names`, or number them. Raise an
-    InputError when one is missing, surplus, or not what the file says.
-    """
+    """Return the inputs as the runtime takes them; messages begin with `where`, and call inputs by names or numbers."""
     if len(inputs) != len(method.inputs):
         expected = ", ".join(f"{index}: {describe(value)}" for index, value in enumerate(method.inputs))
         raise InputError(
@@ -45,10 +41,7 @@ def prepare(where: str, method: MethodSpec, inputs: Sequence[Any], names: Sequen
 
 
 def with_tensors(method: MethodSpec, inputs: Sequence[Any]) -> list[Any]:
-    """Return inputs with numbers as tensors where the method takes a tensor without dimensions that can hold them.
-
-    The caller has numbers instead of tensors, and there may be too many or too few.
-    """
+    """Return inputs, of any number, with tensors for numbers where the method takes one that can hold them."""
     wanted: list[Any] = [value.content for value in method.inputs]
     return [
         torch.tensor(given, dtype=tensor.dtype) if _holds(tensor, given) else given
@@ -120,20 +113,14 @@ def _check(value: ValueSpec, given: Any) -> tuple[str | None, Any]:
         return _check_tensor(value.content, given)
     if value.kind == NULL:
         return (None, None) if given is None else ("A str or None at export is None in a .pte file.", given)
-    if value.kind == BOOL:
-        same = isinstance(given, bool) and given == value.content
-    elif value.kind == INT:
-        same = isinstance(given, int) and not isinstance(given, bool) and given == value.content
-    elif value.kind == DOUBLE:
-        same = isinstance(given, (int, float)) and not isinstance(given, bool) and _equal(given, value.content)
-    else:
+    types: Any = {BOOL: bool, INT: int, DOUBLE: (int, float)}.get(value.kind)
+    if types is None:
         return "The runtime cannot be given such inputs from Python; export the model without it.", given
-    # The content is of the very type that the runtime compares with.
-    return (None, value.content) if same else ("Numbers are part of the program: export it again for another.", given)
-
-
-def _equal(given: float, expected: Any) -> bool:
-    return given == expected or (math.isnan(given) and math.isnan(expected))
+    expected: Any = value.content
+    number = isinstance(given, types) and isinstance(given, bool) == (value.kind == BOOL)
+    if number and (given == expected or (math.isnan(given) and math.isnan(expected))):
+        return None, expected  # it is of the very type that the runtime compares with
+    return "Numbers are part of the program: export it again for another.", given
 
 
 def _check_tensor(expected: Tensor, given: Any) -> tuple[str | None, Any]:

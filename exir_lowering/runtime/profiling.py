@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
@@ -141,91 +141,70 @@ class _Step:
     sum: _Sum = field(default_factory=_Sum)
     inner: dict[int | str, _Sum] = field(default_factory=dict)
 
+    def add(self, event: TraceEvent) -> None:
+        """Count an event."""
+        if event.identifier is not None:
+            self.inner.setdefault(event.identifier, _Sum()).add(event)
+        elif event.name in (DELEGATE, KERNEL):
+            self.kind = "delegate" if event.name == DELEGATE else "kernel"
+            self.sum.add(event)
 
-def profile(method: MethodSpec, runs: int, events: Iterable[TraceEvent], debug: MethodDebug | None) -> Profile:
-    """Add up what was recorded in so many runs; `debug` is what is known about the method's debug handles."""
+
+def profile(method: MethodSpec, runs: int, events: Iterable[TraceEvent], known: MethodDebug | None) -> Profile:
+    """Add up what was recorded in so many runs; `known` is what is known about the method's debug handles."""
+    debug = known or MethodDebug({}, (), {})
     whole = _Sum()
     steps: dict[int, _Step] = {}
     for event in events:
-        if event.instruction < 0:
-            if event.name == METHOD:
-                whole.add(event)
-            continue
-        _count(steps.setdefault(event.instruction, _Step()), event)
-    steps = {number: steps[number] for number in sorted(steps) if steps[number].kind}
-    rows = [_row("method", method.name, whole, whole)]
-    delegates = _delegates(method, [number for number, step in steps.items() if step.kind == "delegate"], debug)
-    for number, step in steps.items():
-        if step.kind == "delegate":
-            rows += _delegate(number, step, whole, *delegates[number], debug)
-        else:
-            handles = debug.kernels.get(number, ()) if debug is not None else ()
+        if event.instruction >= 0:
+            steps.setdefault(event.instruction, _Step()).add(event)
+        elif event.name == METHOD:
+            whole.add(event)
+    called = [number for number in sorted(steps) if steps[number].kind == "delegate"]
+    delegates = dict(zip(called, _delegates(method, called, debug), strict=True))
+
+    def row(kind: str, name: str, backend: str, number: int, handles: tuple[int, ...], total: _Sum) -> ProfileRow:
+        share = total.nanoseconds / whole.nanoseconds if whole.nanoseconds else 0.0
+        times = total.calls, total.nanoseconds / 1e6, share
+        return ProfileRow(kind, name, backend, number, handles, *times, tuple(debug.lines(handles)))
+
+    rows = [row("method", method.name, "", -1, (), whole)]
+    for number, step in sorted(steps.items()):
+        if step.kind == "kernel":
+            handles = debug.kernels.get(number, ())
             operators = _operators(debug, handles)
             # Several operators that were decomposed from one have one handle: the file says which one it is.
             listed = method.kernels.get(number, f"instruction {number}")
             name = listed if ", " in operators else operators or listed
-            rows.append(_row("kernel", name, step.sum, whole, number, handles, debug))
+            rows.append(row("kernel", name, "", number, handles, step.sum))
+        elif step.kind == "delegate":
+            name, delegate = delegates[number]
+            backend = delegate.backend_id
+            rows.append(row("delegate", name, backend, number, delegate.handles, step.sum))
+            for identifier, total in sorted(step.inner.items(), key=lambda item: item[1].first):
+                handles = delegate.handle_map.get(identifier, ())
+                shown = identifier if isinstance(identifier, str) else _operators(debug, handles)
+                rows.append(row("instruction", shown or f"event {identifier}", backend, number, handles, total))
     return Profile(method.name, runs, tuple(rows))
 
 
-def _count(step: _Step, event: TraceEvent) -> None:
-    if event.identifier is not None:
-        step.inner.setdefault(event.identifier, _Sum()).add(event)
-    elif event.name in (DELEGATE, KERNEL):
-        step.kind = "delegate" if event.name == DELEGATE else "kernel"
-        step.sum.add(event)
-
-
-def _delegates(
-    method: MethodSpec, called: Sequence[int], debug: MethodDebug | None
-) -> dict[int, tuple[str, str, DebugDelegate | None]]:
-    """Return for each instruction that calls a delegate its name, its backend, and what is known of it."""
-    if debug is not None:
-        known = {delegate.instruction: (number, delegate) for number, delegate in enumerate(debug.delegates)}
-        if all(number in known for number in called):
-            found = {number: known[number] for number in called}
-            return {n: (f"delegate {index}", delegate.backend_id, delegate) for n, (index, delegate) in found.items()}
+def _delegates(method: MethodSpec, called: Sequence[int], debug: MethodDebug) -> list[tuple[str, DebugDelegate]]:
+    """Return for each instruction that calls a delegate a name of that, and what is known of it."""
+    known = {one.instruction: (f"delegate {number}", one) for number, one in enumerate(debug.delegates)}
+    if all(number in known for number in called):
+        return [known[number] for number in called]
     # A file numbers its delegates in the order of the instructions that call them.
     backends = [delegation.backend for delegation in method.delegations]
-    if len(called) == len(backends):
-        return {n: (f"delegate {i}", backends[i], None) for i, n in enumerate(called)}
-    backend = backends[0] if len(set(backends)) == 1 else ""
-    return {number: (f"delegate at instruction {number}", backend, None) for number in called}
+    complete = len(called) == len(backends)
+    if not complete:
+        backends = [backends[0] if len(set(backends)) == 1 else ""] * len(called)
+    return [
+        (f"delegate {number if complete else f'at instruction {at}'}", DebugDelegate(backend, at, (), {}))
+        for number, (at, backend) in enumerate(zip(called, backends, strict=True))
+    ]
 
 
-def _delegate(
-    number: int,
-    step: _Step,
-    whole: _Sum,
-    name: str,
-    backend: str,
-    known: DebugDelegate | None,
-    debug: MethodDebug | None,
-) -> Iterator[ProfileRow]:
-    handles = known.handles if known is not None else ()
-    yield _row("delegate", name, step.sum, whole, number, handles, debug, backend)
-    for identifier, total in sorted(step.inner.items(), key=lambda item: item[1].first):
-        handles = known.handle_map.get(identifier, ()) if known is not None else ()
-        called = identifier if isinstance(identifier, str) else _operators(debug, handles) or f"event {identifier}"
-        yield _row("instruction", called, total, whole, number, handles, debug, backend)
-
-
-def _row(
-    kind: str,
-    name: str,
-    total: _Sum,
-    whole: _Sum,
-    instruction: int = -1,
-    handles: tuple[int, ...] = (),
-    debug: MethodDebug | None = None,
-    backend: str = "",
-) -> ProfileRow:
-    share = total.nanoseconds / whole.nanoseconds if whole.nanoseconds else 0.0
-    lines = tuple(debug.lines(handles)) if debug is not None else ()
-    return ProfileRow(kind, name, backend, instruction, handles, total.calls, total.nanoseconds / 1e6, share, lines)
-
-
-def _operators(debug: MethodDebug | None, handles: Iterable[int]) -> str:
+def _operators(debug: MethodDebug, handles: Iterable[int]) -> str:
     """Return the operators that debug handles stand for."""
-    nodes = (node for handle in handles for node in debug.nodes.get(handle, ())) if debug is not None else ()
+    nodes = (node for handle in handles for node in debug.nodes.get(handle, ()))
     return ", ".join(dict.fromkeys(node.operator for node in nodes))

@@ -49,8 +49,8 @@ from exir_lowering.pte import data_files, verifying
 from exir_lowering.pte.format import MethodSpec
 from exir_lowering.pte.verifying import Verify
 from exir_lowering.runtime import debugging
-from exir_lowering.runtime.apart.engine import open_apart
-from exir_lowering.runtime.engine import Engine, Executor
+from exir_lowering.runtime.apart.engine import Apart, open_apart
+from exir_lowering.runtime.engine import Engine
 from exir_lowering.runtime.find import Unavailable
 from exir_lowering.runtime.inputs import prepare, with_tensors
 from exir_lowering.runtime.interpreter.engine import open_interpreter
@@ -74,7 +74,7 @@ class LoadedProgram:
     """
 
     _file: ProgramFile
-    _engine: Executor
+    _engine: Engine[Any] | Apart
 
     @property
     def method_names(self) -> tuple[str, ...]:
@@ -154,18 +154,15 @@ class LoadedProgram:
 
     def _method(self, who: str, name: object) -> MethodSpec:
         found = self._file.methods.get(name) if isinstance(name, str) else None
-        if found is None:
-            raise InputError(f"{who}: {self._describe_unknown(name)}")
-        return found
-
-    def _describe_unknown(self, method: object) -> str:
+        if found is not None:
+            return found
         known = ", ".join(map(repr, self.method_names))
-        if not isinstance(method, str):
-            got = f"got a {type(method).__name__} as the name of a method of {self._file.name}"
-            return f"{got}, expected one of {known}."
-        close = difflib.get_close_matches(method, self.method_names, n=1)
+        if not isinstance(name, str):
+            got = f"got a {type(name).__name__} as the name of a method of {self._file.name}"
+            raise InputError(f"{who}: {got}, expected one of {known}.")
+        close = difflib.get_close_matches(name, self.method_names, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
-        return f"{self._file.name} has no method {method!r}; it has {known}.{hint}"
+        raise InputError(f"{who}: {self._file.name} has no method {name!r}; it has {known}.{hint}")
 
     def __repr__(self) -> str:
         note = "; interpreter, not ExecuTorch's runtime" if self.engine == "interpreter" else ""

@@ -36,17 +36,11 @@ class ProgramFile:
         return f"Method {method!r} of {self.name}"
 
     def content(self) -> memoryview:
-        """Return the content of the file, which is mapped, not read; writing to it changes nothing on the disk.
-
-        Raise an InputError when it can no longer be read, or another file has taken its place.
-        """
+        """Return the content of the file, which is mapped, not read; writing to it changes nothing on the disk."""
         return self.file.writable()
 
     def open(self, *, profiled: bool = False) -> Any:
-        """Open the file and its data in ExecuTorch's runtime, which may raise a RuntimeError; see `open_program`.
-
-        Raise an InputError when another file has taken the place of one of them since it was checked.
-        """
+        """Open the file and its data in ExecuTorch's runtime, which may raise a RuntimeError; see `open_program`."""
         program = open_program(self.file.source, self.data.path(), profiled=profiled)
         # The runtime opens paths. What it has open is what was checked if it is there still.
         self.file.check()
@@ -64,20 +58,14 @@ class ProgramFile:
 
     @property
     def sharing(self) -> frozenset[str]:
-        """The methods that were planned to share their state: they have the same memory 2 for it, and no memory 3.
-
-        All other methods have memory of their own.
-        """
+        """The methods that were planned to share their state: they have the same memory 2 for it, and no memory 3."""
         sizes = {name: method.arenas[2] for name, method in self.methods.items() if len(method.arenas) == 3}
         one = len(set(sizes.values())) == 1 and all(len(method.arenas) <= 3 for method in self.methods.values())
         return frozenset(sizes) if one and len(sizes) > 1 and all(sizes.values()) else frozenset()
 
 
 def read_source(source: object) -> tuple[MappedFile, Mapping[str, file_format.MethodSpec]]:
-    """Return a `.pte` file, and what it says about its methods.
-
-    Raise an InputError when what the caller gave is neither a path nor content, cannot be read, or is damaged.
-    """
+    """Return a `.pte` file, and what it says about its methods, once it was checked."""
     file = mapping.open_file(source, "load", "the path or the content of a .pte file", ".pte")
     return file, file.parse(lambda content: file_format.read_program(content, find_checks), kinds.PTE)
 

@@ -32,7 +32,7 @@ from exir_lowering import (
     register_partitioner,
     to_backend,
 )
-from exir_lowering._upstream.runtime import executorch_runtime
+from exir_lowering._upstream import installed
 from exir_lowering.graphs import operator_name
 from exir_lowering.plugins import registry
 
@@ -387,8 +387,7 @@ class TestFallback:
     def test_a_backend_that_the_runtime_has_and_cannot_use(self, deep, engine):
         """As OpenVINO's in the stock wheel: its id is taken in the runtime."""
         _model, _ = deep
-        runtime = executorch_runtime().backend_registry
-        if runtime.is_available("OpenvinoBackend"):
+        if installed.is_available("OpenvinoBackend"):
             pytest.skip("OpenVINO is installed here")
         x = torch.rand(3, 4)
         programs = {"one": export(nn.Linear(4, 4), (x,)), "two": export(nn.Linear(4, 4), (x,))}

@@ -22,7 +22,7 @@ from torch import nn
 from torch.export import export
 
 import exir_lowering
-from exir_lowering._upstream import executorch_operators, runtime
+from exir_lowering._upstream import executorch_operators, installed, runtime
 from exir_lowering._upstream.operators import FunctionalOperator, functional_operator
 from exir_lowering.pte import inference
 from exir_lowering.pte.value_kinds import BOOL, DOUBLE, NULL, STRING, TENSOR, MemoryLayout
@@ -75,7 +75,7 @@ runtime._EXTENSION = "executorch.extension.pybindings._renamed"
 (got,) = exir_lowering.load(sys.argv[1] + "/xnnpack.pte").run("forward", torch.load(sys.argv[1] + "/input.pt"))
 torch.testing.assert_close(got, torch.load(sys.argv[1] + "/expected.pt"), rtol=1e-4, atol=1e-4)
 import json
-print(json.dumps(runtime.executorch_runtime().module.__name__))
+print(json.dumps(runtime.executorch_runtime().__name__))
 """
 
 
@@ -163,7 +163,7 @@ def test_what_copies_between_devices_is_checked_by_its_names_of_arguments(name: 
 
 
 def _pointwise_kernels() -> list[tuple[str, FunctionalOperator]]:
-    names = (name.partition(".")[::2] for name in sorted(runtime.executorch_runtime().operator_registry.operator_names))
+    names = (name.partition(".")[::2] for name in sorted(installed.kernels() or ()))
     found = ((name, functional_operator(name, overload)) for name, overload in names)
     return [(name, one) for name, one in found if one and torch.Tag.pointwise in getattr(one.call, "tags", ())]
 

@@ -430,8 +430,8 @@ def test_loading_does_not_read_the_weights(tmp_path):
     code = (
         "import sys, resource, torch\n"
         "from exir_lowering import load\n"
-        "from exir_lowering._upstream.runtime import executorch_runtime\n"
-        "executorch_runtime().backend_registry.is_available('XnnpackBackend')\n"
+        "from exir_lowering._upstream import installed\n"
+        "installed.is_available('XnnpackBackend')\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "load(sys.argv[1])\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"

@@ -21,7 +21,8 @@ from torch.export import ExportedProgram, export
 from torch.utils import _pytree as pytree
 
 from exir_lowering import LoweringError, LoweringOptions, load, lower
-from exir_lowering._upstream.runtime import executorch_runtime, open_program
+from exir_lowering._upstream import installed
+from exir_lowering._upstream.runtime import open_program
 from exir_lowering.runtime.interpreter.code import read_code
 
 DTYPES = (
@@ -336,4 +337,4 @@ def _difference(made: Any, expected: Any) -> str:
 
 def kernels_of_the_runtime() -> frozenset[str]:
     """Return the names of the kernels that the runtime has."""
-    return frozenset(executorch_runtime().operator_registry.operator_names)
+    return installed.kernels() or frozenset()

@@ -71,10 +71,7 @@ class Listing:
 
 
 def read_code(file: memoryview, external: Mapping[str, memoryview]) -> Listing:
-    """Read the code of all methods of a `.pte` file; weights and payloads are not copied.
-
-    `external` is the named data of its data file. Raise a CorruptError when the file has changed since it was checked.
-    """
+    """Read the code of all methods of a `.pte` file, with the named data of its data file; nothing is copied."""
     program, data = open_program(file)
     named = {**external, **data.named}
     plans = program.tables(slots.Program.EXECUTION_PLAN)

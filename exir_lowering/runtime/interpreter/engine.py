@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import atexit
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from exir_lowering.pte.flatbuffer import CorruptError
 from exir_lowering.pte.format import Delegation, MethodSpec
 from exir_lowering.pte.value_kinds import Tensor
 from exir_lowering.runtime import contract, trace
-from exir_lowering.runtime.engine import Engine
+from exir_lowering.runtime.engine import Engine, explaining
 from exir_lowering.runtime.find import Unavailable, find_delegates
 from exir_lowering.runtime.inputs import look_at
 from exir_lowering.runtime.interpreter import hosted, memory
@@ -42,41 +43,44 @@ _EVENTS = {KERNEL: trace.KERNEL, DELEGATE: trace.DELEGATE}
 class PreparedMethod:
     """A method that is set up."""
 
+    where: str  # the method and its file, to begin messages with
     code: Code
     state: MethodState  # its values
     kernels: Sequence[Kernel]  # what executes each operator
     calls: Sequence[Kernel]  # what executes each payload
-    trace: Trace | None = None  # None when nothing is recorded
+    trace: Trace | None  # None when nothing is recorded
 
     def run(self, inputs: Sequence[Any], steps: int) -> list[Any]:
-        """Run the method; raise Stopped if an operator fails, TooLong after some steps, a delegate's LoweringError."""
-        values = self.state.values
-        for index, given in zip(self.code.inputs, inputs, strict=True):
-            if isinstance(given, torch.Tensor):
-                self.state.slot(index).write(given)
-        left = steps
-        for chain in self.code.chains:
-            position = 0
-            while position < len(chain):
-                if not left:
-                    raise TooLong(position)
-                left -= 1
-                position = self._step(position, *chain[position])
-        outputs = [values[index] for index in self.code.outputs]
-        return [output.tensor.clone() if isinstance(output, Slot) else output for output in outputs]
+        """Run the method; raise an InputError if an operator fails, a LimitError after some steps."""
+        code, target = MOVE, 0
+        try:
+            for index, given in zip(self.code.inputs, inputs, strict=True):
+                if isinstance(given, torch.Tensor):
+                    self.state.slot(index).write(given)
+            left = steps
+            for chain in self.code.chains:
+                position = 0
+                while position < len(chain):
+                    if not left:
+                        raise self._too_long(steps, position, inputs)
+                    left -= 1
+                    code, target, arguments = chain[position]
+                    position = self._step(position, code, target, arguments)
+            code = MOVE
+            outputs = [self.state.values[index] for index in self.code.outputs]
+            return [output.tensor.clone() if isinstance(output, Slot) else output for output in outputs]
+        except LoweringError:
+            raise  # raised by a delegate
+        except Exception as error:
+            let_through(error)
+            raise self._failure(f"{self._at(code, target)}: {error}", inputs) from error
 
     def _step(self, position: int, code: int, target: int, arguments: tuple[int, ...]) -> int:
         """Execute an instruction; return the position of the next one."""
         values = self.state.values
-        if code in (KERNEL, DELEGATE):
+        if code in _EVENTS:
             start = self.trace.begin(position, _EVENTS[code]) if self.trace is not None else 0
-            try:
-                (self.kernels if code == KERNEL else self.calls)[target](self.state, arguments)
-            except LoweringError:
-                raise  # raised by a delegate
-            except Exception as error:
-                let_through(error)
-                raise Stopped(self._name(code, target)) from error
+            (self.kernels if code == KERNEL else self.calls)[target](self.state, arguments)
             if self.trace is not None:
                 self.trace.end(position, _EVENTS[code], start)
         elif code == MOVE:
@@ -85,23 +89,26 @@ class PreparedMethod:
             return target
         return position + 1
 
-    def _name(self, code: int, target: int) -> str:
-        if code == DELEGATE:
-            return self.code.payloads[target].backend
-        return ".".join(part for part in self.code.operators[target] if part)
+    def _at(self, code: int, target: int) -> str:
+        """Say at which instruction something failed, if it is one that calls something."""
+        if code == KERNEL:
+            return f", at {'.'.join(part for part in self.code.operators[target] if part)}"
+        return f", at {self.code.payloads[target].backend}" if code == DELEGATE else ""
 
+    def _failure(self, what: str, inputs: Sequence[Any]) -> InputError:
+        return InputError(f"{self.where} failed in the interpreter{what}. {look_at(inputs)}")
 
-class Stopped(Exception):
-    """An operator failed; its exception is the `__cause__`."""
-
-
-class TooLong(Exception):
-    """A run executed as many instructions as ExecuTorch's runtime allows for one."""
-
-    def __init__(self, position: int) -> None:
-        super().__init__(
-            f"{STEPS:,} instructions were executed, which is where ExecuTorch's runtime ends a run too; the "
-            f"next one is instruction {position}. A loop in the file does not end"
+    def _too_long(self, steps: int, position: int, inputs: Sequence[Any]) -> LoweringError:
+        if steps < STEPS:
+            return LimitError(
+                f"{self.where} was ended: it executed {steps:,} instructions, which is limits.steps. Raise the limit "
+                "if it needs more.",
+                limit="steps",
+            )
+        return self._failure(
+            f": {STEPS:,} instructions were executed, which is where ExecuTorch's runtime ends a run too; the next one "
+            f"is instruction {position}. A loop in the file does not end",
+            inputs,
         )
 
 
@@ -139,15 +146,10 @@ class PythonCall:
         return value.detach() if isinstance(value, torch.Tensor) else value
 
 
-_closes_at_exit = False
-
-
+@cache
 def _close_at_exit() -> None:
     """Keep other threads out while handles are released at exit; what is registered later is called before."""
-    global _closes_at_exit
-    if not _closes_at_exit:
-        _closes_at_exit = True
-        atexit.register(contract.keep_others_out)
+    atexit.register(contract.keep_others_out)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -165,29 +167,7 @@ class Interpreter(Engine[PreparedMethod]):
     def run(self, method: MethodSpec, inputs: Sequence[Any]) -> list[Any]:
         """Run a method; see `Engine`."""
         with neutral():
-            return self._run(method, inputs)
-
-    def _run(self, method: MethodSpec, inputs: Sequence[Any]) -> list[Any]:
-        ready = self.prepare(method)
-        try:
-            return ready.run(inputs, self.steps)
-        except LoweringError:
-            raise  # raised by a delegate
-        except Stopped as stopped:
-            error = stopped.__cause__
-            raise InputError(
-                f"{self.file.where(method.name)} failed in the interpreter, at {stopped}: {error}. {look_at(inputs)}"
-            ) from error
-        except Exception as error:
-            let_through(error)
-            where = self.file.where(method.name)
-            if isinstance(error, TooLong) and self.steps < STEPS:
-                raise LimitError(
-                    f"{where} was ended: it executed {self.steps:,} instructions, which is limits.steps. Raise the "
-                    "limit if it needs more.",
-                    limit="steps",
-                ) from error
-            raise InputError(f"{where} failed in the interpreter: {error}. {look_at(inputs)}") from error
+            return self.prepare(method).run(inputs, self.steps)
 
     def record(self, method: MethodSpec, inputs: Sequence[Any], runs: int) -> list[TraceEvent]:
         """Run a method in memory of its own, and record what it does; see `Engine`."""
@@ -200,16 +180,13 @@ class Interpreter(Engine[PreparedMethod]):
             recorded.end(-1, trace.METHOD, start)
         return recorded.events
 
-    def _sharing(self, method: MethodSpec) -> Collection[str]:
-        return self.file.sharing if method.name in self.file.sharing else ()
-
     def _set_up(self, method: MethodSpec) -> PreparedMethod:
-        with neutral():
-            return self._set_up_neutrally(method)
-
-    def _set_up_neutrally(self, method: MethodSpec) -> PreparedMethod:
         where, code = self.file.where(method.name), self.listing.methods[method.name]
-        try:
+        with explaining(
+            lambda error: (
+                f"{where} cannot be set up by the interpreter: {error}. The file may be damaged. Make or copy it again."
+            )
+        ):
             shared = self.shared if method.name in self.file.sharing else None
             arenas = memory.allocate_arenas(code.arenas if shared is None else code.arenas[:_SHARED])
             if shared is not None:
@@ -220,13 +197,9 @@ class Interpreter(Engine[PreparedMethod]):
                 else value.content
                 for value, storage in zip(code.values, code.storage, strict=True)
             ]
-        except Exception as error:
-            let_through(error)
-            raise InputError(
-                f"{where} cannot be set up by the interpreter: {error}. The file may be damaged. Make or copy it again."
-            ) from error
         kernels = [self._kernel(where, *operator) for operator in code.operators]
-        return PreparedMethod(code, MethodState(code.values, values), kernels, self._calls(method, code), self.trace)
+        state, calls = MethodState(code.values, values), self._calls(method, code)
+        return PreparedMethod(where, code, state, kernels, calls, self.trace)
 
     def _kernel(self, where: str, name: str, overload: str) -> Kernel:
         found = find_kernel(name, overload)
@@ -301,10 +274,7 @@ class Interpreter(Engine[PreparedMethod]):
 
 
 def open_interpreter(file: ProgramFile, given: Mapping[str, Any], unavailable: Unavailable) -> Interpreter:
-    """Open a file for the interpreter, and find its Python delegates; raise what `find_delegates` raises.
-
-    Raise an InputError when the file has changed in the meantime, or needs more memory than there is.
-    """
+    """Open a file for the interpreter, and find its Python delegates."""
     found = find_delegates(file, given, unavailable)
     external = file.data.content()
     try:

@@ -48,11 +48,7 @@ def host(
     named: Mapping[str, memoryview],  # of the file
     data: str | None,  # the path of the data file
 ) -> HostedCall:
-    """Make a payload ready in ExecuTorch's runtime.
-
-    Raise NotHosted when it takes or returns something else than tensors, and what ExecuTorch raises when the backend
-    refuses it.
-    """
+    """Make a payload ready in ExecuTorch's runtime; raise what that raises when the backend refuses it."""
     # What is in doubt is both: an input keeps its value, an output has none that matters.
     inputs = tuple(position for position in range(plan.arguments - min(plan.counts)) if values[position].kind != NULL)
     outputs = tuple(range(plan.arguments - max(plan.counts), plan.arguments))

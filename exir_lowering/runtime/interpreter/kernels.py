@@ -13,7 +13,6 @@ import torch
 
 from exir_lowering._upstream import installed
 from exir_lowering._upstream.operators import Argument, Operator, find_operator, with_kernel
-from exir_lowering._upstream.runtime import executorch_runtime
 from exir_lowering.graphs.operators import pure as pure_operators
 from exir_lowering.graphs.operators.budget import Budget
 from exir_lowering.graphs.operators.calls import CheckedCall
@@ -77,16 +76,10 @@ def find_kernel(name: str, overload: str) -> Kernel | None:
         return _of_numbers(_NUMBERS[name, overload])
     namespace, _, base = name.partition("::")
     found = pure_operators.find_kernel(namespace, base, overload)
-    if found is None and namespace != "aten" and _registered_in_runtime(name, overload):
+    full = f"{name}.{overload}" if overload else name
+    if found is None and namespace != "aten" and full in (installed.kernels() or ()):
         found = find_operator(namespace, base, overload or "default")
     return None if found is None else _of_torch(base, with_kernel(found))
-
-
-def _registered_in_runtime(name: str, overload: str) -> bool:
-    if installed.runtime_failure() is not None:
-        return False
-    full = f"{name}.{overload}" if overload else name
-    return full in executorch_runtime().operator_registry.operator_names
 
 
 def _of_torch(name: str, operator: Operator) -> Kernel:
@@ -174,18 +167,10 @@ _OWN: Mapping[tuple[str, str], Kernel] = MappingProxyType(
 )
 _PRIMITIVES: Mapping[str, Callable[..., Any]] = MappingProxyType(
     {
-        "add": operator.add,
-        "sub": operator.sub,
-        "mul": operator.mul,
-        "floordiv": operator.floordiv,
-        "truediv": operator.truediv,
-        "mod": operator.mod,
-        "neg": operator.neg,
-        "eq": operator.eq,
-        "ge": operator.ge,
-        "gt": operator.gt,
-        "le": operator.le,
-        "lt": operator.lt,
+        **{
+            name: getattr(operator, name)
+            for name in ("add", "sub", "mul", "floordiv", "truediv", "mod", "neg", "eq", "ge", "gt", "le", "lt")
+        },
         "ceil": math.ceil,
         "round": round,
         "trunc": math.trunc,

@@ -1,10 +1,18 @@
-"""What the shim and Python exchange: structures, callbacks and functions, as `shim.cpp` declares them."""
+"""What the shim and Python exchange, as `shim.cpp` declares it; the values of a call, as a delegate gets them."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
+
+import torch
+
+from exir_lowering.errors import BackendFailure, InputError
+from exir_lowering.pte import value_kinds
+from exir_lowering.pte.value_kinds import DTYPES, Tensor, ValueSpec
+from exir_lowering.runtime.contract import DAMAGED, Handle, refuse_list
 
 NONE, TENSOR, INT, DOUBLE, BOOL = range(5)
 """The kinds of arguments."""
@@ -60,14 +68,29 @@ class Callbacks(ctypes.Structure):
     _fields_ = (("available", AVAILABLE), ("compile", COMPILE), ("execute", EXECUTE), ("destroy", DESTROY))
 
 
+_ARGUMENT = ctypes.POINTER(Argument)
+FUNCTIONS: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {
+        "exir_close": (),
+        "exir_event": (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int32, ctypes.c_uint64, ctypes.c_uint64),
+        "exir_named_data": (ctypes.c_void_p, ctypes.c_char_p, ctypes.POINTER(Data)),
+        "exir_register": (ctypes.c_char_p, ctypes.c_int32),
+        "exir_release": (ctypes.c_void_p,),
+        "exir_resize": (_ARGUMENT, ctypes.POINTER(ctypes.c_int32), ctypes.c_size_t),
+        "exir_set_bool": (_ARGUMENT, ctypes.c_int32),
+        "exir_set_double": (_ARGUMENT, ctypes.c_double),
+        "exir_set_int": (_ARGUMENT, ctypes.c_int64),
+        "exir_start": (ctypes.POINTER(Callbacks),),
+        "exir_ticks": (),
+    }
+)
+"""The functions of the shim, with the types of what they take; a library that lacks one of these is not the shim."""
+
+
 def declare(library: ctypes.CDLL) -> None:
     """Declare the arguments of the shim's functions."""
-    library.exir_resize.argtypes = (ctypes.POINTER(Argument), ctypes.POINTER(ctypes.c_int32), ctypes.c_size_t)
-    library.exir_set_int.argtypes = (ctypes.POINTER(Argument), ctypes.c_int64)
-    library.exir_set_double.argtypes = (ctypes.POINTER(Argument), ctypes.c_double)
-    library.exir_set_bool.argtypes = (ctypes.POINTER(Argument), ctypes.c_int32)
-    library.exir_named_data.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.POINTER(Data))
-    library.exir_release.argtypes = (ctypes.c_void_p,)
+    for name, types in FUNCTIONS.items():
+        getattr(library, name).argtypes = types
 
 
 # These are called with the interpreter's lock held: a delegate's threads may record events too.
@@ -80,5 +103,49 @@ def clock(library: ctypes.CDLL) -> Callable[[], int]:
 
 def recorder(library: ctypes.CDLL) -> Callable[..., None]:
     """Return the function that records an event: for a tracer, by a str or a number, with start and end."""
-    kinds: tuple[Any, ...] = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int32, ctypes.c_uint64, ctypes.c_uint64)
-    return ctypes.PYFUNCTYPE(None, *kinds)(("exir_event", library))
+    return ctypes.PYFUNCTYPE(None, *FUNCTIONS["exir_event"])(("exir_event", library))
+
+
+_WRITABLE = 0x200  # PyBUF_WRITE
+
+_memory: Callable[[int, int, int], memoryview] = ctypes.PYFUNCTYPE(
+    ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int
+)(("PyMemoryView_FromMemory", ctypes.pythonapi))
+
+
+def read_argument(handle: Handle, index: int, argument: Argument) -> Any:
+    """Return an input of a delegate; a tensor is on the runtime's memory."""
+    kind = argument.kind
+    if kind == TENSOR:
+        return view_tensor(handle, argument)
+    if kind == INT:
+        return argument.integer
+    if kind == DOUBLE:
+        return argument.real
+    if kind == BOOL:
+        return bool(argument.integer)
+    if kind == NONE:
+        return None
+    raise refuse_list(handle, index)
+
+
+def view_tensor(handle: Handle, argument: Argument) -> torch.Tensor:
+    """Return a tensor of the runtime as one of torch, on the same memory."""
+    rank = argument.rank
+    dtype = DTYPES.get(argument.dtype)
+    if dtype is None:
+        raise BackendFailure(f"{handle.who} is given a tensor of the unknown element type {argument.dtype}.")
+    sizes, strides, size = argument.sizes[:rank], argument.strides[:rank], argument.bytes
+    if size == 0:
+        return torch.empty_strided(sizes, strides, dtype=dtype)
+    if not argument.data:
+        raise InputError(f"{handle.who}: a tensor of shape {sizes} has no memory: {DAMAGED}")
+    return torch.frombuffer(_memory(argument.data, size, _WRITABLE), dtype=dtype).as_strided(sizes, strides)
+
+
+def describe_argument(argument: Argument) -> ValueSpec:
+    """Return what an argument says about itself, like a file that says less than it could."""
+    if argument.kind != TENSOR:
+        return ValueSpec(value_kinds.NULL, None)
+    sizes, order = tuple(argument.sizes[: argument.rank]), tuple(range(argument.rank))
+    return ValueSpec(value_kinds.TENSOR, Tensor(DTYPES[argument.dtype], sizes, order, dynamic=True, unbound=False))

@@ -44,8 +44,7 @@ from exir_lowering.runtime.contract import (
 from exir_lowering.runtime.debugging import Lines, no_lines
 from exir_lowering.runtime.inputs import show
 from exir_lowering.runtime.native import abi, shim
-from exir_lowering.runtime.native.abi import Argument
-from exir_lowering.runtime.native.arguments import describe_argument, read_argument, view_tensor
+from exir_lowering.runtime.native.abi import Argument, describe_argument, read_argument, view_tensor
 
 if TYPE_CHECKING:
     from executorch.exir.backend.compile_spec_schema import CompileSpec
@@ -82,37 +81,23 @@ class Bridge:
     def __init__(self) -> None:
         self._library = shim.library()
         self._ids: list[str] = []
-        self._handles: dict[int, Handle] = {}
-        self._recorders: dict[int, _EventRecorder] = {}
+        self._handles: dict[int, tuple[Handle, _EventRecorder]] = {}
         self._keys = itertools.count(1)
         self._thread = _Thread()
         self._serving: list[Mapping[str, Delegate]] = []
         # Kept here, as the shim calls them as long as the process lives. What an interrupt raises before a callback
         # could catch it is given to sys.unraisablehook, with one of these objects.
-        self._entries = available, compile_, execute, destroy = (
-            self._available,
-            self._compile,
-            self._execute,
-            self._destroy,
-        )
-        self._callbacks = abi.Callbacks(
-            abi.AVAILABLE(available), abi.COMPILE(compile_), abi.EXECUTE(execute), abi.DESTROY(destroy)
-        )
+        self._entries = self._available, self._compile, self._execute, self._destroy
+        kinds: tuple[Any, ...] = (abi.AVAILABLE, abi.COMPILE, abi.EXECUTE, abi.DESTROY)
+        self._callbacks = abi.Callbacks(*(kind(entry) for kind, entry in zip(kinds, self._entries, strict=True)))
         abi.declare(self._library)
         self._ticks, self._event = abi.clock(self._library), abi.recorder(self._library)
         self._library.exir_start(ctypes.byref(self._callbacks))
         atexit.register(self._close)
 
-    @property
-    def ids(self) -> tuple[str, ...]:
-        """The ids that are registered."""
-        return tuple(self._ids)
-
-    def register(self, ids: Sequence[str], taken: Sequence[str]) -> None:
-        """Register ids in the runtime; those that are already registered stay as they are, and `taken` is what it has.
-
-        Raise a BackendUnavailableError when the runtime has no room for all, and register none, or when it refuses one.
-        """
+    def register(self, ids: Sequence[str]) -> None:
+        """Register ids in the runtime; those that are already registered stay as they are."""
+        taken = installed.backends()
         missing = [name for name in ids if name not in self._ids]
         if len(taken) + len(missing) > _ROOM:
             raise BackendUnavailableError(
@@ -151,10 +136,7 @@ class Bridge:
 
     @contextmanager
     def serving(self, delegates: Mapping[str, Delegate]) -> Iterator[None]:
-        """Serve, while the context lasts, programs that something other than `load` sets up, in any thread.
-
-        The ids of the delegates are registered.
-        """
+        """Serve, by registered ids, programs that something other than `load` sets up, in any thread."""
         # Contexts may overlap, and end in any order.
         self._serving.append(delegates)
         try:
@@ -227,8 +209,9 @@ class Bridge:
 
     def _compile_by(self, name: str, context: int, method: str, payload: bytes, specs: list[CompileSpec]) -> int:
         setups = self._thread.setups
-        unread = iter([_describe_unread(name, len(payload))])
-        setup = setups[-1] if setups else _Setup(_ELSEWHERE, self._find_served(), unread, no_lines)
+        # Of a file that was not read, nothing is known but the payload's size.
+        unread = Delegation(_UNKNOWN, name, len(payload), _UNKNOWN, (), ())
+        setup = setups[-1] if setups else _Setup(_ELSEWHERE, self._find_served(), iter([unread]), no_lines)
         plan = next(setup.plans, None)
         if plan is None or (plan.backend, plan.payload) != (name, len(payload)):
             raise InputError(
@@ -238,7 +221,7 @@ class Bridge:
         job = Compilation(setup.where, method, plan, payload, specs, find_data, recorder, setup.lines)
         handle = compile_payload(setup.delegates[name], job)
         key = next(self._keys)
-        self._handles[key], self._recorders[key] = handle, recorder
+        self._handles[key] = handle, recorder
         return key
 
     def _find_data(self, context: int, key: str) -> bytes | None:
@@ -256,7 +239,7 @@ class Bridge:
 
     def _execute(self, key: int, arguments: Any, count: int, tracer: int | None) -> int:
         try:
-            handle, recorder = self._handles[key], self._recorders[key]
+            handle, recorder = self._handles[key]
             # A delegate may run its own program again, which may be profiled or not.
             before, recorder.tracer = recorder.tracer, tracer
         except BaseException as failure:
@@ -303,10 +286,9 @@ class Bridge:
             view_tensor(handle, argument).copy_(output.detach() if output.requires_grad else output)
 
     def _destroy(self, key: int) -> None:
-        handle = self._handles.pop(key, None)
-        self._recorders.pop(key, None)
-        if handle is not None:
-            destroy(handle)
+        found = self._handles.pop(key, None)
+        if found is not None:
+            destroy(found[0])
 
     def _close(self) -> None:
         """Release all handles when Python exits; programs that are still alive outlive it.
@@ -317,11 +299,6 @@ class Bridge:
         self._library.exir_close()
         for key in list(self._handles):
             self._destroy(key)
-
-
-def _describe_unread(backend: str, payload: int) -> Delegation:
-    """Return what is known about a payload whose file was not read: nothing but its size."""
-    return Delegation(_UNKNOWN, backend, payload, _UNKNOWN, (), ())
 
 
 def _add_arguments(plan: Delegation, arguments: Sequence[Argument]) -> Delegation:

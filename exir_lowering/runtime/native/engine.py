@@ -9,21 +9,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from exir_lowering._upstream import installed, locks
-from exir_lowering._upstream.runtime import executorch_runtime
-from exir_lowering.errors import BackendUnavailableError, InputError, LoweringError
-from exir_lowering.errors.interrupts import let_through
+from exir_lowering.errors import BackendUnavailableError, InputError
 from exir_lowering.plugins.delegate import Delegate
-from exir_lowering.pte.flatbuffer import CorruptError
 from exir_lowering.pte.format import MethodSpec
 from exir_lowering.pte.temporary import TemporaryFolder
-from exir_lowering.runtime.engine import Engine
-from exir_lowering.runtime.fallback import rename_backends
-from exir_lowering.runtime.find import Unavailable, find_delegates
+from exir_lowering.runtime.engine import Engine, explaining
+from exir_lowering.runtime.find import Unavailable, find_delegates, rename_backends
 from exir_lowering.runtime.inputs import look_at
-from exir_lowering.runtime.native import etdump
 from exir_lowering.runtime.native.bridge import bridge
 from exir_lowering.runtime.source import ProgramFile
-from exir_lowering.runtime.trace import TraceEvent
+from exir_lowering.runtime.trace import TraceEvent, read_etdump
 
 _INTERPRETER = 'load(..., engine="interpreter") runs the file without it, in Python: not in the real runtime.'
 
@@ -40,77 +35,55 @@ class NativeEngine(Engine[Any]):
 
     def run(self, method: MethodSpec, inputs: Sequence[Any]) -> list[Any]:
         """Run a method; see `Engine`."""
-        where = self.file.where(method.name)
         ready = self.prepare(method)
-        try:
-            with bridge().listening() if self.calls_delegates(method) else contextlib.nullcontext():
-                return list(ready(inputs, clone_outputs=True))
-        except LoweringError:
-            raise  # raised by a delegate
-        except Exception as error:
-            let_through(error)
-            raise InputError(
-                f"{where} failed in the ExecuTorch runtime: {error}. The runtime's own lines above this one, on "
-                f"stderr, say where. {look_at(inputs)}"
-            ) from error
+        listening = bridge().listening() if self.calls_delegates(method) else contextlib.nullcontext()
+        with explaining(lambda error: self._describe_failure(method, inputs, error)), listening:
+            return list(ready(inputs, clone_outputs=True))
+
+    def _describe_failure(self, method: MethodSpec, inputs: Sequence[Any], error: Exception) -> str:
+        return (
+            f"{self.file.where(method.name)} failed in the ExecuTorch runtime: {error}. The runtime's own lines above "
+            f"this one, on stderr, say where. {look_at(inputs)}"
+        )
 
     def record(self, method: MethodSpec, inputs: Sequence[Any], runs: int) -> list[TraceEvent]:
         """Run a method in a program of its own, and record what it does; see `Engine`."""
-        where = self.file.where(method.name)
-        try:
+        where = f"{self.file.where(method.name)} cannot be profiled"
+        with explaining(lambda error: f"{where}: the ExecuTorch runtime refuses its file: {error}."):
             program = self.file.open(profiled=True)
-        except InputError:
-            raise  # another file has taken its place
-        except Exception as error:
-            let_through(error)
-            raise InputError(
-                f"{where} cannot be profiled: the ExecuTorch runtime refuses its file: {error}."
-            ) from error
-        programs = {**dict.fromkeys(self.file.methods), method.name: program}
-        engine = NativeEngine(self.file, self.delegates, programs)
+        others = dict.fromkeys(self.file.methods.keys() - {method.name})  # not to be set up, as what shares state is
+        engine = NativeEngine(self.file, self.delegates, {method.name: program}, ready=others)
         for _ in range(runs):
             engine.run(method, inputs)
-        try:
-            with TemporaryFolder() as folder:
-                path = folder / "profile.etdp"
-                program.write_etdump_result_to_file(str(path))
-                return etdump.read(path.read_bytes())
-        except (OSError, RuntimeError, CorruptError) as error:
-            let_through(error)
-            raise InputError(
-                f"{where} cannot be profiled: what the runtime recorded cannot be read: {error}."
-            ) from error
-
-    def _sharing(self, method: MethodSpec) -> list[str]:
-        program = self.programs[method.name]
-        return [name for name, other in self.programs.items() if other is program]
+        with (
+            explaining(lambda error: f"{where}: what the runtime recorded cannot be read: {error}."),
+            TemporaryFolder() as folder,
+        ):
+            path = folder / "profile.etdp"
+            program.write_etdump_result_to_file(str(path))
+            return read_etdump(path.read_bytes())
 
     def _set_up(self, method: MethodSpec) -> Any:
         where, program = self.file.where(method.name), self.programs[method.name]
-        try:
-            if not self.calls_delegates(method):
-                return program.load_method(method.name)
-            lines = self.file.debug.lines(method.name)
-            with bridge().setting_up(where, method.delegations, self.delegates, lines):
-                return program.load_method(method.name)
-        except LoweringError:
-            raise  # raised by a delegate
-        except Exception as error:
-            let_through(error)
-            needs = f" It calls {', '.join(method.backends)}." if method.backends else ""
-            raise InputError(
-                f"{where} cannot be set up by the ExecuTorch runtime: {error}.{needs} The runtime's own lines above "
-                "this one, on stderr, say why: the file may be damaged, be made for another version of a backend, or "
-                "keep weights in a .ptd data file that was not given as data=."
-            ) from error
+        needs = f" It calls {', '.join(method.backends)}." if method.backends else ""
+        serving: Any = contextlib.nullcontext()
+        if self.calls_delegates(method):
+            serving = bridge().setting_up(where, method.delegations, self.delegates, self.file.debug.lines(method.name))
+        with (
+            explaining(
+                lambda error: (
+                    f"{where} cannot be set up by the ExecuTorch runtime: {error}.{needs} The runtime's own lines "
+                    "above this one, on stderr, say why: the file may be damaged, be made for another version of a "
+                    "backend, or keep weights in a .ptd data file that was not given as data=."
+                )
+            ),
+            serving,
+        ):
+            return program.load_method(method.name)
 
 
 def open_native(file: ProgramFile, given: Mapping[str, Any], unavailable: Unavailable) -> NativeEngine:
-    """Open a file in ExecuTorch's runtime, and find its Python delegates; raise what `find_delegates` raises.
-
-    Raise an InputError when the runtime refuses the file, or a delegate was given for a backend that it has itself, a
-    BackendUnavailableError when Python delegates cannot be used here.
-    """
+    """Open a file in ExecuTorch's runtime, and find its Python delegates."""
     failure = installed.runtime_failure()
     if failure is not None:
         raise BackendUnavailableError(
@@ -125,29 +98,21 @@ def open_native(file: ProgramFile, given: Mapping[str, Any], unavailable: Unavai
         found = {names.get(backend, backend): delegate for backend, delegate in found.items()}
     if found:
         _register(sorted(found))
-    methods = file.methods
-    try:
-        sharing = file.sharing
-        shared = file.open() if sharing else None
-        programs = {method: shared if method in sharing else file.open() for method in methods}
-    except InputError:
-        raise  # another file has taken its place
-    except Exception as error:
-        let_through(error)
-        raise InputError(
+    methods, sharing = file.methods, file.sharing
+    with explaining(
+        lambda error: (
             f"{file.name} cannot be loaded: the ExecuTorch runtime refuses it: {error}. The runtime's own lines above "
             "this one, on stderr, say why: most likely the file is damaged. Make or copy it again."
-        ) from error
+        )
+    ):
+        shared = file.open() if sharing else None
+        programs = {method: shared if method in sharing else file.open() for method in methods}
     return NativeEngine(file, found, programs)
 
 
 @contextmanager
 def serving(delegates: Mapping[str, Delegate]) -> Iterator[None]:
-    """Make the runtime call delegates in programs that something else opens, while the context lasts.
-
-    Raise an InputError when the runtime has a backend of one of the ids itself, a BackendUnavailableError when Python
-    delegates cannot be used here.
-    """
+    """Make the runtime call delegates in programs that something else opens, while the context lasts."""
     _check_given(delegates)
     with locks.engine():
         _register(sorted(delegates))
@@ -156,9 +121,8 @@ def serving(delegates: Mapping[str, Delegate]) -> Iterator[None]:
 
 
 def _register(ids: Sequence[str]) -> None:
-    taken = executorch_runtime().backend_registry.registered_backend_names
     try:
-        bridge().register(ids, taken)
+        bridge().register(ids)
     except BackendUnavailableError as error:
         raise BackendUnavailableError(f"{error}\n{_INTERPRETER}") from error.__cause__
 

@@ -22,27 +22,13 @@ from exir_lowering._upstream.runtime import executorch_runtime
 from exir_lowering.errors import BackendUnavailableError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.pte.temporary import TemporaryFolder
-from exir_lowering.runtime.native import shim_cache
+from exir_lowering.runtime.native import abi, shim_cache
 
 SOURCE = Path(__file__).with_name("shim.cpp")
 COMPILERS = ("c++", "g++", "clang++")
 KNOWN = ("1.5",)
 """The versions of executorch whose headers the source is written for."""
 SECONDS = 300
-SYMBOLS = (
-    "exir_close",
-    "exir_event",
-    "exir_named_data",
-    "exir_register",
-    "exir_release",
-    "exir_resize",
-    "exir_set_bool",
-    "exir_set_double",
-    "exir_set_int",
-    "exir_start",
-    "exir_ticks",
-)
-"""The functions that the source defines: a library that lacks one of these is not the shim."""
 # The two definitions are those that the wheel's runtime was built with: they change the layout of its classes.
 FLAGS = (
     "-std=c++17",
@@ -56,10 +42,7 @@ FLAGS = (
 
 
 def library() -> ctypes.CDLL:
-    """Return the shim, compiled if it is not in the cache.
-
-    Raise a BackendUnavailableError without a compiler, when it fails, or for an executorch that the shim does not fit.
-    """
+    """Return the shim, compiled if it is not in the cache; a BackendUnavailableError says why that is not possible."""
     release = version("executorch")
     package = _package(release)
     # The runtime's library is found by its name, as it is loaded already.
@@ -71,7 +54,7 @@ def library() -> ctypes.CDLL:
     kept = shim_cache.read(kept_in, name)
     if kept is not None:
         try:
-            return shim_cache.load(kept, SYMBOLS)
+            return shim_cache.load(kept, abi.FUNCTIONS)
         except OSError:
             pass  # left by another system, such as one with an older C library: made again
     built = _build(package)
@@ -187,7 +170,7 @@ def _compile(command: list[str]) -> None:
 
 def _load(library: bytes) -> ctypes.CDLL:
     try:
-        return shim_cache.load(library, SYMBOLS)
+        return shim_cache.load(library, abi.FUNCTIONS)
     except OSError as error:
         let_through(error)
         raise BackendUnavailableError(

@@ -14,7 +14,7 @@ import hashlib
 import os
 import stat
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -54,7 +54,7 @@ def write(folder: Path, name: str, library: bytes) -> None:
         _tell(folder, error)
 
 
-def load(library: bytes, symbols: Sequence[str]) -> ctypes.CDLL:
+def load(library: bytes, symbols: Iterable[str]) -> ctypes.CDLL:
     """Load a library from its bytes; raise an OSError when it cannot be loaded, or lacks one of these functions."""
     loaded = _from_memory(library)
     if loaded is None:
