@@ -56,7 +56,7 @@ def describe_program(programs: Mapping[str, ExportedProgram] | ExportedProgram, 
         lowered = (to_backend if edge else lower)(programs, partitioners, options=UNCACHED)
         artifact = lowered.emit()
     except LoweringError as error:
-        return {"error": f"{type(error).__name__}: {error}"}
+        return {"error": f"{type(error).__name__}: {str(error).splitlines()[0]}"}  # later ones may name generated code
     files = {f"file {name}": digest(bytes(content)) for name, content in artifact.data_files.items()}
     return {"plan": digest(planned), "file": digest(bytes(artifact.buffer)), **files}
 

@@ -1,6 +1,6 @@
 """Names that are a part of the file formats: files that were written before have to stay readable."""
 
-from exir_lowering.pte import digests, originals
+from exir_lowering.pte import digests, payloads
 
 
 def test_keys_of_named_data() -> None:
@@ -8,4 +8,4 @@ def test_keys_of_named_data() -> None:
     assert digests.DATA_KEY == "exir_lowering.digest/"
     assert digests.SHA256.end == b"EXLSEAL1"
     assert digests.XXH3.end == b"EXLSEAL2"
-    assert originals.key("forward", 3) == "exir_lowering.original/forward/3"
+    assert payloads.original_key("forward", 3) == "exir_lowering.original/forward/3"
