@@ -21,7 +21,8 @@ from exir_lowering.errors import BackendFailure
 from exir_lowering.graphs import debug_handles
 from exir_lowering.graphs.debug_handles import number_handles, put_back
 from exir_lowering.model import BackendGroup, LoweredPartition, Partition
-from exir_lowering.plugins.backend import PROVENANCE, Backend
+from exir_lowering.plugins.backend import Backend
+from exir_lowering.plugins.reads import PROVENANCE
 from exir_lowering.steps.cache.canonical import describe_program
 from exir_lowering.steps.cache.keys import NoKeyError, make_key
 from exir_lowering.steps.cached_preprocess import preprocess_cached

@@ -1,7 +1,5 @@
 from . import asking as asking, capability as capability, payload as payload, refusals as refusals, registry as registry
 from .backend import (
-    NAMES as NAMES,
-    PROVENANCE as PROVENANCE,
     Backend as Backend,
     BackendContext as BackendContext,
     CompileSpec as CompileSpec,
@@ -17,6 +15,7 @@ from .default_costs import DefaultCosts as DefaultCosts
 from .delegate import Delegate as Delegate, DelegateContext as DelegateContext
 from .guards import conversion_lock as conversion_lock, let_through as let_through
 from .payload import CheckedPayload as CheckedPayload, PayloadChecks as PayloadChecks
+from .reads import NAMES as NAMES, PROVENANCE as PROVENANCE
 from .registry import (
     register_backend as register_backend,
     register_delegate as register_delegate,

@@ -21,8 +21,6 @@ from exir_lowering.graphs.weights import WeightStore
 from exir_lowering.model import Adjustment, Rejection
 
 __all__ = [
-    "NAMES",
-    "PROVENANCE",
     "Backend",
     "BackendContext",
     "CompileSpec",
@@ -62,24 +60,6 @@ class ExplainedResult(PartitionResult):  # type: ignore[misc]
 
     rejections: Sequence[Rejection] = ()
     adjustments: Sequence[Adjustment] = ()
-
-
-NAMES = "names"
-"""In `unread`: the names of nodes, inputs and weights, also those in `node.meta`."""
-
-_SOURCES = (
-    "desc",
-    "from_node",
-    "nn_module_stack",
-    "original_aten",
-    "seq_nr",
-    "source_fn_stack",
-    "stack_trace",
-    "torch_fn",
-)
-
-PROVENANCE = frozenset({NAMES, *_SOURCES})
-"""For `unread`: the names, and what says which code of the model a node comes from."""
 
 
 @dataclass(frozen=True, slots=True)
