@@ -120,7 +120,7 @@ def _read_file(path: str) -> str:
     package, _, rest = path.partition("/")
     (folder, *_) = sys.modules[package].__path__
     try:
-        return (Path(folder) / rest).read_text()
+        return (Path(folder) / rest).read_text(encoding="utf-8")
     except OSError as error:
         raise ImportError(str(error)) from error
 
