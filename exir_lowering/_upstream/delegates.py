@@ -56,8 +56,9 @@ def forgetting_delegates(programs: Sequence[ExportedProgram]) -> Iterator[None]:
     finally:
         for table in _results(programs):
             known = before.get(id(table), set())
-            for key in [key for key in table if id(key) not in known]:
-                if any(isinstance(part, LoweredBackendModule) for part in key.key):
+            # Other threads add to the table meanwhile; a list is made of it at once.
+            for key in list(table):
+                if id(key) not in known and any(isinstance(part, LoweredBackendModule) for part in key.key):
                     table.pop(key, None)
 
 
