@@ -14,7 +14,7 @@ from collections import Counter
 
 import forked
 import pytest
-from schedule import SECONDS, group_of
+from schedule import SECONDS, choose_nightly, group_of
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -39,7 +39,9 @@ def _remove(folder: str, starter: int) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Group tests for `--dist loadgroup`, and order the groups: those of most seconds first."""
+    """Group tests for `--dist loadgroup`, order the groups: those of most seconds first; leave what is nightly."""
+    for item in choose_nightly(items):
+        item.add_marker(pytest.mark.nightly)
     groups = {item: group_of(item) for item in items}
     for item, group in groups.items():
         item.add_marker(pytest.mark.xdist_group(group))

@@ -5,6 +5,8 @@ A file is a group. Files that would be long chains are divided, where their test
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,39 @@ BY_PARAMETER = {
 
 MODELS = frozenset({"bert", "llama", "mobilenet_v2"})
 """Models that several files export: their tests are one group, whose worker exports them once."""
+
+EVERY = {
+    "test_data_dependent_sizes:test_a_program_is_converted_again_and_again_and_stays_as_it_is": 4,
+    "test_fuzz:test_damage_never_ends_the_process": 3,
+    "test_fuzz:test_damage_that_digests_do_not_reveal_never_ends_the_process": 3,
+    "test_generation:test_greedy_tokens": 3,
+    "test_host_memory:test_channels_last_are_computed_as_in_eager": 3,
+    "test_jobs:test_weights_of_a_process_that_was_ended_are_removed": 3,
+    "test_language_models:test_exportable_modules_of_transformers_work_as_they_are": 2,
+    "test_language_models:test_weights_of_few_bits": 2,
+    "test_models:test_gradients_and_ten_steps_equal_eager": 3,
+    "test_models:test_inference_equals_eager": 5,
+    "test_quantized:test_int8_recipes": 2,
+    "test_random_programs:test_a_random_program_equals_eager": 3,
+    "test_ranges:test_ranges_hold_in_random_programs_with_state_and_nested_graphs": 2,
+    "test_ranges:test_the_scores_of_attention_are_bounded": 3,
+    "test_shared_state:test_functions_that_are_compiled_apart_share_state_too": 3,
+    "test_shared_state:test_modules_share_it": 3,
+    "test_shared_state:test_what_is_written_is_bounded_by_all_methods_together": 3,
+    "test_shared_state:test_what_one_method_writes_is_what_the_others_read": 3,
+    "test_skipped_passes:test_passes_of_a_model": 3,
+    "test_skipped_passes:test_passes_of_operators": 3,
+    "test_state:test_each_call_is_eagers": 3,
+    "test_training:test_inference_between_steps_sees_each_step": 3,
+    "test_training:test_the_next_call_sees_changed_weights": 5,
+    "test_training:test_what_is_partitioned": 3,
+    "test_upstream_rows:test_m10_branches_are_lowered_own_their_weights_and_are_left_clean": 5,
+    "test_upstream_suite:test_each_test_that_passes_upstream_passes_here": 2,
+}
+"""Tests of which only each n-th case runs for every change, the first one among them; the others are nightly.
+
+They are those that take longest and whose further cases reach no function of the package that others do not reach.
+"""
 
 SECONDS: dict[str, float] = {
     "model:llama": 110,
@@ -87,6 +122,17 @@ SECONDS: dict[str, float] = {
     "test_transform_passes": 10,
 }
 """About how many seconds the longest groups take on a quiet core. The others take few, and fill the gaps."""
+
+
+def choose_nightly(items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
+    """Return the cases of the tests in `EVERY` that are left out unless nightly ones are asked for."""
+    counts: Counter[str] = Counter()
+    for item in items:
+        name = f"{Path(item.path).stem}:{getattr(item, 'originalname', '')}"
+        if name in EVERY and hasattr(item, "callspec"):
+            if counts[name] % EVERY[name]:
+                yield item
+            counts[name] += 1
 
 
 def group_of(item: pytest.Item) -> str:
