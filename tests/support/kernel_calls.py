@@ -276,6 +276,7 @@ def _compare(call: Call, tell: Callable[..., None]) -> None:
             ".".join(filter(None, name)) for name in read_code(memoryview(content), {}).methods["forward"].operators
         }
         tell(kernels=sorted(kernels))
+        tell(load="running")
         accepted = _result(lambda: load(content), None)
         tell(load=accepted, interpreter="running")
         found["interpreter"] = result(lambda: _run(content, call.inputs, "interpreter"))
