@@ -260,9 +260,9 @@ def _rows(
 
 
 def _look_up(packed: int) -> Callable[..., _Wrong]:
-    def rule(weight: Layout, scale: Layout, *others: Any) -> _Wrong:
-        yield from _rows(packed, weight, scale, *others)
-        yield from _is("the scale", scale, others[-1].dtype)  # it is read as the result's type
+    def rule(*values: Any) -> _Wrong:
+        yield from _rows(packed, *values)
+        yield from _is("the scale", values[1], values[-1].dtype)  # it is read as the result's type
 
     return rule
 
@@ -270,7 +270,7 @@ def _look_up(packed: int) -> Callable[..., _Wrong]:
 def _look_up_as(packed: int) -> Callable[..., _Wrong]:
     def rule(*values: Any) -> _Wrong:
         *given, code, out = values
-        yield from _rows(packed, *given, out)
+        yield from _rows(packed, *[*given, out])
         yield from _writes(out, code, optional=True)
 
     return rule

@@ -13,6 +13,7 @@ from torch.export import export
 from torch.nn import functional
 
 from exir_lowering import lower
+from exir_lowering.pte.quantized import UNKNOWN, Layout, why_wrong
 
 HALVES = (torch.float16, torch.bfloat16)
 
@@ -89,6 +90,21 @@ def test_kernels_of_quantised_programs(kernel: str) -> None:
     found = kinds([*right[:: len(right) // 4 or 1], *wrong[:: len(wrong) // 6]])
     assert "right" in found
     assert not [kind for kind, outcomes in found.items() if any(outcome.defect for _, outcome in outcomes)], found
+
+
+def test_what_is_known_only_at_run_time_is_not_refused():
+    """Sizes of dynamic tensors and computed numbers; but a result needs room, and its type is known."""
+    x, out = Layout(torch.float32, (None, 5), 20), Layout(torch.int8, (None, 5), 20)
+    quantize = "quantized_decomposed::quantize_per_tensor.out"
+    assert why_wrong(quantize, [x, UNKNOWN, UNKNOWN, UNKNOWN, 127, 1, out]) is None
+    assert why_wrong(quantize, [x, 0.5, 0, -128, 127, UNKNOWN, out]) is not None
+    small = why_wrong(quantize, [x, 0.5, 0, -128, 127, 1, Layout(torch.int8, (None, 5), 15)])
+    assert small == "the result has room for 15 elements, not for 20"
+    scale = Layout(torch.float64, (4,), 4)
+    channels = [x, scale, Layout(torch.int64, (4,), 4), 0, -128, 127, 1, out]
+    assert why_wrong("quantized_decomposed::quantize_per_channel.out", channels) is None
+    channels[3] = 1
+    assert "got 4 elements, expected 5" in str(why_wrong("quantized_decomposed::quantize_per_channel.out", channels))
 
 
 def test_operators_of_quantised_programs():
