@@ -15,6 +15,10 @@ import torch
 
 __all__ = ["function", "schema"]
 
+_EMBEDDING = (
+    "Tensor weight, Tensor weight_scales, Tensor? weight_zero_points, "
+    "int weight_quant_min, int weight_quant_max, Tensor indices, *, "
+)
 _SCHEMAS = (
     "dim_order_ops::_to_dim_order_copy.out("
     "Tensor self, *, bool non_blocking=False, int[]? dim_order=None, Tensor(a!) out) -> Tensor(a!)",
@@ -23,6 +27,11 @@ _SCHEMAS = (
     "Tensor self, *, bool non_blocking=False, int[]? dim_order=None, Tensor(a!) out) -> Tensor(a!)",
     "et_copy::_h2d_copy.out(Tensor self, *, Tensor(a!) out) -> Tensor(a!)",
     "et_copy::_d2h_copy.out(Tensor self, *, Tensor(a!) out) -> Tensor(a!)",
+    *(
+        f"quantized_decomposed::embedding_{bits}.{overload}({_EMBEDDING}{dtype}Tensor(a!) out) -> Tensor(a!)"
+        for bits in ("byte", "4bit", "2bit")
+        for overload, dtype in (("out", ""), ("dtype_out", "ScalarType? dtype=None, "))
+    ),
 )
 
 

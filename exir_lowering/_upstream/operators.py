@@ -27,7 +27,6 @@ __all__ = [
     "mutates_arguments",
     "operator_name",
     "operator_packet",
-    "with_kernel",
     "wrapped_operator",
     "written_arguments",
 ]
@@ -119,18 +118,6 @@ def functional_operator(name: str, overload: str) -> FunctionalOperator | None:
         if found is not None:
             return found
     return None
-
-
-def with_kernel(operator: Operator) -> Operator:
-    """Return an operator, or the functional one if only that computes here.
-
-    ExecuTorch's compiler registers the shapes alone for out variants of its own, such as those of quantized embeddings.
-    """
-    name, _, overload = operator.call.name().partition(".")
-    if torch._C._dispatch_has_computed_kernel_for_dispatch_key(operator.call.name(), "CPU"):
-        return operator
-    functional = functional_operator(name, overload)
-    return operator if functional is None or functional.dtype else _operator(functional.call)
 
 
 def _registered_functional(name: str, overload: str) -> FunctionalOperator | None:

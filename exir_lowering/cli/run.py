@@ -45,6 +45,12 @@ examples:
 """
 
 
+_ADVICE = (
+    "Give one --input for each input, in order: a file, a number, or a fill with a dtype and a shape, such as "
+    "--input randn:float32:2x3."
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     _add_what_to_run(parser)
@@ -135,7 +141,10 @@ def execute(arguments: argparse.Namespace) -> int:
             limits=limits,
         )
         method = _choose_method(arguments.method, program.method_names, source)
-        values = program.as_inputs(method, values)
+        try:
+            values = program.as_inputs(method, values)
+        except InputError as error:
+            raise InputError(f"{error} {_ADVICE}") from error
         outputs = program.run(method, *values)
         profile = program.profile(method, *values) if arguments.profile else None
     if profile is not None and arguments.json:

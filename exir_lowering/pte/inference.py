@@ -7,6 +7,7 @@ element, if the operator computes each element alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -17,6 +18,7 @@ from exir_lowering._upstream import installed
 from exir_lowering._upstream.meta_functions import WITHOUT_COMPILER
 from exir_lowering._upstream.operators import FunctionalOperator, functional_operator
 from exir_lowering.errors.interrupts import let_through
+from exir_lowering.pte import quantized
 from exir_lowering.pte.calls import Body
 from exir_lowering.pte.dataflow import KERNEL
 from exir_lowering.pte.flatbuffer import CorruptError
@@ -65,19 +67,37 @@ def check_kernels(body: Body) -> None:
     """
     if not any(signature is not None and signature.written for signature in body.signatures):
         return
-    kernels = _kernels()
+    # No other operator is called here because a file names it. Libraries may add kernels at any time.
+    kernels = installed.kernels() or frozenset()
     for code, target, arguments in body.instructions():
         name, overload = body.operators[target] if code == KERNEL else ("", "")
-        if code == KERNEL and (f"{name}.{overload}" if overload else name) in kernels:
+        if code == KERNEL and name.startswith(quantized.NAMESPACE):
+            _check_quantized(body, target, arguments)
+        elif code == KERNEL and (f"{name}.{overload}" if overload else name) in kernels:
             found = functional_operator(name, overload)
             if found is not None:
                 _check(body, body.name(target), found, arguments)
 
 
-@lru_cache(maxsize=1)
-def _kernels() -> frozenset[str]:
-    """Return the kernels of the runtime: no other operator is called here because a file names it."""
-    return installed.kernels() or frozenset()
+def _check_quantized(body: Body, target: int, arguments: Sequence[int]) -> None:
+    name, found = body.name(target), body.signatures[target]
+    if found is None:
+        return
+    values = [_outline(body, index) for index in arguments[: len(found.types)]]
+    if None in [value for value, type_ in zip(values, found.types, strict=True) if type_ == "Tensor"]:
+        return  # it is not known what it is
+    why = quantized.why_wrong(name, values)
+    if why is not None:
+        raise CorruptError(f"{name} would end the process, or take memory for what it is not: {why}")
+
+
+def _outline(body: Body, index: int) -> Any:
+    """Return what is known about a value, as `quantized.why_wrong` takes it."""
+    content, varies = body.values[index].content, index in body.results
+    if not isinstance(content, Tensor):
+        return quantized.UNKNOWN if varies else content
+    sizes = content.sizes if not (content.dynamic or varies) else (None,) * len(content.sizes)
+    return quantized.Layout(content.dtype, sizes, None if content.unbound else math.prod(content.sizes))
 
 
 def _check(body: Body, name: str, operator: FunctionalOperator, arguments: Sequence[int]) -> None:

@@ -128,17 +128,10 @@ def _check_tensor(expected: Tensor, given: Any) -> tuple[str | None, Any]:
         return _hint_of_tensor(given), given
     if given.device.type != "cpu" or given.layout != torch.strided:
         return "Pass a dense tensor on the CPU.", given
-    if given.dtype != expected.dtype:
-        return f"Convert it with .to(torch.{_name(expected.dtype)}).", given
-    if given.dim() != len(expected.sizes):
-        return f"It has {given.dim()} dimensions, not {len(expected.sizes)}.", given
-    for dim, (size, bound) in enumerate(zip(given.shape, expected.sizes, strict=True)):
-        if expected.unbound:
-            break
-        if size > bound and expected.dynamic:
-            return f"Its dimension {dim} is {size}, more than {bound}.", given
-        if size != bound and not expected.dynamic:
-            return f"Its dimension {dim} is {size}, not {bound}.", given
+    problems = [] if given.dtype == expected.dtype else [f"Convert it with .to(torch.{_name(expected.dtype)})."]
+    problems += _problems_of_shape(expected, given.shape)
+    if problems:
+        return " ".join(problems), given
     if isinstance(given, FakeTensor):
         return "It is a fake tensor, which has no values.", given
     try:
@@ -150,6 +143,20 @@ def _check_tensor(expected: Tensor, given: Any) -> tuple[str | None, Any]:
         let_through(error)
         # Tensors of transforms such as vmap, and subclasses of other libraries.
         return f"Its values cannot be read: {type(error).__name__}: {error}", given
+
+
+def _problems_of_shape(expected: Tensor, shape: Sequence[int]) -> list[str]:
+    """Say what is wrong with a shape: the rank, or the first size."""
+    if len(shape) != len(expected.sizes):
+        return [f"It has {len(shape)} dimensions, not {len(expected.sizes)}."]
+    for dim, (size, bound) in enumerate(zip(shape, expected.sizes, strict=True)):
+        if expected.unbound:
+            break
+        if size > bound and expected.dynamic:
+            return [f"Its dimension {dim} is {size}, more than {bound}."]
+        if size != bound and not expected.dynamic:
+            return [f"Its dimension {dim} is {size}, not {bound}."]
+    return []
 
 
 def _lay_out(tensor: torch.Tensor, dim_order: Sequence[int]) -> torch.Tensor:

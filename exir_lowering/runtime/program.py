@@ -123,9 +123,12 @@ class LoadedProgram:
             The same, with a tensor for each number where the method takes a tensor without dimensions that holds it.
 
         Raises:
-            InputError: There is no such method.
+            InputError: There is no such method, or it does not take these inputs.
         """
-        return with_tensors(self._method("as_inputs", method), values)
+        found = self._method("as_inputs", method)
+        given = with_tensors(found, values)
+        prepare(self._file.where(found.name), found, given)
+        return given
 
     def profile(self, method: str, *inputs: Any, runs: int = 1) -> Profile:
         """Run a method and report where its time goes, per kernel, per delegate and per instruction of a delegate.

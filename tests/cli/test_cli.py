@@ -574,8 +574,9 @@ def test_runs_that_are_wrong(main: Main, pte: Path, tmp_path: Path) -> None:
     refused(main("run", tmp_path / "no.pte"), "There is no file")
     refused(main("run", pte, "--save", tmp_path / "no" / "y.pt"), "no directory")
     refused(main("run", pte, "--data", tmp_path / "no.ptd"), "There is no file")
-    refused(main("run", pte, "--method", "small"))
-    refused(main("run", pte, "--method", "small", "--input", "randn:3x8"))
+    refused(main("run", pte, "--method", "small"), "got 0 inputs, expected 1", "Give one --input for each input")
+    wrong = main("run", pte, "--method", "small", "--input", "zeros:int64:3x8")
+    refused(wrong, ".to(torch.float32)", "dimension 0 is 3, not 2", "such as --input randn:float32:2x3")
     refused(main("run", pte, "--method", "small", "--timeout", 0), "Limits(seconds=0.0): expected a finite number")
     half = tmp_path / "half.pte"
     half.write_bytes(pte.read_bytes()[:100])

@@ -2,7 +2,8 @@
 
 python tests/runtime/hunt.py --each 3 --mixed 6 --empty 4
 
-The calls are the samples that torch tests its operators with, in each type, with mixed types and without elements.
+The calls are the samples that torch tests its operators with, in each type, with mixed types and without elements, and
+those of quantised kernels by files that make a call that is right, or wrong in one thing.
 Exit status 1: there is such a call, or one that the package's own compiler or interpreter does wrong.
 """
 
@@ -22,6 +23,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 from kernel_calls import Call, Outcome, compare, kernels_of_the_runtime, operators, sample_calls
+from quantized_calls import kernel_calls, program_calls, quantized_kernels
 
 _FIRST = 4
 """How many calls of an operator show which kernels it has."""
@@ -35,13 +37,16 @@ def main() -> int:
     parser.add_argument("--each", type=int, default=3, help="calls of an operator with each type")
     parser.add_argument("--mixed", type=int, default=6, help="calls of an operator with mixed types")
     parser.add_argument("--empty", type=int, default=4, help="calls of an operator with empty tensors")
+    parser.add_argument(
+        "--changed", type=int, default=2, help="calls of a quantised kernel that are changed in each way"
+    )
     parser.add_argument("--operators", default="", help="a pattern for the names of operators")
     parser.add_argument("--seconds", type=float, default=1e9)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     end = time.monotonic() + arguments.seconds
-    defects = 0
+    defects = _hunt_quantized(arguments)
     counts: Counter[str] = Counter()
     right: Counter[str] = Counter()
     for op in operators():
@@ -60,6 +65,23 @@ def main() -> int:
     print(dict(counts))
     print("kernels that were right in no call:", *sorted(kernels_of_the_runtime() - set(right)))
     return int(defects > 0)
+
+
+def _hunt_quantized(arguments: argparse.Namespace) -> int:
+    """Compare the calls of the kernels of quantised programs; return how many show a defect of this package."""
+    kernels = [kernel for kernel in quantized_kernels() if re.search(arguments.operators, kernel)]
+    calls = [kernel_calls(kernel, arguments.changed) for kernel in kernels]
+    calls += [[call for call in program_calls() if re.search(arguments.operators, call.name)]]
+    defects = 0
+    for name, found in zip([*kernels, "programs"], calls, strict=True):
+        counts: Counter[str] = Counter()
+        for outcome in compare(found):
+            counts[outcome.kind] += 1
+            if outcome.defect:
+                defects += 1
+                print(outcome.kind, outcome, flush=True)
+        print(name, dict(counts), flush=True)
+    return defects
 
 
 def _outcomes(calls: Sequence[Call], right: Counter[str]) -> Iterator[Outcome]:

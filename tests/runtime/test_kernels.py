@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import forked
 import pytest
 import torch
 from kernel_calls import compare, make_call
+from quantized_calls import kernel_calls, program_calls, quantized_kernels
+from torch.export import export
 from torch.nn import functional
+
+from exir_lowering import lower
+from exir_lowering.pte.quantized import UNKNOWN, Layout, why_wrong
 
 HALVES = (torch.float16, torch.bfloat16)
 
@@ -71,3 +79,68 @@ def test_a_kernel_that_would_end_the_process_is_refused():
     for calls, kind in ((ends, "runtime died, load refused"), (runs, "right")):
         found = kinds(calls)
         assert set(found) == {kind}, found
+
+
+@pytest.mark.parametrize("kernel", quantized_kernels())
+def test_kernels_of_quantised_programs(kernel: str) -> None:
+    """These end the process on nearly each call that they do not take, so each has to be refused."""
+    calls = kernel_calls(kernel, 1)
+    right = [call for call in calls if call.name.endswith("[right]") and call.expected is not None]
+    wrong = [call for call in calls if not call.name.endswith("[right]")]
+    found = kinds([*right[:: len(right) // 4 or 1], *wrong[:: len(wrong) // 6]])
+    assert "right" in found
+    assert not [kind for kind, outcomes in found.items() if any(outcome.defect for _, outcome in outcomes)], found
+
+
+def test_what_is_known_only_at_run_time_is_not_refused():
+    """Sizes of dynamic tensors and computed numbers; but a result needs room, and its type is known."""
+    x, out = Layout(torch.float32, (None, 5), 20), Layout(torch.int8, (None, 5), 20)
+    quantize = "quantized_decomposed::quantize_per_tensor.out"
+    assert why_wrong(quantize, [x, UNKNOWN, UNKNOWN, UNKNOWN, 127, 1, out]) is None
+    assert why_wrong(quantize, [x, 0.5, 0, -128, 127, UNKNOWN, out]) is not None
+    small = why_wrong(quantize, [x, 0.5, 0, -128, 127, 1, Layout(torch.int8, (None, 5), 15)])
+    assert small == "the result has room for 15 elements, not for 20"
+    scale = Layout(torch.float64, (4,), 4)
+    channels = [x, scale, Layout(torch.int64, (4,), 4), 0, -128, 127, 1, out]
+    assert why_wrong("quantized_decomposed::quantize_per_channel.out", channels) is None
+    channels[3] = 1
+    assert "got 4 elements, expected 5" in str(why_wrong("quantized_decomposed::quantize_per_channel.out", channels))
+
+
+def test_operators_of_quantised_programs():
+    """As PyTorch has them, through the compiler; what ExecuTorch's kernels do not take is refused."""
+    found = kinds(list(program_calls())[::37])
+    assert not [kind for kind, outcomes in found.items() if any(outcome.defect for _, outcome in outcomes)], found
+    assert len(found["right"]) > 10, found
+
+
+WITHOUT_COMPILER = """
+import sys, torch, exir_lowering
+for engine in ("runtime", "interpreter"):
+    program = exir_lowering.load(sys.argv[1], engine=engine)
+    print(program.run("forward", torch.tensor([[1, 0]]))[0].tolist())
+try:
+    exir_lowering.load(sys.argv[2])
+except exir_lowering.InputError as error:
+    print(error)
+print([name for name in sys.modules if name.startswith("executorch.exir")])
+"""
+
+
+class Rows(torch.nn.Module):
+    def forward(self, indices):
+        weight, scale = torch.tensor([[0x8F], [0x97]], dtype=torch.uint8), torch.tensor([1.0, 2.0])
+        return torch.ops.quantized_decomposed.embedding_4bit(weight, scale, None, -8, 7, indices)
+
+
+def test_quantised_embeddings_need_no_compiler(tmp_path: Path) -> None:
+    """Only the compiler registers them with torch; a file is checked, and runs, without it too."""
+    lower(export(Rows(), (torch.tensor([[1, 0]]),))).emit().save(tmp_path / "rows.pte")
+    wrong = next(call for call in kernel_calls("quantized_decomposed::embedding_4bit.out") if "of int8]" in call.name)
+    assert wrong.content is not None
+    (tmp_path / "wrong.pte").write_bytes(wrong.content)
+    done = forked.run(WITHOUT_COMPILER, tmp_path / "rows.pte", tmp_path / "wrong.pte", fresh=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    first, second, refusal, modules = done.stdout.splitlines()
+    assert first == second == "[[[2.0, -2.0], [0.0, 7.0]]]" and modules == "[]"
+    assert "would end the process" in refusal and "got a tensor of int8, expected uint8" in refusal

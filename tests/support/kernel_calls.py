@@ -75,8 +75,10 @@ class Call:
     """A call of an operator: what it is, and what calls it, with its tensors."""
 
     name: str
-    module: nn.Module
+    module: nn.Module | None
     inputs: tuple[torch.Tensor, ...]
+    content: bytes | None = None  # the file, if it is not made from the module
+    expected: Any = None  # of the file; None if nothing is known
 
 
 def make_call(name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Call:
@@ -174,9 +176,11 @@ class Outcome:
     @property
     def kind(self) -> str:
         """The class that it belongs to; those that start in capitals are defects of this package."""
+        if "ran" in (self.runtime, self.interpreter):  # there is nothing to compare with
+            return f"runtime {_first(self.runtime)}, load {_first(self.load)}, interpreter {_first(self.interpreter)}"
         ran = self.runtime == "right"
         died = any(each.startswith("died") for each in (self.lowering, self.load, self.interpreter))
-        if died or (self.runtime.startswith("died") and self.load == "right"):
+        if died or (self.runtime.startswith("died") and self.load in ("right", "ran")):
             return "FALSE ACCEPTANCE"
         if self.lowering != "right":
             if self.lowering.startswith("eager"):
@@ -191,6 +195,10 @@ class Outcome:
         if self.runtime.startswith("wrong"):
             return f"kernel wrong, interpreter {self.interpreter.partition(':')[0]}"
         return "right" if ran else f"runtime {self.runtime.partition(':')[0]}, load {self.load.partition(':')[0]}"
+
+
+def _first(outcome: str) -> str:
+    return outcome.partition(":")[0]
 
 
 def compare(calls: Sequence[Call]) -> Iterator[Outcome]:
@@ -249,30 +257,38 @@ def _in_child(calls: Sequence[Call]) -> Any:
 def _compare(call: Call, tell: Callable[..., None]) -> None:
     """Tell what becomes of a call, before each step that may end the process too; nothing is the end."""
     tell(lowering="running")
-    program, expected = _program(call, tell)
-    if program is None:
-        return tell()
+    if call.content is None:
+        program, expected = _program(call, tell)
+        if program is None:
+            return tell()
+        content = _lowered(program, tell)
+    else:
+        program, expected, content = None, call.expected, call.content
+        tell(lowering="right")
     found = {"runtime": "", "interpreter": "", "load": ""}
-    content = _lowered(program, tell)
+
+    def result(run: Callable[[], Any]) -> str:
+        made = _result(run, expected)
+        return "ran" if made == "right" and expected is None else made
+
     if content is not None:
         kernels = {
             ".".join(filter(None, name)) for name in read_code(memoryview(content), {}).methods["forward"].operators
         }
         tell(kernels=sorted(kernels))
+        tell(load="running")
         accepted = _result(lambda: load(content), None)
         tell(load=accepted, interpreter="running")
-        found["interpreter"] = _result(
-            lambda: load(content, engine="interpreter").run("forward", *call.inputs), expected
-        )
+        found["interpreter"] = result(lambda: _run(content, call.inputs, "interpreter"))
         tell(interpreter=found["interpreter"], runtime="running")
-        found["runtime"] = _result(lambda: _bare(content, call.inputs), expected)
+        found["runtime"] = result(lambda: _bare(content, call.inputs))
         tell(runtime=found["runtime"])
         found["load"] = accepted
         if accepted == "right":
             tell(load="running")
-            found["load"] = _result(lambda: _run(content, call.inputs, "runtime"), expected)
+            found["load"] = result(lambda: _run(content, call.inputs, "runtime"))
             tell(load=found["load"])
-    if set(found.values()) != {"right"}:
+    if program is not None and set(found.values()) != {"right"}:
         tell(upstream="running")
         tell(upstream=_result(lambda: _bare(to_edge(program).to_executorch().buffer, call.inputs), expected))
     tell()

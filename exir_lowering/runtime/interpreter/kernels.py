@@ -12,14 +12,19 @@ from typing import Any
 import torch
 
 from exir_lowering._upstream import installed
-from exir_lowering._upstream.operators import Argument, Operator, find_operator, with_kernel
+from exir_lowering._upstream.operators import Argument, Operator, find_operator
 from exir_lowering.graphs.operators import pure as pure_operators
 from exir_lowering.graphs.operators.budget import Budget
-from exir_lowering.graphs.operators.calls import CheckedCall
+from exir_lowering.graphs.operators.calls import CheckedCall, size_of
+from exir_lowering.pte.signatures import signature
 from exir_lowering.pte.value_kinds import BOOL_LIST, INT_LIST, OPTIONAL_TENSOR_LIST, TENSOR_LIST, ValueSpec
+from exir_lowering.runtime.interpreter import quantized
 from exir_lowering.runtime.interpreter.memory import DoesNotFit, Slot
 
 Kernel = Callable[["MethodState", tuple[int, ...]], None]
+
+_TIMES = 16
+"""How many times the memory of its tensors a quantised kernel takes at most, as floats."""
 
 
 @dataclass(slots=True, eq=False)
@@ -75,11 +80,14 @@ def find_kernel(name: str, overload: str) -> Kernel | None:
     if (name, overload) in _NUMBERS:
         return _of_numbers(_NUMBERS[name, overload])
     namespace, _, base = name.partition("::")
+    if namespace == quantized.NAMESPACE:
+        function, taken = quantized.find_function(f"{base}.{overload}"), signature(name, overload)
+        return None if function is None or taken is None else _of_function(function, taken.written)
     found = pure_operators.find_kernel(namespace, base, overload)
     full = f"{name}.{overload}" if overload else name
     if found is None and namespace != "aten" and full in (installed.kernels() or ()):
         found = find_operator(namespace, base, overload or "default")
-    return None if found is None else _of_torch(base, with_kernel(found))
+    return None if found is None else _of_torch(base, found)
 
 
 def _of_torch(name: str, operator: Operator) -> Kernel:
@@ -110,6 +118,23 @@ def _of_torch(name: str, operator: Operator) -> Kernel:
             slot.settle()
         if not outputs and len(indices) > len(arguments):
             state.put(indices[len(arguments)], result)
+
+    return run
+
+
+def _of_function(function: quantized.Function, written: frozenset[int]) -> Kernel:
+    """Return a kernel of a function that returns what is written, to the last arguments."""
+    first = min(written)
+
+    def run(state: MethodState, indices: tuple[int, ...]) -> None:
+        given = [state.get(index) for index in indices[:first]]
+        slots = [state.slot(index) for index in indices[first : first + len(written)]]
+        for slot in slots:
+            slot.check_writable()
+        state.spending.take(_TIMES * size_of((given, [slot.tensor for slot in slots])))
+        made = function(*given, slots[0].plan.dtype)
+        for slot, result in zip(slots, made if isinstance(made, tuple) else (made,), strict=True):
+            slot.write(result)
 
     return run
 
