@@ -66,9 +66,9 @@ class PatternPartitioner(ClaimingPartitioner):
             PartitionerContractError: The check of a pattern raised.
         """
         self._warn(list(scopes(exported_program)))
-        return self.claim(exported_program)
+        return self._claim(exported_program)
 
-    def propose(self, scope: GraphScope, groups: Sequence[Sequence[Node]]) -> Sequence[Proposal]:
+    def _propose(self, scope: GraphScope, groups: Sequence[Sequence[Node]]) -> Sequence[Proposal]:
         """Return the matches in a graph, or with `merge` the fewest convex partitions of them."""
         if self.merge:
             return propose_partitions(scope, self.supports, keep_apart=self.keep_apart)

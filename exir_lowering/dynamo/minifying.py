@@ -10,9 +10,9 @@ from torch.fx import GraphModule
 
 from exir_lowering._upstream import repros
 from exir_lowering._upstream.dynamo import boxed, outside_tracing
+from exir_lowering.dynamo import NAMES
 from exir_lowering.dynamo.capture import NotLowered
 from exir_lowering.dynamo.compiled import Boxed
-from exir_lowering.dynamo.registration import NAMES
 from exir_lowering.errors import LoweringError
 from exir_lowering.errors.interrupts import let_through
 

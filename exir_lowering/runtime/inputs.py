@@ -12,7 +12,7 @@ from exir_lowering._upstream.fakes import FakeTensor
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.pte.format import MethodSpec
-from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, KINDS, NULL, Tensor, ValueSpec
+from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, KINDS, NULL, Tensor, ValueSpec, strides
 
 
 def prepare(where: str, method: MethodSpec, inputs: Sequence[Any], names: Sequence[str] | None = None) -> list[Any]:
@@ -130,15 +130,9 @@ def _check_tensor(expected: Tensor, given: Any) -> tuple[str | None, Any]:
         return "Pass a dense tensor on the CPU.", given
     if given.dtype != expected.dtype:
         return f"Convert it with .to(torch.{_name(expected.dtype)}).", given
-    if given.dim() != len(expected.sizes):
-        return f"It has {given.dim()} dimensions, not {len(expected.sizes)}.", given
-    for dim, (size, bound) in enumerate(zip(given.shape, expected.sizes, strict=True)):
-        if expected.unbound:
-            break
-        if size > bound and expected.dynamic:
-            return f"Its dimension {dim} is {size}, more than {bound}.", given
-        if size != bound and not expected.dynamic:
-            return f"Its dimension {dim} is {size}, not {bound}.", given
+    misfit = expected.misfit(given.shape)
+    if misfit is not None:
+        return misfit, given
     if isinstance(given, FakeTensor):
         return "It is a fake tensor, which has no values.", given
     try:
@@ -159,19 +153,11 @@ def _lay_out(tensor: torch.Tensor, dim_order: Sequence[int]) -> torch.Tensor:
     gives wrong results, silently.
     """
     tensor = tensor.resolve_conj().resolve_neg()
-    inverse = [0] * len(dim_order)
-    for position, dim in enumerate(dim_order):
-        inverse[dim] = position
     # Sizes of 1 leave strides undetermined; the runtime judges the layout by them.
-    ordered = tensor.permute(tuple(dim_order))
-    strides = []
-    step = 1
-    for size in reversed(ordered.shape):
-        strides.append(step)
-        step *= max(size, 1)
-    if ordered.stride() != tuple(reversed(strides)):
-        ordered = torch.empty(ordered.shape, dtype=tensor.dtype).copy_(ordered)
-    return ordered.permute(inverse)
+    wanted = strides(tensor.shape, dim_order)
+    if tensor.stride() == wanted:
+        return tensor
+    return torch.empty_strided(tensor.shape, wanted, dtype=tensor.dtype).copy_(tensor)
 
 
 def _hint_of_tensor(given: Any) -> str:

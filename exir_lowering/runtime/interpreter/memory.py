@@ -73,10 +73,7 @@ class Slot:
         plan = self.plan
         if plan.unbound:
             return
-        fits = len(shape) == len(plan.sizes) and all(
-            size <= bound if plan.dynamic else size == bound for size, bound in zip(shape, plan.sizes, strict=True)
-        )
-        if not fits:
+        if plan.misfit(shape) is not None:
             raise DoesNotFit(
                 f"a tensor would get the shape {list(shape)}, but the file says {'at most ' if plan.dynamic else ''}"
                 f"{list(plan.sizes)}"
