@@ -185,6 +185,3 @@ def _attention_remedy(edge: EdgeMethod) -> list[str]:
     if said or edge.rewrites:
         return said[:1]
     return ['it comes from scaled_dot_product_attention, which LoweringOptions(rewrites="safe") rewrites']
-
-
-__all__ = ["LARGEST", "Predicted", "predict"]
