@@ -50,13 +50,13 @@ def assemble_program(
     state_dict: dict[str, Any],
     constants: dict[str, Any],
     range_constraints: dict[Any, Any],
-    module_call_graph: list[ModuleCallEntry],
-    example_inputs: tuple[tuple[Any, ...], dict[str, Any]] | None,
     verifiers: Sequence[Any],
-    guards_code: Sequence[str],
+    module_call_graph: list[ModuleCallEntry] | None = None,
+    example_inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
+    guards_code: Sequence[str] = (),
     kind: type[ExportedProgram] = ExportedProgram,
 ) -> ExportedProgram:
-    """Make an ExportedProgram from parts that are already valid.
+    """Make an ExportedProgram from parts that are already valid; without a call graph, it is called with flat lists.
 
     The constructor interprets every node again, generates the module's code and looks for duplicate getitems: as
     much work as the rest of lowering, for nodes that were verified when the input was built. What this package
@@ -67,7 +67,8 @@ def assemble_program(
     program._graph_signature = signature
     program._state_dict = state_dict
     program._range_constraints = range_constraints
-    program._module_call_graph = module_call_graph
+    called = module_call_graph
+    program._module_call_graph = [_flat_call_signature(signature)] if called is None else called
     program._example_inputs = example_inputs
     program._constants = constants
     program._verifiers = list(verifiers)
@@ -125,7 +126,7 @@ def guards_code_of(program: ExportedProgram) -> list[str]:
     return list(program._guards_code)
 
 
-def flat_call_signature(signature: ExportGraphSignature) -> ModuleCallEntry:
+def _flat_call_signature(signature: ExportGraphSignature) -> ModuleCallEntry:
     """Return the specs of a call that takes and returns flat lists of values."""
     in_spec = pytree.tree_flatten((tuple(signature.user_inputs), {}))[1]
     out_spec = pytree.tree_flatten(list(signature.user_outputs))[1]
