@@ -130,10 +130,7 @@ def _make_edge_config(arguments: argparse.Namespace) -> EdgeCompileConfig | None
 
 
 def find_programs(given: Sequence[str]) -> dict[str, Path]:
-    """Return the file of each method in `[METHOD=]MODEL.pt2` arguments.
-
-    Raises InputError if a file does not exist, or a method is named twice or not at all.
-    """
+    """Return the file of each method in `[METHOD=]MODEL.pt2` arguments; InputError if one is missing or unclear."""
     files: dict[str, Path] = {}
     for text in given:
         method, equals, rest = text.partition("=")
@@ -155,10 +152,7 @@ def find_programs(given: Sequence[str]) -> dict[str, Path]:
 
 
 def read_programs(files: Mapping[str, Path], trust: bool) -> dict[str, ExportedProgram]:
-    """Read the program of each method; with `trust` as torch does, which runs code that is in the files.
-
-    Raises InputError if a file cannot be read as an exported program, or would run code and is not trusted.
-    """
+    """Read the programs; with `trust` as torch does, which runs code in them, else InputError if one would."""
     return {method: _read_program(path, trust) for method, path in files.items()}
 
 

@@ -62,10 +62,7 @@ def make_call(method: str, number: int, module: LoweredBackendModule, delegates:
 
 
 def find_executor(backend_id: str, delegates: Mapping[str, Any]) -> Delegate | None:
-    """Return the delegate that executes a backend's payloads, None for ExecuTorch's runtime; the given ones come first.
-
-    Raises LoweringError if nothing here executes them, or the delegate cannot be asked or made.
-    """
+    """Return the delegate for a backend's payloads, None for ExecuTorch's runtime; LoweringError for neither."""
     found = availability.executor(backend_id, delegates)
     if isinstance(found, availability.Missing):
         raise BackendUnavailableError(

@@ -107,10 +107,7 @@ class Captured:
 
 
 def capture(name: str, module: GraphModule, weights: Mapping[int, torch.Tensor]) -> Captured:
-    """Make the program of a graph; the weights are by the number of the input that becomes one, their tensors shared.
-
-    Raises NotLowered if something cannot be lowered safely.
-    """
+    """Make a graph's program, with weights by number of input; NotLowered if that is not safe."""
     module = replace_calls(module)
     roots = _find_roots(module.graph)
     _check(module, _needed(roots))

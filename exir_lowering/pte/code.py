@@ -66,10 +66,7 @@ def read_code(file: memoryview) -> tuple[dict[str, Code], Data]:
 
 
 def read_methods(file: memoryview, make: Callable[[Code, Data], _Made]) -> tuple[dict[str, _Made], Data]:
-    """Return what a function makes of the code of each method, in the order of names, and what that refers to.
-
-    Raise a CorruptError when it is not a `.pte` file, or a method is damaged; the function may raise it too.
-    """
+    """Return what a function makes of each method's code, by name, and the data; a CorruptError if it is damaged."""
     program, data = open_program(file)
     made: dict[str, _Made] = {}
     for plan in program.tables(slots.Program.EXECUTION_PLAN):

@@ -147,11 +147,7 @@ def _check_tensor(expected: Tensor, given: Any) -> tuple[str | None, Any]:
 
 
 def _lay_out(tensor: torch.Tensor, dim_order: Sequence[int]) -> torch.Tensor:
-    """Return a tensor that lies in memory in the given order of dimensions, without a copy when it does already.
-
-    The runtime reads the memory of an input in the order that the file says: one that lies there in another order
-    gives wrong results, silently.
-    """
+    """Return a tensor that lies in memory in an order: read in another one, its values are silently wrong."""
     tensor = tensor.resolve_conj().resolve_neg()
     # Sizes of 1 leave strides undetermined; the runtime judges the layout by them.
     wanted = strides(tensor.shape, dim_order)

@@ -82,10 +82,7 @@ def make_suite(
     atol: float | None = None,
     rtol: float | None = None,
 ) -> Suite:
-    """Check the arguments of `check_backend`, and find what they leave out; none of the cases has been tried yet.
-
-    Raises InputError, UnknownPluginError and PluginLoadError as `check_backend` does.
-    """
+    """Check the arguments of `check_backend`, and find what they leave out; none of the cases has been tried yet."""
     chosen = _choose_cases(cases)
     for name, tolerance in (("atol", atol), ("rtol", rtol)):
         _check_tolerance(name, tolerance)

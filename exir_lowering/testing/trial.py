@@ -134,11 +134,7 @@ class Trial:
 
 
 def lower_case(subject: Subject, case: Case, sample: Sample) -> LoweredMethods:
-    """Lower a case.
-
-    Raises Unsupported if the backend does not take it, Broken if the backend or the partitioner fails or breaks its
-    contract.
-    """
+    """Lower a case; Unsupported if the backend does not take it, Broken if it or its partitioner is at fault."""
     before = take_fingerprint(sample.edge)
     partitioner = subject.partitioner(case)
     programs = _choose_programs(sample, partitioner)
