@@ -22,8 +22,9 @@ from exir_lowering.partitioners import RuledPartitioner, SupportPartitioner, den
 from exir_lowering.plugins import availability, registry
 from exir_lowering.plugins.backend import Backend, CompileSpec, TagsNodes
 from exir_lowering.plugins.delegate import Delegate
-from exir_lowering.testing.cases import CASES
 from exir_lowering.testing.checks import CHECKS
+from exir_lowering.testing.operator_cases import OPERATOR_CASES
+from exir_lowering.testing.program_cases import PROGRAM_CASES
 from exir_lowering.testing.report import CaseResult, ConformanceReport
 from exir_lowering.testing.samples import Case, Sample, forget, take_sample
 from exir_lowering.testing.trial import (
@@ -36,6 +37,9 @@ from exir_lowering.testing.trial import (
     lower_case,
     take_fingerprint,
 )
+
+CASES: tuple[Case, ...] = (*OPERATOR_CASES, *PROGRAM_CASES)
+"""Every case: operators, element types, layouts and weights first, then whole programs."""
 
 AVAILABLE = "suite/available"
 """The name of the test that fails when the delegate that was given is not available."""
