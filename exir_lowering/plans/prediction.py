@@ -87,6 +87,7 @@ class Predicted:
     ) -> Prediction:
         """Return it as a value, with what would remove the largest costs on the host."""
         sums = self.sums
+        # The dearest first.
         ranked = sorted((-sum(nodes.values()), operator) for operator, nodes in sums.by_operator.items())
         refused = {node.node: node for node in host}
         largest = []
