@@ -66,9 +66,9 @@ class PatternPartitioner(ClaimingPartitioner):
             PartitionerContractError: The check of a pattern raised.
         """
         self._warn(list(scopes(exported_program)))
-        return self.claim(exported_program)
+        return self._claim(exported_program)
 
-    def propose(self, scope: GraphScope, groups: Sequence[Sequence[Node]]) -> Sequence[Proposal]:
+    def _propose(self, scope: GraphScope, groups: Sequence[Sequence[Node]]) -> Sequence[Proposal]:
         """Return the matches in a graph, or with `merge` the fewest convex partitions of them."""
         if self.merge:
             return propose_partitions(scope, self.supports, keep_apart=self.keep_apart)
@@ -108,6 +108,3 @@ def _close_names(name: str, occurring: set[str]) -> list[str]:
         bare.setdefault(other.split(".")[1] if other.count(".") > 1 else other, []).append(other)
     close = difflib.get_close_matches(name.split(".")[1] if name.count(".") > 1 else name, list(bare), n=2)
     return [other for key in close for other in bare[key]]
-
-
-__all__ = ["PatternPartitioner"]

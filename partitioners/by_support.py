@@ -65,9 +65,9 @@ class SupportPartitioner(ClaimingPartitioner):
             PartitionerContractError: A support raised.
             InputError: A group of nodes that must stay together cannot be convex.
         """
-        return self.claim(exported_program, state=self.own_state)
+        return self._claim(exported_program, state=self.own_state)
 
-    def propose(self, scope: GraphScope, groups: Sequence[Sequence[Node]]) -> Sequence[Proposal]:
+    def _propose(self, scope: GraphScope, groups: Sequence[Sequence[Node]]) -> Sequence[Proposal]:
         """Return the fewest convex partitions of a graph."""
         return propose_partitions(scope, self.supports, keep_apart=self.keep_apart)
 
@@ -92,6 +92,3 @@ class SupportPartitioner(ClaimingPartitioner):
             return any(check(node) is None for check in checks[node.graph])
 
         return list(self.keep_whole), supported
-
-
-__all__ = ["SupportPartitioner"]

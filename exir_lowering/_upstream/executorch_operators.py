@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["function", "schema"]
-
 _EMBEDDING = (
     "Tensor weight, Tensor weight_scales, Tensor? weight_zero_points, "
     "int weight_quant_min, int weight_quant_max, Tensor indices, *, "

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 # A program names the dialect that it is in by a verifier.
-from torch._export.verifier import Verifier as ATEN_VERIFIER
+from torch._export.verifier import Verifier
 
 # A graph's fake tensors belong to a mode that a new fake tensor has to share.
 from torch._guards import detect_fake_mode
@@ -28,19 +28,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 # An ExportedProgram describes its inputs and outputs by pytree specs.
 from torch.utils import _pytree as pytree
 
-__all__ = [
-    "ATEN_VERIFIER",
-    "CALL_DELEGATE",
-    "DelegatedProgram",
-    "assemble_program",
-    "fake_mode_of",
-    "fix_signature",
-    "flat_call_signature",
-    "guards_code_of",
-    "lazy_graph_module",
-]
-
-CALL_DELEGATE = executorch_call_delegate
+ATEN_VERIFIER, CALL_DELEGATE = Verifier, executorch_call_delegate
 
 
 def lazy_graph_module(root: Mapping[str, Any], graph: torch.fx.Graph) -> torch.fx.GraphModule:
@@ -62,13 +50,13 @@ def assemble_program(
     state_dict: dict[str, Any],
     constants: dict[str, Any],
     range_constraints: dict[Any, Any],
-    module_call_graph: list[ModuleCallEntry],
-    example_inputs: tuple[tuple[Any, ...], dict[str, Any]] | None,
     verifiers: Sequence[Any],
-    guards_code: Sequence[str],
+    module_call_graph: list[ModuleCallEntry] | None = None,
+    example_inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
+    guards_code: Sequence[str] = (),
     kind: type[ExportedProgram] = ExportedProgram,
 ) -> ExportedProgram:
-    """Make an ExportedProgram from parts that are already valid.
+    """Make an ExportedProgram from parts that are already valid; without a call graph, it is called with flat lists.
 
     The constructor interprets every node again, generates the module's code and looks for duplicate getitems: as
     much work as the rest of lowering, for nodes that were verified when the input was built. What this package
@@ -79,7 +67,8 @@ def assemble_program(
     program._graph_signature = signature
     program._state_dict = state_dict
     program._range_constraints = range_constraints
-    program._module_call_graph = module_call_graph
+    called = module_call_graph
+    program._module_call_graph = [_flat_call_signature(signature)] if called is None else called
     program._example_inputs = example_inputs
     program._constants = constants
     program._verifiers = list(verifiers)
@@ -137,7 +126,7 @@ def guards_code_of(program: ExportedProgram) -> list[str]:
     return list(program._guards_code)
 
 
-def flat_call_signature(signature: ExportGraphSignature) -> ModuleCallEntry:
+def _flat_call_signature(signature: ExportGraphSignature) -> ModuleCallEntry:
     """Return the specs of a call that takes and returns flat lists of values."""
     in_spec = pytree.tree_flatten((tuple(signature.user_inputs), {}))[1]
     out_spec = pytree.tree_flatten(list(signature.user_outputs))[1]

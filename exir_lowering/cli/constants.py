@@ -38,10 +38,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def read_constants(arguments: argparse.Namespace, methods: Collection[str]) -> dict[str, Any]:
-    """Return the values that are given, before anything slow happens.
-
-    Raises InputError if an argument has another form or names a method again, or the runner cannot run these programs.
-    """
+    """Return the values that are given, before anything slow; InputError if one is invalid."""
     constants: dict[str, Any] = {}
     for given in arguments.constants:
         name, equals, text = given.partition("=")

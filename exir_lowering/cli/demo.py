@@ -28,10 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Show the demo; return `DEFECT` when a result differs from PyTorch's.
-
-    Raises InputError if the extra `demo` is not installed.
-    """
+    """Show the demo; return `DEFECT` when a result differs from PyTorch's. InputError without the extra `demo`."""
     target = None if arguments.output is None else check_target(arguments.output, ".pte")
     missing = [package for module, package in _PACKAGES.items() if find_spec(module) is None]
     if missing:

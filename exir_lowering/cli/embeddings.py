@@ -69,10 +69,7 @@ class SentenceEmbedder(torch.nn.Module):
 
 
 def load_model() -> tuple[SentenceEmbedder, Any]:
-    """Load the trained model, in evaluation mode, and its tokenizer of transformers, offline.
-
-    Raises InputError if the package does not have the model's files.
-    """
+    """Load the trained model and its tokenizer, offline; InputError if the package does not have the model's files."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     from transformers import AutoModel, AutoTokenizer
 
@@ -90,10 +87,7 @@ def load_model() -> tuple[SentenceEmbedder, Any]:
 
 
 def encode(tokenizer: Any, number: int, text: str) -> Encoded:
-    """Turn a sentence into the inputs of the shortest method that takes it; its number is for messages.
-
-    Raises InputError if the sentence is not text.
-    """
+    """Turn a sentence into the inputs of the shortest method that takes it; InputError if it is not text."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

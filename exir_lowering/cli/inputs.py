@@ -22,10 +22,7 @@ _SUFFIXES = (".pt", ".pth", ".npy")
 
 
 def check_inputs(given: Sequence[str]) -> None:
-    """Refuse what cannot be an input before anything slow is imported.
-
-    Raises InputError for what is neither a file that exists nor in one of the other forms.
-    """
+    """Raise an InputError for what is neither a file nor another form of input, before anything slow is imported."""
     for text in given:
         if _is_file(text):
             find_file(text)
@@ -34,10 +31,7 @@ def check_inputs(given: Sequence[str]) -> None:
 
 
 def make_inputs(given: Sequence[str]) -> list[Any]:
-    """Make the inputs, in order, of arguments that `check_inputs` took: one each, or several for a file with a list.
-
-    Raises InputError if a file holds something else, or a tensor cannot be made.
-    """
+    """Make the inputs of arguments that `check_inputs` took, several for a list in a file, or an InputError."""
     return [value for text in given for value in _make_input(text)]
 
 

@@ -77,18 +77,10 @@ def execute(arguments: argparse.Namespace) -> int:
         _check_data_name(arguments.external_weights)
     values = constants.read_constants(arguments, files)
     with kept_from_stdout(arguments.json):
-        from exir_lowering.options import LoweringOptions
         from exir_lowering.pipeline import lower
 
         methods = programs.read_programs(files, arguments.trust)
-        options = LoweringOptions(
-            progress=True,
-            edge_compile_config=programs.make_edge_config(arguments),
-            costs=programs.read_costs(arguments),
-            rewrites=programs.read_rewrites(arguments),
-            assume=programs.read_assumptions(arguments),
-            cache=False if arguments.no_cache else arguments.cache or True,
-        )
+        options = programs.make_options(arguments, cache=False if arguments.no_cache else arguments.cache or True)
         lowered = lower(methods, arguments.partitioner, options=options)
         if arguments.runner_metadata:
             values = constants.add_metadata(values, lowered.edge_programs["forward"])

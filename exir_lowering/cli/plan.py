@@ -44,18 +44,10 @@ def execute(arguments: argparse.Namespace) -> int:
     }
     failure: CoverageError | None = None
     with kept_from_stdout(arguments.json):
-        from exir_lowering.options import LoweringOptions
         from exir_lowering.pipeline import plan
 
-        options = LoweringOptions(
-            require_coverage=arguments.require_coverage,
-            require_full=arguments.require_full,
-            progress=True,
-            edge_compile_config=programs.make_edge_config(arguments),
-            costs=programs.read_costs(arguments),
-            rewrites=programs.read_rewrites(arguments),
-            assume=programs.read_assumptions(arguments),
-        )
+        required = {"require_coverage": arguments.require_coverage, "require_full": arguments.require_full}
+        options = programs.make_options(arguments, **required)
         try:
             planned = plan(programs.read_programs(files, arguments.trust), arguments.partitioner, options=options)
         except CoverageError as error:

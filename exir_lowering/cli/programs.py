@@ -7,7 +7,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from exir_lowering.cli.output import find_file
 from exir_lowering.cli.wording import first_line
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from executorch.exir import EdgeCompileConfig
     from torch.export import ExportedProgram
 
+    from exir_lowering.options import LoweringOptions
     from exir_lowering.partitioners import CostTable
 
 
@@ -82,13 +83,21 @@ def _add_rewrites(command: argparse.ArgumentParser) -> None:
     )
 
 
-def read_rewrites(arguments: argparse.Namespace) -> list[str]:
-    """Return the names of the rewrites."""
-    return [name.strip() for name in arguments.rewrites.split(",") if name.strip()]
+def make_options(arguments: argparse.Namespace, **more: Any) -> LoweringOptions:
+    """Return how programs are lowered; InputError if an argument names what is not there, or has another form."""
+    from exir_lowering.options import LoweringOptions
+
+    return LoweringOptions(
+        progress=True,
+        edge_compile_config=_make_edge_config(arguments),
+        costs=_read_costs(arguments),
+        rewrites=[name.strip() for name in arguments.rewrites.split(",") if name.strip()],
+        assume=_read_assumptions(arguments),
+        **more,
+    )
 
 
-def read_assumptions(arguments: argparse.Namespace) -> dict[str, str]:
-    """Return what is assumed of inputs; InputError if an argument has another form, or names an input again."""
+def _read_assumptions(arguments: argparse.Namespace) -> dict[str, str]:
     assumed: dict[str, str] = {}
     for given in arguments.assume:
         name, equals, promise = given.partition("=")
@@ -100,8 +109,7 @@ def read_assumptions(arguments: argparse.Namespace) -> dict[str, str]:
     return assumed
 
 
-def read_costs(arguments: argparse.Namespace) -> CostTable | None:
-    """Read the table of costs, None if none is given; InputError if it cannot be read or is invalid."""
+def _read_costs(arguments: argparse.Namespace) -> CostTable | None:
     if arguments.costs is None:
         return None
     from exir_lowering.partitioners import CostTable
@@ -109,11 +117,20 @@ def read_costs(arguments: argparse.Namespace) -> CostTable | None:
     return CostTable.load(find_file(arguments.costs))
 
 
-def find_programs(given: Sequence[str]) -> dict[str, Path]:
-    """Return the file of each method in `[METHOD=]MODEL.pt2` arguments.
+def _make_edge_config(arguments: argparse.Namespace) -> EdgeCompileConfig | None:
+    """Return how programs become Edge dialect, None for ExecuTorch's default."""
+    from executorch.exir import EdgeCompileConfig
 
-    Raises InputError if a file does not exist, or a method is named twice or not at all.
-    """
+    from exir_lowering.steps.arguments import find_operator
+
+    allowed = [find_operator("--allow-operator", name) for name in arguments.allow_operator]
+    if not allowed and not arguments.no_edge_check:
+        return None
+    return EdgeCompileConfig(_core_aten_ops_exception_list=allowed, _check_ir_validity=not arguments.no_edge_check)
+
+
+def find_programs(given: Sequence[str]) -> dict[str, Path]:
+    """Return the file of each method in `[METHOD=]MODEL.pt2` arguments; InputError if one is missing or unclear."""
     files: dict[str, Path] = {}
     for text in given:
         method, equals, rest = text.partition("=")
@@ -135,26 +152,8 @@ def find_programs(given: Sequence[str]) -> dict[str, Path]:
 
 
 def read_programs(files: Mapping[str, Path], trust: bool) -> dict[str, ExportedProgram]:
-    """Read the program of each method; with `trust` as torch does, which runs code that is in the files.
-
-    Raises InputError if a file cannot be read as an exported program, or would run code and is not trusted.
-    """
+    """Read the programs; with `trust` as torch does, which runs code in them, else InputError if one would."""
     return {method: _read_program(path, trust) for method, path in files.items()}
-
-
-def make_edge_config(arguments: argparse.Namespace) -> EdgeCompileConfig | None:
-    """Return how programs become Edge dialect, None for ExecuTorch's default.
-
-    Raises InputError if an operator that is to be allowed does not exist.
-    """
-    from executorch.exir import EdgeCompileConfig
-
-    from exir_lowering.steps.arguments import find_operator
-
-    allowed = [find_operator("--allow-operator", name) for name in arguments.allow_operator]
-    if not allowed and not arguments.no_edge_check:
-        return None
-    return EdgeCompileConfig(_core_aten_ops_exception_list=allowed, _check_ir_validity=not arguments.no_edge_check)
 
 
 def _suggest_method(path: str) -> str:

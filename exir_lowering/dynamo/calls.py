@@ -23,10 +23,10 @@ from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs import debug_handles, sources
 from exir_lowering.plugins import availability
 from exir_lowering.plugins.delegate import Delegate
+from exir_lowering.pte.code import Payload
 from exir_lowering.pte.format import Delegation
 from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, TENSOR, Tensor, ValueSpec
 from exir_lowering.runtime import contract
-from exir_lowering.runtime.interpreter.code import Payload
 from exir_lowering.runtime.interpreter.hosted import NotHosted, host
 
 Call = Callable[..., list[Any]]
@@ -62,10 +62,7 @@ def make_call(method: str, number: int, module: LoweredBackendModule, delegates:
 
 
 def find_executor(backend_id: str, delegates: Mapping[str, Any]) -> Delegate | None:
-    """Return the delegate that executes a backend's payloads, None for ExecuTorch's runtime; the given ones come first.
-
-    Raises LoweringError if nothing here executes them, or the delegate cannot be asked or made.
-    """
+    """Return the delegate for a backend's payloads, None for ExecuTorch's runtime; LoweringError for neither."""
     found = availability.executor(backend_id, delegates)
     if isinstance(found, availability.Missing):
         raise BackendUnavailableError(
@@ -92,8 +89,7 @@ def _delegated(
     for part in (module.processed_bytes, *(text for key in sorted(named) for text in (key.encode(), named[key]))):
         digest.update(len(part).to_bytes(8, "little"))
         digest.update(part)
-    specs = tuple((spec.key, bytes(spec.value)) for spec in module.compile_specs)
-    key = (module.backend_id, id(given), digest.hexdigest(), specs)
+    key = (module.backend_id, id(given), digest.hexdigest(), _specs(module))
     kept = HANDLES.read(key)
     if kept is None:
         where, content, options = _where(method), module.processed_bytes, module.compile_specs
@@ -118,7 +114,7 @@ def _hosted(method: str, module: LoweredBackendModule, plan: Delegation, values:
     for value in values:
         if isinstance(value.content, Tensor) and value.content.unbound:
             raise UnboundedSizes(f"the backend {module.backend_id!r} has to know all sizes")
-    payload = Payload(module.backend_id, memoryview(module.processed_bytes), tuple(module.compile_specs))
+    payload = Payload(module.backend_id, memoryview(module.processed_bytes), _specs(module))
     named = {key: memoryview(content) for key, content in named_data_contents(module).items()}
     who = f"{_where(method)}: backend {module.backend_id!r}"
     program, number = module.original_module, plan.number
@@ -144,6 +140,10 @@ def _hosted(method: str, module: LoweredBackendModule, plan: Delegation, values:
             raise failure("failed to execute", error) from error
 
     return execute
+
+
+def _specs(module: LoweredBackendModule) -> tuple[tuple[str, bytes], ...]:
+    return tuple((spec.key, bytes(spec.value)) for spec in module.compile_specs)
 
 
 def _where(method: str) -> str:

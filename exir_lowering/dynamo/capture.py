@@ -34,7 +34,6 @@ from exir_lowering._upstream.fakes import FakeCopies, FakeTensor, shape_env_of
 from exir_lowering._upstream.programs import (
     ATEN_VERIFIER,
     assemble_program,
-    flat_call_signature,
     lazy_graph_module,
 )
 from exir_lowering._upstream.schemas import higher_order_name
@@ -101,20 +100,14 @@ class Captured:
             state_dict={name: value for name, value in program.state_dict.items() if name not in self.lent},
             constants=program.constants,
             range_constraints=program.range_constraints,
-            module_call_graph=[flat_call_signature(signature)],
-            example_inputs=None,
             verifiers=program.verifiers,
-            guards_code=(),
         )
         weights = (self.lent[str(spec.target)] for _, spec in lent)
         return replace(self, program=changed, inputs=(*weights, *self.inputs), lent={})
 
 
 def capture(name: str, module: GraphModule, weights: Mapping[int, torch.Tensor]) -> Captured:
-    """Make the program of a graph; the weights are by the number of the input that becomes one, their tensors shared.
-
-    Raises NotLowered if something cannot be lowered safely.
-    """
+    """Make a graph's program, with weights by number of input; NotLowered if that is not safe."""
     module = replace_calls(module)
     roots = _find_roots(module.graph)
     _check(module, _needed(roots))
@@ -228,10 +221,7 @@ class _Builder:
             state_dict=self.state,
             constants=self.constants,
             range_constraints=dict(environment.var_to_range) if environment is not None else {},
-            module_call_graph=[flat_call_signature(signature)],
-            example_inputs=None,
             verifiers=[ATEN_VERIFIER],
-            guards_code=(),
         )
 
     def _lend(self, node: Node, kind: InputKind) -> None:

@@ -25,6 +25,7 @@ from exir_lowering.dynamo.aliases import on_host, sole_views
 from exir_lowering.dynamo.calls import Call, make_call
 from exir_lowering.dynamo.capture import Captured, is_host_value, results_of
 from exir_lowering.dynamo.higher_order import host_call, is_host_call
+from exir_lowering.pte.value_kinds import strides
 
 Boxed = Callable[[list[Any]], Any]
 
@@ -222,8 +223,4 @@ def _lay_out(value: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
 
 def _in_order(value: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
     """Return a tensor whose dimensions lie in memory in an order, from outer to inner."""
-    strides, step = [0] * len(order), 1
-    for dim in reversed(order):
-        strides[dim] = step
-        step *= max(value.shape[dim], 1)
-    return _lay_out(value, tuple(strides))
+    return _lay_out(value, strides(value.shape, order))

@@ -12,16 +12,17 @@ from exir_lowering._upstream import repros
 from exir_lowering._upstream.dynamo import boxed, outside_tracing
 from exir_lowering.dynamo.capture import NotLowered
 from exir_lowering.dynamo.compiled import Boxed
-from exir_lowering.dynamo.registration import NAMES
 from exir_lowering.errors import LoweringError
 from exir_lowering.errors.interrupts import let_through
 
 Compile = Callable[[GraphModule, Sequence[Any]], Boxed]
 
+_NAMES = ("exir_lowering", "exir_lowering_debug")
+
 
 def warn_of_options(options: Any) -> None:
     """Warn if the minifier is on, and its scripts would call the backend without its options."""
-    if options and repros.repro_after() is not None and repros.backend_name() in NAMES:
+    if options and repros.repro_after() is not None and repros.backend_name() in _NAMES:
         warnings.warn(
             f"TORCHDYNAMO_REPRO_AFTER={repros.repro_after()!r}: what the minifier writes calls the backend "
             f"{repros.backend_name()!r} by its name, without these options. To have them there, register a function of "

@@ -107,6 +107,3 @@ def reach(
             break
         stack += [(vertex, after) for after in successors(vertex) if after not in came_from]
     return came_from
-
-
-__all__ = ["LeastFirst", "Ready", "reach", "topological"]

@@ -91,6 +91,3 @@ class Together:
         for i, node in enumerate(self.nodes):
             found.setdefault(self.sets.find(i), []).append(node)
         return found
-
-
-__all__ = ["Sets", "Together"]

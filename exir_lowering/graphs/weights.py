@@ -14,8 +14,6 @@ from exir_lowering.errors import InputError
 from exir_lowering.graphs.operators.budget import check_memory, extent_of
 from exir_lowering.graphs.operators.pure import DTYPES
 
-__all__ = ["WeightRef", "WeightStore"]
-
 _ALIGNMENT = 16
 
 

@@ -12,9 +12,20 @@ from exir_lowering.errors import BackendContractError, InputError
 from exir_lowering.lowered_module.convention import Convention
 from exir_lowering.lowered_module.record import Cases
 from exir_lowering.lowered_module.runners import Runner
-from exir_lowering.lowered_module.tolerances import tolerance
 from exir_lowering.pte.format import MethodSpec
 from exir_lowering.runtime.inputs import show
+
+TOLERANCES: Mapping[torch.dtype, float] = {
+    torch.float64: 1e-12,
+    torch.complex128: 1e-12,
+    torch.float32: 1e-4,
+    torch.complex64: 1e-4,
+    torch.float16: 1e-2,
+    torch.bfloat16: 5e-2,
+}
+"""How far results may differ from those of eager PyTorch, absolutely and relatively; integers may not differ."""
+
+_SMALL = 0.25  # floating-point numbers of 8 bits and fewer
 
 
 def bind(conventions: Mapping[str, Convention], given: Any) -> dict[str, Cases]:
@@ -123,6 +134,13 @@ def bundle(pte: Path, suites: Mapping[str, Sequence[tuple[list[Any], list[Any]]]
         for name, cases in suites.items()
     ]
     return bytes(serialize_from_bundled_program_to_flatbuffer(BundledProgram(None, tests, str(pte))))
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """Return how far results of a type may differ from those of eager PyTorch: 0.0 for integers and bool."""
+    if not dtype.is_floating_point and not dtype.is_complex:
+        return 0.0
+    return TOLERANCES.get(dtype, _SMALL)
 
 
 def can_be_written(method: MethodSpec, outputs: Iterable[Sequence[Any]]) -> bool:

@@ -75,10 +75,7 @@ class Convention:
             )
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        """Return the values in the arguments of a call, in the order of the program's inputs.
-
-        InputError: An argument is missing, surplus, of a different structure, or not the value that export fixed.
-        """
+        """Return the values of a call, in the program's order; InputError if they are not as at export."""
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -195,10 +192,7 @@ def to_json(convention: Convention) -> dict[str, Any]:
 
 
 def from_json(json: Mapping[str, Any]) -> Convention:
-    """Return the convention that `to_json` converted; InputError if a type is not registered in this process.
-
-    Other JSON: ValueError, TypeError, LookupError, AttributeError, RecursionError or OverflowError.
-    """
+    """Return what `to_json` converted; InputError for an unknown type, for other JSON as `values.decode`."""
     method = json["name"]
     if not isinstance(method, str):
         raise TypeError(f"{method!r} is not the name of a method")

@@ -58,10 +58,7 @@ def of_lowered(
 
 
 def emit_source(lowered: Lowered, options: EmitOptions) -> Source:
-    """Emit programs in memory; data files go to a folder that is removed together with the result.
-
-    Raise InputError if the programs cannot be emitted.
-    """
+    """Emit programs in memory, with data files in a folder that goes with the result; InputError if it fails."""
     prepared = {name: _prepare(program) for name, program in lowered.programs.items()}
     artifact = emit(replace(lowered, programs=prepared), replace(options, reserved=RESERVED))
     files = artifact.data_files

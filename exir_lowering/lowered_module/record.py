@@ -61,10 +61,7 @@ def pack(text: str, tensors: Sequence[bytes | memoryview]) -> list[bytes | memor
 
 
 def read(where: str, methods: Mapping[str, MethodSpec], kept: memoryview | None) -> Record:
-    """Return the record that is kept in the file `where`, as messages call it; None for a file that keeps none.
-
-    InputError: There is no record, it has a newer version, is damaged, or contains a type that is not known here.
-    """
+    """Return the record in the file `where`; InputError if it is missing, newer, damaged, or of unknown types."""
     if kept is None:
         raise InputError(
             f"{where} was not saved by LoweredModule.save: it does not say how its methods are called. Use "

@@ -97,12 +97,8 @@ def _is_of_type(value: ValueSpec, output: Any) -> bool:
     expected = value.content
     if not isinstance(expected, Tensor):
         return not isinstance(output, torch.Tensor)
-    if not isinstance(output, torch.Tensor) or (output.dtype, output.dim()) != (expected.dtype, len(expected.sizes)):
-        return False
-    if expected.unbound:
-        return True
-    pairs = list(zip(output.shape, expected.sizes, strict=True))
-    return all(size <= bound if expected.dynamic else size == bound for size, bound in pairs)
+    same = isinstance(output, torch.Tensor) and output.dtype == expected.dtype
+    return same and expected.misfit(output.shape) is None
 
 
 def open_available(source: Source, delegates: Any, engine: Engine) -> DelegateRunner:

@@ -45,10 +45,7 @@ class Tensors:
 
 
 def decode(json: Any, tensors: Tensors, depth: int = 0) -> Any:
-    """Return the value that `encode` converted to JSON.
-
-    Other JSON: ValueError, TypeError, LookupError, AttributeError, RecursionError or OverflowError.
-    """
+    """Return the value that `encode` made JSON of; for other JSON, any error that `record.read` catches."""
     if depth > DEEPEST:
         raise ValueError(f"a value that is nested more than {DEEPEST} deep")
     if json is None or isinstance(json, (bool, int, float, str)):
@@ -74,10 +71,7 @@ def _not_finite(text: Any) -> float:
 
 
 def storable(where: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor as it is stored: its values, in the default order in memory.
-
-    InputError: It has no values on the CPU, or its type is not known to ExecuTorch.
-    """
+    """Return a tensor as it is stored, in the default order; InputError if its kind or type cannot be stored."""
     problem = None
     if type(tensor) is not torch.Tensor or isinstance(tensor, FakeTensor):
         problem = (

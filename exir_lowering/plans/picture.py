@@ -87,10 +87,6 @@ def _partition_key(partition: str) -> str:
     return f"partition:{partition}"
 
 
-def _label(key: str) -> str | None:
-    return None if key.startswith("partition:") else "host"
-
-
 def _graph_of(name: str) -> str:
     """Return the path of the nested graph that holds a node, "" for the top graph."""
     return name.rpartition(".")[0]
@@ -121,7 +117,7 @@ def _regions(method: MethodPlan, members: Mapping[str, list[str]]) -> dict[str, 
     predecessors: list[list[int]] = [[] for _ in order]
     for source, target in crossing:
         predecessors[number[target]].append(number[source])
-    epochs = schedule(dag(predecessors, [_label(key) for key in order]))
+    epochs = schedule(dag(predecessors, [None if key.startswith("partition:") else "host" for key in order]))
     graphs = [_graph_of(members[key][0]) if members[key] else "" for key in order]
     joined = nx.Graph()
     joined.add_nodes_from(order)

@@ -87,19 +87,16 @@ class Predicted:
     ) -> Prediction:
         """Return it as a value, with what would remove the largest costs on the host."""
         sums = self.sums
-        ranked = sorted(((sum(n.values()), operator) for operator, n in sums.by_operator.items()), key=_most)
+        # The dearest first.
+        ranked = sorted((-sum(nodes.values()), operator) for operator, nodes in sums.by_operator.items())
         refused = {node.node: node for node in host}
         largest = []
         for seconds, operator in ranked[:LARGEST]:
             nodes = sums.by_operator[operator]
             dearest = max(nodes, key=nodes.__getitem__)
             remedy = _remedy(dearest, edge, refused.get(names.get(dearest, "")), advice)
-            largest.append(HostCost(operator, len(nodes), seconds, remedy))
+            largest.append(HostCost(operator, len(nodes), -seconds, remedy))
         return Prediction(sums.total, sums.host, sums.delegates, sums.crossing, tuple(largest), self.guessed)
-
-
-def _most(ranked: tuple[float, str]) -> tuple[float, str]:
-    return -ranked[0], ranked[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +182,3 @@ def _attention_remedy(edge: EdgeMethod) -> list[str]:
     if said or edge.rewrites:
         return said[:1]
     return ['it comes from scaled_dot_product_attention, which LoweringOptions(rewrites="safe") rewrites']
-
-
-__all__ = ["LARGEST", "Predicted", "predict"]

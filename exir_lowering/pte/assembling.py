@@ -2,18 +2,27 @@
 
 ExecuTorch has no way to change tables that it has written, but numbers in them can be changed. So what is not known
 when a file is emitted has a segment at its end, which is reserved: first what a module keeps, then the digests.
+
+One weight is there once: named data that is also a constant of the host points at the constant's bytes. ExecuTorch
+gives each named datum a segment of its own, and all constants one segment together. The runtime reads a segment by its
+place and its size, so two may overlap: the datum's own copy is removed, and the constant moves to where the delegate's
+alignment holds.
 """
 
 from __future__ import annotations
 
+import math
 import struct
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from exir_lowering.pte import container, digests, flatbuffer, header
 from exir_lowering.pte.flatbuffer import CorruptError, Table
-from exir_lowering.pte.slots import DataSegment, NamedData, Program
+from exir_lowering.pte.slots import DataSegment, NamedData, Program, SubsegmentOffsets
 
 MODULE: Final = "exir_lowering.module"
 """The key of what a lowered module keeps among a file's named data."""
@@ -84,3 +93,126 @@ def _read(tables: bytearray) -> tuple[int, list[Table]]:
     """Return where the segments start, and the tables that say where each of them is."""
     extent = header.read_pte(memoryview(tables), sys.maxsize)  # how many bytes follow is not known here
     return extent.base, list(flatbuffer.root(memoryview(tables)[: extent.tables]).tables(Program.SEGMENTS))
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """A `.pte` file as ExecuTorch assembled it."""
+
+    tables: bytearray  # what comes before the segments
+    program: Table  # the root of the tables
+    ranges: list[tuple[int, int]]  # where each segment starts, relative to the first one, and its size
+    pieces: Mapping[int, Any]  # the content from a place on, by the place; places count from the first segment
+    constants: int  # which segment has them
+    offsets: tuple[int, ...]  # where in it each constant starts
+    alignments: Mapping[int, int]  # what the users of a segment ask for, by its number
+
+
+def share(pieces: Sequence[Any], alignments: Mapping[str, int], segment: int, constant: int) -> list[Any] | None:
+    """Return a file, given in pieces, without the copies of constants that delegates have as named data.
+
+    `alignments` are those that named data asks for, by key; the others are those of segments and constants. Return None
+    if nothing is there twice; raise a CorruptError if the file is not laid out as ExecuTorch does it.
+    """
+    layout = _read_layout(pieces, alignments)
+    shared = _find(layout) if layout is not None else {}
+    if layout is None or not shared:
+        return None
+    content = _rewrite(layout, shared, segment, constant)
+    return [bytes(layout.tables), *content]
+
+
+def _read_layout(pieces: Sequence[Any], alignments: Mapping[str, int]) -> _Layout | None:
+    """Return the layout of a file; None when it has no constants, or its segments overlap already."""
+    whole = sum(map(len, pieces))
+    extent = header.read_pte(memoryview(pieces[0]), whole)
+    tables = bytearray(pieces[0].ljust(extent.base, b"\0"))
+    program = flatbuffer.root(memoryview(tables)[: extent.tables])
+    ranges = list(container.segment_ranges(program.tables(Program.SEGMENTS)))
+    constants = program.table(Program.CONSTANT_SEGMENT)
+    index = constants.number(SubsegmentOffsets.SEGMENT_INDEX, "I") if constants is not None else len(ranges)
+    ends = [0, *(start + size for start, size in ranges)]
+    if constants is None or index >= len(ranges) or any(s < e for (s, _), e in zip(ranges, ends, strict=False)):
+        return None
+    places, at = {}, -extent.base
+    for piece in pieces:
+        if len(piece):
+            places[at] = piece
+        at += len(piece)
+    asked: dict[int, int] = defaultdict(lambda: 1)
+    for table in program.tables(Program.NAMED_DATA):
+        number = table.number(NamedData.SEGMENT_INDEX, "I")
+        asked[number] = math.lcm(asked[number], alignments.get(table.text(NamedData.KEY), 1))
+    offsets = constants.numbers(SubsegmentOffsets.OFFSETS, "Q")
+    return _Layout(tables, program, ranges, places, index, offsets, asked)
+
+
+def _find(layout: _Layout) -> dict[int, int]:
+    """Return, for each segment of named data that equals a constant, where among the constants that is."""
+    start, whole = layout.ranges[layout.constants]
+    by_size: dict[int, list[int]] = defaultdict(list)
+    for offset in dict.fromkeys(layout.offsets):
+        if offset < whole:
+            by_size[len(layout.pieces[start + offset])].append(offset)
+    found = {}
+    for number in layout.alignments:
+        place, size = layout.ranges[number]
+        for offset in by_size.get(size, ()) if size else ():
+            if layout.pieces.get(place) == layout.pieces[start + offset]:
+                found[number] = offset
+                break
+    return found
+
+
+class _Content:
+    """The content of the segments, under construction."""
+
+    def __init__(self) -> None:
+        self.pieces: list[Any] = []
+        self.end = 0
+
+    def add(self, pieces: Iterable[Any], alignment: int) -> int:
+        """Add pieces at a place of an alignment, and return it."""
+        start = self.end + -self.end % alignment
+        for piece in (bytes(start - self.end), *pieces):
+            if len(piece):
+                self.pieces.append(piece)
+                self.end += len(piece)
+        return start
+
+
+def _rewrite(layout: _Layout, shared: Mapping[int, int], segment_alignment: int, alignment: int) -> list[Any]:
+    """Return the content of the segments without the copies, and make the tables say where they are."""
+    aligned = dict.fromkeys(layout.offsets, alignment)
+    for number, offset in shared.items():
+        aligned[offset] = math.lcm(aligned[offset], segment_alignment, layout.alignments[number])
+    content, moved = _Content(), {}
+    ranges: dict[int, tuple[int, int]] = {}
+    places = sorted(layout.pieces)
+    for number, (start, size) in enumerate(layout.ranges):
+        if number == layout.constants:
+            first = content.add((), math.lcm(segment_alignment, *aligned.values()))
+            for offset in sorted(aligned):
+                piece = layout.pieces[start + offset] if offset < size else b""
+                moved[offset] = content.add([piece], aligned[offset]) - first
+            ranges[number] = first, content.end - first
+        elif number not in shared:
+            within = places[bisect_left(places, start) : bisect_left(places, start + size)]
+            asked = math.lcm(segment_alignment, layout.alignments.get(number, 1))
+            ranges[number] = content.add((layout.pieces[place] for place in within), asked), size
+    first, _ = ranges[layout.constants]
+    for number, offset in shared.items():
+        ranges[number] = first + moved[offset], layout.ranges[number][1]
+    _set_places(layout, ranges, [moved[offset] for offset in layout.offsets])
+    return content.pieces
+
+
+def _set_places(layout: _Layout, ranges: Mapping[int, tuple[int, int]], constants: Sequence[int]) -> None:
+    """Write where the segments are, and the constants in theirs, into the tables."""
+    place_segments(layout.tables, ranges)
+    offsets = layout.program.table(Program.CONSTANT_SEGMENT)
+    at = offsets.place(SubsegmentOffsets.OFFSETS) if offsets is not None else None
+    if at is None:
+        raise CorruptError("the constants have no offsets")
+    (vector,) = struct.unpack_from("<I", layout.tables, at)
+    struct.pack_into(f"<{len(constants)}Q", layout.tables, at + vector + 4, *constants)

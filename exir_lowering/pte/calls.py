@@ -61,10 +61,7 @@ class Body:
 
 
 def read_instruction(table: Table, size: int) -> PlanInstruction:
-    """Return the kind of an instruction, what it calls or where it jumps to, and the values it takes.
-
-    Raise a CorruptError when it is of an unknown kind, or refers to a value beyond the `size` that the method has.
-    """
+    """Return an instruction's kind, its target and the values it takes; a CorruptError if one does not exist."""
     code, content = table.number(slots.Instruction.INSTR_ARGS_TYPE, "B"), table.table(slots.Instruction.INSTR_ARGS)
     if code not in _FIELDS or content is None:
         raise CorruptError(f"an instruction has the unknown type {code}")
@@ -93,10 +90,7 @@ _FIELDS: Mapping[int, tuple[int | None, tuple[int, ...]]] = MappingProxyType(
 
 
 def check_calls(body: Body) -> frozenset[int]:
-    """Check the instructions of a method; raise a CorruptError when the runtime must not be given one of them.
-
-    Return the inputs that are None in the file and that an instruction reads as something else.
-    """
+    """Check instructions, or raise a CorruptError; return the inputs that are None and read as something else."""
     for chain in body.chains:
         for code, target, arguments in chain:
             if code == KERNEL:

@@ -62,10 +62,7 @@ def open_program(file: memoryview) -> tuple[Table, Data]:
 
 
 def read_data(file: memoryview) -> dict[str, Weight]:
-    """Find the data in a `.ptd` file, by name; the file is neither copied nor read beyond its tables.
-
-    Raise a CorruptError when it is not a valid `.ptd` file.
-    """
+    """Return the data in a `.ptd` file, which is not copied, by name; a CorruptError when it is not a valid one."""
     extent = header.read_ptd(file)
     table = root(file[: extent.tables])
     space = file[extent.base : extent.base + extent.space]

@@ -193,10 +193,7 @@ def _data_kind(segments: bytes | memoryview) -> Kind:
 
 
 def find_data_digest(keys: Iterable[str]) -> str | None:
-    """Return a data file's own digest, in hexadecimal, from the keys of its data; None for a file that has none.
-
-    Raise a SealError when it has several, or an invalid one.
-    """
+    """Return a data file's digest, in hexadecimal, or None; a SealError when it has several, or an invalid one."""
     found = [key.removeprefix(DATA_KEY) for key in keys if key.startswith(DATA_KEY)]
     sizes = {len(kind.zeros) for kind in (XXH3, SHA256)}
     if len(found) > 1 or any(len(digest) not in sizes for digest in found):

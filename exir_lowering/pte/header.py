@@ -34,10 +34,7 @@ class Extent:
 
 
 def read_pte(file: memoryview, whole: int | None = None) -> Extent:
-    """Read the header of a `.pte` file; its first bytes are enough when `whole` says how many it has.
-
-    Raise a CorruptError when it is not a `.pte` file, or is shorter than its header says.
-    """
+    """Read a `.pte` file's header; `whole` says how many bytes it has. A CorruptError: it is none, or cut short."""
     available = len(file) if whole is None else whole
     if len(file) < 8:
         raise CorruptError(f"it has {len(file)} bytes")
@@ -70,10 +67,7 @@ def set_space(tables: bytearray, space: int) -> None:
 
 
 def read_ptd(file: memoryview) -> Extent:
-    """Read the header of a `.ptd` file, of which only the first bytes are read.
-
-    Raise a CorruptError when it is not a `.ptd` file, or is shorter than its header says.
-    """
+    """Read the header of a `.ptd` file from its first bytes; a CorruptError when it is none, or was cut short."""
     if len(file) < _AT + _PTD.size:
         raise CorruptError(f"it has {len(file)} bytes")
     if bytes(file[4:8]) != PTD_MAGIC or bytes(file[8:12]) != _PTD_HEADER_MAGIC:

@@ -181,14 +181,11 @@ _Described = tuple[int, Any]
 """A value: its kind, and its content, a `MemoryLayout` for a tensor and a tuple of these pairs for a list of values."""
 
 
-@lru_cache(maxsize=8192)
+@lru_cache(maxsize=8192)  # models repeat their layers, so that most calls repeat earlier ones
 def _infer(
     operator: FunctionalOperator, given: tuple[_Described, ...], dtype: torch.dtype | None
 ) -> tuple[tuple[torch.dtype, tuple[int, ...]], ...] | str | None:
-    """Return the types and shapes that an operator makes, why it makes none, or None when it does not say.
-
-    Models repeat their layers, so that most calls repeat earlier ones.
-    """
+    """Return the types and shapes that an operator makes, why it makes none, or None when it does not say."""
     quick = _pointwise(operator, given)
     if quick is not None:
         return (quick,)

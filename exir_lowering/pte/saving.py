@@ -46,10 +46,7 @@ Write = Callable[[BinaryIO], object]
 
 
 class Staging:
-    """Files that are written beside their targets, and moved there together.
-
-    A context manager: what was not moved is removed at its end.
-    """
+    """Files written beside their targets, and moved there together; what was not moved is removed at the end."""
 
     def __init__(self) -> None:
         self._files: dict[Path, tuple[Path, BinaryIO]] = {}  # by where links lead

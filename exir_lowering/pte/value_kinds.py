@@ -88,6 +88,15 @@ class Tensor(MemoryLayout):
         """Whether its content is in a file, and is not copied: it cannot be written."""
         return self.stored and not self.planned
 
+    def misfit(self, shape: Sequence[int], beyond: str = "more than") -> str | None:
+        """Say why it cannot have a shape, None when it can; `beyond` is put before the bound of a size."""
+        if len(shape) != len(self.sizes):
+            return f"It has {len(shape)} dimensions, not {len(self.sizes)}."
+        for dim, (size, bound) in enumerate(zip(shape, self.sizes, strict=True)):
+            if not self.unbound and (size > bound or (size != bound and not self.dynamic)):
+                return f"Its dimension {dim} is {size}, {beyond if self.dynamic else 'not'} {bound}."
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class ValueSpec:

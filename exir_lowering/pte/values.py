@@ -27,6 +27,15 @@ class Allocation:
     offset: int  # the byte where it starts there
 
 
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """Where the content of a tensor is."""
+
+    planned: Allocation | None  # None when it does not lie in planned memory
+    content: memoryview | None = None  # in the file; the initial one when it lies in planned memory; None for none
+    name: str | None = None  # of the content in a data file; None when it is in none
+
+
 def check_arenas(arenas: Sequence[int]) -> None:
     """Raise a CorruptError for sizes that are negative, or in sum more than there is: taking it kills the process."""
     if any(size < 0 for size in arenas):
@@ -36,12 +45,7 @@ def check_arenas(arenas: Sequence[int]) -> None:
         raise CorruptError(f"it plans {sum(arenas)} bytes of memory, but this process can have {free}")
 
 
-def tensor_table(value: Table) -> Table | None:
-    """Return the table of the tensor that a value is, None for a value of another kind."""
-    return value.table(slots.EValue.VAL) if value.number(slots.EValue.VAL_TYPE, "B") == K.TENSOR else None
-
-
-def allocation(tensor: Table) -> Allocation | None:
+def _allocation(tensor: Table) -> Allocation | None:
     """Return where a tensor lies in planned memory, None when it does not."""
     details = tensor.table(slots.Tensor.ALLOCATION_INFO)
     if details is None:
@@ -51,7 +55,7 @@ def allocation(tensor: Table) -> Allocation | None:
     return Allocation(details.number(slots.AllocationDetails.MEMORY_ID, "I"), low + (high << 32))
 
 
-def external_name(tensor: Table) -> str | None:
+def _external_name(tensor: Table) -> str | None:
     """Return the name of a tensor's data in a data file, or None; a CorruptError when it is in neither kind of file."""
     extra = tensor.table(slots.Tensor.EXTRA_TENSOR_INFO)
     if extra is None:
@@ -62,14 +66,9 @@ def external_name(tensor: Table) -> str | None:
     return extra.text(slots.ExtraTensorInfo.FULLY_QUALIFIED_NAME) if location == TensorDataLocation.EXTERNAL else None
 
 
-def constant_index(tensor: Table) -> int:
-    """Return the number of a tensor's content among the file's constants or initial values, 0 when it has none."""
-    return tensor.number(slots.Tensor.DATA_BUFFER_IDX, "I")
-
-
-def stored_content(tensor: Table, data: Data) -> tuple[int, memoryview]:
-    """Return where the content of a tensor starts, whose `constant_index` is not 0, and in what; or a CorruptError."""
-    constant, planned = constant_index(tensor), tensor.has(slots.Tensor.ALLOCATION_INFO)
+def _stored_content(tensor: Table, constant: int, data: Data) -> tuple[int, memoryview]:
+    """Return where the content of a tensor, the constant of a number, starts, and in what; or a CorruptError."""
+    planned = tensor.has(slots.Tensor.ALLOCATION_INFO)
     if not planned and data.inline_constants:
         check_index(constant, len(data.inline_constants), "a tensor", "constants")
         return 0, data.inline_constants[constant]
@@ -83,38 +82,44 @@ def stored_content(tensor: Table, data: Data) -> tuple[int, memoryview]:
 
 
 def read_value(
-    number: int, table: Table, arenas: Sequence[int], data: Data, external: dict[str, MemoryLayout | int]
-) -> ValueSpec:
-    """Read a value of a method, and add what its weight in a data file has to be to `external`, by name.
+    number: int, table: Table, arenas: Sequence[int], data: Data, external: dict[str, MemoryLayout]
+) -> tuple[ValueSpec, Storage | None]:
+    """Read a value of a method, and where the content is if it is a tensor; messages have its number.
 
-    Raise a CorruptError when it refers to something that does not exist; messages have its number.
+    Add what its weight in a data file has to be to `external`, by name. Raise a CorruptError when it refers to
+    something that does not exist.
     """
     kind = table.number(slots.EValue.VAL_TYPE, "B")
     content = table.table(slots.EValue.VAL)
     if kind not in KINDS or (content is None and kind != K.NULL):
         raise CorruptError(f"value {number} has the unknown type {kind}, or no content")
     if content is None or kind == K.NULL:
-        return ValueSpec(K.NULL, None)
+        return ValueSpec(K.NULL, None), None
     if kind == K.TENSOR:
         try:
-            return ValueSpec(kind, _tensor(content, arenas, data, external))
+            tensor, storage = _tensor(content, arenas, data, external)
         except CorruptError as error:
             raise CorruptError(f"value {number}: {error}") from None
+        return ValueSpec(kind, tensor), storage
     # These have no default: the runtime reads them without checking.
     if kind in (K.STRING, *_LISTS) and not content.has(slots.ONLY):
         raise CorruptError(f"value {number} is {KINDS[kind]} without content")
+    return ValueSpec(kind, _plain(kind, content)), None
+
+
+def _plain(kind: int, content: Table) -> int | float | bool | str | tuple[int, ...]:
     if kind == K.INT:
-        return ValueSpec(kind, content.number(slots.ONLY, "q"))
+        return content.number(slots.ONLY, "q")
     if kind == K.BOOL:
-        return ValueSpec(kind, bool(content.number(slots.ONLY, "B")))
+        return bool(content.number(slots.ONLY, "B"))
     if kind == K.DOUBLE:
-        return ValueSpec(kind, content.real(slots.ONLY))
-    if kind == K.STRING:
-        return ValueSpec(kind, content.text(slots.ONLY))
-    return ValueSpec(kind, content.numbers(slots.ONLY, _LISTS[kind]))
+        return content.real(slots.ONLY)
+    return content.text(slots.ONLY) if kind == K.STRING else content.numbers(slots.ONLY, _LISTS[kind])
 
 
-def _tensor(table: Table, arenas: Sequence[int], data: Data, external: dict[str, MemoryLayout | int]) -> Tensor:
+def _tensor(
+    table: Table, arenas: Sequence[int], data: Data, external: dict[str, MemoryLayout]
+) -> tuple[Tensor, Storage]:
     found = layout(table, slots.Tensor)
     dynamism, offset = table.number(slots.Tensor.SHAPE_DYNAMISM, "b"), table.number(slots.Tensor.STORAGE_OFFSET, "i")
     fixed, unbound = dynamism == TensorShapeDynamism.STATIC, dynamism == TensorShapeDynamism.DYNAMIC_UNBOUND
@@ -125,38 +130,30 @@ def _tensor(table: Table, arenas: Sequence[int], data: Data, external: dict[str,
     size = 0 if unbound else found.size
     if size >= 1 << 62:
         raise CorruptError(f"a tensor of the shape {list(found.sizes)} has {size} bytes")
-    planned, stored = _check_content(table, found, size, arenas, data, external)
-    return Tensor(found.dtype, found.sizes, found.dim_order, not fixed, unbound, planned, stored)
+    storage = _storage(table, found, size, arenas, data)
+    if storage.name is not None and external.setdefault(storage.name, found) != found:
+        raise CorruptError(f"the tensor {storage.name!r} of a data file is both {external[storage.name]} and {found}")
+    planned, stored = storage.planned is not None, not (storage.content is None and storage.name is None)
+    return Tensor(found.dtype, found.sizes, found.dim_order, not fixed, unbound, planned, stored), storage
 
 
-def _check_content(
-    table: Table,
-    what: MemoryLayout,
-    size: int,
-    arenas: Sequence[int],
-    data: Data,
-    external: dict[str, MemoryLayout | int],
-) -> tuple[bool, bool]:
-    """Check that a tensor of a size lies inside the memory, or the part of the file, that it is given.
-
-    Return whether it lies in planned memory, and whether its content is in a file.
-    """
-    planned = allocation(table)
+def _storage(table: Table, what: MemoryLayout, size: int, arenas: Sequence[int], data: Data) -> Storage:
+    """Return where the content of a tensor of a size is; CorruptError when that is beyond the memory, or the file."""
+    planned = _allocation(table)
     if planned is not None:
         memory, offset = planned.arena, planned.offset
         if not 0 < memory < len(arenas) or offset + size > arenas[memory]:
             raise CorruptError(f"a tensor of {size} bytes at byte {offset} of memory {memory} of {list(arenas)}")
         if offset % what.dtype.itemsize:
             raise CorruptError(f"a tensor of {what.dtype} would start at byte {offset} of its memory")
-    name, constant = external_name(table), constant_index(table) != 0
+    name, constant = _external_name(table), table.number(slots.Tensor.DATA_BUFFER_IDX, "I")
     if name is not None:
         if not name:
             raise CorruptError("a tensor in a data file has no name")
-        if external.setdefault(name, what) != what:
-            raise CorruptError(f"the tensor {name!r} of a data file is both {external[name]} and {what}")
-        return planned is not None, True
-    if constant:
-        start, segment = stored_content(table, data)
-        if start + size > len(segment):
-            raise CorruptError(f"a tensor of {size} bytes at byte {start} of a segment of {len(segment)} bytes")
-    return planned is not None, constant
+        return Storage(planned, name=name)
+    if not constant:
+        return Storage(planned)
+    start, segment = _stored_content(table, constant, data)
+    if start + size > len(segment):
+        raise CorruptError(f"a tensor of {size} bytes at byte {start} of a segment of {len(segment)} bytes")
+    return Storage(planned, segment[start:])

@@ -23,12 +23,12 @@ from exir_lowering.errors import InputError, LimitError, LoweringError
 from exir_lowering.graphs.operators.budget import STEPS
 from exir_lowering.plugins.addresses import load_class
 from exir_lowering.plugins.processes.messages import Message, describe_error
+from exir_lowering.pte.code import read_code
 from exir_lowering.pte.dataflow import JUMP
 from exir_lowering.pte.format import MethodSpec
 from exir_lowering.runtime.apart import values
 from exir_lowering.runtime.engine import Engine
 from exir_lowering.runtime.inputs import prepare
-from exir_lowering.runtime.interpreter.code import read_code
 from exir_lowering.runtime.program import open_engine, read_file
 from exir_lowering.runtime.source import ProgramFile
 
@@ -91,7 +91,7 @@ def _open(header: Any, contents: Sequence[bytes]) -> Message:
 def _sizes(file: ProgramFile) -> dict[str, tuple[int, bool, bool]]:
     """Return of each method how many instructions it has, whether some are jumps, and whether one goes back."""
     found = {}
-    for name, code in read_code(file.content(), file.data.content()).methods.items():
+    for name, code in read_code(file.file.content)[0].items():
         placed = [(at, *one) for chain in code.chains for at, one in enumerate(chain)]
         ahead = [target > at for at, kind, target, _ in placed if kind == JUMP]
         found[name] = len(placed), bool(ahead), not all(ahead)

@@ -223,15 +223,7 @@ def _problem(expected: ValueSpec, output: Any) -> str | None:
         return f"Convert it with .to({tensor.dtype})."
     if output.device.type != "cpu" or output.layout != torch.strided:
         return "Return a dense tensor on the CPU."
-    shape = output.shape
-    if len(shape) != len(tensor.sizes):
-        return f"It has {len(shape)} dimensions, not {len(tensor.sizes)}."
-    if tensor.unbound or shape == tensor.sizes:
-        return None
-    for dim, (size, bound) in enumerate(zip(shape, tensor.sizes, strict=True)):
-        if size > bound or (size != bound and not tensor.dynamic):
-            return f"Its dimension {dim} is {size}, {'at most ' if tensor.dynamic else 'not '}{bound}."
-    return None
+    return tensor.misfit(output.shape, "at most")
 
 
 def describe_output(value: ValueSpec) -> str:

@@ -12,7 +12,7 @@ from exir_lowering._upstream.fakes import FakeTensor
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.pte.format import MethodSpec
-from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, KINDS, NULL, Tensor, ValueSpec
+from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, KINDS, NULL, Tensor, ValueSpec, strides
 
 
 def prepare(where: str, method: MethodSpec, inputs: Sequence[Any], names: Sequence[str] | None = None) -> list[Any]:
@@ -129,7 +129,9 @@ def _check_tensor(expected: Tensor, given: Any) -> tuple[str | None, Any]:
     if given.device.type != "cpu" or given.layout != torch.strided:
         return "Pass a dense tensor on the CPU.", given
     problems = [] if given.dtype == expected.dtype else [f"Convert it with .to(torch.{_name(expected.dtype)})."]
-    problems += _problems_of_shape(expected, given.shape)
+    misfit = expected.misfit(given.shape)
+    if misfit is not None:
+        problems.append(misfit)
     if problems:
         return " ".join(problems), given
     if isinstance(given, FakeTensor):
@@ -145,40 +147,14 @@ def _check_tensor(expected: Tensor, given: Any) -> tuple[str | None, Any]:
         return f"Its values cannot be read: {type(error).__name__}: {error}", given
 
 
-def _problems_of_shape(expected: Tensor, shape: Sequence[int]) -> list[str]:
-    """Say what is wrong with a shape: the rank, or the first size."""
-    if len(shape) != len(expected.sizes):
-        return [f"It has {len(shape)} dimensions, not {len(expected.sizes)}."]
-    for dim, (size, bound) in enumerate(zip(shape, expected.sizes, strict=True)):
-        if expected.unbound:
-            break
-        if size > bound and expected.dynamic:
-            return [f"Its dimension {dim} is {size}, more than {bound}."]
-        if size != bound and not expected.dynamic:
-            return [f"Its dimension {dim} is {size}, not {bound}."]
-    return []
-
-
 def _lay_out(tensor: torch.Tensor, dim_order: Sequence[int]) -> torch.Tensor:
-    """Return a tensor that lies in memory in the given order of dimensions, without a copy when it does already.
-
-    The runtime reads the memory of an input in the order that the file says: one that lies there in another order
-    gives wrong results, silently.
-    """
+    """Return a tensor that lies in memory in an order: read in another one, its values are silently wrong."""
     tensor = tensor.resolve_conj().resolve_neg()
-    inverse = [0] * len(dim_order)
-    for position, dim in enumerate(dim_order):
-        inverse[dim] = position
     # Sizes of 1 leave strides undetermined; the runtime judges the layout by them.
-    ordered = tensor.permute(tuple(dim_order))
-    strides = []
-    step = 1
-    for size in reversed(ordered.shape):
-        strides.append(step)
-        step *= max(size, 1)
-    if ordered.stride() != tuple(reversed(strides)):
-        ordered = torch.empty(ordered.shape, dtype=tensor.dtype).copy_(ordered)
-    return ordered.permute(inverse)
+    wanted = strides(tensor.shape, dim_order)
+    if tensor.stride() == wanted:
+        return tensor
+    return torch.empty_strided(tensor.shape, wanted, dtype=tensor.dtype).copy_(tensor)
 
 
 def _hint_of_tensor(given: Any) -> str:

@@ -28,7 +28,7 @@ from exir_lowering.graphs.isolation import private_copy
 from exir_lowering.plans.report import Report
 from exir_lowering.pte import saving
 from exir_lowering.pte.debug_info import SUFFIX, VERSION, DebugInfo, MethodDebug
-from exir_lowering.steps import edge_errors, originals, placement, sealing, shared_state, sharing
+from exir_lowering.steps import edge_errors, originals, placement, sealing, shared_state
 from exir_lowering.steps.conversions import converting
 from exir_lowering.steps.debug_recording import record
 from exir_lowering.steps.host_memory import copy_where_misread, plan_as_written
@@ -191,7 +191,7 @@ def _emit(lowered: Lowered, options: EmitOptions) -> Artifact:
     if options.keep_originals:
         originals.check_numbers(programs, manager)
     etrecord = _etrecord(lowered.edge_programs, manager, emitted) if options.etrecord else None
-    sharing.share(manager, config)
+    sealing.share(manager, config)
     stored = placement.list_stored(copies, config, manager)
     methods = record(programs, emitted, lowered.unchanged)
     return Artifact(manager, replace(lowered.report, states=states), stored, methods, etrecord)

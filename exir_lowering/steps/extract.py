@@ -131,7 +131,6 @@ class _MethodSweep:
             constants={name: t for name, t in self.program.constants.items() if name not in gone},
             range_constraints=dict(self.program.range_constraints),
             module_call_graph=list(self.program.module_call_graph),
-            example_inputs=None,
             verifiers=self.program.verifiers,
             guards_code=guards_code_of(self.program),
         )

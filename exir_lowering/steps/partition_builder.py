@@ -25,7 +25,6 @@ from exir_lowering._upstream.programs import (
     DelegatedProgram,
     assemble_program,
     fake_mode_of,
-    flat_call_signature,
     lazy_graph_module,
 )
 from exir_lowering.graphs import DELEGATION_TAG, LIFTED_ORDER, attribute, copy_graph_module, strip_tags
@@ -135,10 +134,7 @@ class PartitionBuilder:
             state_dict=self.state_dict,
             constants=self.constants,
             range_constraints=dict(self.owner.range_constraints),
-            module_call_graph=[flat_call_signature(signature)],
-            example_inputs=None,
             verifiers=self.owner.verifiers,
-            guards_code=(),
             kind=DelegatedProgram,
         )
 

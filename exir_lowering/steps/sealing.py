@@ -1,4 +1,4 @@
-"""Seal what is emitted: digests of all parts go into the `.pte` file and its data files; see `pte.digests`."""
+"""Finish what is emitted: each weight is there once, and digests of all parts go into the files; see `pte.digests`."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from executorch.exir import ExecutorchProgramManager
+from executorch.exir import ExecutorchBackendConfig, ExecutorchProgramManager
+from executorch.exir.tensor import ALIGNMENT
 
 from exir_lowering._upstream.delegates import add_last_named_data
 from exir_lowering._upstream.emission import (
     adding_to_data_files,
     cord_pieces,
     data_file_contents,
+    named_data_alignments,
     pte_contents,
     set_cord_pieces,
     write_buffer,
@@ -32,6 +34,17 @@ def reserving(edge: Any, reserved: Mapping[str, bytes]) -> Iterator[None]:
         add_last_named_data(edge, key, content)
     with adding_to_data_files(_data_segments):
         yield
+
+
+def share(manager: ExecutorchProgramManager, config: ExecutorchBackendConfig) -> None:
+    """Remove the copies of constants that delegates have as named data from the `.pte` file; see `pte.assembling`."""
+    cord, aligned = pte_contents(manager), config.constant_tensor_alignment or ALIGNMENT
+    try:
+        pieces = assembling.share(cord_pieces(cord), named_data_alignments(manager), config.segment_alignment, aligned)
+    except CorruptError as error:
+        raise InvariantError(f"Weights cannot be shared: {error}.") from None
+    if pieces is not None:
+        set_cord_pieces(cord, pieces)
 
 
 def seal(manager: ExecutorchProgramManager) -> None:

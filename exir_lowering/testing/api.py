@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
-from executorch.exir.backend.backend_details import BackendDetails
-
-from exir_lowering.plugins.backend import Backend, CompileSpec, TagsNodes
-from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.testing.report import ConformanceError, ConformanceReport
-from exir_lowering.testing.samples import Case
-from exir_lowering.testing.suite import AVAILABLE, SOMETHING_PASSES, Suite, SuiteSettings, make_suite
+from exir_lowering.testing.suite import AVAILABLE, SOMETHING_PASSES, Suite, make_suite
+
+_Given = ParamSpec("_Given")
+_Made = TypeVar("_Made")
 
 
-def check_backend(
-    backend: Backend | type[Backend] | type[BackendDetails] | str,
-    delegate: Delegate | type[Delegate] | None = None,
-    *,
-    partitioner: TagsNodes | str | None = None,
-    supports: Any = None,
-    compile_specs: Sequence[CompileSpec] = (),
-    cases: Sequence[Case | str] | None = None,
-    atol: float | None = None,
-    rtol: float | None = None,
-) -> ConformanceReport:
+def _with_arguments_of(
+    other: Callable[_Given, Any],
+) -> Callable[[Callable[..., _Made]], Callable[_Given, _Made]]:
+    """Give a function that hands all that it is given to another one the signature of that."""
+
+    def decorate(function: Callable[..., _Made]) -> Callable[_Given, _Made]:
+        returned = inspect.signature(function).return_annotation
+        signature = inspect.signature(other).replace(return_annotation=returned)
+        function.__signature__ = signature  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+@_with_arguments_of(make_suite)
+def check_backend(*given: Any, **named: Any) -> ConformanceReport:  # noqa: D417  # the signature has them
     """Try a backend and its delegate in every case, and raise when one fails.
 
     A case is a small program. It is lowered twice, which has to give equal bytes and change nothing, then executed, and
@@ -56,26 +60,16 @@ def check_backend(
         UnknownPluginError: No backend or partitioner of that name is installed.
         PluginLoadError: The backend or the delegate cannot be made.
     """
-    settings = SuiteSettings(backend, delegate, partitioner, supports, compile_specs, cases, atol, rtol)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # of torch, about itself
-        report = make_suite(settings).report()
+        report = make_suite(*given, **named).report()
     if not report.conforms:
         raise ConformanceError(report)
     return report
 
 
-def run_conformance(
-    backend: Backend | type[Backend] | type[BackendDetails] | str,
-    delegate: Delegate | type[Delegate] | None = None,
-    *,
-    partitioner: TagsNodes | str | None = None,
-    supports: Any = None,
-    compile_specs: Sequence[CompileSpec] = (),
-    cases: Sequence[Case | str] | None = None,
-    atol: float | None = None,
-    rtol: float | None = None,
-) -> ConformanceReport:
+@_with_arguments_of(make_suite)
+def run_conformance(*given: Any, **named: Any) -> ConformanceReport:
     """Try a backend and its delegate in every case, and report what failed without raising it.
 
     The arguments are those of `check_backend`.
@@ -86,22 +80,11 @@ def run_conformance(
     Raises:
         InputError, UnknownPluginError, PluginLoadError: As for `check_backend`.
     """
-    return make_suite(
-        SuiteSettings(backend, delegate, partitioner, supports, compile_specs, cases, atol, rtol)
-    ).report()
+    return make_suite(*given, **named).report()
 
 
-def conformance_tests(
-    backend: Backend | type[Backend] | type[BackendDetails] | str,
-    delegate: Delegate | type[Delegate] | None = None,
-    *,
-    partitioner: TagsNodes | str | None = None,
-    supports: Any = None,
-    compile_specs: Sequence[CompileSpec] = (),
-    cases: Sequence[Case | str] | None = None,
-    atol: float | None = None,
-    rtol: float | None = None,
-) -> Callable[[str], None]:
+@_with_arguments_of(make_suite)
+def conformance_tests(*given: Any, **named: Any) -> Callable[[str], None]:
     """Make a pytest test of each case.
 
         # test_my_backend.py
@@ -124,9 +107,9 @@ def conformance_tests(
     """
     import pytest  # here, as only tests have it
 
-    suite = make_suite(SuiteSettings(backend, delegate, partitioner, supports, compile_specs, cases, atol, rtol))
+    suite = make_suite(*given, **named)
     names = [case.name for case in suite.cases]
-    names += [SOMETHING_PASSES] if delegate is None else [SOMETHING_PASSES, AVAILABLE]
+    names += [SOMETHING_PASSES, AVAILABLE] if suite.with_delegate else [SOMETHING_PASSES]
 
     @pytest.mark.parametrize("conformance_case", names)
     def test_conformance(conformance_case: str) -> None:

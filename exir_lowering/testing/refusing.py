@@ -24,15 +24,12 @@ def describe_refusal(error: BackendFailure, programs: Mapping[str, ExportedProgr
     if not isinstance(cause, (NotImplementedError, LoweringError)) or isinstance(cause, InvariantError):
         return ""
     text = str(cause)
-    named = any(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text) for name in _list_names(programs))
+    names = {name for program in programs.values() for name in _list_names(program) if name}
+    named = any(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text) for name in names)
     return text if named else ""
 
 
-def _list_names(programs: Mapping[str, ExportedProgram]) -> set[str]:
-    return {name for program in programs.values() for name in _list_names_of(program) if name}
-
-
-def _list_names_of(program: ExportedProgram) -> Iterator[str]:
+def _list_names(program: ExportedProgram) -> Iterator[str]:
     signature = program.graph_signature
     for spec in (*signature.input_specs, *signature.output_specs):
         yield from (str(spec.target or ""), spec.kind.name)

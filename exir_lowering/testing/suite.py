@@ -20,9 +20,11 @@ from exir_lowering.lowered import LoweredMethods
 from exir_lowering.lowered_module.runners import Engine
 from exir_lowering.partitioners import RuledPartitioner, SupportPartitioner, deny, everything
 from exir_lowering.plugins import availability, registry
-from exir_lowering.plugins.backend import Backend, CompileSpec
-from exir_lowering.testing.cases import CASES
+from exir_lowering.plugins.backend import Backend, CompileSpec, TagsNodes
+from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.testing.checks import CHECKS
+from exir_lowering.testing.operator_cases import OPERATOR_CASES
+from exir_lowering.testing.program_cases import PROGRAM_CASES
 from exir_lowering.testing.report import CaseResult, ConformanceReport
 from exir_lowering.testing.samples import Case, Sample, forget, take_sample
 from exir_lowering.testing.trial import (
@@ -36,6 +38,9 @@ from exir_lowering.testing.trial import (
     take_fingerprint,
 )
 
+CASES: tuple[Case, ...] = (*OPERATOR_CASES, *PROGRAM_CASES)
+"""Every case: operators, element types, layouts and weights first, then whole programs."""
+
 AVAILABLE = "suite/available"
 """The name of the test that fails when the delegate that was given is not available."""
 
@@ -46,26 +51,13 @@ _BOTH: tuple[Engine, ...] = ("runtime", "interpreter")
 
 
 @dataclass(frozen=True, slots=True)
-class SuiteSettings:
-    """The arguments of `check_backend`, which says what they are, as they were given."""
-
-    backend: Any
-    delegate: Any
-    partitioner: Any
-    supports: Any
-    compile_specs: Sequence[CompileSpec]
-    cases: Sequence[Case | str] | None
-    atol: float | None
-    rtol: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class Suite:
     """The cases, for one backend."""
 
     subject: Subject
     cases: tuple[Case, ...]
     note: str  # why nothing is executed, "" when it is
+    with_delegate: bool  # whether a delegate was given
     unavailable: CaseResult | None = None  # the failure of a given delegate that is not available here
     results: dict[str, CaseResult] = field(default_factory=dict)  # so far, by case
 
@@ -83,22 +75,27 @@ class Suite:
         return ConformanceReport(self.subject.backend_id, results, self.subject.engines, self.note)
 
 
-def make_suite(settings: SuiteSettings) -> Suite:
-    """Check the arguments of `check_backend`, and find what they leave out; none of the cases has been tried yet.
-
-    Raises InputError, UnknownPluginError and PluginLoadError as `check_backend` does.
-    """
-    cases = _choose_cases(settings.cases)
-    for name, tolerance in (("atol", settings.atol), ("rtol", settings.rtol)):
+def make_suite(
+    backend: Backend | type[Backend] | type[BackendDetails] | str,
+    delegate: Delegate | type[Delegate] | None = None,
+    *,
+    partitioner: TagsNodes | str | None = None,
+    supports: Any = None,
+    compile_specs: Sequence[CompileSpec] = (),
+    cases: Sequence[Case | str] | None = None,
+    atol: float | None = None,
+    rtol: float | None = None,
+) -> Suite:
+    """Check the arguments of `check_backend`, and find what they leave out; none of the cases has been tried yet."""
+    chosen = _choose_cases(cases)
+    for name, tolerance in (("atol", atol), ("rtol", rtol)):
         _check_tolerance(name, tolerance)
-    backend_id, backend = _find_backend(settings.backend)
-    delegate, engines, note = _find_delegate(backend_id, settings.delegate)
-    make_partitioner, may_refuse = _find_partitioner(backend_id, settings)
-    subject = Subject(
-        backend_id, backend, delegate, make_partitioner, may_refuse, engines, settings.atol, settings.rtol
-    )
-    unavailable = _report_unavailable(settings.delegate, note) if settings.delegate is not None and note else None
-    return Suite(subject, cases, note, unavailable)
+    backend_id, given = _find_backend(backend)
+    executor, engines, note = _find_delegate(backend_id, delegate)
+    make_partitioner, may_refuse = _find_partitioner(backend_id, partitioner, supports, compile_specs)
+    subject = Subject(backend_id, given, executor, make_partitioner, may_refuse, engines, atol, rtol)
+    unavailable = _report_unavailable(delegate, note) if delegate is not None and note else None
+    return Suite(subject, chosen, note, delegate is not None, unavailable)
 
 
 def _report_unavailable(delegate: Any, note: str) -> CaseResult:
@@ -149,10 +146,9 @@ def _find_delegate(backend_id: str, delegate: Any) -> tuple[Any, tuple[Engine, .
 
 
 def _find_partitioner(
-    backend_id: str, settings: SuiteSettings
+    backend_id: str, partitioner: Any, supports: Any, compile_specs: Sequence[CompileSpec]
 ) -> tuple[Callable[[Case], Partitioner], Callable[[Case], bool]]:
     """Return what makes a case's partitioner, and whether the backend may refuse what it is given."""
-    partitioner, supports, compile_specs = settings.partitioner, settings.supports, settings.compile_specs
     if partitioner is not None and supports is not None:
         raise InputError("check_backend: got partitioner= and supports=, expected one of them.")
     if partitioner is None and supports is None:

@@ -22,8 +22,8 @@ from exir_lowering.errors import (
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs import checksums, debug_handles
 from exir_lowering.lowered import LoweredMethods
+from exir_lowering.lowered_module.bundled import tolerance
 from exir_lowering.lowered_module.runners import Engine
-from exir_lowering.lowered_module.tolerances import tolerance
 from exir_lowering.pipeline import lower, to_backend
 from exir_lowering.plugins import registry
 from exir_lowering.plugins.delegate import Delegate
@@ -55,7 +55,7 @@ class Subject:
     partitioner: Callable[[Case], Partitioner]
     may_refuse: Callable[[Case], bool]  # not where the backend's own partitioner takes the operators
     engines: tuple[Engine, ...]  # what executes the files, () for nothing
-    atol: float | None  # None for that of `tolerances`
+    atol: float | None  # None for `tolerance`'s
     rtol: float | None
 
 
@@ -134,11 +134,7 @@ class Trial:
 
 
 def lower_case(subject: Subject, case: Case, sample: Sample) -> LoweredMethods:
-    """Lower a case.
-
-    Raises Unsupported if the backend does not take it, Broken if the backend or the partitioner fails or breaks its
-    contract.
-    """
+    """Lower a case; Unsupported if the backend does not take it, Broken if it or its partitioner is at fault."""
     before = take_fingerprint(sample.edge)
     partitioner = subject.partitioner(case)
     programs = _choose_programs(sample, partitioner)

@@ -44,7 +44,7 @@ class ClaimingPartitioner(Partitioner):  # type: ignore[misc]
         self.limits, self.keep_apart = limits or Limits(), keep_apart
 
     @abstractmethod
-    def propose(self, scope: GraphScope, groups: Sequence[Sequence[Node]]) -> Sequence[Proposal]:
+    def _propose(self, scope: GraphScope, groups: Sequence[Sequence[Node]]) -> Sequence[Proposal]:
         """Return the proposals for a graph in topological order; the groups are nodes that must stay together."""
 
     @property
@@ -56,7 +56,7 @@ class ClaimingPartitioner(Partitioner):  # type: ignore[misc]
         asked.limits = replace(self.limits, min_gain=None)
         return asked
 
-    def claim(self, program: ExportedProgram, *, state: bool = False) -> ExplainedResult:
+    def _claim(self, program: ExportedProgram, *, state: bool = False) -> ExplainedResult:
         """Tag what is proposed, and give partitions the constants that they read.
 
         With `state`, a buffer that one partition alone reads and writes moves into it. Its backend must then keep
@@ -65,7 +65,7 @@ class ClaimingPartitioner(Partitioner):  # type: ignore[misc]
         claims = _Claims(self)
         for scope in claims.scopes(program):
             groups = [group for support in self.supports.values() for group in support.groups(scope)]
-            claims.settle(scope, self.propose(scope, groups), groups)
+            claims.settle(scope, self._propose(scope, groups), groups)
         tag_constant_data(program)
         if state:
             tag_mutated_buffer(program)
@@ -156,6 +156,3 @@ def _check_specs(
         if not isinstance(specs, (list, tuple)) or not all(isinstance(spec, CompileSpec) for spec in specs):
             raise InputError(f"{who}: compile_specs[{backend_id!r}] is {specs!r}, expected a list of CompileSpec.")
     return {backend_id: list(specs) for backend_id, specs in given.items()}
-
-
-__all__ = ["ClaimingPartitioner"]

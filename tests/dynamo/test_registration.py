@@ -85,7 +85,7 @@ def test_importing_registers_where_no_entry_point_is_found(first: str) -> None:
 
 
 def test_entry_points_and_registration_name_the_same_functions() -> None:
-    from exir_lowering.dynamo.registration import NAMES
+    from exir_lowering.dynamo import NAMES
 
     assert {name: f"{module}:{function}" for name, (module, function) in NAMES.items()} == ENTRY_POINTS
 

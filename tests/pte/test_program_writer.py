@@ -15,9 +15,9 @@ from executorch.exir.scalar_type import ScalarType
 
 from exir_lowering._upstream.delegates import named_data
 from exir_lowering.pte import format as pte_format, header
+from exir_lowering.pte.code import read_code
 from exir_lowering.pte.program_writer import PayloadCall, write_call
 from exir_lowering.pte.value_kinds import NULL, TENSOR, Tensor, ValueSpec
-from exir_lowering.runtime.interpreter.code import read_code
 
 
 def tensor(dtype: torch.dtype, *sizes: int, order: Sequence[int] | None = None, dynamic: bool = False) -> ValueSpec:
@@ -145,6 +145,7 @@ def test_our_reader_finds_the_same(case: str) -> None:
     files = [memoryview(write(*CASES[case])) for write in (write_call, written_by_executorch)]
     ours, theirs = (pte_format.read_program(file, lambda backend: None) for file in files)
     assert ours == theirs
-    ours_code, theirs_code = (read_code(file, {}) for file in files)
+    (ours_code, our_data), (theirs_code, their_data) = map(read_code, files)
     assert ours_code == theirs_code
-    assert list(ours_code.methods) == [CASES[case][0].method]
+    assert our_data.named == their_data.named
+    assert list(ours_code) == [CASES[case][0].method]

@@ -11,7 +11,7 @@ import torch
 
 from exir_lowering.backends.reference import ReferenceBackend
 from exir_lowering.dynamo import backend, reports
-from exir_lowering.lowered_module.tolerances import tolerance
+from exir_lowering.lowered_module.bundled import tolerance
 
 Tensors = Mapping[str, torch.Tensor]
 

@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from exir_lowering.dynamo import GraphReport, backend, reports
-from exir_lowering.lowered_module.tolerances import tolerance
+from exir_lowering.lowered_module.bundled import tolerance
 
 Make = Callable[[], Sequence[Any]]
 

@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from exir_lowering import LoweringError, LoweringOptions, load, lower
 from exir_lowering._upstream import installed
 from exir_lowering._upstream.runtime import open_program
-from exir_lowering.runtime.interpreter.code import read_code
+from exir_lowering.pte.code import read_code
 
 DTYPES = (
     *(torch.float32, torch.float16, torch.bfloat16, torch.float64),
@@ -272,9 +272,8 @@ def _compare(call: Call, tell: Callable[..., None]) -> None:
         return "ran" if made == "right" and expected is None else made
 
     if content is not None:
-        kernels = {
-            ".".join(filter(None, name)) for name in read_code(memoryview(content), {}).methods["forward"].operators
-        }
+        codes, _ = read_code(memoryview(content))
+        kernels = {".".join(filter(None, name)) for name in codes["forward"].operators}
         tell(kernels=sorted(kernels))
         tell(load="running")
         accepted = _result(lambda: load(content), None)

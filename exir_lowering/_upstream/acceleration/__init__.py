@@ -15,11 +15,6 @@ from exir_lowering._upstream import pins
 from exir_lowering._upstream.acceleration.work import Work, current, working
 from exir_lowering._upstream.replacing import replacing
 
-__all__ = [
-    "COMPOSITES",
-    "accelerating",
-]
-
 
 @contextmanager
 def accelerating(accelerate: bool = True) -> Iterator[None]:

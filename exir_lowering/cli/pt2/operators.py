@@ -50,10 +50,7 @@ def list_registered() -> frozenset[str]:
 
 
 def check_target(name: str, known: frozenset[str]) -> None:
-    """Check the name of what a node calls, among the operators known in this process.
-
-    Raises UnsafeFileError if it is not in the closed lists, InputError if it is not registered here.
-    """
+    """Check what a node calls: UnsafeFileError if it is in no closed list, InputError if it is not registered here."""
     higher = _HIGHER_ORDER_NAME.fullmatch(name)
     if name in FUNCTIONS or (higher and higher[1] in _HIGHER_ORDER):
         return

@@ -41,10 +41,7 @@ Rule = Callable[[Any], None]
 
 
 def parse(kind: str, content: bytes | bytearray) -> Any:
-    """Read JSON as the class of torch's schema with that name; all values in it have the types of their fields.
-
-    Raises InputError if the JSON is something else.
-    """
+    """Read JSON as the class of torch's schema of that name, each field with its type; else an InputError."""
     try:
         tree = json.loads(content.decode())
         _check_depth(tree)
@@ -88,10 +85,7 @@ def check_program(program: Any) -> None:
 
 
 def check_path(name: Any) -> None:
-    """Check the name of a parameter, buffer or constant, such as "layers.0.weight".
-
-    Raises UnsafeFileError if it cannot be part of a Python string literal.
-    """
+    """Check the name of a weight; UnsafeFileError if it cannot be part of a Python string literal."""
     if PATH.fullmatch(name) is None or not name.isprintable():
         raise UnsafeFileError(f"it has a weight with the name {name[:100]!r}")
 

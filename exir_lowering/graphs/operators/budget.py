@@ -13,8 +13,6 @@ from pathlib import Path
 
 from exir_lowering.errors import InputError
 
-__all__ = ["STEPS", "Budget", "free_memory"]
-
 STEPS = 10_000_000
 """How many operators and calls of graphs one execution may have; ExecuTorch's runtime has the same limit."""
 _LOOK = 64 << 20

@@ -13,8 +13,6 @@ from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs.operators import checks as operator_checks
 from exir_lowering.graphs.operators.budget import bytes_of
 
-__all__ = ["CheckedCall", "size_of", "tensors"]
-
 _KEPT = 64
 _WIDEST = torch.complex128.itemsize
 _MAY_COPY = frozenset(

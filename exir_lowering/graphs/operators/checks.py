@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["CHECKS", "Check"]
-
 Check = Callable[[Mapping[str, Any]], None]
 """Takes arguments by name, and raises ValueError if they would crash the kernel."""
 

@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["FUNCTIONS", "HIGHER_ORDER", "REFUSED", "find_function", "split_words"]
-
 
 def split_words(text: str) -> frozenset[str]:
     """Return the words of a text, as a closed list."""

@@ -26,8 +26,6 @@ import torch
 from exir_lowering._upstream.operators import Argument, Operator, defining, find_operator
 from exir_lowering.graphs.operators.functions import split_words
 
-__all__ = ["DTYPES", "find", "find_kernel", "why_not"]
-
 DTYPES = MappingProxyType(
     {
         str(dtype).removeprefix("torch."): dtype

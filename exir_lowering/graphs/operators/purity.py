@@ -13,8 +13,6 @@ from exir_lowering.graphs.operators import pure
 from exir_lowering.graphs.operators.names import target_name
 from exir_lowering.graphs.walking import is_getitem
 
-__all__ = ["only_computes"]
-
 _EDGE_ONLY = frozenset({"dim_order_ops._to_dim_order_copy.default", "dim_order_ops._clone_dim_order.default"})
 """Operators of the Edge dialect that are views or copies of their argument."""
 

@@ -150,10 +150,7 @@ def _warn(caught: Sequence[tuple[str, str]]) -> None:
 def open_apart(
     file: ProgramFile, engine: str, given: Mapping[str, Any], unavailable: Unavailable, limits: Limits
 ) -> Apart:
-    """Open a file in a process of its own, in an engine; raise what `load` raises.
-
-    Raise an InputError when this system cannot fork processes, or a delegate cannot get there.
-    """
+    """Open a file in a process of its own; raise what `load` raises, or an InputError if that is impossible."""
     if not SUPPORTED:
         raise InputError(f"{file.name} cannot be loaded with limits: this system cannot fork processes.")
     sources = [file.file.source, *(one.file.source for one in file.data.files)]

@@ -16,10 +16,12 @@ from typing import Any
 import torch
 
 from exir_lowering._upstream.ambient import neutral
+from exir_lowering._upstream.runtime import compile_spec
 from exir_lowering.errors import BackendUnavailableError, InputError, LimitError, LoweringError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs.operators.budget import STEPS
 from exir_lowering.plugins.delegate import Delegate
+from exir_lowering.pte.code import Code, Payload, read_code
 from exir_lowering.pte.dataflow import DELEGATE, JUMP, KERNEL, MOVE
 from exir_lowering.pte.flatbuffer import CorruptError
 from exir_lowering.pte.format import Delegation, MethodSpec
@@ -29,7 +31,6 @@ from exir_lowering.runtime.engine import Engine, explaining
 from exir_lowering.runtime.find import Unavailable, find_delegates
 from exir_lowering.runtime.inputs import look_at
 from exir_lowering.runtime.interpreter import hosted, memory
-from exir_lowering.runtime.interpreter.code import Code, Listing, Payload, read_code
 from exir_lowering.runtime.interpreter.kernels import Kernel, MethodState, find_kernel
 from exir_lowering.runtime.interpreter.memory import Slot
 from exir_lowering.runtime.source import ProgramFile
@@ -159,8 +160,9 @@ class Interpreter(Engine[PreparedMethod]):
     name = "interpreter"
     refusal = "The interpreter refuses what would not run on a device. "
 
-    listing: Listing
-    external: Mapping[str, memoryview]  # the named data of its data file
+    codes: Mapping[str, Code]  # of the methods, by name
+    own: Mapping[str, memoryview]  # the named data in the file
+    named: Mapping[str, memoryview]  # that, and the data of its data file
     shared: torch.Tensor | None  # the memory that methods share
     trace: Trace | None = None  # None when nothing is recorded
 
@@ -181,7 +183,7 @@ class Interpreter(Engine[PreparedMethod]):
         return recorded.events
 
     def _set_up(self, method: MethodSpec) -> PreparedMethod:
-        where, code = self.file.where(method.name), self.listing.methods[method.name]
+        where, code = self.file.where(method.name), self.codes[method.name]
         with explaining(
             lambda error: (
                 f"{where} cannot be set up by the interpreter: {error}. The file may be damaged. Make or copy it again."
@@ -192,7 +194,7 @@ class Interpreter(Engine[PreparedMethod]):
             if shared is not None:
                 arenas.append(shared)
             values = [
-                memory.make_slot(value.content, storage, arenas)
+                memory.make_slot(value.content, storage, arenas, self.named)
                 if isinstance(value.content, Tensor) and storage is not None
                 else value.content
                 for value, storage in zip(code.values, code.storage, strict=True)
@@ -234,7 +236,7 @@ class Interpreter(Engine[PreparedMethod]):
             method,
             plan,
             bytes(payload.content),
-            payload.specs,
+            [compile_spec(*spec) for spec in payload.specs],
             self._find_data,
             self.trace,
             self.file.debug.lines(method),
@@ -242,7 +244,7 @@ class Interpreter(Engine[PreparedMethod]):
         return PythonCall(contract.compile_payload(delegate, job))
 
     def _find_data(self, key: str) -> bytes | None:
-        return next((bytes(data[key]) for data in (self.listing.named, self.external) if key in data), None)
+        return bytes(self.named[key]) if key in self.named else None
 
     def _host(self, method: str, code: Code, number: int, plan: Delegation) -> Kernel:
         payload = code.payloads[number]
@@ -255,7 +257,7 @@ class Interpreter(Engine[PreparedMethod]):
         values = [code.values[index] for index in next(called, ())]
         where = f"{self.file.where(method)}: the payload of {payload.backend!r}"
         try:
-            call = hosted.host(method, payload, plan, values, self.listing.named, self.file.data.path())
+            call = hosted.host(method, payload, plan, values, self.own, self.file.data.path())
             self.file.data.check()
             return call
         except InputError:
@@ -278,7 +280,7 @@ def open_interpreter(file: ProgramFile, given: Mapping[str, Any], unavailable: U
     found = find_delegates(file, given, unavailable)
     external = file.data.content()
     try:
-        listing = read_code(file.content(), external)
+        codes, data = read_code(file.content())
     except CorruptError as error:
         raise InputError(f"{file.name} cannot be loaded: it has changed in the meantime: {error}.") from None
     shared = None
@@ -287,4 +289,4 @@ def open_interpreter(file: ProgramFile, given: Mapping[str, Any], unavailable: U
             (shared,) = memory.allocate_arenas([max(file.methods[name].arenas[_SHARED] for name in file.sharing)])
         except memory.DoesNotFit as error:
             raise InputError(f"{file.name} cannot be loaded by the interpreter: {error}.") from None
-    return Interpreter(file, found, listing, external, shared)
+    return Interpreter(file, found, codes, data.named, {**external, **data.named}, shared)

@@ -13,10 +13,10 @@ from typing import Any
 from exir_lowering._upstream.runtime import open_program
 from exir_lowering.plugins.payload import find_checks
 from exir_lowering.pte import payloads
+from exir_lowering.pte.code import Payload
 from exir_lowering.pte.format import Delegation
 from exir_lowering.pte.program_writer import PayloadCall, write_call
 from exir_lowering.pte.value_kinds import KINDS, NULL, TENSOR, ValueSpec
-from exir_lowering.runtime.interpreter.code import Payload
 from exir_lowering.runtime.interpreter.kernels import MethodState
 
 
@@ -55,11 +55,11 @@ def host(
     for value in values:
         if value.kind not in (TENSOR, NULL):
             raise NotHosted(f"it is called with {KINDS[value.kind]}")
-    specs = [(spec.key, spec.value) for spec in payload.specs]
     checked = payloads.check_payload(payload.backend, payload.content, find_checks)
     if checked is not None:
         names = checked.weights.keys()
         named = {name: content for name, content in named.items() if name in names}
-    content = write_call(PayloadCall(method, payload.backend, payload.content, specs, values, inputs, outputs), named)
+    call = PayloadCall(method, payload.backend, payload.content, payload.specs, values, inputs, outputs)
+    content = write_call(call, named)
     run = open_program(content, data).load_method(method)
     return HostedCall(content, run, inputs, outputs)

@@ -6,14 +6,14 @@ Tensors are parts of one piece of memory for each arena, at the offsets in the f
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from exir_lowering.pte.value_kinds import Tensor, strides
-from exir_lowering.runtime.interpreter.code import Storage
+from exir_lowering.pte.values import Storage
 
 
 class DoesNotFit(Exception):
@@ -73,10 +73,7 @@ class Slot:
         plan = self.plan
         if plan.unbound:
             return
-        fits = len(shape) == len(plan.sizes) and all(
-            size <= bound if plan.dynamic else size == bound for size, bound in zip(shape, plan.sizes, strict=True)
-        )
-        if not fits:
+        if plan.misfit(shape) is not None:
             raise DoesNotFit(
                 f"a tensor would get the shape {list(shape)}, but the file says {'at most ' if plan.dynamic else ''}"
                 f"{list(plan.sizes)}"
@@ -100,11 +97,11 @@ def _zeros(size: int, dtype: torch.dtype) -> torch.Tensor:
         raise DoesNotFit(f"{size} elements of {dtype} do not fit into memory: {error}") from None
 
 
-def make_slot(plan: Tensor, storage: Storage, memory: Sequence[torch.Tensor]) -> Slot:
+def make_slot(plan: Tensor, storage: Storage, memory: Sequence[torch.Tensor], named: Mapping[str, memoryview]) -> Slot:
     """Make a tensor, with its initial content; `memory` is what was planned. DoesNotFit: there is not enough."""
     shape = (0,) * len(plan.sizes) if plan.unbound else plan.sizes
     layout = strides(shape, plan.dim_order)
-    planned, content = storage.planned, storage.content
+    planned, content = storage.planned, storage.content if storage.name is None else named[storage.name]
     if planned is not None:
         tensor = torch.empty(0, dtype=plan.dtype)
         end = planned.offset + math.prod(shape) * plan.dtype.itemsize

@@ -32,7 +32,6 @@ from exir_lowering._upstream.fakes import FakeTensorMode
 from exir_lowering._upstream.programs import (
     assemble_program,
     fake_mode_of,
-    flat_call_signature,
     guards_code_of,
     lazy_graph_module,
 )
@@ -182,10 +181,7 @@ def _program(rows: Rows) -> ExportedProgram:
         state_dict={},
         constants={},
         range_constraints={},
-        module_call_graph=[flat_call_signature(signature)],
-        example_inputs=None,
         verifiers=[Verifier],
-        guards_code=[],
     )
 
 

@@ -20,7 +20,6 @@ from exir_lowering import graphs
 from exir_lowering._upstream.likeness import Likeness
 from exir_lowering._upstream.programs import (
     assemble_program,
-    flat_call_signature,
     guards_code_of,
     lazy_graph_module,
 )
@@ -127,8 +126,6 @@ class _Probe:
             state_dict={name: value for name, value in self._program.state_dict.items() if name in targets},
             constants={name: value for name, value in self._program.constants.items() if name in targets},
             range_constraints=dict(self._program.range_constraints),
-            module_call_graph=[flat_call_signature(signature)],
-            example_inputs=None,
             verifiers=self._program.verifiers,
             guards_code=guards_code_of(self._program),
         )

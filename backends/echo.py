@@ -1,4 +1,4 @@
-"""The echo backend."""
+"""A backend whose payload describes, as text, what it received: for tests, and for seeing what a backend gets."""
 
 from __future__ import annotations
 
@@ -100,3 +100,6 @@ def _type(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return f"({', '.join(map(_type, value))})"
     return str(value)
+
+
+__all__ = ["EchoBackend"]
