@@ -28,8 +28,6 @@ from exir_lowering.graphs import measures
 from exir_lowering.partitioners.algorithms import nested_run
 from exir_lowering.plugins import conversion_lock, let_through
 
-__all__ = ["OpenvinoPartitioner", "openvino"]
-
 INSTALL = 'pip install "exir-lowering[openvino]"'
 
 if find_spec("openvino") is None:

@@ -108,6 +108,3 @@ def _close_names(name: str, occurring: set[str]) -> list[str]:
         bare.setdefault(other.split(".")[1] if other.count(".") > 1 else other, []).append(other)
     close = difflib.get_close_matches(name.split(".")[1] if name.count(".") > 1 else name, list(bare), n=2)
     return [other for key in close for other in bare[key]]
-
-
-__all__ = ["PatternPartitioner"]

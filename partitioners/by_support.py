@@ -92,6 +92,3 @@ class SupportPartitioner(ClaimingPartitioner):
             return any(check(node) is None for check in checks[node.graph])
 
         return list(self.keep_whole), supported
-
-
-__all__ = ["SupportPartitioner"]

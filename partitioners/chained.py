@@ -125,6 +125,3 @@ def _join(rejections: list[Rejection]) -> Rejection:
     reason = "; ".join(dict.fromkeys(rejection.reason for rejection in rejections))
     by = ", ".join(dict.fromkeys(rejection.by for rejection in rejections))
     return Rejection("", first.node, first.target, reason, by, first.code)
-
-
-__all__ = ["ChainedPartitioner"]

@@ -19,7 +19,7 @@ from torch.fx import Node
 
 from exir_lowering import InputError, graphs
 from exir_lowering.partitioners.supports.checks import check_operator
-from exir_lowering.plugins import HOST, CostModel, let_through
+from exir_lowering.plugins import HOST, CostModel as CostModel, let_through
 
 _FORMAT, _VERSION = "exir-lowering costs", 1
 
@@ -199,6 +199,3 @@ def _check_cost(name: str, value: Any) -> None:
 
 def _join(names: Any) -> str:
     return ", ".join(map(repr, names)) or "none"
-
-
-__all__ = ["CostModel", "CostTable", "signature"]

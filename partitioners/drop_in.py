@@ -125,5 +125,3 @@ def _is_kept(partitioner: Any, members: Sequence[Node]) -> bool:
 
 
 _PROPOSING = capability.proposing_with(_propose)
-
-__all__ = ["ConvexPartitioner", "convex_proposals"]

@@ -17,7 +17,7 @@ from exir_lowering import CompileSpec, ExplainedResult, InputError, Partitioner,
 from exir_lowering.partitioners.algorithms import nested_run
 from exir_lowering.partitioners.algorithms.convex import Proposal, contract, list_computing
 from exir_lowering.partitioners.supports.checks import check_operator
-from exir_lowering.plugins import HOST
+from exir_lowering.plugins import HOST as HOST
 
 Facts = Mapping[str, Collection[str]]
 """What rules match on: for each criterion, the names that apply to an operator."""
@@ -349,6 +349,3 @@ def _outer(path: str) -> list[str]:
 
 def _names(kind: str) -> tuple[str, str]:
     return kind, kind.rpartition(".")[2]
-
-
-__all__ = ["HOST", "Rule", "RuledPartitioner", "allow", "deny", "pin"]

@@ -15,8 +15,6 @@ from exir_lowering.backends.compiler_demo import instructions
 from exir_lowering.backends.compiler_demo.instructions import Code, Instruction
 from exir_lowering.graphs import measures
 
-__all__ = ["CompilerDemoBackend"]
-
 _CONVERSIONS = ("aten._to_copy.default", "dim_order_ops._to_dim_order_copy.default")
 
 

@@ -17,7 +17,6 @@ from exir_lowering.plugins import let_through
 if TYPE_CHECKING:
     from executorch.exir.backend.compile_spec_schema import CompileSpec
 
-__all__ = ["CompilerDemoDelegate"]
 
 _RUN: Mapping[str, Callable[[Any, Any, Any], torch.Tensor]] = {
     "aten.add": lambda left, right, alpha: torch.add(left, right, alpha=alpha),

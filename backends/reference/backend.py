@@ -25,8 +25,6 @@ from exir_lowering.backends.reference.support import function_name, refusal
 from exir_lowering.graphs.serialized.plain import PlainWriter
 from exir_lowering.plugins import PROVENANCE
 
-__all__ = ["ReferenceBackend"]
-
 
 class ReferenceBackend(Backend):
     """Writes core ATen programs in a compact format for `ReferenceDelegate`.

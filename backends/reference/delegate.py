@@ -17,8 +17,6 @@ from exir_lowering.plugins import let_through
 if TYPE_CHECKING:
     from executorch.exir.backend.compile_spec_schema import CompileSpec
 
-__all__ = ["ReferenceDelegate"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Executable:

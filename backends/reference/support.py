@@ -16,8 +16,6 @@ from exir_lowering.graphs.serialized import NotSerialisableError
 from exir_lowering.graphs.serialized.plain import PlainWriter
 from exir_lowering.partitioners import GraphScope, No, Support, SupportPartitioner
 
-__all__ = ["ReferenceSupport", "executable", "function_name", "reference_partitioner", "refusal"]
-
 _NAMES = {id(function): name for name, function in functions.FUNCTIONS.items()}
 _ARGUMENTS = PlainWriter()
 _ARGUMENTS.writers[Node] = lambda node, depth: None

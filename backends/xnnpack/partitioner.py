@@ -9,8 +9,6 @@ from typing import Any, Literal, get_args
 from exir_lowering import InputError, Partitioner
 from exir_lowering.backends.xnnpack.constraints import mend
 
-__all__ = ["Precision", "xnnpack"]
-
 Precision = Literal["fp32", "static_quant", "dynamic_quant"]
 
 # ExecuTorch's configurations have names without namespaces. These are not in aten:

@@ -13,8 +13,6 @@ from torch.fx import Graph
 from exir_lowering._upstream import pins
 from exir_lowering._upstream.programs import CALL_DELEGATE
 
-__all__ = ["EdgeProgramManager"]
-
 _PASS = "torch.export._remove_auto_functionalized_pass"
 _PACKAGE = "torch._inductor.fx_passes"
 _FROM = f"{_PACKAGE}.post_grad"
@@ -60,4 +58,4 @@ def _remove(instead: ModuleType) -> None:
 
 _import_pass()
 
-from executorch.exir import EdgeProgramManager  # noqa: E402
+from executorch.exir import EdgeProgramManager as EdgeProgramManager  # noqa: E402

@@ -25,11 +25,6 @@ from exir_lowering._upstream import pins
 from exir_lowering._upstream.acceleration.work import current
 from exir_lowering._upstream.replacing import replacing
 
-__all__ = [
-    "comparing_contents",
-    "keeping_contents",
-]
-
 _HEAD = 64
 _VISITOR = "executorch.backends.xnnpack.operators.node_visitor"
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from executorch.exir import EdgeCompileConfig
 from executorch.exir._program_utils import _get_updated_graph_signature, _get_updated_range_constraints
-from executorch.exir.dialects.edge._ops import EdgeOpOverload
+from executorch.exir.dialects.edge._ops import EdgeOpOverload as EdgeOpOverload
 from executorch.exir.pass_base import _TORCH_SYM_OPS
 from executorch.exir.pass_manager import _can_eliminate_common_getitems
 from executorch.exir.passes import convert_constant_dim_order_pass
@@ -18,9 +18,15 @@ from executorch.exir.passes.debug_handle_generator_pass import DebugHandleGenera
 from executorch.exir.passes.dim_order_ops_registry import DimOrderOpsMap
 from executorch.exir.passes.memory_format_ops_pass import MemoryFormatOpsPass
 from executorch.exir.passes.remove_graph_asserts_pass import RemoveNonCoreAtenOpGraphAssertsPass
-from executorch.exir.passes.remove_noop_pass import _DEQUANT_OPS, _QUANT_OPS, eliminate_dq_q
-from executorch.exir.passes.remove_unused_parameters_pass import remove_unused_parameters_pass
-from executorch.exir.passes.replace_aten_with_edge_pass import OpReplacePass, aten_to_edge, should_lower_to_edge
+from executorch.exir.passes.remove_noop_pass import _DEQUANT_OPS, _QUANT_OPS, eliminate_dq_q as eliminate_dq_q
+from executorch.exir.passes.remove_unused_parameters_pass import (
+    remove_unused_parameters_pass as remove_unused_parameters_pass,
+)
+from executorch.exir.passes.replace_aten_with_edge_pass import (
+    OpReplacePass,
+    aten_to_edge as aten_to_edge,
+    should_lower_to_edge as should_lower_to_edge,
+)
 from executorch.exir.program._program import (
     _can_skip_using_EDGE_DO_NOT_DECOMP,
     _default_decomposition_table,
@@ -40,47 +46,13 @@ from torch._export.passes.replace_view_ops_with_view_copy_ops_pass import (
     get_view_copy_of_view_op,
 )
 from torch._export.utils import _special_op_to_preserve_cia
-from torch._export.verifier import Verifier, _verify_exported_program_signature
+from torch._export.verifier import Verifier as Verifier, _verify_exported_program_signature
 from torch.export import ExportedProgram
 from torch.export.exported_program import (
     _common_getitem_elimination_pass,
     _split_decomp_table_to_cia_and_python_decomp,
 )
 from torch.fx.passes.runtime_assert import insert_deferred_runtime_asserts
-
-__all__ = [
-    "ASSERT_METADATA",
-    "DEQUANTIZE",
-    "DIM_ORDER_OPERATORS",
-    "QUANTIZE",
-    "SYMBOLIC_OPERATORS",
-    "EdgeOpOverload",
-    "Verifier",
-    "add_sizes",
-    "aten_to_edge",
-    "calling_convention",
-    "can_preserve_directly",
-    "contains_any",
-    "default_table",
-    "dialect_passes",
-    "edge_verifier",
-    "eliminate_dq_q",
-    "finish_edge",
-    "generate_edge_program",
-    "is_kept_apart",
-    "preservable",
-    "remove_unused_parameters_pass",
-    "restore_preserved",
-    "set_preserved_apart",
-    "set_verifier",
-    "should_lower_to_edge",
-    "skips_dim_order",
-    "split_table",
-    "take_calling_convention",
-    "updated_signature",
-    "verify_signature",
-    "view_copy_of",
-]
 
 ASSERT_METADATA = torch.ops.aten._assert_tensor_metadata.default
 SYMBOLIC_OPERATORS = frozenset(

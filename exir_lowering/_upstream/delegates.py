@@ -15,7 +15,7 @@ from executorch.exir._serialize.data_serializer import DataEntry
 from executorch.exir.backend.backend_details import PreprocessResult
 
 # The module that a delegate call calls; its class has no public alias.
-from executorch.exir.lowered_backend_module import LoweredBackendModule
+from executorch.exir.lowered_backend_module import LoweredBackendModule as LoweredBackendModule
 from executorch.exir.scalar_type import ScalarType
 from executorch.exir.tensor_layout import TensorLayout
 
@@ -25,22 +25,6 @@ from torch.export import ExportedProgram
 
 from exir_lowering._upstream.edge import EdgeProgramManager
 from exir_lowering._upstream.programs import fake_mode_of
-
-__all__ = [
-    "LoweredBackendModule",
-    "add_last_named_data",
-    "add_named_data",
-    "delegate_info",
-    "forgetting_delegates",
-    "join_named_data",
-    "make_result",
-    "named_data",
-    "named_data_contents",
-    "named_data_entries",
-    "place_named_data",
-    "split_named_data",
-    "with_original",
-]
 
 
 @contextmanager

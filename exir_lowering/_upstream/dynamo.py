@@ -10,41 +10,19 @@ import torch
 from functorch.compile import make_boxed_func  # type: ignore[import-untyped]
 
 # The registry and AOTAutograd's wrapper are documented for backends, under names that are not public.
-from torch._decomp import core_aten_decompositions, get_decompositions
+from torch._decomp import core_aten_decompositions as core_aten_decompositions, get_decompositions as get_decompositions
 from torch._dispatch.python import no_python_dispatcher
-from torch._dynamo import lookup_backend, register_backend
-from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo import lookup_backend as lookup_backend, register_backend as register_backend
+from torch._dynamo.backends.common import aot_autograd as aot_autograd
 from torch._dynamo.backends.registry import _BACKENDS as _registered
 from torch._dynamo.eval_frame import cached_backends as _used  # whom torch._dynamo.reset() tells
-from torch._dynamo.exc import InvalidBackend, TorchDynamoException
+from torch._dynamo.exc import InvalidBackend, TorchDynamoException as TorchDynamoException
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch._functorch._aot_autograd.descriptors import PlainAOTInput
-from torch._functorch.partitioners import default_partition
+from torch._functorch.partitioners import default_partition as default_partition
 from torch._guards import TracingContext, compile_context, tracing
 from torch.fx.graph import _BoxedCodeGen
 from torch.utils._python_dispatch import _disable_current_modes
-
-__all__ = [
-    "TorchDynamoException",
-    "aot_autograd",
-    "boxed",
-    "boxed_code",
-    "core_aten_decompositions",
-    "default_partition",
-    "eager",
-    "get_decompositions",
-    "input_number",
-    "is_compiling",
-    "is_static_input",
-    "lookup_backend",
-    "outside_tracing",
-    "register_backend",
-    "registered_backends",
-    "requires_full_graph",
-    "reset_with_dynamo",
-    "unboxed",
-    "written_inputs",
-]
 
 
 @contextmanager

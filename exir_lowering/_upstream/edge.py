@@ -22,7 +22,7 @@ from executorch.exir.passes.quant_fusion_pass import quant_fusion_and_const_prop
 # to_edge_transform_and_lower is one function; its parts (decompose as the partitioners ask, run passes, check that
 # nothing preserved is left over) have no public name.
 from executorch.exir.program._program import (
-    EdgeProgramManager,
+    EdgeProgramManager as EdgeProgramManager,
     _can_skip_using_EDGE_DO_NOT_DECOMP,
     _gen_edge_manager_for_partitioners,
     _remove_invalid_ops_for_not_decompose,
@@ -39,31 +39,12 @@ from executorch.exir.verification.arg_validator import EdgeOpArgValidator
 from torch._dispatch.python import enable_python_dispatcher
 
 # What run_decompositions raises for a program that writes one value to two buffers.
-from torch._export.verifier import SpecViolationError
+from torch._export.verifier import SpecViolationError as SpecViolationError
 from torch.export import ExportedProgram
 from torch.fx.passes.infra.pass_manager import PassManager as FxPassManager
 
 from exir_lowering._upstream.operators import operator_name, wrapped_operator
 from exir_lowering._upstream.programs import fake_mode_of
-
-__all__ = [
-    "EdgeProgramManager",
-    "SpecViolationError",
-    "allow",
-    "allowed_operators",
-    "checks_validity",
-    "edge_record",
-    "fused",
-    "gen_edge_manager",
-    "lacks_out_variant",
-    "manager_contents",
-    "note_mistyped",
-    "out_variant",
-    "preserved_ops_left_over",
-    "transform",
-    "with_allowed",
-    "without_validity_checks",
-]
 
 gen_edge_manager = _gen_edge_manager_for_partitioners
 

@@ -19,19 +19,6 @@ from executorch.exir.emit import _emitter as et_emitter
 from exir_lowering._upstream.delegates import LoweredBackendModule
 from exir_lowering._upstream.replacing import replacing
 
-__all__ = [
-    "EmittedCall",
-    "adding_to_data_files",
-    "cord_pieces",
-    "data_file_contents",
-    "emitting",
-    "named_data_alignments",
-    "named_data_pieces",
-    "pte_contents",
-    "set_cord_pieces",
-    "write_buffer",
-]
-
 
 def named_data_pieces(manager: ExecutorchProgramManager) -> dict[str, Any]:
     """Return the content of each key of named data in the emitted files: bytes, or something on the disk."""

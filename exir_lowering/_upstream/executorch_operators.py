@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["function", "schema"]
-
 _SCHEMAS = (
     "dim_order_ops::_to_dim_order_copy.out("
     "Tensor self, *, bool non_blocking=False, int[]? dim_order=None, Tensor(a!) out) -> Tensor(a!)",

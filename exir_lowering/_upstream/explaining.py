@@ -13,12 +13,10 @@ from torch._dynamo import config
 from torch._dynamo.convert_frame import compile_lock, register_bytecode_hook
 from torch._dynamo.eval_frame import OptimizedModule, innermost_fn
 from torch._dynamo.guards import DeletedGuardManagerWrapper
-from torch._dynamo.output_graph import GraphCompileReason
+from torch._dynamo.output_graph import GraphCompileReason as GraphCompileReason
 from torch._dynamo.pgo import CodeId, CodeState, get_code_state
 from torch._dynamo.utils import graph_break_reasons
 from torch.fx import GraphModule
-
-__all__ = ["GraphCompileReason", "call_compiled", "ending"]
 
 
 def ending(module: GraphModule) -> GraphCompileReason | None:

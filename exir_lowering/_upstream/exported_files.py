@@ -16,17 +16,6 @@ from torch._export.serde.union import _Union as SchemaUnion
 from torch.fx.experimental.symbolic_shapes import safe_expand
 from torch.utils._sympy import functions as size_functions
 
-__all__ = [
-    "FAKE_TENSOR_READER",
-    "SCHEMA_MAJOR",
-    "dtype_of",
-    "evaluate_size",
-    "from_schema",
-    "is_union",
-    "read_program",
-    "schema_names",
-]
-
 # The name by which a pickle refers to the function that rebuilds fake tensors.
 FAKE_TENSOR_READER = f"{serde._reconstruct_fake_tensor.__module__}.{serde._reconstruct_fake_tensor.__qualname__}"
 SCHEMA_MAJOR = program_schema.SCHEMA_VERSION[0]

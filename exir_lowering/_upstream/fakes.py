@@ -10,25 +10,13 @@ from typing import Any
 import torch
 
 # Distinguishes tensors without memory; what a mode has made from real tensors belongs to it.
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorConverter, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    FakeTensor as FakeTensor,
+    FakeTensorConverter,
+    FakeTensorMode as FakeTensorMode,
+)
 
 from exir_lowering._upstream.decisions import note_copy
-
-__all__ = [
-    "FakeCopies",
-    "FakeTensor",
-    "FakeTensorMode",
-    "constant_of",
-    "describe_symbols",
-    "dim_order",
-    "has_symbols",
-    "make_fake",
-    "memory_of",
-    "shape_env_of",
-    "size_hint",
-    "storage_of",
-    "symbols_of",
-]
 
 
 def size_hint(size: Any) -> int:

@@ -30,15 +30,6 @@ from exir_lowering._upstream.acceleration import accelerating
 from exir_lowering._upstream.locks import conversion
 from exir_lowering._upstream.replacing import replacing
 
-__all__ = [
-    "ACCELERATED",
-    "WAITING",
-    "listening",
-    "note_refusal",
-    "proposing_with",
-    "qualified_operator",
-]
-
 Refusal = Callable[[torch.fx.Node, str, str], None]
 """Takes a node, the reason why a partitioner left it, and the name of what refused it."""
 

@@ -33,14 +33,6 @@ import torch
 # Distinguishes tensors without memory.
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-__all__ = [
-    "PLAIN",
-    "SYMBOLS",
-    "Form",
-    "Likeness",
-    "form_of",
-]
-
 PLAIN = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 """What arguments say about tensors."""
 

@@ -21,8 +21,6 @@ from torch._decomp import global_decomposition_table
 from exir_lowering._upstream import pins
 from exir_lowering._upstream.locks import Change, Shared
 
-__all__ = ["WITHOUT_COMPILER"]
-
 _MARK = "__dynamo_disable"  # where the wrapper keeps what it calls instead of the function
 
 

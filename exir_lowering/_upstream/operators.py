@@ -12,26 +12,6 @@ import torch
 
 from exir_lowering._upstream import executorch_operators
 
-__all__ = [
-    "Argument",
-    "FunctionalOperator",
-    "Operator",
-    "argument_names",
-    "defining",
-    "find_operator",
-    "functional_operator",
-    "identify_operator",
-    "is_view",
-    "known_operators",
-    "list_registered_operators",
-    "mutates_arguments",
-    "operator_name",
-    "operator_packet",
-    "with_kernel",
-    "wrapped_operator",
-    "written_arguments",
-]
-
 _OVERLOAD = type(torch.ops.aten.add.Tensor)  # the class is private, its objects are not
 
 

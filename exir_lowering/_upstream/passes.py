@@ -33,10 +33,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 from exir_lowering._upstream import pins
 from exir_lowering._upstream.replacing import replacing
 
-__all__ = [
-    "mending_passes",
-]
-
 _mending: ContextVar[bool] = ContextVar("exir_lowering_mending_passes", default=False)
 
 

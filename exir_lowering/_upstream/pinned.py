@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from exir_lowering._upstream.digests import DIGESTS
-
-__all__ = ["DIGESTS", "FEATURES", "Feature"]
+from exir_lowering._upstream.digests import DIGESTS as DIGESTS
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,23 +25,9 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from exir_lowering._upstream.pinned import DIGESTS, FEATURES, Feature
+from exir_lowering._upstream.pinned import DIGESTS, FEATURES as FEATURES, Feature as Feature
 from exir_lowering._upstream.replacing import original_of
 from exir_lowering.errors.interrupts import let_through
-
-__all__ = [
-    "FEATURES",
-    "Feature",
-    "digest_of",
-    "digest_of_functions",
-    "find",
-    "is_on",
-    "is_plain",
-    "state",
-    "switched_off",
-    "tell_switched_off",
-    "why_off",
-]
 
 PLAIN = "EXIR_LOWERING_PLAIN"
 """The environment variable that turns off all features, unless it is empty or 0."""

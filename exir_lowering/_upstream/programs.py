@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 # A program names the dialect that it is in by a verifier.
-from torch._export.verifier import Verifier as ATEN_VERIFIER
+from torch._export.verifier import Verifier
 
 # A graph's fake tensors belong to a mode that a new fake tensor has to share.
 from torch._guards import detect_fake_mode
@@ -28,18 +28,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 # An ExportedProgram describes its inputs and outputs by pytree specs.
 from torch.utils import _pytree as pytree
 
-__all__ = [
-    "ATEN_VERIFIER",
-    "CALL_DELEGATE",
-    "DelegatedProgram",
-    "assemble_program",
-    "fake_mode_of",
-    "fix_signature",
-    "flat_call_signature",
-    "guards_code_of",
-    "lazy_graph_module",
-]
-
+ATEN_VERIFIER = Verifier
 CALL_DELEGATE = executorch_call_delegate
 
 

@@ -8,11 +8,6 @@ from typing import Any
 
 from exir_lowering._upstream.locks import Change, Shared
 
-__all__ = [
-    "original_of",
-    "replacing",
-]
-
 _REPLACED: dict[tuple[int, str, int], Any] = {}
 """What is replaced now, by the identity of its owner, its name, and the identity of what is in its place."""
 

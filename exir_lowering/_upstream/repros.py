@@ -14,21 +14,15 @@ from typing import Any
 
 import torch
 from torch._dynamo import config
-from torch._dynamo.debug_utils import AccuracyError, helper_for_dump_minify, minifier_dir, same_two_models
+from torch._dynamo.debug_utils import (
+    AccuracyError as AccuracyError,
+    helper_for_dump_minify,
+    minifier_dir,
+    same_two_models,
+)
 from torch._dynamo.repro.after_aot import generate_compiler_repro_string
 from torch._dynamo.symbolic_convert import InstructionTranslator
 from torch.fx import GraphModule
-
-__all__ = [
-    "AccuracyError",
-    "backend_name",
-    "repro_after",
-    "repro_level",
-    "same_results",
-    "without_repro",
-    "write_launcher",
-    "write_repro",
-]
 
 _MAIN = """
 if __name__ == '__main__':

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 # Runs operators on fake tensors, as passes do.
-from torch._dispatch.python import enable_python_dispatcher
+from torch._dispatch.python import enable_python_dispatcher as enable_python_dispatcher
 
 # What a composite operator consists of.
 from torch._export.utils import _get_decomp_for_cia
@@ -15,13 +15,6 @@ from torch.fx.proxy import _COPY_META_FIELDS
 
 # Where a node comes from.
 from torch.fx.traceback import NodeSource, NodeSourceAction
-
-__all__ = [
-    "COPIED_META",
-    "decomposed_call",
-    "enable_python_dispatcher",
-    "source_of",
-]
 
 COPIED_META = ("stack_trace", *_COPY_META_FIELDS)
 

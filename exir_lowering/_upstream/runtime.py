@@ -18,14 +18,6 @@ import torch
 
 from exir_lowering._upstream import executorch_operators, locks
 
-__all__ = [
-    "compile_spec",
-    "executorch_runtime",
-    "import_quantized_kernels",
-    "open_program",
-    "operator_schema",
-]
-
 _LOG = logging.getLogger(__name__)
 
 

@@ -8,26 +8,8 @@ from typing import Any, NamedTuple, TypeGuard
 import torch
 
 # Which operators tracing keeps in order, by passing tokens.
-from torch._higher_order_ops.effects import has_effects
-from torch._ops import OpOverload
-
-__all__ = [
-    "Argument",
-    "OpOverload",
-    "has_effects",
-    "higher_order_name",
-    "is_built_in",
-    "is_composite",
-    "is_overload",
-    "kernels_in_python",
-    "list_arguments",
-    "packet_name",
-    "returned_types",
-    "returns_view",
-    "returns_what_it_overwrites",
-    "view_for_copy",
-    "writes",
-]
+from torch._higher_order_ops.effects import has_effects as has_effects
+from torch._ops import OpOverload as OpOverload
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _HARMLESS = frozenset({torch._C.DispatchKey.Meta, torch._C.DispatchKey.Functionalize})

@@ -24,46 +24,22 @@ from executorch.exir.verification.verifier import EXIREdgeDialectVerifier
 from torch._export.verifier import Verifier, load_verifier
 
 # The table of higher-order operators by name; torch.ops imports modules instead.
-from torch._ops import HigherOrderOperator, _higher_order_ops
+from torch._ops import HigherOrderOperator as HigherOrderOperator, _higher_order_ops
 
 # Fake tensors and their modes: what a node knows about its values.
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
-from torch.fx.passes.shape_prop import TensorMetadata
-from torch.fx.traceback import NodeSource, NodeSourceAction
+from torch._subclasses.fake_tensor import FakeTensor as FakeTensor, FakeTensorMode as FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols as free_unbacked_symbols
+from torch.fx.passes.shape_prop import TensorMetadata as TensorMetadata
+from torch.fx.traceback import NodeSource as NodeSource, NodeSourceAction as NodeSourceAction
 
 # The functions that torch's symbolic sizes are made of, and its infinities.
-from torch.utils._sympy import functions as sympy_functions
-from torch.utils._sympy.numbers import int_oo
-from torch.utils._sympy.value_ranges import ValueRanges
+from torch.utils._sympy import functions
+from torch.utils._sympy.numbers import int_oo as int_oo
+from torch.utils._sympy.value_ranges import ValueRanges as ValueRanges
 
 from exir_lowering._upstream.operators import defining, find_operator, list_registered_operators
 
-__all__ = [
-    "FakeTensor",
-    "FakeTensorMode",
-    "HigherOrderOperator",
-    "NodeSource",
-    "NodeSourceAction",
-    "TensorMetadata",
-    "ValueRanges",
-    "environment_facts",
-    "fake_tensor",
-    "find_higher_order",
-    "find_overload",
-    "free_unbacked_symbols",
-    "int_oo",
-    "is_flat",
-    "make_environment",
-    "make_mode",
-    "make_number",
-    "make_source",
-    "make_verifier",
-    "mode_facts",
-    "name_overload",
-    "sympy_functions",
-    "verifier_facts",
-]
+sympy_functions = functions
 
 
 def is_flat(graph: torch.fx.Graph) -> bool:

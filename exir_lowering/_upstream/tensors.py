@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["function_modes", "version", "versions"]
-
 
 def function_modes() -> int:
     """Return how many modes torch functions go through; a default device is one."""

@@ -23,11 +23,6 @@ from torch.fx.experimental import proxy_tensor
 from exir_lowering._upstream import pins
 from exir_lowering._upstream.replacing import replacing
 
-__all__ = [
-    "DECOMPOSITIONS",
-    "ConversionState",
-]
-
 _SWITCHES: Sequence[tuple[Any, str]] = (
     (traceback, "current_meta"),
     (traceback, "current_replay_node"),

@@ -6,16 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 # An ExportedProgram describes its inputs and outputs by pytree specs.
-from torch.utils import _pytree as pytree
+from torch.utils import _pytree
 
-__all__ = [
-    "context_reader",
-    "find_registered_type",
-    "list_registered_types",
-    "namedtuple_context",
-    "namedtuple_fields",
-    "pytree",
-]
+pytree = _pytree
 
 # Reads the context of a named tuple, which distinguishes such types from others.
 namedtuple_context = pytree._namedtuple_deserialize

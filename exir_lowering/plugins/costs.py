@@ -62,6 +62,3 @@ def ask_cost(model: Any, what: str, *arguments: Any) -> Any:
             f"The cost model {type(model).__name__} raised {type(error).__name__}: {error}. It was asked for "
             f"{what}{f'({given})' if given else ''}, expected a number."
         ) from error
-
-
-__all__ = ["HOST", "CostModel", "ask_cost", "check_cost"]

@@ -241,6 +241,3 @@ def _product_cost(name: str, node: Node) -> float:
         return work * (_DEPTHWISE if math.prod(shape[1:]) <= 25 else _DEPTHWISE_LARGE)
     read = measures.value_bytes(weight) if isinstance(weight, Node) else 0
     return work * _MULTIPLY_ADD + read * _WEIGHT_BYTE
-
-
-__all__ = ["DefaultCosts", "count_work"]

@@ -96,6 +96,3 @@ def count_trips(node: Node) -> int:
     first = mapped[0] if isinstance(mapped, (list, tuple)) and mapped else mapped
     shape: Any = getattr(first.meta.get("val"), "shape", ()) if isinstance(first, Node) else ()
     return size_hint(shape[0]) if len(shape) else 1
-
-
-__all__ = ["AskedCosts", "cost_of", "count_trips", "planned_costs", "planning_with"]

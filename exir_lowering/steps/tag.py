@@ -102,6 +102,3 @@ def _check_tags(who: str, tagged: ExportedProgram, destinations: Mapping[str, De
 
 def _kind(spec: Any) -> str:
     return "a user input" if spec.kind is InputKind.USER_INPUT else spec.kind.name.lower().replace("_", " ")
-
-
-__all__ = ["FakeState", "make_fake_state", "tag"]

@@ -156,6 +156,3 @@ def _check_specs(
         if not isinstance(specs, (list, tuple)) or not all(isinstance(spec, CompileSpec) for spec in specs):
             raise InputError(f"{who}: compile_specs[{backend_id!r}] is {specs!r}, expected a list of CompileSpec.")
     return {backend_id: list(specs) for backend_id, specs in given.items()}
-
-
-__all__ = ["ClaimingPartitioner"]

@@ -370,6 +370,3 @@ class _Quotient:
         roots = {self.sets.find(vertex) for vertex, part in enumerate(parts) if part}
         rank = {root: i for i, root in enumerate((r for r in self.order if r in roots), 1)}
         return [rank[self.sets.find(vertex)] if part else 0 for vertex, part in enumerate(parts)]
-
-
-__all__ = ["Proposal", "contract", "list_computing", "list_group_operators", "propose_partitions"]

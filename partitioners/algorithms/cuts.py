@@ -315,6 +315,3 @@ class _Moves:
             pins[here] -= 1
             if not pins[here]:
                 del pins[here]
-
-
-__all__ = ["CutProblem", "count_crossing", "cut"]

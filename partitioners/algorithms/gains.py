@@ -76,6 +76,3 @@ def _is_of_delegate(node: Node) -> bool:
 
 def _count_other(readers: Counter[str], own: str) -> int:
     return sum(count > 0 and place != own for place, count in readers.items())
-
-
-__all__ = ["Gains"]

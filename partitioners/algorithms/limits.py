@@ -309,6 +309,3 @@ def _make_problem(
         max_size=limits.max_nodes,
         max_weight_bytes=limits.max_weight_bytes,
     )
-
-
-__all__ = ["Limits", "apply"]

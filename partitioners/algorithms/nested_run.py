@@ -182,6 +182,3 @@ def _clear_marks(nodes: Iterable[Node], claimed: Collection[Node]) -> None:
 
 def _quantizes(node: Node) -> bool:
     return node.op != "call_function" or graphs.operator_name(node).startswith("quantized_decomposed.")
-
-
-__all__ = ["Run", "ask_preserved", "run", "tagged"]

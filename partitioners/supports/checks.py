@@ -191,17 +191,3 @@ def _shorten(dtype: torch.dtype) -> str:
 
 def _join(items: Any) -> str:
     return ", ".join(map(str, items))
-
-
-__all__ = [
-    "argument_values",
-    "check_operator",
-    "constant_arguments",
-    "constant_weights",
-    "dtypes",
-    "everything",
-    "memory_format",
-    "ops",
-    "ranks",
-    "static_shapes",
-]

@@ -438,6 +438,3 @@ def _sort_matches(graph: SearchedGraph, kept: Sequence[_Found], several: bool) -
 
     ordered = nx.lexicographical_topological_sort(_contract_matches(graph, kept), key=position)
     return [kept[item] for item in ordered if isinstance(item, int)]
-
-
-__all__ = ["Candidate", "Matching", "find"]

@@ -161,6 +161,3 @@ def _make_candidate(pattern: Pattern, scope: GraphScope) -> Candidate:
             ) from error
 
     return Candidate(pattern.name, pattern.template, pattern.priority, accept)
-
-
-__all__ = ["Match", "Pattern", "PatternSupport"]

@@ -293,17 +293,3 @@ def where(predicate: Callable[[Node], bool], reason: str = "", *, code: str = "c
     name = getattr(predicate, "__qualname__", type(predicate).__name__)
     text = reason or f"{name} returned False"
     return ReasonedCheck(f"where({name})", code, lambda node, scope: "" if predicate(node) else text)
-
-
-__all__ = [
-    "Check",
-    "GraphScope",
-    "No",
-    "ReasonedCheck",
-    "Support",
-    "SupportLike",
-    "as_support",
-    "make_check",
-    "scopes",
-    "where",
-]

@@ -408,6 +408,3 @@ class _ExportedFunction(_TemplateReader):
 
     def value(self, name: str, value: Any) -> Any:
         return ANY if name in _SIZES else value
-
-
-__all__ = ["ANY", "Constant", "Template", "TemplateInput", "one_of", "order_arguments", "read_template"]

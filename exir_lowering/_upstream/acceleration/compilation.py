@@ -17,10 +17,6 @@ from torch.fx.graph import _PyTreeCodeGen
 
 from exir_lowering._upstream.acceleration.work import current, working
 
-__all__ = [
-    "replacements",
-]
-
 _compile = GraphModule.recompile
 
 _MADE = ("_code", "_lineno_map", "_prologue_start")

@@ -18,10 +18,6 @@ import torch._ops
 from torch._export import utils
 from torch.export import decomp_utils, exported_program
 
-__all__ = [
-    "replacements",
-]
-
 _KEY = torch._C.DispatchKey.CompositeImplicitAutograd
 
 

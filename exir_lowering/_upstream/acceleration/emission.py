@@ -15,10 +15,6 @@ from executorch.exir.passes import replace_view_copy_with_view_pass
 
 from exir_lowering._upstream.acceleration.work import current
 
-__all__ = [
-    "replacements",
-]
-
 
 def replacements() -> list[tuple[Any, str, Any]]:
     """Return what remembers orders of dimensions and the annotations of classes."""

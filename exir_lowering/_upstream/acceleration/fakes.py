@@ -24,10 +24,6 @@ from exir_lowering._upstream.acceleration.forms import UnknownFormError, key_of,
 from exir_lowering._upstream.acceleration.work import Work, current
 from exir_lowering._upstream.likeness import Likeness
 
-__all__ = [
-    "replacements",
-]
-
 
 def replacements() -> list[tuple[Any, str, Any]]:
     """Return what remembers the results that passes compute."""

@@ -25,18 +25,6 @@ from exir_lowering._upstream.acceleration.work import Work
 from exir_lowering._upstream.likeness import Form, Likeness
 from exir_lowering.errors.interrupts import let_through
 
-__all__ = [
-    "UnknownFormError",
-    "compute",
-    "form_in",
-    "infer",
-    "key_of",
-    "make",
-    "mode_of",
-    "note",
-    "results_of",
-]
-
 
 class UnknownFormError(Exception):
     """A value or an operator for which forms do not say everything."""

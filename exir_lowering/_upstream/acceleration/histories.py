@@ -12,10 +12,6 @@ from torch.fx.traceback import NodeSource
 
 from exir_lowering._upstream.acceleration.work import current
 
-__all__ = [
-    "replacements",
-]
-
 
 def replacements() -> list[tuple[Any, str, Any]]:
     """Return what makes a history refer to earlier ones instead of copying them."""

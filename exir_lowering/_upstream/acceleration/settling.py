@@ -20,11 +20,6 @@ from torch.fx.passes.infra.pass_base import PassResult
 from exir_lowering._upstream.acceleration.forms import UnknownFormError, compute, form_in, infer, mode_of
 from exir_lowering._upstream.acceleration.work import Work, current
 
-__all__ = [
-    "replacements",
-    "settle",
-]
-
 _OVERRIDES = (
     *(name for name in vars(_ExportPassBase) if name.startswith("call_")),
     *("__call__", "ExportInterpreter", "ExportTracer", "_fx", "inputs", "on_attr", "output", "placeholder"),

@@ -11,10 +11,6 @@ from torch.export import ExportGraphSignature, graph_signature
 
 from exir_lowering._upstream.acceleration.work import current
 
-__all__ = [
-    "replacements",
-]
-
 _TABLES = (
     "inputs_to_parameters",
     "inputs_to_buffers",

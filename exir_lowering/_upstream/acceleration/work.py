@@ -6,12 +6,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = [
-    "Work",
-    "current",
-    "working",
-]
-
 
 @dataclass(slots=True, eq=False)
 class Work:

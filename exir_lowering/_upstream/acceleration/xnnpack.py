@@ -30,14 +30,6 @@ from exir_lowering._upstream.acceleration.work import Work, current
 from exir_lowering._upstream.replacing import original_of
 from exir_lowering.errors.interrupts import let_through
 
-__all__ = [
-    "CONDITIONS",
-    "Condition",
-    "is_known",
-    "replacements",
-    "source_digest",
-]
-
 _PASSES = "executorch.backends.xnnpack._passes"
 
 
