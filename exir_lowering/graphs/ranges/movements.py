@@ -41,10 +41,6 @@ def _pick_with_indices(call: Call) -> Result:
 
 
 @keeps("aten.max_pool2d", "aten.max_pool1d", "aten.max_pool3d")
-def _max_pool(call: Call) -> Range:
-    return _pooled(call)
-
-
 def _pooled(call: Call) -> Range:
     """Padding takes part in no maximum; a window with gaps may see nothing else, and then gives -inf."""
     found, dilation = call.range(call.get(0)), call.get(4, "dilation", 1)
@@ -61,9 +57,7 @@ def _max_pool_with_indices(call: Call) -> Result:
 _INDICES = Range(-1.0, float(2**48), False)
 
 
-@keeps("aten.argmax", "aten.argmin")
-def _positions(call: Call) -> Range:
-    return _INDICES
+keeps("aten.argmax", "aten.argmin")(lambda call: _INDICES)
 
 
 @keeps("aten.cat", "aten.stack", "aten.concat")
@@ -77,6 +71,10 @@ def _cat(call: Call) -> Range:
 @keeps("aten.constant_pad_nd")
 def _pad(call: Call) -> Range:
     return union((call.operand(0), call.converted(call.get(2, "value", 0), call.dtype)))
+
+
+keeps("aten.tril", "aten.triu")(lambda call: union((call.operand(0), point(0))))
+keeps("aten.sym_size.int", "aten.sym_numel")(lambda call: Range(0.0, product([call.node.meta.get("val")]), False))
 
 
 _WRITTEN = {
@@ -120,13 +118,3 @@ def _arange(call: Call) -> Range:
         ends.append(Range(0.0, 0.0, False))
     found = union(ends)
     return convert(found, None, call.dtype) if not found.finite else settle(found, call.dtype)
-
-
-@keeps("aten.tril", "aten.triu")
-def _triangle(call: Call) -> Range:
-    return union((call.operand(0), point(0)))
-
-
-@keeps("aten.sym_size.int", "aten.sym_numel")
-def _size(call: Call) -> Range:
-    return Range(0.0, product([call.node.meta.get("val")]), False)
