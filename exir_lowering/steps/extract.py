@@ -15,10 +15,7 @@ from typing import Any
 
 from executorch.exir.backend.partitioner import DelegationSpec
 from torch.export import ExportedProgram, ExportGraphSignature
-from torch.export.graph_signature import (
-    InputSpec,
-    OutputSpec,
-)
+from torch.export.graph_signature import InputSpec, OutputSpec
 from torch.fx import Graph, GraphModule, Node
 
 from exir_lowering._upstream.delegates import LoweredBackendModule
