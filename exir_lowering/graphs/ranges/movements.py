@@ -40,12 +40,14 @@ def _pick_with_indices(call: Call) -> Result:
     return call.range(call.get(0)), _INDICES
 
 
-@keeps("aten.max_pool2d", "aten.max_pool1d", "aten.max_pool3d")
 def _pooled(call: Call) -> Range:
     """Padding takes part in no maximum; a window with gaps may see nothing else, and then gives -inf."""
     found, dilation = call.range(call.get(0)), call.get(4, "dilation", 1)
     apart = dilation if isinstance(dilation, (list, tuple)) else [dilation]
     return found if all(type(each) is int and each == 1 for each in apart) else Range(-INF, found.high, found.nan)
+
+
+keeps("aten.max_pool2d", "aten.max_pool1d", "aten.max_pool3d")(_pooled)
 
 
 @keeps("aten.max_pool2d_with_indices", "aten.max_pool3d_with_indices")
