@@ -15,20 +15,10 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Node
 
-from exir_lowering import (
-    CompileSpec,
-    ExplainedResult,
-    InputError,
-    Partitioner,
-    PluginLoadError,
-    Rejection,
-    graphs,
-)
+from exir_lowering import CompileSpec, ExplainedResult, InputError, Partitioner, PluginLoadError, Rejection, graphs
 from exir_lowering.graphs import measures
 from exir_lowering.partitioners.algorithms import nested_run
 from exir_lowering.plugins import conversion_lock, let_through
-
-__all__ = ["OpenvinoPartitioner", "openvino"]
 
 INSTALL = 'pip install "exir-lowering[openvino]"'
 

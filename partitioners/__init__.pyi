@@ -18,11 +18,5 @@ from .supports.checks import (
     static_shapes as static_shapes,
 )
 from .supports.patterns import Match as Match, Pattern as Pattern, PatternSupport as PatternSupport
-from .supports.support import (
-    GraphScope as GraphScope,
-    No as No,
-    Support as Support,
-    scopes as scopes,
-    where as where,
-)
+from .supports.support import GraphScope as GraphScope, No as No, Support as Support, scopes as scopes, where as where
 from .supports.templates import ANY as ANY, Constant as Constant, one_of as one_of

@@ -12,12 +12,7 @@ from exir_lowering import CompileSpec, ExplainedResult, graphs
 from exir_lowering.partitioners.algorithms.claims import ClaimingPartitioner
 from exir_lowering.partitioners.algorithms.convex import Proposal, propose_partitions
 from exir_lowering.partitioners.algorithms.limits import Limits
-from exir_lowering.partitioners.supports.support import (
-    Check,
-    GraphScope,
-    SupportLike,
-    make_check,
-)
+from exir_lowering.partitioners.supports.support import Check, GraphScope, SupportLike, make_check
 
 
 class SupportPartitioner(ClaimingPartitioner):

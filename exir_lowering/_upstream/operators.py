@@ -24,6 +24,7 @@ class Argument:
     keyword: bool  # keyword-only
     out: bool  # the operator writes its result there
     written: bool  # the operator writes there
+    aliased: bool = False  # the result may share memory with it, or the operator writes there
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +43,20 @@ def _operator(call: Any) -> Operator:
     return Operator(
         call,
         tuple(
-            Argument(a.name, str(a.type), a.kwarg_only, a.is_out, a.alias_info is not None and a.alias_info.is_write)
-            for a in schema.arguments
+            Argument(a.name, str(a.type), a.kwarg_only, a.is_out, *_aliasing(a.alias_info)) for a in schema.arguments
         ),
         frozenset(call.tags),
         any(result.alias_info is not None for result in schema.returns),
     )
+
+
+def _aliasing(info: Any) -> tuple[bool, bool]:
+    return info is not None and bool(info.is_write), info is not None
+
+
+def list_arguments(target: Any) -> tuple[Argument, ...]:
+    """Return the arguments of an operator of torch, in order."""
+    return _operator(target).arguments
 
 
 _DEFINED_BY = {"quantized_decomposed": ("torch.ao.quantization.fx._decomposed", "executorch.exir")}

@@ -37,7 +37,7 @@ _BY_NAME = {feature.name: feature for feature in FEATURES}
 _OFF: set[str] = set()  # the features that were found off in this process
 _TOLD: set[str] = set()  # what the log has said
 # What was looked at: what it consists of, and whether it is known.
-_SEEN: dict[tuple[str, str], tuple[tuple[Any, ...], bool]] = {}
+_SEEN: dict[str, tuple[tuple[Any, ...], bool]] = {}
 _CHANGING = (dict, list, set)  # their content is looked at each time
 _STDLIB = sysconfig.get_path("stdlib")
 _PROCESS = secrets.token_hex(8)  # tells what cannot be described from what another process has
@@ -137,11 +137,11 @@ def _find_reason(feature: Feature, *, exactly: bool = False) -> str:
     if is_plain():
         return f"{PLAIN} is set"
     for place in feature.places:
-        module, _, path = place.partition(":")
+        module = place.partition(":")[0]
         if module in feature.when_imported and module not in sys.modules:
             continue
         try:
-            known = _is_known(module, path)
+            known = _is_known(place)
         except (ImportError, AttributeError) as error:
             return f"{place} is missing ({error})"
         except UnknownCodeError as error:
@@ -158,16 +158,16 @@ def _find_reason(feature: Feature, *, exactly: bool = False) -> str:
     return ""
 
 
-def _is_known(module: str, path: str) -> bool:
+def _is_known(place: str) -> bool:
     """Return whether what is at a place has one of the digests; it is looked at again when it is another object."""
-    value = find(f"{module}:{path}")
+    value = find(place)
     parts = tuple(_parts(value))
-    seen = _SEEN.get((module, path))
+    seen = _SEEN.get(place)
     if seen is not None and len(seen[0]) == len(parts) and all(map(operator.is_, seen[0], parts)):
         return seen[1]
-    known = digest_of(value) in DIGESTS.get(module, {}).get(path, ())
+    known = digest_of(value) in DIGESTS.get(place, ())
     if not any(isinstance(part, _CHANGING) for part in parts):
-        _SEEN[module, path] = parts, known
+        _SEEN[place] = parts, known
     return known
 
 

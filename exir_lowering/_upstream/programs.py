@@ -28,7 +28,8 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 # An ExportedProgram describes its inputs and outputs by pytree specs.
 from torch.utils import _pytree as pytree
 
-ATEN_VERIFIER, CALL_DELEGATE = Verifier, executorch_call_delegate
+ATEN_VERIFIER = Verifier
+CALL_DELEGATE = executorch_call_delegate
 
 
 def lazy_graph_module(root: Mapping[str, Any], graph: torch.fx.Graph) -> torch.fx.GraphModule:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 
@@ -11,18 +10,11 @@ import torch
 from torch._higher_order_ops.effects import has_effects as has_effects
 from torch._ops import OpOverload as OpOverload
 
+from exir_lowering._upstream.operators import list_arguments
+
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 _HARMLESS = frozenset({torch._C.DispatchKey.Meta, torch._C.DispatchKey.Functionalize})
 _BUILT_IN = frozenset({"aten", "prims", "quantized_decomposed", "dim_order_ops", "EDGE_DO_NOT_DECOMP"})
-
-
-class Argument(NamedTuple):
-    """An argument of an operator."""
-
-    name: str
-    is_tensor: bool  # one, not optional
-    is_aliased: bool  # the result may share memory with it, or it is overwritten
-    is_written: bool  # overwritten
 
 
 def is_overload(target: Any) -> TypeGuard[OpOverload[..., Any]]:
@@ -45,19 +37,6 @@ def packet_name(target: Any) -> str | None:
     return str(target.overloadpacket.__name__) if is_overload(target) else None
 
 
-def list_arguments(target: OpOverload[..., Any]) -> Sequence[Argument]:
-    """Return the arguments of an operator, in order."""
-    return [
-        Argument(
-            argument.name,
-            isinstance(argument.type, torch.TensorType),
-            argument.alias_info is not None,
-            argument.alias_info is not None and bool(argument.alias_info.is_write),
-        )
-        for argument in target._schema.arguments
-    ]
-
-
 def returned_types(target: OpOverload[..., Any]) -> set[str]:
     """Return the types of what an operator returns."""
     return {str(returned.type) for returned in target._schema.returns}
@@ -70,7 +49,7 @@ def writes(target: Any) -> bool:
 
 def returns_what_it_overwrites(target: OpOverload[..., Any]) -> bool:
     """Return whether an operator overwrites its first argument only, and returns that."""
-    written = [index for index, argument in enumerate(list_arguments(target)) if argument.is_written]
+    written = [index for index, argument in enumerate(list_arguments(target)) if argument.written]
     returned = [each.alias_info is not None and bool(each.alias_info.is_write) for each in target._schema.returns]
     return written == [0] and returned == [True]
 

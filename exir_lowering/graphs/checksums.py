@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -69,8 +69,3 @@ def hash_storage(storage: torch.UntypedStorage) -> str:
     """Return the SHA-256 digest of a storage's memory, which is not copied."""
     memory = torch.empty(0, dtype=torch.uint8).set_(storage)
     return hashlib.sha256(memory.numpy().data).hexdigest()
-
-
-def find_changed(before: Mapping[str, tuple[int, ...]], after: Mapping[str, tuple[int, ...]]) -> Iterable[str]:
-    """Return the names whose digest changed."""
-    return [name for name, digest in before.items() if after.get(name) != digest]

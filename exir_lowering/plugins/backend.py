@@ -11,28 +11,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
-from executorch.exir.backend.backend_details import BackendDetails, PreprocessResult
-from executorch.exir.backend.compile_spec_schema import CompileSpec
-from executorch.exir.backend.partitioner import DelegationSpec, Partitioner, PartitionResult
+from executorch.exir.backend.backend_details import BackendDetails, PreprocessResult as PreprocessResult
+from executorch.exir.backend.compile_spec_schema import CompileSpec as CompileSpec
+from executorch.exir.backend.partitioner import (
+    DelegationSpec as DelegationSpec,
+    Partitioner as Partitioner,
+    PartitionResult as PartitionResult,
+)
 from torch.export import ExportedProgram
 
 from exir_lowering.errors import BackendContractError
 from exir_lowering.graphs.weights import WeightStore
 from exir_lowering.model import Adjustment, Rejection
-
-__all__ = [
-    "Backend",
-    "BackendContext",
-    "CompileSpec",
-    "DelegationSpec",
-    "ExecutorchBackend",
-    "ExplainedResult",
-    "PartitionResult",
-    "Partitioner",
-    "PartitionerLike",
-    "PreprocessResult",
-    "TagsNodes",
-]
 
 
 class TagsNodes(Protocol):

@@ -14,10 +14,8 @@ from torch.fx import Node
 
 from exir_lowering.errors import InputError, PluginLoadError
 from exir_lowering.errors.interrupts import let_through
-from exir_lowering.graphs.ranges import Doubt, ValueRanges
+from exir_lowering.graphs.ranges import Doubt as Doubt, ValueRanges
 from exir_lowering.plugins import registry
-
-__all__ = ["Doubt", "Rewrite", "Scope", "find_rewrites", "register_rewrite"]
 
 _Class = TypeVar("_Class", bound=type)
 

@@ -15,33 +15,14 @@ from typing import Any
 
 from executorch.exir.backend.partitioner import DelegationSpec
 from torch.export import ExportedProgram, ExportGraphSignature
-from torch.export.graph_signature import (
-    InputSpec,
-    OutputSpec,
-)
+from torch.export.graph_signature import InputSpec, OutputSpec
 from torch.fx import Graph, GraphModule, Node
 
+from exir_lowering import graphs
 from exir_lowering._upstream.delegates import LoweredBackendModule
 from exir_lowering._upstream.programs import CALL_DELEGATE, assemble_program, guards_code_of, lazy_graph_module
 from exir_lowering.errors import PartitionerContractError
-from exir_lowering.graphs import (
-    DELEGATION_TAG,
-    OPERAND_LAYOUTS,
-    NestedGraph,
-    attribute,
-    copy_signature,
-    debug_handles,
-    is_delegate_call,
-    is_getitem,
-    is_operator,
-    lifted_inputs,
-    nested_graphs,
-    operator_name,
-    qualified_name,
-    quotient,
-    walk,
-    written_state,
-)
+from exir_lowering.graphs import NestedGraph, debug_handles, quotient
 from exir_lowering.graphs.quotient import Piece, Unit
 from exir_lowering.model import CallSite, ExtractedMethod, Partition, Rejection, TaggedMethod
 from exir_lowering.steps import ownership
@@ -80,7 +61,7 @@ class _MethodSweep:
 
     @cached_property
     def mutated(self) -> frozenset[str]:
-        return written_state(self.program) | self.shared
+        return graphs.written_state(self.program) | self.shared
 
     @property
     def program(self) -> ExportedProgram:
@@ -88,7 +69,7 @@ class _MethodSweep:
 
     def run(self) -> ExtractedMethod:
         self.debug_handle = debug_handles.find_highest(self.program.graph_module)
-        lifted = lifted_inputs(self.program)
+        lifted = graphs.lifted_inputs(self.program)
         sweep = _GraphSweep(self, self.program.graph_module, (), lifted)
         owner_module = sweep.run()
         program = self._owner(owner_module, sweep, lifted)
@@ -96,8 +77,10 @@ class _MethodSweep:
         return ExtractedMethod(self.tagged.name, program, partitions, tuple(self.rejections))
 
     def reject(self, node: Node, path: tuple[str, ...], reason: str) -> None:
-        name = qualified_name(path, node)
-        self.rejections.append(Rejection(self.tagged.name, name, operator_name(node), reason, "extract", "extract"))
+        name = graphs.qualified_name(path, node)
+        self.rejections.append(
+            Rejection(self.tagged.name, name, graphs.operator_name(node), reason, "extract", "extract")
+        )
 
     def new_partition_id(self, path: tuple[str, ...], piece: Piece, pieces: int) -> str:
         number = self.earlier + len(self.partitions) + len(self.nested_partitions)
@@ -111,7 +94,7 @@ class _MethodSweep:
         }  # read before, read by partitions only now
         taken = sweep.owned.taken
         placeholders = [node for node in self.program.graph.nodes if node.op == "placeholder"]
-        old, new = self.program.graph_signature, copy_signature(self.program)
+        old, new = self.program.graph_signature, graphs.copy_signature(self.program)
         inputs = [spec for node, spec in zip(placeholders, new.input_specs, strict=True) if node not in moved]
         outputs: list[OutputSpec] = []
         values = self.program.graph.output_node().args[0]
@@ -183,12 +166,12 @@ class _GraphSweep:
         """Return the tag of each node that moves: getitem follows its producer, and a tag must produce a result."""
         tag_of: dict[Node, str] = {}
         for node in computing:
-            if is_getitem(node):
+            if graphs.is_getitem(node):
                 producer = node.args[0]
                 if isinstance(producer, Node) and producer in tag_of:
                     tag_of[node] = tag_of[producer]
                 continue
-            tag = node.meta.get(DELEGATION_TAG)
+            tag = node.meta.get(graphs.DELEGATION_TAG)
             if tag is None:
                 continue
             obstacle = self._obstacle(node)
@@ -203,11 +186,11 @@ class _GraphSweep:
 
     def _obstacle(self, node: Node) -> str:
         """Return why a claimed node cannot move, "" if it can."""
-        if isinstance(node.meta.get("val"), (list, tuple)) and not all(is_getitem(user) for user in node.users):
+        if isinstance(node.meta.get("val"), (list, tuple)) and not all(graphs.is_getitem(user) for user in node.users):
             return "its list of results is used as a whole, and a delegate returns tensors"
-        if is_delegate_call(node) and _is_pending(attribute(self.module, str(node.args[0]))):
+        if graphs.is_delegate_call(node) and _is_pending(graphs.attribute(self.module, str(node.args[0]))):
             return "it was claimed by an earlier partitioner"
-        for nested in nested_graphs(self.module, node):
+        for nested in graphs.nested_graphs(self.module, node):
             if _holds_pending(nested.module):
                 return f"an earlier partitioner claimed nodes in its graph {nested.name}"
         return ""
@@ -242,7 +225,7 @@ class _GraphSweep:
 
     def _keep(self, node: Node) -> None:
         """Copy a node to the owner graph, with the graphs that it calls."""
-        nested = list(nested_graphs(self.module, node))
+        nested = list(graphs.nested_graphs(self.module, node))
         if nested:
             self._keep_call(node, nested)
         else:
@@ -252,7 +235,7 @@ class _GraphSweep:
         if node.op == "get_attr" and node not in self.env:
             target = str(node.target)
             if target not in self.root:
-                self.root[target] = attribute(self.module, target)
+                self.root[target] = graphs.attribute(self.module, target)
             self.env[node] = copy_node(self.graph, node, self._owner_value)
         return self.env[node]
 
@@ -268,7 +251,7 @@ class _GraphSweep:
             sweeps.append((graph, sweep))
         copied = copy_node(self.graph, node, self._owner_value)
         self.env[node] = copied
-        layout = OPERAND_LAYOUTS.get(node.target)
+        layout = graphs.OPERAND_LAYOUTS.get(node.target)
         if layout is not None and all(self.calls[graph.name] == 1 for graph in nested):
             self._drop_operands(copied, layout.unchanged, sweeps)
 
@@ -342,7 +325,7 @@ class _GraphSweep:
             compile_specs=tuple(spec.compile_specs),
             program=program,
             site=site,
-            nodes=tuple(qualified_name(self.path, node) for node in unit.nodes if is_operator(node)),
+            nodes=tuple(graphs.qualified_name(self.path, node) for node in unit.nodes if graphs.is_operator(node)),
         )
         (self.method.nested_partitions if self.path else self.method.partitions).append(partition)
         self._call(partition, spec, builder.user_inputs, results)
@@ -400,7 +383,7 @@ class _GraphSweep:
             self.env[node] = item
 
 
-_PARTITION_META = frozenset({DELEGATION_TAG, "nn_module_stack", "source_fn_stack"})
+_PARTITION_META = frozenset({graphs.DELEGATION_TAG, "nn_module_stack", "source_fn_stack"})
 """Metadata about the location of a node, which does not apply to a getitem on a delegate's result."""
 
 
@@ -410,7 +393,7 @@ def _is_pending(module: Any) -> bool:
 
 def _holds_pending(graph_module: GraphModule) -> bool:
     return any(
-        is_delegate_call(node) and _is_pending(attribute(module, str(node.args[0])))
-        for _, module in walk(graph_module)
+        graphs.is_delegate_call(node) and _is_pending(graphs.attribute(module, str(node.args[0])))
+        for _, module in graphs.walk(graph_module)
         for node in module.graph.nodes
     )

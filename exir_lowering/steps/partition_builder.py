@@ -55,7 +55,7 @@ class PartitionBuilder:
         self._own(external)
         for node in external:
             if node not in self.env and node.op != "get_attr":
-                self._placeholder(node, _user_input(node))
+                self._placeholder(node, InputSpec(InputKind.USER_INPUT, _argument(node), None))
                 self.user_inputs.append(node)
         for node in self.unit.nodes:
             self.env[node] = copy_node(self.graph, node, self._value)
@@ -162,10 +162,6 @@ def _argument(node: Node) -> ArgumentSpec:
     if isinstance(value, (torch.SymBool, bool)):
         return SymBoolArgument(name=node.name)
     return TensorArgument(name=node.name)
-
-
-def _user_input(node: Node) -> InputSpec:
-    return InputSpec(InputKind.USER_INPUT, _argument(node), None)
 
 
 def _fake(tensor: torch.Tensor, program: ExportedProgram) -> torch.Tensor:

@@ -70,10 +70,11 @@ def _preprocess(
 def _check_unwritten(
     group: BackendGroup, before: Mapping[str, Any], weights: Mapping[str, Any], failure: LoweringError | None
 ) -> None:
-    changed = checksums.find_changed(before, checksums.digest_weights(weights))
+    after = checksums.digest_weights(weights)
+    changed = [name for name, digest in before.items() if after.get(name) != digest]
     if changed:
         raise BackendContractError(
-            f"Backend {group.backend_id!r} wrote into {_some(list(changed))} during preprocess: those tensors "
+            f"Backend {group.backend_id!r} wrote into {_some(changed)} during preprocess: those tensors "
             f"belong to the model and have changed. Restore them before lowering again; a backend must work on a copy."
             + (f"\nThen it failed: {failure}" if failure is not None else "")
         ) from failure

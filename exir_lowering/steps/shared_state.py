@@ -146,7 +146,9 @@ def choose(states: Sequence[State], share: ShareState, planning: Any) -> tuple[S
         return tuple(each for state in states for each in ([state] if state.shared else _split(state)))
     else:
         chosen = _check_names(states, share)
-    found = [each for state in states for each in ([state] if _is_named(state, chosen) else _split(state))]
+    found: list[State] = []
+    for state in states:
+        found += _split(state) if chosen.keys().isdisjoint(state.names.values()) else [state]
     for name in chosen:
         same = [state for state in found if name in state.names.values()]
         if len(same) > 1:
@@ -165,10 +167,6 @@ def _check_overlaps(states: Iterable[State]) -> None:
                 "and is written: only state of the same elements, shape and strides can be shared. Register the same "
                 "tensor in both, and view it in the model; or emit with share_state=False."
             )
-
-
-def _is_named(state: State, names: Mapping[str, None]) -> bool:
-    return any(name in names for name in state.names.values())
 
 
 def _check_names(states: Sequence[State], share: Any) -> dict[str, None]:

@@ -71,21 +71,18 @@ def propose_partitions(
     bound = [(name, as_support(candidate)) for name, candidate in supports.items()]
     nodes = list_computing(scope.graph_module)
     known = frozenset(nodes)
+    free = [node for node in nodes if not _follows(node) and not graphs.is_delegate_call(node)]
     together = [list_group_operators(number, group, known) for number, group in enumerate(groups)]
     label_of: dict[Node, str] = {}
     accepted: list[list[Node]] = []
     for name, candidate in bound:
         check = make_check(candidate, scope)
-        able = {n for n in nodes if n not in label_of and not _follows(n) and _is_free(n) and check(n) is None}
+        able = {node for node in free if node not in label_of and check(node) is None}
         own = [*together, *(list_group_operators(i, group, known) for i, group in enumerate(candidate.groups(scope)))]
         whole = _select_whole_groups(own, able)
         accepted += whole
         label_of.update((node, name) for node in nodes if node in able)
     return contract(nodes, label_of, groups=accepted, keep_apart=keep_apart)
-
-
-def _is_free(node: Node) -> bool:
-    return not graphs.is_delegate_call(node)
 
 
 def _select_whole_groups(groups: Sequence[Sequence[Node]], able: set[Node]) -> list[list[Node]]:
@@ -257,7 +254,7 @@ def _number(label_of: Mapping[Node, str], together: Together) -> _Units:
             after,
             [_find_label(unit, label_of) for unit in units],
             _make_size_function(units),
-            _make_output_check(units),
+            lambda unit: any(user.op == "output" for node in units[unit] for user in node.users),
         ),
     )
 
@@ -274,10 +271,6 @@ def _make_size_function(units: Sequence[Sequence[Node]]) -> Callable[[int], int]
         return sum(measures.value_bytes(node) for node in units[unit] if not inside.issuperset(node.users)) or 1
 
     return size
-
-
-def _make_output_check(units: Sequence[Sequence[Node]]) -> Callable[[int], bool]:
-    return lambda unit: any(user.op == "output" for node in units[unit] for user in node.users)
 
 
 # -- parts that share no edge ------------------------------------------------------------------------------------------

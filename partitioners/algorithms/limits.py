@@ -49,7 +49,8 @@ class Limits:
             if not (value is None and optional) and (not _is_integer(value) or value < least):
                 none = ", or None for no limit" if optional else ""
                 raise InputError(f"Limits({name}={value!r}): expected an integer, {least} or more{none}.")
-        if self.min_gain is not None and not (_is_number(self.min_gain) and 0 <= self.min_gain < math.inf):
+        number = _is_integer(self.min_gain) or isinstance(self.min_gain, float)
+        if self.min_gain is not None and not (number and 0 <= self.min_gain < math.inf):
             raise InputError(
                 f"Limits(min_gain={self.min_gain!r}): expected a number of seconds, 0 or more, or None for no limit."
             )
@@ -65,10 +66,6 @@ _LEAST = {"min_nodes": 0, "min_flops": 0, "max_partitions": 1, "max_nodes": 1, "
 
 def _is_integer(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: object) -> bool:
-    return _is_integer(value) or isinstance(value, float)
 
 
 def apply(

@@ -275,7 +275,8 @@ class _TemplateReader:
         together.add_nodes_from(template.operators)
         used = {source for term in template.operators for source in term.read()}
         for term in template.operators:
-            together.add_edges_from((source, term) for source in term.read() if not _is_wildcard(source))
+            read = (one for one in term.read() if not (isinstance(one, TemplateInput) and one.wildcard))
+            together.add_edges_from((source, term) for source in read)
         unused = [term.name for term in self.terms.values() if isinstance(term, TemplateInput) and term not in used]
         if unused:
             raise self.error(f"parameter {unused[0]} is not used by an operator. Remove it.")
@@ -284,10 +285,6 @@ class _TemplateReader:
                 "its operators are not connected: some share neither a value nor an input with the others. Make two "
                 "patterns of them."
             )
-
-
-def _is_wildcard(term: TemplateOperator | TemplateInput) -> bool:
-    return isinstance(term, TemplateInput) and term.wildcard
 
 
 class _Tracer(GraphAppendingTracer):

@@ -15,11 +15,11 @@ from pathlib import Path
 
 from exir_lowering._upstream import digests, pinned, pins
 
-HEAD = '''"""The digests of upstream code that was looked at, by module and name: see tests/house/record_pins.py."""
+HEAD = '''"""The digests of upstream code that was looked at, by its place: see tests/house/record_pins.py."""
 
 from __future__ import annotations
 
-DIGESTS: dict[str, dict[str, tuple[str, ...]]] = {
+DIGESTS: dict[str, tuple[str, ...]] = {
 '''
 
 
@@ -31,25 +31,20 @@ def main() -> int:
     warnings.simplefilter("ignore")
     for module in sorted({module for feature in pinned.FEATURES for module in feature.when_imported}):
         import_module(module)
-    table: dict[str, dict[str, tuple[str, ...]]] = {}
+    table: dict[str, tuple[str, ...]] = {}
     unknown = 0
     for place in sorted({place for feature in pinned.FEATURES for place in feature.places}):
-        module, _, name = place.partition(":")
-        known = digests.DIGESTS.get(module, {}).get(name, ())
+        known = digests.DIGESTS.get(place, ())
         found = pins.digest_of(pins.find(place))
         if found not in known:
             unknown += 1
             print(f"{place}: {found} is not one of {known}")
-        table.setdefault(module, {})[name] = known if found in known else (*known, found)
+        table[place] = known if found in known else (*known, found)
     if given.write:
-        lines = [f"    {module!r}: {{\n{_lines(names)}    }},\n" for module, names in table.items()]
+        lines = [f"    {place!r}: {found!r},\n" for place, found in table.items()]
         Path(digests.__file__).write_text(f"{HEAD}{''.join(lines)}}}\n".replace("'", '"'))
         return 0
     return int(unknown > 0)
-
-
-def _lines(names: dict[str, tuple[str, ...]]) -> str:
-    return "".join(f"        {name!r}: {found!r},\n" for name, found in names.items())
 
 
 if __name__ == "__main__":

@@ -61,11 +61,7 @@ def _same(node: Node, taken: Sequence[Dims]) -> Dims:
     return taken[0]
 
 
-def _broadcast(node: Node, taken: Sequence[Dims]) -> Dims:
-    return _broadcast_of(*taken)
-
-
-def _broadcast_of(first: Dims, second: Dims) -> Dims:
+def _broadcast(first: Dims, second: Dims) -> Dims:
     rank = max(len(first), len(second))
     pairs = zip((1,) * (rank - len(first)) + first, (1,) * (rank - len(second)) + second, strict=True)
     made = []
@@ -76,7 +72,7 @@ def _broadcast_of(first: Dims, second: Dims) -> Dims:
 
 
 def _slope(node: Node, taken: Sequence[Dims]) -> Dims:
-    _require(_broadcast_of(*taken) == taken[0], "the slope is larger than the input")
+    _require(_broadcast(*taken) == taken[0], "the slope is larger than the input")
     return taken[0]
 
 
@@ -94,7 +90,7 @@ def _product(node: Node, taken: Sequence[Dims]) -> Dims:
     _require(min(len(left), len(right)) >= 2, "both must be matrices")
     inner, outer = right[-2:] if not node.numbers["flags"] & 1 else right[:-3:-1]
     _require(left[-1] == inner, "the rows of one must be as long as the columns of the other")
-    return (*_broadcast_of(left[:-2], right[:-2]), left[-2], outer)
+    return (*_broadcast(left[:-2], right[:-2]), left[-2], outer)
 
 
 def _window(node: Node, size: int, before: str, after: str, axis: str) -> int:
@@ -224,9 +220,10 @@ def _concatenated(node: Node, taken: Sequence[Dims]) -> Dims:
     return (*first[:axis], sum(dims[axis] for dims in taken), *first[axis + 1 :])
 
 
+_ELEMENTWISE = ("Add", "Div", "Minimum", "Multiply", "Subtract", "Maximum")
 _RULES: Mapping[str, Callable[[Node, Sequence[Dims]], Dims]] = MappingProxyType(
     {
-        **dict.fromkeys(("Add", "Div", "Minimum", "Multiply", "Subtract", "Maximum"), _broadcast),
+        **dict.fromkeys(_ELEMENTWISE, lambda node, taken: _broadcast(*taken)),
         **dict.fromkeys(("AvgPooling2d", "MaxPooling2d", "ArgMaxPooling2d"), _pooled),
         **{f"Concatenate{count}": _concatenated for count in range(2, 6)},
         "PReLU": _slope,

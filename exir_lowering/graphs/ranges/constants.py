@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -65,18 +65,9 @@ class Constants:
         """Return the content of a value, None if it is not known, or large and not stored."""
         if node.op == "placeholder":
             return None if self.mutated(node) is not None else self.stored(node)
-        if not self._depends_on_constants(node):
+        if not _find(node, self._known, self._is_known):
             return None
-        stack = [node]
-        while stack:
-            last = stack[-1]
-            pending = [] if last in self._values else [n for n in last.all_input_nodes if n not in self._values]
-            stack += pending
-            if not pending:
-                stack.pop()
-                if last not in self._values:
-                    self._values[last] = self._evaluate(last)
-        found = self._values[node]
+        found = _find(node, self._values, self._evaluate)
         return found if isinstance(found, torch.Tensor) else None
 
     def extremes(self, tensor: torch.Tensor) -> Range:
@@ -100,19 +91,8 @@ class Constants:
                 if target in mutated:  # a parameter, too: another method may write it
                     self._mutated[name] = target
 
-    def _depends_on_constants(self, node: Node) -> bool:
-        stack = [node]
-        while stack:
-            last = stack[-1]
-            pending = [] if last in self._known else [n for n in last.all_input_nodes if n not in self._known]
-            stack += pending
-            if not pending:
-                stack.pop()
-                if last not in self._known:
-                    self._known[last] = self._is_known(last)
-        return self._known[node]
-
     def _is_known(self, node: Node) -> bool:
+        """Return whether a value depends on constants only, given that of its operands."""
         if node.op == "placeholder":
             return self.value(node) is not None
         if node.op != "call_function" or not all(self._known[each] for each in node.all_input_nodes):
@@ -139,6 +119,20 @@ class Constants:
         except Exception as error:
             let_through(error)
             return None  # it will raise in the runtime too, or there is no kernel in this process
+
+
+def _find(node: Node, found: dict[Node, Any], find: Callable[[Node], Any]) -> Any:
+    """Return what is found out about a node, each after its operands, and once."""
+    stack = [node]
+    while stack:
+        last = stack[-1]
+        pending = [] if last in found else [n for n in last.all_input_nodes if n not in found]
+        stack += pending
+        if not pending:
+            stack.pop()
+            if last not in found:
+                found[last] = find(last)
+    return found[node]
 
 
 def _is_real(tensor: Any) -> bool:

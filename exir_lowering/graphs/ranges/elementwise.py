@@ -30,6 +30,11 @@ _LOOSE = 1e4
 """The magnitude from which on a relation between the operands is looked for, which may give a smaller one."""
 
 
+def _unary(function: Callable[[Range], Range]) -> Transfer:
+    """Make the function of an operator of one operand."""
+    return lambda call: function(call.operand(0))
+
+
 def _scaled(call: Call, position: int) -> Range:
     """Return the range of the operand that `alpha` multiplies."""
     alpha = call.get(position + 1, "alpha", 1)
@@ -37,14 +42,8 @@ def _scaled(call: Call, position: int) -> Range:
     return found if alpha == 1 else settle(multiply(found, call.range(alpha)), call.dtype)
 
 
-@rounds("aten.add.Tensor", "aten.add.Scalar")
-def _add(call: Call) -> Range:
-    return add(call.operand(0), _scaled(call, 1))
-
-
-@rounds("aten.sub.Tensor", "aten.sub.Scalar")
-def _sub(call: Call) -> Range:
-    return add(call.operand(0), negate(_scaled(call, 1)))
+rounds("aten.add.Tensor", "aten.add.Scalar")(lambda call: add(call.operand(0), _scaled(call, 1)))
+rounds("aten.sub.Tensor", "aten.sub.Scalar")(lambda call: add(call.operand(0), negate(_scaled(call, 1))))
 
 
 @rounds("aten.rsub.Tensor", "aten.rsub.Scalar")
@@ -84,21 +83,24 @@ def _div_mode(call: Call) -> Range:
     return Range(quotient.low - 1, quotient.high + 1, quotient.nan)
 
 
-@rounds("aten.neg")
-def _neg(call: Call) -> Range:
-    return negate(call.operand(0))
-
-
-@rounds("aten.abs")
-def _abs(call: Call) -> Range:
-    a = call.operand(0)
+def _abs(a: Range) -> Range:
     return Range(0.0 if a.has_zero else min(abs(a.low), abs(a.high)), a.magnitude, a.nan)
 
 
-@keeps("aten.relu")
-def _relu(call: Call) -> Range:
-    a = call.operand(0)
-    return Range(max(0.0, a.low), max(0.0, a.high), a.nan)
+def _root(a: Range) -> Range:
+    if a.low <= 0:
+        return TOP  # of 0.0 it is inf, of -0.0 -inf
+    return Range(1 / math.sqrt(a.high), 1 / math.sqrt(a.low), a.nan)
+
+
+rounds("aten.neg")(_unary(negate))
+rounds("aten.abs")(_unary(_abs))
+rounds("aten.rsqrt")(_unary(_root))
+rounds("aten.reciprocal")(_unary(invert))
+keeps("aten.relu")(_unary(lambda a: Range(max(0.0, a.low), max(0.0, a.high), a.nan)))
+rounds("aten.floor", "aten.ceil", "aten.round", "aten.trunc")(_unary(lambda a: Range(a.low - 1, a.high + 1, a.nan)))
+keeps("aten._to_copy", "dim_order_ops._to_dim_order_copy", "aten.to.dtype")(_unary(lambda a: a))
+keeps("aten.clone", "aten.type_as", "dim_order_ops._clone_dim_order")(_unary(lambda a: a))
 
 
 @rounds("aten.leaky_relu", "aten.elu", "aten.celu", "aten.prelu", "aten._prelu_kernel")
@@ -113,12 +115,7 @@ def _leaky(call: Call) -> Range:
 
 def _gate(lowest: float) -> Transfer:
     """Make the function of x times something in [0, 1] that is never less than a number; -inf times 0 is NaN."""
-
-    def transfer(call: Call) -> Range:
-        a = call.operand(0)
-        return Range(lowest if a.low < 0 else 0.0, max(0.0, a.high), a.nan or not a.finite)
-
-    return transfer
+    return _unary(lambda a: Range(lowest if a.low < 0 else 0.0, max(0.0, a.high), a.nan or not a.finite))
 
 
 rounds("aten.gelu")(_gate(-0.2))  # the least values are -0.170 and, by tanh, -0.1701
@@ -129,12 +126,7 @@ rounds("aten.mish")(_gate(-0.35))  # -0.3088
 
 def _within(low: float, high: float, infinite: bool) -> Transfer:
     """Make the function of an operator with a fixed range; `infinite`: whether it makes NaN of an infinity."""
-
-    def transfer(call: Call) -> Range:
-        a = call.operand(0)
-        return Range(low, high, a.nan or (infinite and not a.finite))
-
-    return transfer
+    return _unary(lambda a: Range(low, high, a.nan or (infinite and not a.finite)))
 
 
 rounds("aten.sigmoid", "aten.hardsigmoid")(_within(0.0, 1.0, False))
@@ -170,22 +162,6 @@ rounds("aten.log2")(_monotone(lambda number: _log(number) / math.log(2), 0.0))
 rounds("aten.sqrt")(_monotone(lambda number: math.sqrt(number), 0.0))
 
 
-@rounds("aten.rsqrt")
-def _rsqrt(call: Call) -> Range:
-    return _root(call.operand(0))
-
-
-def _root(a: Range) -> Range:
-    if a.low <= 0:
-        return TOP  # of 0.0 it is inf, of -0.0 -inf
-    return Range(1 / math.sqrt(a.high), 1 / math.sqrt(a.low), a.nan)
-
-
-@rounds("aten.reciprocal")
-def _reciprocal(call: Call) -> Range:
-    return invert(call.operand(0))
-
-
 @rounds("aten.pow.Tensor_Scalar")
 def _pow(call: Call) -> Range:
     a, exponent = call.operand(0), call.get(1, "exponent")
@@ -209,16 +185,6 @@ def _power(number: float, exponent: int) -> float:
         return INF if number > 0 or exponent % 2 == 0 else -INF
 
 
-@keeps("aten.hardtanh")
-def _hardtanh(call: Call) -> Range:
-    return _clamped(call, call.get(1, "min_val", -1), call.get(2, "max_val", 1))
-
-
-@keeps("aten.clamp", "aten.clamp.Tensor")
-def _clamp(call: Call) -> Range:
-    return _clamped(call, call.get(1, "min"), call.get(2, "max"))
-
-
 def _clamped(call: Call, least: object, most: object) -> Range:
     a = call.operand(0)
     low, high, nan = a.low, a.high, a.nan
@@ -231,22 +197,22 @@ def _clamped(call: Call, least: object, most: object) -> Range:
     return Range(low, high, nan)
 
 
-@keeps("aten.clamp_min", "aten.maximum", "aten.clamp_min.Tensor")
-def _maximum(call: Call) -> Range:
-    a, b = call.operand(0), call.operand(1)
-    return Range(max(a.low, b.low), max(a.high, b.high), a.nan or b.nan)
+keeps("aten.hardtanh")(lambda call: _clamped(call, call.get(1, "min_val", -1), call.get(2, "max_val", 1)))
+keeps("aten.clamp", "aten.clamp.Tensor")(lambda call: _clamped(call, call.get(1, "min"), call.get(2, "max")))
 
 
-@keeps("aten.clamp_max", "aten.minimum", "aten.clamp_max.Tensor")
-def _minimum(call: Call) -> Range:
-    a, b = call.operand(0), call.operand(1)
-    return Range(min(a.low, b.low), min(a.high, b.high), a.nan or b.nan)
+def _extreme(which: Callable[[float, float], float]) -> Transfer:
+    """Make the function of the larger, or the smaller, of two operands."""
+
+    def transfer(call: Call) -> Range:
+        a, b = call.operand(0), call.operand(1)
+        return Range(which(a.low, b.low), which(a.high, b.high), a.nan or b.nan)
+
+    return transfer
 
 
-@rounds("aten.floor", "aten.ceil", "aten.round", "aten.trunc")
-def _round(call: Call) -> Range:
-    a = call.operand(0)
-    return Range(a.low - 1, a.high + 1, a.nan)
+keeps("aten.clamp_min", "aten.maximum", "aten.clamp_min.Tensor")(_extreme(max))
+keeps("aten.clamp_max", "aten.minimum", "aten.clamp_max.Tensor")(_extreme(min))
 
 
 @rounds("aten.fmod.Scalar", "aten.fmod.Tensor", "aten.remainder.Scalar", "aten.remainder.Tensor")
@@ -268,9 +234,8 @@ def _where(call: Call) -> Range:
     return union((call.operand(1), call.operand(2)))
 
 
-@keeps("aten.masked_fill.Scalar", "aten.masked_fill.Tensor")
-def _masked_fill(call: Call) -> Range:
-    return union((call.operand(0), call.operand(2)))
+keeps("aten.masked_fill.Scalar", "aten.masked_fill.Tensor")(lambda call: union((call.operand(0), call.operand(2))))
+keeps("aten.copy")(lambda call: call.operand(1, "src"))
 
 
 @keeps(
@@ -283,6 +248,12 @@ def _truth(call: Call) -> Range:
     return BOOL
 
 
+def _as_bool(call: Call, position: int) -> Range:
+    argument = call.get(position)
+    found = call.range(argument)
+    return BOOL if found.has_zero or found.nan or dtype_of(argument) is None else Range(1.0, 1.0, False)
+
+
 @keeps("aten.logical_not")
 def _logical_not(call: Call) -> Range:
     a = _as_bool(call, 0)
@@ -290,54 +261,22 @@ def _logical_not(call: Call) -> Range:
 
 
 @keeps("aten.logical_and")
-def _logical_and(call: Call) -> Range:
-    return _both(call)
-
-
 def _both(call: Call) -> Range:
     a, b = _as_bool(call, 0), _as_bool(call, 1)
     return Range(min(a.low, b.low), min(a.high, b.high), False)
 
 
 @keeps("aten.logical_or")
-def _logical_or(call: Call) -> Range:
-    return _either(call)
-
-
 def _either(call: Call) -> Range:
     a, b = _as_bool(call, 0), _as_bool(call, 1)
     return Range(max(a.low, b.low), max(a.high, b.high), False)
 
 
-def _as_bool(call: Call, position: int) -> Range:
-    argument = call.get(position)
-    found = call.range(argument)
-    return BOOL if found.has_zero or found.nan or dtype_of(argument) is None else Range(1.0, 1.0, False)
+def _bitwise(of_bools: Transfer) -> Transfer:
+    """Make the function of an operator on bits, from that on truth values."""
+    return lambda call: of_bools(call) if call.dtype is torch.bool else whole(call.dtype)
 
 
-@keeps("aten.bitwise_and.Tensor")
-def _bitwise_and(call: Call) -> Range:
-    return _both(call) if call.dtype is torch.bool else whole(call.dtype)
-
-
-@keeps("aten.bitwise_or.Tensor")
-def _bitwise_or(call: Call) -> Range:
-    return _either(call) if call.dtype is torch.bool else whole(call.dtype)
-
-
-@keeps("aten.bitwise_xor.Tensor", "aten.bitwise_not")
-def _bitwise(call: Call) -> Range:
-    return whole(call.dtype)
-
-
-@keeps(
-    "aten._to_copy", "dim_order_ops._to_dim_order_copy", "aten.to.dtype", "aten.clone", "aten.type_as",
-    "dim_order_ops._clone_dim_order",
-)  # fmt: skip
-def _cast(call: Call) -> Range:
-    return call.operand(0)
-
-
-@keeps("aten.copy")
-def _copy(call: Call) -> Range:
-    return call.operand(1, "src")
+keeps("aten.bitwise_and.Tensor")(_bitwise(_both))
+keeps("aten.bitwise_or.Tensor")(_bitwise(_either))
+keeps("aten.bitwise_xor.Tensor", "aten.bitwise_not")(_bitwise(_truth))

@@ -40,16 +40,14 @@ def _pick_with_indices(call: Call) -> Result:
     return call.range(call.get(0)), _INDICES
 
 
-@keeps("aten.max_pool2d", "aten.max_pool1d", "aten.max_pool3d")
-def _max_pool(call: Call) -> Range:
-    return _pooled(call)
-
-
 def _pooled(call: Call) -> Range:
     """Padding takes part in no maximum; a window with gaps may see nothing else, and then gives -inf."""
     found, dilation = call.range(call.get(0)), call.get(4, "dilation", 1)
     apart = dilation if isinstance(dilation, (list, tuple)) else [dilation]
     return found if all(type(each) is int and each == 1 for each in apart) else Range(-INF, found.high, found.nan)
+
+
+keeps("aten.max_pool2d", "aten.max_pool1d", "aten.max_pool3d")(_pooled)
 
 
 @keeps("aten.max_pool2d_with_indices", "aten.max_pool3d_with_indices")
@@ -61,9 +59,7 @@ def _max_pool_with_indices(call: Call) -> Result:
 _INDICES = Range(-1.0, float(2**48), False)
 
 
-@keeps("aten.argmax", "aten.argmin")
-def _positions(call: Call) -> Range:
-    return _INDICES
+keeps("aten.argmax", "aten.argmin")(lambda call: _INDICES)
 
 
 @keeps("aten.cat", "aten.stack", "aten.concat")
@@ -77,6 +73,10 @@ def _cat(call: Call) -> Range:
 @keeps("aten.constant_pad_nd")
 def _pad(call: Call) -> Range:
     return union((call.operand(0), call.converted(call.get(2, "value", 0), call.dtype)))
+
+
+keeps("aten.tril", "aten.triu")(lambda call: union((call.operand(0), point(0))))
+keeps("aten.sym_size.int", "aten.sym_numel")(lambda call: Range(0.0, product([call.node.meta.get("val")]), False))
 
 
 _WRITTEN = {
@@ -120,13 +120,3 @@ def _arange(call: Call) -> Range:
         ends.append(Range(0.0, 0.0, False))
     found = union(ends)
     return convert(found, None, call.dtype) if not found.finite else settle(found, call.dtype)
-
-
-@keeps("aten.tril", "aten.triu")
-def _triangle(call: Call) -> Range:
-    return union((call.operand(0), point(0)))
-
-
-@keeps("aten.sym_size.int", "aten.sym_numel")
-def _size(call: Call) -> Range:
-    return Range(0.0, product([call.node.meta.get("val")]), False)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
+
 from exir_lowering.graphs.ranges.calls import Call, Result, keeps, product, rounds, shape_of
 from exir_lowering.graphs.ranges.values import (
     INF,
@@ -99,18 +101,12 @@ def _log_softmax(call: Call) -> Range:
 def _matmul(call: Call, one: Any, other: Any) -> Range:
     """Return the range of products of matrices; the last dimension of the first one is summed."""
     shape = shape_of(one)
-    terms = upper_terms(shape)
+    terms = product(shape[-1:]) if shape else INF
     return total(multiply(call.converted(one, call.dtype), call.converted(other, call.dtype)), terms, call.dtype)
 
 
-def upper_terms(shape: tuple[Any, ...] | None) -> float:
-    """Return the number of terms of a product with a matrix, inf if it is not known."""
-    return product(shape[-1:]) if shape else INF
-
-
-@rounds("aten.mm", "aten.bmm", "aten.matmul", "aten.mv", "aten.dot")
-def _mm(call: Call) -> Range:
-    return _matmul(call, call.get(0), call.get(1))
+_PRODUCTS = ("aten.mm", "aten.bmm", "aten.matmul", "aten.mv", "aten.dot")
+rounds(*_PRODUCTS)(lambda call: _matmul(call, call.get(0), call.get(1)))
 
 
 @rounds("aten.addmm", "aten.baddbmm", "aten.addmv")
@@ -167,12 +163,16 @@ def _statistics(eps: Any) -> tuple[Range, Range]:
     return TOP, Range(0.0, inverse, True) if inverse < INF else TOP
 
 
+def _dtype_of_first(call: Call) -> torch.dtype | None:
+    value = call.node.meta.get("val")
+    value = value[0] if isinstance(value, (tuple, list)) and value else value
+    return value.dtype if isinstance(value, torch.Tensor) else None
+
+
 @keeps("aten.native_layer_norm", "aten.layer_norm")
 def _layer_norm(call: Call) -> Result:
-    value = call.node.meta.get("val")
-    several = isinstance(value, (tuple, list))
-    call.dtype = getattr(value[0] if several and value else value, "dtype", None)
-    shape = call.get(1, "normalized_shape")
+    several = isinstance(call.node.meta.get("val"), (tuple, list))
+    call.dtype, shape = _dtype_of_first(call), call.get(1, "normalized_shape")
     if call.dtype is None or not isinstance(shape, (list, tuple)):
         return TOP
     terms = product(each.meta.get("val") if hasattr(each, "meta") else each for each in shape)
@@ -183,8 +183,7 @@ def _layer_norm(call: Call) -> Result:
 
 @keeps("aten.native_group_norm")
 def _group_norm(call: Call) -> Result:
-    value = call.node.meta.get("val")
-    call.dtype = getattr(value[0] if isinstance(value, (tuple, list)) and value else None, "dtype", None)
+    call.dtype = _dtype_of_first(call)
     channels, size, groups = (call.get(position) for position in (4, 5, 6))
     if call.dtype is None or not all(type(each) is int for each in (channels, size, groups)) or groups < 1:
         return TOP
@@ -195,8 +194,7 @@ def _group_norm(call: Call) -> Result:
 
 @keeps("aten._native_batch_norm_legit_no_training")
 def _batch_norm(call: Call) -> Result:
-    value = call.node.meta.get("val")
-    call.dtype = getattr(value[0] if isinstance(value, (tuple, list)) and value else None, "dtype", None)
+    call.dtype = _dtype_of_first(call)
     x, weight, bias, mean, variance = (call.get(position) for position in range(5))
     spread = call.range(variance)
     eps = call.get(6, "eps")
@@ -229,6 +227,4 @@ def _norm(call: Call) -> Range:
     return Range(0.0, math.sqrt(found.high) * 1.1, found.nan)
 
 
-@rounds("aten.var.correction", "aten.var.dim")
-def _variance(call: Call) -> Range:
-    return Range(0.0, INF, True)
+rounds("aten.var.correction", "aten.var.dim")(lambda call: Range(0.0, INF, True))

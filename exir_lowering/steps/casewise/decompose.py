@@ -21,13 +21,7 @@ from torch.export.graph_signature import (
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from exir_lowering._upstream.conversion import (
-    SYMBOLIC_OPERATORS,
-    Verifier,
-    add_sizes,
-    split_table,
-    updated_signature,
-)
+from exir_lowering._upstream.conversion import SYMBOLIC_OPERATORS, Verifier, add_sizes, split_table, updated_signature
 from exir_lowering._upstream.fakes import FakeTensorMode
 from exir_lowering._upstream.programs import (
     assemble_program,

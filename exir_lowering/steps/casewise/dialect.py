@@ -23,8 +23,9 @@ from exir_lowering._upstream.conversion import (
     skips_dim_order,
     view_copy_of,
 )
+from exir_lowering._upstream.operators import list_arguments
 from exir_lowering._upstream.programs import lazy_graph_module
-from exir_lowering._upstream.schemas import is_overload, list_arguments, writes
+from exir_lowering._upstream.schemas import is_overload, writes
 from exir_lowering.steps.casewise.cases import Case, place_side_by_side
 from exir_lowering.steps.casewise.rewrite import Plain, rewrite
 from exir_lowering.steps.casewise.templates import Template, take_templates
@@ -109,7 +110,7 @@ def _replaced_only(target: Any) -> Plain | None:
     if target in _LOOKED_AT or writes(target):
         return None
     copying: Any = target
-    if target.is_view or any(argument.is_aliased for argument in list_arguments(target)):
+    if target.is_view or any(argument.aliased for argument in list_arguments(target)):
         copying = view_copy_of(target)
         if copying is None or copying in _LOOKED_AT:
             return None
@@ -122,7 +123,7 @@ def _has_number_for_tensor(node: Node) -> bool:
     if not is_overload(node.target):
         return False
     for index, argument in enumerate(list_arguments(node.target)):
-        if argument.is_tensor:
+        if argument.type == "Tensor":
             value = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
             if not isinstance(value, Node) or not isinstance(value.meta.get("val"), torch.Tensor):
                 return True

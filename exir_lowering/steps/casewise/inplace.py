@@ -10,13 +10,8 @@ from networkx.utils import UnionFind
 from torch.fx import Graph, Node
 
 from exir_lowering._upstream.fakes import FakeTensorMode
-from exir_lowering._upstream.schemas import (
-    is_composite,
-    is_overload,
-    list_arguments,
-    returns_what_it_overwrites,
-    writes,
-)
+from exir_lowering._upstream.operators import list_arguments
+from exir_lowering._upstream.schemas import is_composite, is_overload, returns_what_it_overwrites, writes
 from exir_lowering._upstream.tensors import version
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.steps.casewise.cases import Describer
@@ -71,7 +66,7 @@ class _Aliases:
             yield from (node.all_input_nodes[index] for index in self._found(node).shared)
         else:
             for index, argument in enumerate(list_arguments(node.target)):
-                if argument.is_aliased:
+                if argument.aliased:
                     value = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
                     yield from _nodes(value)
 

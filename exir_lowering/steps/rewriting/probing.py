@@ -18,11 +18,7 @@ from torch.fx import Graph, Node
 
 from exir_lowering import graphs
 from exir_lowering._upstream.likeness import Likeness
-from exir_lowering._upstream.programs import (
-    assemble_program,
-    guards_code_of,
-    lazy_graph_module,
-)
+from exir_lowering._upstream.programs import assemble_program, guards_code_of, lazy_graph_module
 from exir_lowering.errors import LoweringError
 from exir_lowering.graphs import DELEGATION_TAG, LIFTED_ORDER
 from exir_lowering.plugins.asking import asked_of_forms
