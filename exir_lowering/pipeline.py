@@ -9,8 +9,8 @@ from torch.export import ExportedProgram
 
 from exir_lowering import graphs
 from exir_lowering._upstream import locks, pins
-from exir_lowering._upstream.compiler import EdgeProgramManager
 from exir_lowering._upstream.delegates import LoweredBackendModule
+from exir_lowering._upstream.executorch_compiler import EdgeProgramManager
 from exir_lowering.graphs import collector
 from exir_lowering.graphs.copies import own_state
 from exir_lowering.graphs.isolation import private_copy
@@ -34,10 +34,10 @@ from exir_lowering.plugins import availability, registry
 from exir_lowering.plugins.backend import Backend, CompileSpec, PartitionerLike
 from exir_lowering.plugins.predicting import planning_with
 from exir_lowering.plugins.rewrite import Rewrite
-from exir_lowering.steps import arguments, checks
+from exir_lowering.steps import arguments, invariants
 from exir_lowering.steps.arguments import TransformPasses
 from exir_lowering.steps.cached_preprocess import preprocess_cached
-from exir_lowering.steps.conversions import converting
+from exir_lowering.steps.conversion_context import converting
 from exir_lowering.steps.edge import as_edge, check_preserved, to_edge
 from exir_lowering.steps.extract import extract
 from exir_lowering.steps.preprocess import preprocess
@@ -284,7 +284,7 @@ def _partition(
             tagged.append(tag(edge.name, method.program, partitioner, state))
         with session.timed("extract"), collector.paused():
             step = extract(tagged[-1], earlier=len(method.partitions), non_convex=non_convex, shared=shared)
-            checks.check_extracted(step)
+            invariants.check_extracted(step)
         partitions, rejections = method.partitions + step.partitions, method.rejections + step.rejections
         method = ExtractedMethod(edge.name, step.program, partitions, rejections)
     return tagged, method

@@ -6,7 +6,8 @@ from .chained import ChainedPartitioner as ChainedPartitioner
 from .cost_table import CostModel as CostModel, CostTable as CostTable
 from .drop_in import ConvexPartitioner as ConvexPartitioner, convex_proposals as convex_proposals
 from .rules import Rule as Rule, RuledPartitioner as RuledPartitioner, allow as allow, deny as deny, pin as pin
-from .supports.checks import (
+from .supports.patterns import Match as Match, Pattern as Pattern, PatternSupport as PatternSupport
+from .supports.predicates import (
     argument_values as argument_values,
     constant_arguments as constant_arguments,
     constant_weights as constant_weights,
@@ -17,6 +18,5 @@ from .supports.checks import (
     ranks as ranks,
     static_shapes as static_shapes,
 )
-from .supports.patterns import Match as Match, Pattern as Pattern, PatternSupport as PatternSupport
 from .supports.support import GraphScope as GraphScope, No as No, Support as Support, scopes as scopes, where as where
 from .supports.templates import ANY as ANY, Constant as Constant, one_of as one_of

@@ -18,7 +18,7 @@ import torch
 from torch.fx import Node
 
 from exir_lowering import InputError, graphs
-from exir_lowering.partitioners.supports.checks import check_operator
+from exir_lowering.partitioners.supports.predicates import check_operator
 from exir_lowering.plugins import HOST, CostModel as CostModel, let_through
 
 _FORMAT, _VERSION = "exir-lowering costs", 1

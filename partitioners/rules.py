@@ -16,7 +16,7 @@ from torch.fx import Node
 from exir_lowering import CompileSpec, ExplainedResult, InputError, Partitioner, Rejection, graphs
 from exir_lowering.partitioners.algorithms import nested_run
 from exir_lowering.partitioners.algorithms.convex import Proposal, contract, list_computing
-from exir_lowering.partitioners.supports.checks import check_operator
+from exir_lowering.partitioners.supports.predicates import check_operator
 from exir_lowering.plugins import HOST as HOST
 
 Facts = Mapping[str, Collection[str]]

@@ -22,7 +22,7 @@ from executorch.exir._serialize._named_data_store import NamedDataStore
 from executorch.exir.emit import _emitter
 
 from exir_lowering._upstream import pins
-from exir_lowering._upstream.acceleration.work import current
+from exir_lowering._upstream.acceleration.memory import current
 from exir_lowering._upstream.replacing import replacing
 
 _HEAD = 64

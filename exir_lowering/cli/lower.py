@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exir_lowering.cli import cache, constants, programs
+from exir_lowering.cli import cache, constant_methods, program_files
 from exir_lowering.cli.command import OK, Command
 from exir_lowering.cli.output import check_target, describe_written, format_size, kept_from_stdout, make_console, say
 from exir_lowering.errors import InputError
@@ -35,7 +35,7 @@ A file that would run code when it is loaded is refused; give --trust if it come
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    programs.add_arguments(parser)
+    program_files.add_arguments(parser)
     parser.add_argument("-o", "--output", required=True, metavar="OUT.pte", help="the file to write")
     parser.add_argument(
         "--external-weights", metavar="NAME", help="put weights into the data file NAME.ptd beside the .pte file"
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the state that methods share: what has one name, or these names; auto: what was one memory when it was "
         "exported, which programs from files have lost (default: auto)",
     )
-    constants.add_arguments(parser)
+    constant_methods.add_arguments(parser)
     parser.add_argument("--sizes", action="store_true", help="show how many bytes each part of the files takes")
     caching = parser.add_mutually_exclusive_group()
     caching.add_argument("--cache", metavar="FOLDER", help="keep results in this folder, not in the user's cache")
@@ -71,19 +71,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Lower the programs, write the files and print the report."""
-    files = programs.find_programs(arguments.models)
+    files = program_files.find_programs(arguments.models)
     target = check_target(arguments.output, ".pte")
     if arguments.external_weights is not None:
         _check_data_name(arguments.external_weights)
-    values = constants.read_constants(arguments, files)
+    values = constant_methods.read_constants(arguments, files)
     with kept_from_stdout(arguments.json):
         from exir_lowering.pipeline import lower
 
-        methods = programs.read_programs(files, arguments.trust)
-        options = programs.make_options(arguments, cache=False if arguments.no_cache else arguments.cache or True)
+        methods = program_files.read_programs(files, arguments.trust)
+        options = program_files.make_options(arguments, cache=False if arguments.no_cache else arguments.cache or True)
         lowered = lower(methods, arguments.partitioner, options=options)
         if arguments.runner_metadata:
-            values = constants.add_metadata(values, lowered.edge_programs["forward"])
+            values = constant_methods.add_metadata(values, lowered.edge_programs["forward"])
         artifact = lowered.emit(
             _make_emission_config(arguments),
             constant_methods=values,

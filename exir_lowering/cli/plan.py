@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from exir_lowering.cli import programs
+from exir_lowering.cli import program_files
 from exir_lowering.cli.command import MISTAKE, OK, Command
 from exir_lowering.cli.output import check_target, describe_written, kept_from_stdout, make_console, say, write_file
 from exir_lowering.errors import CoverageError
@@ -26,7 +26,7 @@ when less is delegated.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    programs.add_arguments(parser)
+    program_files.add_arguments(parser)
     parser.add_argument("--html", metavar="PLAN.html", help="write a page with the graph of partitions, for a browser")
     parser.add_argument("--dot", metavar="PLAN.dot", help="write the graph of partitions for Graphviz")
     parser.add_argument("--json", action="store_true", help="print the plan as JSON instead of tables")
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(arguments: argparse.Namespace) -> int:
     """Plan, print the plan and write its pictures; return `MISTAKE` when less is delegated than is required."""
-    files = programs.find_programs(arguments.models)
+    files = program_files.find_programs(arguments.models)
     pictures = {
         suffix: check_target(path, f".{suffix}")
         for suffix, path in (("html", arguments.html), ("dot", arguments.dot))
@@ -47,9 +47,9 @@ def execute(arguments: argparse.Namespace) -> int:
         from exir_lowering.pipeline import plan
 
         required = {"require_coverage": arguments.require_coverage, "require_full": arguments.require_full}
-        options = programs.make_options(arguments, **required)
+        options = program_files.make_options(arguments, **required)
         try:
-            planned = plan(programs.read_programs(files, arguments.trust), arguments.partitioner, options=options)
+            planned = plan(program_files.read_programs(files, arguments.trust), arguments.partitioner, options=options)
         except CoverageError as error:
             failure, planned = error, error.plan
     for suffix, path in pictures.items():

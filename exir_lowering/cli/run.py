@@ -11,7 +11,7 @@ from typing import Any, Literal
 from rich.table import Table
 from rich.text import Text
 
-from exir_lowering.cli import inputs
+from exir_lowering.cli import method_inputs
 from exir_lowering.cli.command import OK, Command
 from exir_lowering.cli.output import (
     check_target,
@@ -120,7 +120,7 @@ def execute(arguments: argparse.Namespace) -> int:
     source = find_file(arguments.model)
     data = [find_file(path) for path in arguments.data]
     save = None if arguments.save is None else check_target(arguments.save)
-    inputs.check_inputs(arguments.inputs)
+    method_inputs.check_inputs(arguments.inputs)
     if arguments.json and not arguments.profile:
         raise InputError("--json prints the profile as JSON: give --profile too.")
 
@@ -130,7 +130,7 @@ def execute(arguments: argparse.Namespace) -> int:
 
     limits = None if arguments.timeout is None else Limits(seconds=arguments.timeout)
     torch.manual_seed(arguments.seed)
-    values = inputs.make_inputs(arguments.inputs)
+    values = method_inputs.make_inputs(arguments.inputs)
     with kept_from_stdout(arguments.json):
         program = load(
             source,

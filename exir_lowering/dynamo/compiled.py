@@ -22,9 +22,9 @@ from exir_lowering._upstream.dynamo import boxed_code
 from exir_lowering._upstream.fakes import dim_order
 from exir_lowering._upstream.schemas import higher_order_name, may_rely_on_memory_order, returns_view
 from exir_lowering.dynamo.aliases import on_host, sole_views
-from exir_lowering.dynamo.calls import Call, make_call
 from exir_lowering.dynamo.capture import Captured, is_host_value, results_of
 from exir_lowering.dynamo.higher_order import host_call, is_host_call
+from exir_lowering.dynamo.partition_calls import Call, make_call
 from exir_lowering.pte.value_kinds import strides
 
 Boxed = Callable[[list[Any]], Any]

@@ -11,7 +11,6 @@ from torch.fx import Graph, GraphModule
 from exir_lowering._upstream.dynamo import eager, outside_tracing
 from exir_lowering._upstream.explaining import GraphCompileReason, call_compiled, ending
 from exir_lowering.dynamo.attempts import list_candidates
-from exir_lowering.dynamo.calls import find_executor
 from exir_lowering.dynamo.capture import NotLowered
 from exir_lowering.dynamo.compiled import Boxed
 from exir_lowering.dynamo.compiler import NAME, Function, try_each, warn_of_mode
@@ -20,6 +19,7 @@ from exir_lowering.dynamo.graph import GraphCompiler, Modules, Weights, capture_
 from exir_lowering.dynamo.logs import Kind, Log
 from exir_lowering.dynamo.lowering import plan_graphs
 from exir_lowering.dynamo.options import read_options
+from exir_lowering.dynamo.partition_calls import find_executor
 from exir_lowering.dynamo.partitioning import takes_any
 from exir_lowering.graphs.sources import Frame
 from exir_lowering.plugins import registry

@@ -18,7 +18,7 @@ from exir_lowering.dynamo.logs import Kind, Log
 from exir_lowering.dynamo.lowering import CompiledGraphs, compile_graphs
 from exir_lowering.dynamo.partitioning import takes_any
 from exir_lowering.dynamo.specialized import Specialized, has_symbolic_sizes, specialize
-from exir_lowering.dynamo.weights import Mark, Watched
+from exir_lowering.dynamo.watched_weights import Mark, Watched
 from exir_lowering.errors import BackendFailure, LoweringError
 from exir_lowering.errors.interrupts import let_through
 

@@ -13,7 +13,6 @@ from exir_lowering import graphs
 from exir_lowering._upstream.dynamo import outside_tracing
 from exir_lowering._upstream.schemas import is_overload
 from exir_lowering.dynamo.attempts import Attempt
-from exir_lowering.dynamo.calls import is_hosted
 from exir_lowering.dynamo.capture import Captured, NotLowered
 from exir_lowering.dynamo.compiled import CompiledGraph, compile_graph
 from exir_lowering.dynamo.decompositions import restore_pools
@@ -21,6 +20,7 @@ from exir_lowering.dynamo.higher_order import has_host_calls
 from exir_lowering.dynamo.logs import Kind
 from exir_lowering.dynamo.once import Once
 from exir_lowering.dynamo.options import requires_coverage
+from exir_lowering.dynamo.partition_calls import is_hosted
 from exir_lowering.dynamo.partitioning import ApartByRandom, LeavingLosses, LeavingRandom
 from exir_lowering.dynamo.random_numbers import Order, list_random, order_of, restore_order
 from exir_lowering.lowered import LoweredMethods

@@ -23,7 +23,7 @@ from exir_lowering.graphs.debug_handles import number_handles, put_back
 from exir_lowering.model import BackendGroup, LoweredPartition, Partition
 from exir_lowering.plugins.backend import Backend
 from exir_lowering.plugins.reads import PROVENANCE
-from exir_lowering.steps.cache.canonical import describe_program
+from exir_lowering.steps.cache.canonical_programs import describe_program
 from exir_lowering.steps.cache.keys import NoKeyError, make_key
 from exir_lowering.steps.cached_preprocess import preprocess_cached
 from exir_lowering.steps.session import Session

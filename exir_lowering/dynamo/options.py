@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 from executorch.exir.backend.backend_details import BackendDetails
 
 from exir_lowering._upstream.dynamo import registered_backends
-from exir_lowering.dynamo.weights import Check
+from exir_lowering.dynamo.watched_weights import Check
 from exir_lowering.errors import InputError
 from exir_lowering.options import LoweringOptions
 from exir_lowering.plugins import registry

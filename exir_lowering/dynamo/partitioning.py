@@ -26,7 +26,7 @@ from exir_lowering.dynamo.higher_order import is_host_call
 from exir_lowering.dynamo.random_numbers import is_random
 from exir_lowering.graphs import measures
 from exir_lowering.model import Rejection
-from exir_lowering.plans.values import MethodPlan
+from exir_lowering.plans.planned import MethodPlan
 from exir_lowering.plugins.backend import ExplainedResult
 from exir_lowering.plugins.costs import CostModel
 from exir_lowering.plugins.predicting import cost_of

@@ -18,7 +18,7 @@ from exir_lowering._upstream.trees import pytree
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs import treespecs
-from exir_lowering.lowered_module import values
+from exir_lowering.lowered_module import json_values
 from exir_lowering.runtime.inputs import show
 
 
@@ -232,7 +232,7 @@ def _read_leaf(json: Any) -> Leaf:
     if json is None:
         return None
     (content,) = json
-    value = values.decode(content, values.Tensors(()))
+    value = json_values.decode(content, json_values.Tensors(()))
     if value is not None and type(value) not in (bool, int, float, str):
         raise TypeError(f"a fixed value is a {type(value).__name__}")
     return Fixed(value)
@@ -263,7 +263,7 @@ def _types(spec: Any) -> list[type]:
 
 
 def _leaf_json(leaf: Leaf) -> Any:
-    return None if leaf is None else [values.encode("a fixed value", leaf.value, [])]
+    return None if leaf is None else [json_values.encode("a fixed value", leaf.value, [])]
 
 
 def _leaf(argument: Any) -> Leaf:

@@ -14,7 +14,7 @@ from exir_lowering import graphs
 from exir_lowering.errors import BackendUnavailableWarning
 from exir_lowering.lowered_module.convention import of_program
 from exir_lowering.lowered_module.module import Delegates, LoweredModule
-from exir_lowering.lowered_module.originals import OriginalRunner
+from exir_lowering.lowered_module.original_graphs import OriginalRunner
 from exir_lowering.lowered_module.record import Record
 from exir_lowering.lowered_module.runners import Engine, open_available
 from exir_lowering.lowered_module.source import Source

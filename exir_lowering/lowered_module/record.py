@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from exir_lowering.errors import InputError
-from exir_lowering.lowered_module import convention, values
+from exir_lowering.lowered_module import convention, json_values as plain
 from exir_lowering.lowered_module.convention import Convention
 from exir_lowering.pte.digests import XXH3
 from exir_lowering.pte.format import MethodSpec
@@ -45,7 +45,7 @@ def write(record: Record) -> list[bytes | memoryview]:
         "version": VERSION,
         "methods": [convention.to_json(one) for one in record.conventions.values()],
         "attributes": {
-            name: values.encode(f"The attribute {name!r}", value, tensors) for name, value in record.attributes.items()
+            name: plain.encode(f"The attribute {name!r}", value, tensors) for name, value in record.attributes.items()
         },
         "bundled": _cases("A bundled input", record.bundled, tensors),
         "expected": _cases("The output for a bundled input", record.expected, tensors),
@@ -95,7 +95,7 @@ def unpack(kept: memoryview) -> tuple[Any, memoryview]:
 
 
 def _read(stored: Any, methods: Mapping[str, MethodSpec], rest: memoryview) -> Record:
-    tensors = values.Tensors(_tensors(_a(list, stored["tensors"]), rest))
+    tensors = plain.Tensors(_tensors(_a(list, stored["tensors"]), rest))
     read = [convention.from_json(one) for one in _a(list, stored["methods"])]
     conventions = {one.method: one for one in read}
     if len(conventions) != len(read):
@@ -110,7 +110,7 @@ def _read(stored: Any, methods: Mapping[str, MethodSpec], rest: memoryview) -> R
     expected = _read_cases(stored["expected"], tensors)
     _check_cases(conventions, bundled, expected)
     return Record(
-        conventions, {name: values.decode(one, tensors) for name, one in attributes.items()}, bundled, expected
+        conventions, {name: plain.decode(one, tensors) for name, one in attributes.items()}, bundled, expected
     )
 
 
@@ -157,13 +157,12 @@ def _check_cases(
 
 def _cases(where: str, methods: Mapping[str, Cases], tensors: list[torch.Tensor]) -> dict[str, Any]:
     return {
-        name: [values.encode(f"{where} of {name!r}", case, tensors) for case in cases]
-        for name, cases in methods.items()
+        name: [plain.encode(f"{where} of {name!r}", case, tensors) for case in cases] for name, cases in methods.items()
     }
 
 
-def _read_cases(stored: Any, tensors: values.Tensors) -> dict[str, Cases]:
+def _read_cases(stored: Any, tensors: plain.Tensors) -> dict[str, Cases]:
     decoded = {
-        name: [values.decode(case, tensors) for case in _a(list, cases)] for name, cases in _a(dict, stored).items()
+        name: [plain.decode(case, tensors) for case in _a(list, cases)] for name, cases in _a(dict, stored).items()
     }
     return {name: tuple(_a(list, case) for case in cases) for name, cases in decoded.items()}

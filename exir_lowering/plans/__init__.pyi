@@ -2,9 +2,7 @@ from .data import to_json as to_json
 from .dot import to_dot as to_dot
 from .lowering_plan import LoweringPlan as LoweringPlan
 from .page import to_html as to_html
-from .report import Report as Report
-from .text import table as table, to_text as to_text
-from .values import (
+from .planned import (
     Advice as Advice,
     HostCost as HostCost,
     HostNode as HostNode,
@@ -15,3 +13,5 @@ from .values import (
     RefusedMerge as RefusedMerge,
     Unchanged as Unchanged,
 )
+from .report import Report as Report
+from .text import table as table, to_text as to_text

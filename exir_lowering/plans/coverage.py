@@ -5,7 +5,7 @@ from __future__ import annotations
 from exir_lowering.errors import CoverageError
 from exir_lowering.options import LoweringOptions
 from exir_lowering.plans.lowering_plan import LoweringPlan
-from exir_lowering.plans.values import HostNode
+from exir_lowering.plans.planned import HostNode
 
 _LISTED = 12
 """How many kinds of host operators an error lists for each method."""

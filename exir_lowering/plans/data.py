@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
-from exir_lowering.plans.values import MethodPlan
+from exir_lowering.plans.planned import MethodPlan
 
 if TYPE_CHECKING:
     from exir_lowering.plans.lowering_plan import LoweringPlan

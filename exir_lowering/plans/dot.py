@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from exir_lowering.plans import wording
+from exir_lowering.plans import formatting
 from exir_lowering.plans.picture import label, picture
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def _lines(plan: LoweringPlan) -> Iterator[str]:
             text = _quote(f"{vertex.title}\n{label(vertex)}")
             yield f'    {names[vertex.id]} [label={text}, fillcolor="{colour}"];'
         for edge in drawn.edges:
-            style = f"label={_quote(wording.size(edge.bytes))}" if edge.bytes else "style=dashed"
+            style = f"label={_quote(formatting.size(edge.bytes))}" if edge.bytes else "style=dashed"
             yield f"    {names[edge.source]} -> {names[edge.target]} [{style}];"
         yield "  }"
     yield "}"

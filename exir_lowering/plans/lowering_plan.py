@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from exir_lowering.model import State
 from exir_lowering.plans import data, dot, page, text
-from exir_lowering.plans.values import MethodPlan, Unchanged
+from exir_lowering.plans.planned import MethodPlan, Unchanged
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -10,8 +10,8 @@ import networkx as nx
 
 from exir_lowering.graphs.order import topological
 from exir_lowering.graphs.schedule import dag, schedule
-from exir_lowering.plans import layout, wording
-from exir_lowering.plans.values import MethodPlan
+from exir_lowering.plans import formatting, layout
+from exir_lowering.plans.planned import MethodPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def picture(method: MethodPlan) -> Picture:
 
 def label(vertex: Vertex) -> str:
     """Return the second line of a vertex: its backend and the number of its operators."""
-    count = wording.many(len(vertex.nodes), "operator")
+    count = formatting.many(len(vertex.nodes), "operator")
     return count if vertex.backend is None else f"{vertex.backend}, {count}"
 
 

@@ -16,8 +16,8 @@ from exir_lowering.graphs import measures
 from exir_lowering.graphs.order import reach, topological
 from exir_lowering.graphs.schedule import dag, fewest
 from exir_lowering.model import EdgeMethod, ExtractedMethod, Partition, Rejection, TaggedMethod
+from exir_lowering.plans.planned import Advice, HostNode, MethodPlan, PlannedNode, PlannedPartition, RefusedMerge
 from exir_lowering.plans.prediction import predict
-from exir_lowering.plans.values import Advice, HostNode, MethodPlan, PlannedNode, PlannedPartition, RefusedMerge
 from exir_lowering.plugins.costs import CostModel
 
 _ADVICE = 10

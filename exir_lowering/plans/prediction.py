@@ -12,7 +12,7 @@ from exir_lowering import graphs
 from exir_lowering.graphs import measures
 from exir_lowering.graphs.walking import NestedGraph
 from exir_lowering.model import EdgeMethod
-from exir_lowering.plans.values import Advice, HostCost, HostNode, Prediction
+from exir_lowering.plans.planned import Advice, HostCost, HostNode, Prediction
 from exir_lowering.plugins.costs import HOST, CostModel
 from exir_lowering.plugins.predicting import AskedCosts, count_trips
 

@@ -14,9 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from exir_lowering.model import RefusedRewrite, Rewriting
-from exir_lowering.plans import wording
+from exir_lowering.plans import formatting as shown
 from exir_lowering.plans.data import coverages, to_json
-from exir_lowering.plans.values import HostCost, HostNode, MethodPlan, PlannedPartition
+from exir_lowering.plans.planned import HostCost, HostNode, MethodPlan, PlannedPartition
 
 if TYPE_CHECKING:
     from exir_lowering.plans.lowering_plan import LoweringPlan
@@ -77,7 +77,7 @@ def to_text(plan: LoweringPlan, width: int = 120) -> str:
 
 def _parts(method: MethodPlan, width: int) -> Iterator[RenderableType]:
     backends = {partition.id: partition.backend_id for partition in method.partitions}
-    yield Text(f"\n{method.name}: {wording.many(len(method.nodes), 'operator')}")
+    yield Text(f"\n{method.name}: {shown.many(len(method.nodes), 'operator')}")
     yield from _prediction(method)
     if method.partitions:
         yield from _section("Partitions", len(method.partitions))
@@ -98,12 +98,12 @@ def _parts(method: MethodPlan, width: int) -> Iterator[RenderableType]:
     if method.adjustments:
         yield from _section("Dropped or cut", len(method.adjustments))
         adjustments = method.adjustments
-        yield from _list_nodes([(a.kind, f"{wording.span(a.nodes)}: {a.reason} [{a.by}]") for a in adjustments])
+        yield from _list_nodes([(a.kind, f"{shown.span(a.nodes)}: {a.reason} [{a.by}]") for a in adjustments])
     if method.refused_merges:
         yield from _section("Cannot be one partition", len(method.refused_merges))
         merges = method.refused_merges
         yield from _list_nodes(
-            [("-", f"{m.first} and {m.second} ({backends.get(m.first, '')}): {wording.path(m.path)}") for m in merges]
+            [("-", f"{m.first} and {m.second} ({backends.get(m.first, '')}): {shown.path(m.path)}") for m in merges]
         )
     if method.advice:
         yield from _section("Advice", len(method.advice))
@@ -113,14 +113,14 @@ def _parts(method: MethodPlan, width: int) -> Iterator[RenderableType]:
 def _prediction(method: MethodPlan) -> Iterator[RenderableType]:
     predicted = method.prediction
     parts = (("host", predicted.host_seconds), ("delegates", predicted.delegate_seconds))
-    shares = [f"{name} {wording.duration(seconds)}" for name, seconds in parts]
-    shares.append(f"data between them {wording.duration(predicted.crossing_seconds)}")
+    shares = [f"{name} {shown.duration(seconds)}" for name, seconds in parts]
+    shares.append(f"data between them {shown.duration(predicted.crossing_seconds)}")
     if predicted.guessed:
-        shares.append(f"{wording.many(predicted.guessed, 'operator')} without a cost, taken from the default model")
-    yield Padding(Text(f"Predicted latency {wording.duration(predicted.seconds)}: {', '.join(shares)}"), (0, 0, 0, 2))
+        shares.append(f"{shown.many(predicted.guessed, 'operator')} without a cost, taken from the default model")
+    yield Padding(Text(f"Predicted latency {shown.duration(predicted.seconds)}: {', '.join(shares)}"), (0, 0, 0, 2))
     if predicted.largest:
         yield from _section("Largest costs on the host", len(predicted.largest))
-        yield from _list_nodes([(wording.duration(cost.seconds), _cost(cost)) for cost in predicted.largest])
+        yield from _list_nodes([(shown.duration(cost.seconds), _cost(cost)) for cost in predicted.largest])
 
 
 def _cost(cost: HostCost) -> str:
@@ -131,11 +131,11 @@ def rewritten(method: MethodPlan) -> str:
     """Return what rewrites changed in all."""
     fewer = sum(len(one.removed) - len(one.made) for one in method.rewritings)
     saved = sum(one.bytes_saved for one in method.rewritings)
-    words = [f"{fewer:,} operators fewer", f"{wording.size(abs(saved))} {'less' if saved >= 0 else 'more'} written"]
+    words = [f"{fewer:,} operators fewer", f"{shown.size(abs(saved))} {'less' if saved >= 0 else 'more'} written"]
     if method.unchanged is not None:
         before, now = method.unchanged, method.prediction.seconds
         words.append(f"partitions {before.partitions:,} -> {len(method.partitions):,}")
-        words.append(f"predicted {wording.duration(before.seconds)} -> {wording.duration(now)}")
+        words.append(f"predicted {shown.duration(before.seconds)} -> {shown.duration(now)}")
     return ", ".join(words)
 
 
@@ -151,10 +151,10 @@ def group_rewritings(rewritings: Sequence[Rewriting]) -> Iterator[Group]:
     """Yield rewritings grouped by what they replaced, the most frequent first, each group with one source line."""
     groups: dict[tuple[str, str], list[Rewriting]] = {}
     for one in rewritings:
-        groups.setdefault((one.rewrite, wording.format_count(Counter(one.operators))), []).append(one)
+        groups.setdefault((one.rewrite, shown.format_count(Counter(one.operators))), []).append(one)
     for (name, operators), ones in sorted(groups.items(), key=lambda group: -len(group[1])):
         example = next((one for one in ones if one.source), ones[0])
-        source = wording.middle(example.source, _SOURCE)
+        source = shown.middle(example.source, _SOURCE)
         place = f"{example.removed[0]} -> {example.kept}" + (f": {source}" if source else "")
         yield f"{len(ones):,} x", f"{name}: {operators}", place
 
@@ -166,7 +166,7 @@ def group_refused(refused: Sequence[RefusedRewrite]) -> Iterator[Group]:
         groups.setdefault((one.rewrite, one.operator, one.reason, one.advice), []).append(one)
     for (name, operator, reason, advice), ones in sorted(groups.items(), key=lambda group: -len(group[1])):
         example = next((one for one in ones if one.source), ones[0])
-        source = wording.middle(example.source, _SOURCE)
+        source = shown.middle(example.source, _SOURCE)
         place = f"{example.node}" + (f": {source}" if source else "")
         yield f"{len(ones):,} x", f"{name}, {operator}: {reason}{'; ' if advice else ''}{advice}", place
 
@@ -185,22 +185,22 @@ def _partitions(partitions: Sequence[PlannedPartition]) -> Table:
             Text(partition.id),
             Text(partition.backend_id),
             Text(_operators(partition)),
-            wording.size(partition.weight_bytes),
-            wording.size(partition.bytes_in),
-            wording.size(partition.bytes_out),
-            wording.operations(partition.flops),
+            shown.size(partition.weight_bytes),
+            shown.size(partition.bytes_in),
+            shown.size(partition.bytes_out),
+            shown.operations(partition.flops),
         )
     return rows
 
 
 def _operators(partition: PlannedPartition) -> str:
     counts = Counter({name.removesuffix(".default"): count for name, count in partition.operators.items()})
-    return f"{len(partition.nodes):,}: {wording.format_count(counts)}"
+    return f"{len(partition.nodes):,}: {shown.format_count(counts)}"
 
 
 def _in_words(partition: PlannedPartition) -> str:
-    handed = f"{wording.size(partition.bytes_in)} in, {wording.size(partition.bytes_out)} out"
-    costs = f"{wording.size(partition.weight_bytes)} of weights, {handed}, {wording.operations(partition.flops)} flops"
+    handed = f"{shown.size(partition.bytes_in)} in, {shown.size(partition.bytes_out)} out"
+    costs = f"{shown.size(partition.weight_bytes)} of weights, {handed}, {shown.operations(partition.flops)} flops"
     return f"{partition.backend_id}, {_operators(partition)}; {costs}"
 
 
@@ -211,7 +211,7 @@ def _group(host: Sequence[HostNode]) -> Iterator[tuple[str, str]]:
         groups.setdefault((node.operator, node.reason, node.by), []).append(node)
     for (operator, reason, by), nodes in sorted(groups.items(), key=lambda group: -len(group[1])):
         example = next((node for node in nodes if node.source), nodes[0])
-        source = wording.middle(example.source, _SOURCE)
+        source = shown.middle(example.source, _SOURCE)
         where = f"\n{example.node}: {source}" if source else f"\n{example.node}"
         yield f"{len(nodes):,} x", f"{operator}: {reason or 'no reason given'} [{by}]{where}"
 

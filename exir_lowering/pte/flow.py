@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from exir_lowering.pte.calls import Body
 from exir_lowering.pte.dataflow import DELEGATE, FREE, JUMP, KERNEL, MOVE, PlanInstruction
 from exir_lowering.pte.flatbuffer import CorruptError
+from exir_lowering.pte.instructions import Body
 from exir_lowering.pte.slots import KernelTypes as K
 from exir_lowering.pte.value_kinds import Tensor
 

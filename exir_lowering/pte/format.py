@@ -15,14 +15,14 @@ from functools import partial
 import torch
 
 from exir_lowering.pte import dataflow, payloads
-from exir_lowering.pte.calls import Body, check_calls
 from exir_lowering.pte.code import Code, Payload, read_methods
 from exir_lowering.pte.container import Data
 from exir_lowering.pte.flatbuffer import CorruptError
 from exir_lowering.pte.flow import check_flow
 from exir_lowering.pte.inference import check_kernels
+from exir_lowering.pte.instructions import Body, check_calls
+from exir_lowering.pte.kernel_signatures import signature
 from exir_lowering.pte.payloads import CheckedPayload, FindChecks
-from exir_lowering.pte.signatures import signature
 from exir_lowering.pte.slots import KernelTypes as K
 from exir_lowering.pte.value_kinds import MemoryLayout, Tensor, ValueSpec
 from exir_lowering.pte.values import Allocation, Storage

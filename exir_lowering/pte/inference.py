@@ -19,9 +19,9 @@ from exir_lowering._upstream.meta_functions import WITHOUT_COMPILER
 from exir_lowering._upstream.operators import FunctionalOperator, functional_operator
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.pte import quantized
-from exir_lowering.pte.calls import Body
 from exir_lowering.pte.dataflow import KERNEL
 from exir_lowering.pte.flatbuffer import CorruptError
+from exir_lowering.pte.instructions import Body
 from exir_lowering.pte.slots import KernelTypes as K
 from exir_lowering.pte.value_kinds import MemoryLayout, Tensor, strides
 

@@ -7,7 +7,7 @@ from torch.fx import Node
 
 from exir_lowering.graphs.operators.purity import only_computes
 from exir_lowering.plugins import Doubt, Rewrite, Scope
-from exir_lowering.rewrites.forms import call_key, is_quantisation
+from exir_lowering.rewrites.node_facts import call_key, is_quantisation
 
 
 class CommonSubexpressions(Rewrite):

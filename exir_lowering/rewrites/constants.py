@@ -9,7 +9,7 @@ from torch.fx import Node
 
 from exir_lowering.graphs.operators.purity import only_computes
 from exir_lowering.plugins import Doubt, Rewrite, Scope
-from exir_lowering.rewrites.forms import MOVEMENTS, call_key, calls, is_quantisation, static_shape, tensor_of
+from exir_lowering.rewrites.node_facts import MOVEMENTS, call_key, calls, is_quantisation, static_shape, tensor_of
 
 _GROWTH = 1 << 18
 """Bytes by which every method may grow."""

@@ -10,7 +10,7 @@ from typing import Any
 from torch.fx import Node
 
 from exir_lowering.plugins import Doubt, Rewrite, Scope
-from exir_lowering.rewrites.forms import call_again, calls, is_contiguous, same_layout, static_shape, tensor_of
+from exir_lowering.rewrites.node_facts import call_again, calls, is_contiguous, same_layout, static_shape, tensor_of
 
 _BMM, _EXPAND = "aten.bmm.default", "aten.expand_copy.default"
 _VIEW, _PERMUTE = "aten.view_copy.default", "aten.permute_copy.default"

@@ -9,7 +9,7 @@ from torch.fx import Node
 from exir_lowering import graphs
 from exir_lowering.graphs.sources import is_part_of_linear
 from exir_lowering.plugins import Doubt, Rewrite, Scope
-from exir_lowering.rewrites.forms import is_contiguous, same_layout
+from exir_lowering.rewrites.node_facts import is_contiguous, same_layout
 
 _RESHAPES = ("aten.view_copy.default", "aten.squeeze_copy.dims", "aten.unsqueeze_copy.default")
 """Operators that keep the elements and their order."""

@@ -7,7 +7,7 @@ from torch.fx import Node
 
 from exir_lowering import graphs
 from exir_lowering.plugins import Doubt, Rewrite, Scope
-from exir_lowering.rewrites.forms import calls, is_float32
+from exir_lowering.rewrites.node_facts import calls, is_float32
 from exir_lowering.rewrites.reductions import mean_of_rows
 
 _NORM = "aten.native_layer_norm.default"

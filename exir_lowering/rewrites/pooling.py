@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from exir_lowering import graphs
 from exir_lowering.plugins import Doubt, Rewrite, Scope
-from exir_lowering.rewrites.forms import pair, same_layout, static_shape, tensor_of
+from exir_lowering.rewrites.node_facts import pair, same_layout, static_shape, tensor_of
 
 _POOL, _MEAN = "aten.avg_pool2d.default", "aten.mean.dim"
 

@@ -9,7 +9,7 @@ from torch.fx import Node
 
 from exir_lowering import graphs
 from exir_lowering.plugins import Doubt, Rewrite, Scope
-from exir_lowering.rewrites.forms import is_contiguous, is_float32, tensor_of
+from exir_lowering.rewrites.node_facts import is_contiguous, is_float32, tensor_of
 
 _MEAN, _VIEW = "aten.mean.dim", "aten.view_copy.default"
 _POOLED = 4

@@ -12,7 +12,7 @@ from torch.fx import Node
 from exir_lowering import graphs
 from exir_lowering.graphs import measures
 from exir_lowering.plugins import Doubt, Rewrite, Scope
-from exir_lowering.rewrites.forms import MOVEMENTS, call_again, calls, is_float32, same_type
+from exir_lowering.rewrites.node_facts import MOVEMENTS, call_again, calls, is_float32, same_type
 
 _FAR = -2e38
 """What is added to masked scores. With scores of at most 1e37 the sum is finite, and so far below any score that is not

@@ -6,7 +6,7 @@ import torch
 from torch.fx import Node
 
 from exir_lowering.plugins import Doubt, Rewrite, Scope
-from exir_lowering.rewrites.forms import is_float32, pair, static_shape, tensor_of
+from exir_lowering.rewrites.node_facts import is_float32, pair, static_shape, tensor_of
 
 _CONVOLUTION, _ADD = "aten.convolution.default", "aten.add.Tensor"
 

@@ -26,7 +26,7 @@ from exir_lowering.plugins.processes.messages import Message, describe_error
 from exir_lowering.pte.code import read_code
 from exir_lowering.pte.dataflow import JUMP
 from exir_lowering.pte.format import MethodSpec
-from exir_lowering.runtime.apart import values
+from exir_lowering.runtime.apart import transfer
 from exir_lowering.runtime.engine import Engine
 from exir_lowering.runtime.inputs import prepare
 from exir_lowering.runtime.program import open_engine, read_file
@@ -102,7 +102,7 @@ def _run(header: Any, contents: Sequence[bytes]) -> Message:
     child, method, inputs = _called(header, contents)
     with child.engine.lock, child.engine.entered(method.name):
         outputs = child.engine.run(method, inputs)
-    described, made = values.write(outputs)
+    described, made = transfer.write(outputs)
     return {"values": described}, made
 
 
@@ -123,7 +123,7 @@ def _called(header: Any, contents: Sequence[bytes]) -> tuple[_Child, MethodSpec,
     method = _child.file.methods[header["method"]]
     _check_steps(_child, method)
     where = _child.file.where(method.name)
-    return _child, method, prepare(where, method, values.read(header["values"], contents))
+    return _child, method, prepare(where, method, transfer.read(header["values"], contents))
 
 
 def _check_steps(child: _Child, method: MethodSpec) -> None:

@@ -19,12 +19,12 @@ from exir_lowering.graphs.serialized import Encoded, NotSerialisableError
 from exir_lowering.model import EdgeMethod
 from exir_lowering.options import LoweringOptions
 from exir_lowering.steps.arguments import RequestedMethod
-from exir_lowering.steps.cache.canonical import UNIMPORTANT
-from exir_lowering.steps.cache.forms import Forms, Storages
-from exir_lowering.steps.cache.identity import identify_partitioner, list_versions
+from exir_lowering.steps.cache.canonical_programs import UNIMPORTANT
+from exir_lowering.steps.cache.canonical_values import Forms, Storages
 from exir_lowering.steps.cache.keys import Key, NoKeyError, make_key
+from exir_lowering.steps.cache.plugin_identity import identify_partitioner, list_versions
 from exir_lowering.steps.cache.store import Found
-from exir_lowering.steps.conversions import settings
+from exir_lowering.steps.conversion_context import settings
 from exir_lowering.steps.session import Session
 
 KIND = "edge"

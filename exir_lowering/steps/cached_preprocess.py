@@ -14,9 +14,9 @@ from exir_lowering.graphs.debug_handles import number_handles, put_back, with_ha
 from exir_lowering.model import BackendGroup, LoweredPartition, Partition
 from exir_lowering.plugins.backend import Backend, CompileSpec, ExecutorchBackend
 from exir_lowering.plugins.payload import CorruptError, PayloadChecks
-from exir_lowering.steps.cache.canonical import describe_neighbours, describe_program, list_neighbours
-from exir_lowering.steps.cache.identity import Maker, identify, list_versions
+from exir_lowering.steps.cache.canonical_programs import describe_neighbours, describe_program, list_neighbours
 from exir_lowering.steps.cache.keys import Key, NoKeyError, join_keys, make_key
+from exir_lowering.steps.cache.plugin_identity import Maker, identify, list_versions
 from exir_lowering.steps.cache.results import DamagedError, flatten_results, restore_results
 from exir_lowering.steps.cache.using import Cache
 from exir_lowering.steps.parallel.dispatch import preprocess_parallel

@@ -36,8 +36,8 @@ from exir_lowering.options import LoweringOptions
 from exir_lowering.steps import edge_errors
 from exir_lowering.steps.arguments import Passes, RequestedMethod, is_edge, require_edge
 from exir_lowering.steps.cached_edge import convert_cached
-from exir_lowering.steps.casewise.values import Uncovered
-from exir_lowering.steps.conversions import converting
+from exir_lowering.steps.casewise.value_keys import Uncovered
+from exir_lowering.steps.conversion_context import converting
 from exir_lowering.steps.session import Session
 from exir_lowering.steps.write_back import check_written, separate
 

@@ -29,7 +29,7 @@ from exir_lowering.plans.report import Report
 from exir_lowering.pte import saving
 from exir_lowering.pte.debug_info import SUFFIX, VERSION, DebugInfo, MethodDebug
 from exir_lowering.steps import edge_errors, originals, placement, sealing, shared_state
-from exir_lowering.steps.conversions import converting
+from exir_lowering.steps.conversion_context import converting
 from exir_lowering.steps.debug_recording import record
 from exir_lowering.steps.host_memory import copy_where_misread, plan_as_written
 from exir_lowering.steps.placement import StoredData

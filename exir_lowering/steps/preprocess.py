@@ -21,7 +21,7 @@ from exir_lowering.graphs.isolation import private_copy
 from exir_lowering.graphs.weights import WeightStore
 from exir_lowering.model import BackendGroup, LoweredPartition, Partition
 from exir_lowering.plugins.backend import Backend, BackendContext, ExecutorchBackend, context_argument
-from exir_lowering.steps.conversions import converting, settings
+from exir_lowering.steps.conversion_context import converting, settings
 from exir_lowering.steps.session import Session
 
 _LISTED = 6

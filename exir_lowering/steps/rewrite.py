@@ -17,7 +17,7 @@ from exir_lowering.graphs.ranges import bound_together
 from exir_lowering.model import EdgeMethod, State
 from exir_lowering.plugins.costs import CostModel
 from exir_lowering.plugins.rewrite import Rewrite
-from exir_lowering.steps import checks
+from exir_lowering.steps import invariants
 from exir_lowering.steps.rewriting.editor import Editor
 from exir_lowering.steps.rewriting.probing import choose
 from exir_lowering.steps.rewriting.walk import Walk
@@ -103,7 +103,7 @@ def _rewrite(method: EdgeMethod, editor: Editor | None, settings: _Settings) -> 
     if not walk.done:
         return tried
     editor.finish()
-    checks.check_program(f"method {method.name}, rewritten", program)
+    invariants.check_program(f"method {method.name}, rewritten", program)
     return replace(tried, program=program, unchanged=method.program, rewritings=tuple(walk.done))
 
 

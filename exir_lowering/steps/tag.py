@@ -16,7 +16,7 @@ from exir_lowering.errors import PartitionerContractError
 from exir_lowering.graphs import DELEGATION_TAG, LIFTED_ORDER
 from exir_lowering.model import TaggedMethod
 from exir_lowering.plugins import asking, refusals
-from exir_lowering.steps import checks
+from exir_lowering.steps import invariants
 
 FakeState = dict[str, Any]
 
@@ -45,7 +45,7 @@ def tag(method: str, program: ExportedProgram, partitioner: Partitioner, state: 
     view.state_dict.update({name: state[name] for name in program.state_dict})
     graphs.strip_tags(view.graph_module)
     fix_signature(view)  # partitioners only tag
-    before = checks.fingerprint(program.graph_module)
+    before = invariants.fingerprint(program.graph_module)
     answer = asking.ask(who, partitioner, view)
     _check_graph(who, partitioner, before, answer.tagged)
     _check_tags(who, answer.tagged, answer.destinations)
@@ -59,8 +59,8 @@ def tag(method: str, program: ExportedProgram, partitioner: Partitioner, state: 
     )
 
 
-def _check_graph(who: str, partitioner: Partitioner, before: checks.Fingerprint, tagged: ExportedProgram) -> None:
-    after = checks.fingerprint(tagged.graph_module)
+def _check_graph(who: str, partitioner: Partitioner, before: invariants.Fingerprint, tagged: ExportedProgram) -> None:
+    after = invariants.fingerprint(tagged.graph_module)
     if before == after:
         return
     first = next((b or a for b, a in zip(before, after, strict=False) if b != a), (before + after)[-1])

@@ -11,9 +11,9 @@ test_conformance = conformance_tests(MyBackend, MyDelegate)  # in a test module:
 from __future__ import annotations
 
 from exir_lowering.testing.api import check_backend, conformance_tests, run_conformance
-from exir_lowering.testing.report import CaseResult, ConformanceError, ConformanceReport
 from exir_lowering.testing.samples import Case
 from exir_lowering.testing.suite import CASES
+from exir_lowering.testing.suite_report import CaseResult, ConformanceError, ConformanceReport
 
 __all__ = [
     "CASES",

@@ -7,8 +7,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from exir_lowering.testing.report import ConformanceError, ConformanceReport
 from exir_lowering.testing.suite import AVAILABLE, SOMETHING_PASSES, Suite, make_suite
+from exir_lowering.testing.suite_report import ConformanceError, ConformanceReport
 
 _Given = ParamSpec("_Given")
 _Made = TypeVar("_Made")

@@ -101,7 +101,7 @@ class Case:
         name: The feature and what about it, such as "ops/add-broadcast".
         demand: What has to hold, in a sentence.
         build: Makes the methods, always the same.
-        check: Which check runs the file, one of those in `exir_lowering.testing.checks`.
+        check: Which check runs the file, one of those in `exir_lowering.testing.case_checks`.
         host: Operators that stay on the host, so that a program has several partitions.
         partitions: How many partitions the backend has to get; with fewer of them, the case shows nothing.
         stateful: Whether a method writes a buffer that the backend is to own.

@@ -22,11 +22,11 @@ from exir_lowering.partitioners import RuledPartitioner, SupportPartitioner, den
 from exir_lowering.plugins import availability, registry
 from exir_lowering.plugins.backend import Backend, CompileSpec, TagsNodes
 from exir_lowering.plugins.delegate import Delegate
-from exir_lowering.testing.checks import CHECKS
+from exir_lowering.testing.case_checks import CHECKS
 from exir_lowering.testing.operator_cases import OPERATOR_CASES
 from exir_lowering.testing.program_cases import PROGRAM_CASES
-from exir_lowering.testing.report import CaseResult, ConformanceReport
 from exir_lowering.testing.samples import Case, Sample, forget, take_sample
+from exir_lowering.testing.suite_report import CaseResult, ConformanceReport
 from exir_lowering.testing.trial import (
     Broken,
     Subject,

@@ -21,7 +21,7 @@ from torch.export import ExportedProgram
 import exir_lowering
 from exir_lowering import LoweringOptions
 from exir_lowering.graphs import walk
-from exir_lowering.steps.casewise.values import MEMORY
+from exir_lowering.steps.casewise.value_keys import MEMORY
 
 
 @dataclass(frozen=True)

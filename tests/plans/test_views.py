@@ -23,10 +23,10 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
 import exir_lowering
-from exir_lowering.plans import layout, table, to_dot, to_html, to_json, to_text, wording
+from exir_lowering.plans import formatting, layout, table, to_dot, to_html, to_json, to_text
 from exir_lowering.plans.lowering_plan import LoweringPlan
 from exir_lowering.plans.picture import Picture, picture
-from exir_lowering.plans.values import MethodPlan
+from exir_lowering.plans.planned import MethodPlan
 
 PLANS = {
     "small": fake_plans.small(),
@@ -40,19 +40,19 @@ PLANS = {
 
 
 def test_numbers_are_written_short() -> None:
-    assert [wording.size(n) for n in (0, 999, 1000, 4096, 999_949, 999_950, 2 * 10**15)] == [
+    assert [formatting.size(n) for n in (0, 999, 1000, 4096, 999_949, 999_950, 2 * 10**15)] == [
         "0 B", "999 B", "1.0 kB", "4.1 kB", "999.9 kB", "1.0 MB", "2,000.0 TB",
     ]  # fmt: skip
-    assert [wording.operations(n) for n in (0, 12, 1500, 3_000_000)] == ["0", "12", "1.5 k", "3.0 M"]
+    assert [formatting.operations(n) for n in (0, 12, 1500, 3_000_000)] == ["0", "12", "1.5 k", "3.0 M"]
 
 
 def test_long_texts_lose_their_middle() -> None:
-    assert wording.middle("abcdefgh", 8) == "abcdefgh"
-    assert wording.middle("abcdefghi", 8) == "abcd…ghi"
-    assert wording.path(list("abcdef")) == "a -> b -> c -> d -> e -> f"
-    assert wording.path(list("abcdefghi")) == "a -> b -> c -> (3 more) -> g -> h -> i"
-    assert wording.format_count({"add": 1, "mul": 4, "sub": 1, "exp": 2}) == "4 x mul, 2 x exp, 2 more"
-    assert wording.format_count({}) == ""
+    assert formatting.middle("abcdefgh", 8) == "abcdefgh"
+    assert formatting.middle("abcdefghi", 8) == "abcd…ghi"
+    assert formatting.path(list("abcdef")) == "a -> b -> c -> d -> e -> f"
+    assert formatting.path(list("abcdefghi")) == "a -> b -> c -> (3 more) -> g -> h -> i"
+    assert formatting.format_count({"add": 1, "mul": 4, "sub": 1, "exp": 2}) == "4 x mul, 2 x exp, 2 more"
+    assert formatting.format_count({}) == ""
 
 
 # -- text --------------------------------------------------------------------------------------------------------------
@@ -361,10 +361,10 @@ def test_dot_has_every_vertex_and_edge(name: str) -> None:
         for vertex in drawn.vertices:
             words = next(labels)
             assert words.startswith(f"{vertex.title}\n")
-            assert wording.many(len(vertex.nodes), "operator") in words
+            assert formatting.many(len(vertex.nodes), "operator") in words
             assert vertex.backend is None or vertex.backend in words
         for edge in drawn.edges:
-            assert next(labels) == wording.size(edge.bytes)
+            assert next(labels) == formatting.size(edge.bytes)
     assert next(labels, None) is None
 
 

@@ -14,7 +14,7 @@ import pytest
 from executorch.exir.scalar_type import ScalarType
 
 from exir_lowering.backends.xnnpack.payload import graph, slots as xnnpack_slots
-from exir_lowering.pte import calls, dataflow, slots, value_kinds
+from exir_lowering.pte import dataflow, instructions, slots, value_kinds
 
 PROGRAM = "exir/_serialize/program.fbs"
 DATA = "extension/flat_tensor/serialize/flat_tensor.fbs"
@@ -149,7 +149,7 @@ def test_each_element_type_is_known_or_refused(path: str) -> None:
 def test_each_member_of_a_union_is_read() -> None:
     assert set(value_kinds.KINDS) == set(numbers(slots.KernelTypes).values())
     kinds = {dataflow.KERNEL, dataflow.DELEGATE, dataflow.MOVE, dataflow.JUMP, dataflow.FREE}
-    assert kinds == set(numbers(slots.InstructionArguments).values()) == set(calls._FIELDS)
+    assert kinds == set(numbers(slots.InstructionArguments).values()) == set(instructions._FIELDS)
 
 
 def test_data_files_and_programs_have_the_same_segments_and_names() -> None:

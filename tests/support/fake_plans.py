@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from exir_lowering.model import Adjustment, Rejection
 from exir_lowering.plans.lowering_plan import LoweringPlan
-from exir_lowering.plans.values import (
+from exir_lowering.plans.planned import (
     Advice,
     HostCost,
     HostNode,

@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import Any
 
 from exir_lowering._upstream import pins
-from exir_lowering._upstream.acceleration.work import Work, current, working
+from exir_lowering._upstream.acceleration.memory import Work, current, working
 from exir_lowering._upstream.replacing import replacing
 
 

@@ -15,7 +15,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental import _config as fx_config
 from torch.fx.graph import _PyTreeCodeGen
 
-from exir_lowering._upstream.acceleration.work import current, working
+from exir_lowering._upstream.acceleration.memory import current, working
 
 _compile = GraphModule.recompile
 

@@ -13,7 +13,7 @@ from executorch.exir._serialize import _dataclass
 from executorch.exir.emit import _emitter
 from executorch.exir.passes import replace_view_copy_with_view_pass
 
-from exir_lowering._upstream.acceleration.work import current
+from exir_lowering._upstream.acceleration.memory import current
 
 
 def replacements() -> list[tuple[Any, str, Any]]:

@@ -10,7 +10,7 @@ from typing import Any
 # The class that describes where a node came from; it copies the description that the other node has.
 from torch.fx.traceback import NodeSource
 
-from exir_lowering._upstream.acceleration.work import current
+from exir_lowering._upstream.acceleration.memory import current
 
 
 def replacements() -> list[tuple[Any, str, Any]]:

@@ -17,8 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node, map_arg
 from torch.fx.passes.infra.pass_base import PassResult
 
-from exir_lowering._upstream.acceleration.forms import UnknownFormError, compute, form_in, infer, mode_of
-from exir_lowering._upstream.acceleration.work import Work, current
+from exir_lowering._upstream.acceleration.memory import Work, current
+from exir_lowering._upstream.acceleration.results import UnknownFormError, compute, form_in, infer, mode_of
 
 _OVERRIDES = (
     *(name for name in vars(_ExportPassBase) if name.startswith("call_")),

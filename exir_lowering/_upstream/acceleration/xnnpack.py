@@ -25,8 +25,8 @@ from torch.export import ExportedProgram
 from torch.fx import Graph, GraphModule, Node
 
 from exir_lowering._upstream import pins
+from exir_lowering._upstream.acceleration.memory import Work, current
 from exir_lowering._upstream.acceleration.settling import settle
-from exir_lowering._upstream.acceleration.work import Work, current
 from exir_lowering._upstream.replacing import original_of
 from exir_lowering.errors.interrupts import let_through
 

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import torch
 
 from exir_lowering._upstream.exported_files import from_schema, is_union, schema_names
-from exir_lowering.cli.pt2 import operators
+from exir_lowering.cli.pt2 import operator_table
 from exir_lowering.cli.pt2.evaluation import check_evaluation
 from exir_lowering.errors import InputError
 from exir_lowering.graphs import treespecs
@@ -61,7 +61,7 @@ def check_program(program: Any) -> None:
     Raises UnsafeFileError for a text that torch does not write in its place, or an object of a class of the program's
     own, and InputError for an operator or type that this process does not have.
     """
-    known = operators.list_registered()
+    known = operator_table.list_registered()
     sizes: Counter[str] = Counter()
 
     def check_size(text: Any) -> None:
@@ -71,8 +71,8 @@ def check_program(program: Any) -> None:
 
     own: dict[str, Rule] = {
         "SymExpr.expr_str": check_size,
-        "Node.target": partial(operators.check_target, known=known),
-        "Argument.as_operator": partial(operators.check_target, known=known),
+        "Node.target": partial(operator_table.check_target, known=known),
+        "Argument.as_operator": partial(operator_table.check_target, known=known),
     }
     _walk(program, {**_RULES, **own})
     check_evaluation(sizes)
@@ -176,7 +176,7 @@ def _check_dialects(names: Any) -> None:
 
 def _check_metadata(metadata: Any) -> None:
     for entry in metadata.get("source_fn_stack", "").split(";"):
-        operators.check_source(entry.rpartition(",")[2])
+        operator_table.check_source(entry.rpartition(",")[2])
     for key in ("custom", "from_node"):
         if key in metadata:
             _check_depth(json.loads(metadata[key]))

@@ -13,9 +13,9 @@ from torch.fx import Node
 
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs.ranges import assumptions, doubts, elementwise, masks, movements, reductions
-from exir_lowering.graphs.ranges.calls import Call, Result, dtype_of, transfer_of
-from exir_lowering.graphs.ranges.constants import Constants, filling, is_small, rounded
-from exir_lowering.graphs.ranges.values import BOUND, TOP, Doubt, Range, limits, meet, settle, symmetric, whole
+from exir_lowering.graphs.ranges.intervals import BOUND, TOP, Doubt, Range, limits, meet, settle, symmetric, whole
+from exir_lowering.graphs.ranges.known_values import Constants, filling, is_small, rounded
+from exir_lowering.graphs.ranges.transfers import Call, Result, dtype_of, transfer_of
 from exir_lowering.options import FINITE_BOUND
 
 _TABLES = (elementwise, movements, reductions)  # importing them registers their transfer functions

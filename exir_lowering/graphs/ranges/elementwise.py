@@ -8,8 +8,7 @@ from collections.abc import Callable
 import torch
 
 from exir_lowering.graphs.ranges import relations
-from exir_lowering.graphs.ranges.calls import Call, Transfer, dtype_of, keeps, rounds
-from exir_lowering.graphs.ranges.values import (
+from exir_lowering.graphs.ranges.intervals import (
     BOOL,
     INF,
     TOP,
@@ -25,6 +24,7 @@ from exir_lowering.graphs.ranges.values import (
     union,
     whole,
 )
+from exir_lowering.graphs.ranges.transfers import Call, Transfer, dtype_of, keeps, rounds
 
 _LOOSE = 1e4
 """The magnitude from which on a relation between the operands is looked for, which may give a smaller one."""

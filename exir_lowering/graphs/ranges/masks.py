@@ -16,8 +16,8 @@ from torch.fx import Node
 from exir_lowering._upstream.ambient import neutral
 from exir_lowering.graphs.operators.names import target_name
 from exir_lowering.graphs.ranges import doubts, places
-from exir_lowering.graphs.ranges.calls import dtype_of, shape_of
-from exir_lowering.graphs.ranges.values import INF, Doubt, limits
+from exir_lowering.graphs.ranges.intervals import INF, Doubt, limits
+from exir_lowering.graphs.ranges.transfers import dtype_of, shape_of
 
 if TYPE_CHECKING:
     from exir_lowering.graphs.ranges.analysis import ValueRanges

@@ -11,7 +11,7 @@ from torch.fx import Node
 
 from exir_lowering._upstream.ambient import neutral
 from exir_lowering.graphs.operators.names import target_name
-from exir_lowering.graphs.ranges.calls import shape_of
+from exir_lowering.graphs.ranges.transfers import shape_of
 
 if TYPE_CHECKING:
     from exir_lowering.graphs.ranges.analysis import ValueRanges

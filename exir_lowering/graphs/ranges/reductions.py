@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from exir_lowering.graphs.ranges.calls import Call, Result, keeps, product, rounds, shape_of
-from exir_lowering.graphs.ranges.values import (
+from exir_lowering.graphs.ranges.intervals import (
     INF,
     TOP,
     Range,
@@ -22,6 +21,7 @@ from exir_lowering.graphs.ranges.values import (
     symmetric,
     total,
 )
+from exir_lowering.graphs.ranges.transfers import Call, Result, keeps, product, rounds, shape_of
 
 
 def _terms(call: Call, dims: Any) -> float:

@@ -22,8 +22,8 @@ from typing import Any
 from torch.fx import Node
 
 from exir_lowering.graphs.operators.names import target_name
-from exir_lowering.graphs.ranges.calls import Call, dtype_of, product, shape_of
-from exir_lowering.graphs.ranges.values import Range, limits, symmetric
+from exir_lowering.graphs.ranges.intervals import Range, limits, symmetric
+from exir_lowering.graphs.ranges.transfers import Call, dtype_of, product, shape_of
 
 _SAME = ("aten.clone.default", "dim_order_ops._clone_dim_order.default", "aten.alias_copy.default")
 _CASTS = ("aten._to_copy.default", "dim_order_ops._to_dim_order_copy.default", "aten.to.dtype")

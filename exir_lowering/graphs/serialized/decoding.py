@@ -14,13 +14,13 @@ from exir_lowering._upstream.serializing import make_verifier
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs.serialized import signatures
+from exir_lowering.graphs.serialized.arguments import ValueReader
 from exir_lowering.graphs.serialized.container import DEEPEST, PROGRAM, pick
 from exir_lowering.graphs.serialized.encoding import KINDS
-from exir_lowering.graphs.serialized.fakes import FakeReader
+from exir_lowering.graphs.serialized.fake_values import FakeReader
 from exir_lowering.graphs.serialized.grammar import check_attribute, check_guard, check_identifier, check_path
 from exir_lowering.graphs.serialized.metadata import MetadataReader
 from exir_lowering.graphs.serialized.tensors import TensorReader
-from exir_lowering.graphs.serialized.values import ValueReader
 
 
 def decode(graph: bytes, pieces: Sequence[torch.Tensor]) -> ExportedProgram:

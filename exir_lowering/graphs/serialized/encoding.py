@@ -15,12 +15,12 @@ from torch.fx import GraphModule, Node
 from exir_lowering._upstream.programs import DelegatedProgram, guards_code_of
 from exir_lowering._upstream.serializing import is_flat, verifier_facts
 from exir_lowering.graphs.serialized import signatures
+from exir_lowering.graphs.serialized.arguments import ValueWriter
 from exir_lowering.graphs.serialized.container import PROGRAM, NotSerialisableError
-from exir_lowering.graphs.serialized.fakes import FakeWriter
+from exir_lowering.graphs.serialized.fake_values import FakeWriter
 from exir_lowering.graphs.serialized.grammar import check_attribute, check_guard, check_identifier, check_path
 from exir_lowering.graphs.serialized.metadata import MetadataWriter
 from exir_lowering.graphs.serialized.tensors import TensorWriter
-from exir_lowering.graphs.serialized.values import ValueWriter
 from exir_lowering.graphs.walking import attribute
 
 KINDS = ("placeholder", "get_attr", "call_function", "output")

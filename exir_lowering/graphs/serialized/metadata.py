@@ -13,8 +13,8 @@ from typing import Any
 
 from exir_lowering._upstream.serializing import NodeSource, make_source
 from exir_lowering.graphs.serialized import targets
+from exir_lowering.graphs.serialized.arguments import ValueReader, ValueWriter
 from exir_lowering.graphs.serialized.container import NotSerialisableError, pick
-from exir_lowering.graphs.serialized.values import ValueReader, ValueWriter
 
 DROPPED = frozenset({"desc"})
 """The keys of node.meta that are left out: descriptions by AOTAutograd, which nothing reads after export."""

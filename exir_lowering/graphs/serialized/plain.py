@@ -1,6 +1,6 @@
 """Plain arguments as JSON: what JSON has is itself, anything else an object whose only key says what it is.
 
-Executing a file needs these alone; `values` adds what only a compiler has. What is allowed here is safe to execute.
+Executing a file needs these alone; `arguments` adds what only a compiler has. What is allowed here is safe to execute.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from exir_lowering.plugins.addresses import NoAddressError, find_delegate_addres
 from exir_lowering.plugins.processes.messages import Message, TooLateError, raise_error
 from exir_lowering.plugins.processes.workers import SUPPORTED, Worker, WorkerDiedError, Workers, current_folder
 from exir_lowering.pte.format import MethodSpec
-from exir_lowering.runtime.apart import values
+from exir_lowering.runtime.apart import transfer
 from exir_lowering.runtime.find import Unavailable
 from exir_lowering.runtime.limits import Limits
 from exir_lowering.runtime.source import ProgramFile
@@ -59,7 +59,7 @@ class Apart:
     def run(self, method: MethodSpec, inputs: Sequence[Any]) -> list[Any]:
         """Run a method; see `Engine`. Raise a LimitError when it goes over a limit."""
         header, contents = self._call("run", method, inputs)
-        return values.read(header["values"], contents)
+        return transfer.read(header["values"], contents)
 
     def record(self, method: MethodSpec, inputs: Sequence[Any], runs: int) -> list[TraceEvent]:
         """Record runs of a method; see `Engine`. Raise a LimitError when they go over a limit."""
@@ -68,7 +68,7 @@ class Apart:
 
     def _call(self, do: str, method: MethodSpec, inputs: Sequence[Any], **more: Any) -> Message:
         self._check_process()
-        described, contents = values.write(inputs)
+        described, contents = transfer.write(inputs)
         where = self._file.where(method.name)
         header = {"do": do, "where": where, "method": method.name, "values": described, **more}
         with self._lock:

@@ -16,7 +16,7 @@ from exir_lowering._upstream.operators import Argument, Operator, find_operator
 from exir_lowering.graphs.operators import pure as pure_operators
 from exir_lowering.graphs.operators.budget import Budget
 from exir_lowering.graphs.operators.calls import CheckedCall, size_of
-from exir_lowering.pte.signatures import signature
+from exir_lowering.pte.kernel_signatures import signature
 from exir_lowering.pte.value_kinds import BOOL_LIST, INT_LIST, OPTIONAL_TENSOR_LIST, TENSOR_LIST, ValueSpec
 from exir_lowering.runtime.interpreter import quantized
 from exir_lowering.runtime.interpreter.memory import DoesNotFit, Slot

@@ -1,5 +1,5 @@
 """The cache of results by content: keys, the store on disk, and what a miss says.
 
-The pipeline calls `steps.cached_preprocess`. `canonical` writes a partition in a form that its key is computed from;
-nothing in a partition is left out of it unless its backend declares that it does not read it.
+The pipeline calls `steps.cached_preprocess`. `canonical_programs` writes a partition in the form that its key is
+computed from; nothing in it is left out unless its backend declares that it does not read it.
 """

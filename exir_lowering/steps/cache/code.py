@@ -38,7 +38,7 @@ from types import (
 from typing import Any, cast
 
 from exir_lowering.errors.interrupts import let_through
-from exir_lowering.steps.cache.forms import Forms, Storages
+from exir_lowering.steps.cache.canonical_values import Forms, Storages
 from exir_lowering.steps.cache.keys import NoKeyError
 
 _INSTALLED = tuple(

@@ -16,7 +16,7 @@ from exir_lowering._upstream.fakes import FakeTensor
 from exir_lowering._upstream.likeness import Likeness
 from exir_lowering._upstream.schemas import is_built_in
 from exir_lowering._upstream.trees import pytree
-from exir_lowering.steps.casewise.values import Uncovered, describe_arguments, renew
+from exir_lowering.steps.casewise.value_keys import Uncovered, describe_arguments, renew
 
 
 @dataclass(frozen=True, slots=True)

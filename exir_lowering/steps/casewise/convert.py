@@ -33,7 +33,7 @@ from exir_lowering.steps.casewise.cases import Case, Describer, place_side_by_si
 from exir_lowering.steps.casewise.decompose import decompose, with_graph
 from exir_lowering.steps.casewise.dialect import to_edge_operators
 from exir_lowering.steps.casewise.inplace import is_mutable
-from exir_lowering.steps.casewise.values import Uncovered
+from exir_lowering.steps.casewise.value_keys import Uncovered
 
 
 class Conversion:

@@ -37,12 +37,12 @@ from exir_lowering._upstream.schemas import (
     returned_types,
     writes,
 )
+from exir_lowering.steps.casewise.by_template import Plain, rewrite
 from exir_lowering.steps.casewise.cases import Case, Rows, place_side_by_side
 from exir_lowering.steps.casewise.inline import inline_no_grad
 from exir_lowering.steps.casewise.inplace import is_mutable, read_results
-from exir_lowering.steps.casewise.rewrite import Plain, rewrite
 from exir_lowering.steps.casewise.templates import Template, take_templates
-from exir_lowering.steps.casewise.values import MEMORY, Uncovered
+from exir_lowering.steps.casewise.value_keys import MEMORY, Uncovered
 
 _TRACED_APART = frozenset(
     {

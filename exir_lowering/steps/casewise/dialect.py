@@ -26,10 +26,10 @@ from exir_lowering._upstream.conversion import (
 from exir_lowering._upstream.operators import list_arguments
 from exir_lowering._upstream.programs import lazy_graph_module
 from exir_lowering._upstream.schemas import is_overload, writes
+from exir_lowering.steps.casewise.by_template import Plain, rewrite
 from exir_lowering.steps.casewise.cases import Case, place_side_by_side
-from exir_lowering.steps.casewise.rewrite import Plain, rewrite
 from exir_lowering.steps.casewise.templates import Template, take_templates
-from exir_lowering.steps.casewise.values import Uncovered
+from exir_lowering.steps.casewise.value_keys import Uncovered
 
 _LOOKED_AT = frozenset(
     {

@@ -20,7 +20,7 @@ from exir_lowering._upstream.operators import is_view, written_arguments
 from exir_lowering._upstream.retracing import COPIED_META, source_of
 from exir_lowering._upstream.schemas import is_composite
 from exir_lowering.errors.interrupts import let_through
-from exir_lowering.steps.casewise.values import storages_of
+from exir_lowering.steps.casewise.value_keys import storages_of
 
 _SET_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
 

@@ -15,7 +15,7 @@ from exir_lowering._upstream.schemas import is_composite, is_overload, returns_w
 from exir_lowering._upstream.tensors import version
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.steps.casewise.cases import Describer
-from exir_lowering.steps.casewise.values import MEMORY, evaluate, renew, storages_of, tensors_of
+from exir_lowering.steps.casewise.value_keys import MEMORY, evaluate, renew, storages_of, tensors_of
 
 
 class _Found(NamedTuple):

@@ -15,7 +15,7 @@ from exir_lowering._upstream.conversion import SYMBOLIC_OPERATORS
 from exir_lowering._upstream.likeness import Likeness
 from exir_lowering._upstream.schemas import packet_name
 from exir_lowering.steps.casewise.cases import Case
-from exir_lowering.steps.casewise.values import Uncovered, describe_arguments, outlast
+from exir_lowering.steps.casewise.value_keys import Uncovered, describe_arguments, outlast
 
 _FROM_TRACING = ("original_aten", "custom")
 """The metadata that tracing itself gives to nodes."""

@@ -20,12 +20,12 @@ from exir_lowering.plugins.backend import Backend
 from exir_lowering.plugins.processes.messages import Message, raise_error
 from exir_lowering.plugins.processes.workers import Worker, WorkerDiedError, Workers
 from exir_lowering.steps.cache.results import restore_results
-from exir_lowering.steps.parallel.weights import MissingError, WeightsFile
-from exir_lowering.steps.parallel.work import work
+from exir_lowering.steps.parallel.task import work
+from exir_lowering.steps.parallel.weight_files import MissingError, WeightsFile
 from exir_lowering.steps.preprocess import describe_failure, preprocess
 from exir_lowering.steps.session import Session
 
-WORKERS = Workers("exir_lowering.steps.parallel.work")
+WORKERS = Workers("exir_lowering.steps.parallel.task")
 """The processes that lower partitions for this one."""
 
 

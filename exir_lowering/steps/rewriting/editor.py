@@ -21,7 +21,7 @@ from exir_lowering._upstream.retracing import enable_python_dispatcher
 from exir_lowering.graphs import measures
 from exir_lowering.graphs.operators.purity import only_computes
 from exir_lowering.graphs.ranges import ValueRanges
-from exir_lowering.steps.casewise.values import MEMORY, Uncovered, describe_arguments, outlast, renew
+from exir_lowering.steps.casewise.value_keys import MEMORY, Uncovered, describe_arguments, outlast, renew
 
 _OWN = frozenset({"val", "tensor_meta", graphs.DELEGATION_TAG})
 """Keys of node.meta that describe one node only."""

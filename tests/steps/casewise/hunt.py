@@ -30,7 +30,7 @@ import operator_programs  # noqa: E402
 import random_modules  # noqa: E402
 import shrink  # noqa: E402
 
-from exir_lowering.steps.casewise.values import MEMORY  # noqa: E402
+from exir_lowering.steps.casewise.value_keys import MEMORY  # noqa: E402
 
 _TOGETHER = 10
 """How many calls of operators are one program, since the time of a conversion hardly depends on it."""

@@ -18,7 +18,7 @@ from torch.export import Dim, ExportedProgram, export
 from torch.library import EffectType
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from exir_lowering.steps.casewise.values import MEMORY
+from exir_lowering.steps.casewise.value_keys import MEMORY
 
 
 class Of(nn.Module):

@@ -27,7 +27,7 @@ from exir_lowering.plugins import Rewrite
 from exir_lowering.rewrites.safe import SAFE
 from exir_lowering.steps.arguments import RequestedMethod
 from exir_lowering.steps.casewise.compare import list_differences
-from exir_lowering.steps.conversions import converting
+from exir_lowering.steps.conversion_context import converting
 from exir_lowering.steps.edge import to_edge
 from exir_lowering.steps.rewrite import rewrite
 from exir_lowering.steps.session import Session

@@ -10,7 +10,7 @@ import torch
 from torch.fx import Node
 
 from exir_lowering.graphs.operators.names import target_name
-from exir_lowering.graphs.ranges.values import TOP, Range, convert, point, settle
+from exir_lowering.graphs.ranges.intervals import TOP, Range, convert, point, settle
 
 Result: TypeAlias = "Range | tuple[Range, ...]"
 Transfer: TypeAlias = "Callable[[Call], Result]"

@@ -1,4 +1,4 @@
-"""The fake results of operators, computed once for each case: see `forms`.
+"""The fake results of operators, computed once for each case: see `results`.
 
 ExecuTorch's passes trace the graph anew, each of them, and compute the value that describes each node. A result is
 found by the operator and by what its inputs are like. What is noted on the node in the graph is not trusted: a pass may
@@ -20,8 +20,8 @@ from executorch.exir.pass_base import ProxyValue, _ExportPassBase
 from torch.fx import Interpreter
 from torch.utils import _pytree as pytree
 
-from exir_lowering._upstream.acceleration.forms import UnknownFormError, key_of, make, note, results_of
-from exir_lowering._upstream.acceleration.work import Work, current
+from exir_lowering._upstream.acceleration.memory import Work, current
+from exir_lowering._upstream.acceleration.results import UnknownFormError, key_of, make, note, results_of
 from exir_lowering._upstream.likeness import Likeness
 
 

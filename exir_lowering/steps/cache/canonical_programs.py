@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Node
 from exir_lowering import graphs
 from exir_lowering.graphs import debug_handles
 from exir_lowering.plugins.reads import NAMES
-from exir_lowering.steps.cache.forms import Forms, Storages
+from exir_lowering.steps.cache.canonical_values import Forms, Storages
 from exir_lowering.steps.cache.keys import NoKeyError
 
 _SHAPES = ("val", "tensor_meta")

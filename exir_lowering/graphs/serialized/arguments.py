@@ -14,7 +14,7 @@ from torch.fx import Node
 from exir_lowering._upstream import serializing
 from exir_lowering.graphs.serialized import expressions, plain, targets
 from exir_lowering.graphs.serialized.container import NotSerialisableError, pick
-from exir_lowering.graphs.serialized.fakes import FakeReader, FakeWriter
+from exir_lowering.graphs.serialized.fake_values import FakeReader, FakeWriter
 from exir_lowering.graphs.serialized.plain import PlainReader, PlainWriter
 from exir_lowering.graphs.serialized.tensors import DTYPES, TensorReader, TensorWriter, name_dtype
 

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 from exir_lowering.errors.interrupts import let_through
-from exir_lowering.plugins import conversions, payload
+from exir_lowering.plugins import edge_requests, payload
 from exir_lowering.plugins.backend import Backend, ExecutorchBackend, Partitioner
+from exir_lowering.steps.cache.canonical_values import Forms, Storages
 from exir_lowering.steps.cache.code import attributes, describe_code
-from exir_lowering.steps.cache.forms import Forms, Storages
 from exir_lowering.steps.cache.keys import FORMAT, NoKeyError
 
 _OWN = ("torch", "executorch", "exir-lowering")
@@ -69,7 +69,7 @@ def identify_partitioner(partitioner: Partitioner) -> list[str]:
     """
     kind = type(partitioner)
     name = f"{kind.__module__}.{kind.__qualname__}"
-    facts = conversions.describe_requests(partitioner)
+    facts = edge_requests.describe_requests(partitioner)
     if facts is None:
         raise NoKeyError(f"the partitioner {name} does not say what its requests to the conversion depend on")
     lines = [name] if kind.__module__.startswith(("exir_lowering.", "executorch.")) else [name, *_outside(kind)]

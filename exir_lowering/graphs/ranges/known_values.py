@@ -17,8 +17,8 @@ from exir_lowering._upstream.operators import mutates_arguments, wrapped_operato
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs.copies import written_state
 from exir_lowering.graphs.operators.names import target_name
-from exir_lowering.graphs.ranges.calls import product, shape_of
-from exir_lowering.graphs.ranges.values import TOP, Range, whole
+from exir_lowering.graphs.ranges.intervals import TOP, Range, whole
+from exir_lowering.graphs.ranges.transfers import product, shape_of
 
 _LARGEST = 1 << 20
 """The number of elements up to which a value is computed."""

@@ -21,7 +21,7 @@ from torch.export.graph_signature import OutputKind
 from torch.fx import Node, map_arg
 from torch.utils import _pytree as pytree
 
-from exir_lowering._upstream.acceleration.work import Work
+from exir_lowering._upstream.acceleration.memory import Work
 from exir_lowering._upstream.likeness import Form, Likeness
 from exir_lowering.errors.interrupts import let_through
 

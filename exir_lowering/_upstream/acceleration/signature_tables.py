@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.export import ExportGraphSignature, graph_signature
 
-from exir_lowering._upstream.acceleration.work import current
+from exir_lowering._upstream.acceleration.memory import current
 
 _TABLES = (
     "inputs_to_parameters",

@@ -11,7 +11,7 @@ import torch
 from exir_lowering.pte import slots
 from exir_lowering.pte.dataflow import DELEGATE, FREE, JUMP, KERNEL, MOVE, PlanInstruction
 from exir_lowering.pte.flatbuffer import CorruptError, Table
-from exir_lowering.pte.signatures import ANYTHING, Kinds, Signature
+from exir_lowering.pte.kernel_signatures import ANYTHING, Kinds, Signature
 from exir_lowering.pte.slots import KernelTypes as K
 from exir_lowering.pte.value_kinds import KINDS, Tensor, ValueSpec, check_index
 

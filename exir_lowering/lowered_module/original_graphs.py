@@ -20,7 +20,7 @@ from exir_lowering.graphs.copies import same_kind
 from exir_lowering.lowered_module.convention import Convention
 from exir_lowering.model import State
 from exir_lowering.runtime.inputs import show
-from exir_lowering.steps.conversions import converting
+from exir_lowering.steps.conversion_context import converting
 from exir_lowering.steps.write_back import separate
 
 

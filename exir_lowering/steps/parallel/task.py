@@ -17,7 +17,7 @@ from exir_lowering.plugins import registry
 from exir_lowering.plugins.addresses import load_class
 from exir_lowering.plugins.processes.messages import Message, describe_error
 from exir_lowering.steps.cache.results import flatten_results
-from exir_lowering.steps.parallel.weights import MissingError, find_pieces
+from exir_lowering.steps.parallel.weight_files import MissingError, find_pieces
 from exir_lowering.steps.preprocess import preprocess
 from exir_lowering.steps.session import Session
 

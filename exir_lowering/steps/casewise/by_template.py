@@ -18,7 +18,7 @@ from exir_lowering._upstream.schemas import is_built_in, is_composite, is_overlo
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.steps.casewise.cases import Case, Describer
 from exir_lowering.steps.casewise.templates import Place, Template, fill
-from exir_lowering.steps.casewise.values import (
+from exir_lowering.steps.casewise.value_keys import (
     MEMORY,
     Memory,
     Uncovered,
