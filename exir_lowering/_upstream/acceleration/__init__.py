@@ -41,8 +41,8 @@ def accelerating(accelerate: bool = True) -> Iterator[None]:
 _PARTS = {
     "histories": "histories of nodes",
     "compilation": "late code of graphs",
-    "signatures": "tables of signatures",
-    "fakes": "known values of passes",
+    "signature_tables": "tables of signatures",
+    "fake_results": "known values of passes",
     "settling": "passes of XNNPACK",
     "emission": "orders and annotations",
     "xnnpack": "passes of XNNPACK",
