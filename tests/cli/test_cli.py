@@ -43,13 +43,13 @@ sys.stdout = os.fdopen(1, "w")
 """
 SLOW = """
 import time
-from exir_lowering.cli import programs
+from exir_lowering.cli import program_files
 
 def work(_):
     print("ready", flush=True)
     time.sleep(60)
 
-programs.find_programs = work
+program_files.find_programs = work
 """
 
 
