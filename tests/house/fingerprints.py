@@ -58,7 +58,7 @@ def describe_program(programs: Mapping[str, ExportedProgram] | ExportedProgram, 
     except LoweringError as error:
         return {"error": f"{type(error).__name__}: {str(error).splitlines()[0]}"}  # later ones may name generated code
     files = {f"file {name}": digest(bytes(content)) for name, content in artifact.data_files.items()}
-    return {"plan": digest(planned), "file": digest(bytes(artifact.buffer)), **files}
+    return {"plan": digest(str(planned).replace(str(ROOT), "")), "file": digest(bytes(artifact.buffer)), **files}
 
 
 def real_programs() -> Iterator[tuple[str, Any, Any]]:
