@@ -9,7 +9,7 @@ from torch.export import ExportedProgram
 
 from exir_lowering import graphs
 from exir_lowering._upstream import locks, pins
-from exir_lowering._upstream.compiler import EdgeProgramManager
+from exir_lowering._upstream.compiler import EdgeProgramManager  # sorts before all that import ExecuTorch's compiler
 from exir_lowering._upstream.delegates import LoweredBackendModule
 from exir_lowering.graphs import collector
 from exir_lowering.graphs.copies import own_state

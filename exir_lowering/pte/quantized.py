@@ -87,11 +87,11 @@ def _writes(out: Layout, code: Any, *, optional: bool = False) -> _Wrong:
         yield f"the result: got a tensor of {_names([out.dtype])}, but the call names {dtype or code}"
 
 
-def _channels(tensor: Layout, axis: Any) -> Iterator[Size | str]:
-    """Yield how many channels a tensor has along an axis, or what is wrong with that."""
+def _per_channel(tensor: Layout, axis: Any, check: Callable[[Size], _Wrong]) -> _Wrong:
+    """Check with the number of channels that a tensor has along an axis."""
     rank = len(tensor.sizes)
     if isinstance(axis, int) and -rank <= axis < rank:
-        yield tensor.sizes[axis]
+        yield from check(tensor.sizes[axis])
     else:
         yield f"there is no axis {axis} in a tensor of {rank} dimensions"
 
@@ -161,20 +161,12 @@ def _dequantize_with(q: Layout, scale: Layout, point: Layout, *others: Any) -> _
 
 
 def _quantize_channels(x: Layout, scale: Layout, point: Layout, axis: Any, *others: Any) -> _Wrong:
-    for found in _channels(x, axis):
-        if isinstance(found, str):
-            yield found
-        else:
-            yield from _scales(scale, point, found)
+    yield from _per_channel(x, axis, lambda count: _scales(scale, point, count))
     yield from _quantizes(x, *others)
 
 
 def _dequantize_channels(q: Layout, scale: Layout, point: _Optional, axis: Any, *others: Any) -> _Wrong:
-    for found in _channels(q, axis):
-        if isinstance(found, str):
-            yield found
-        else:
-            yield from _either_scales(scale, point, found)
+    yield from _per_channel(q, axis, lambda count: _either_scales(scale, point, count))
     yield from _dequantizes(q, *others)
     if q.dtype == torch.int8 and others[-2] is None:
         yield from _is("the result", others[-1], torch.float32)
@@ -298,11 +290,8 @@ _RULES: Mapping[str, Callable[..., _Wrong]] = MappingProxyType(
         "choose_qparams_per_token_asymmetric.out": _choose_tokens,
         "add.out": _add,
         "mixed_linear.out": _mixed_linear,
-        **{f"embedding_{name}.out": _look_up(packed) for name, packed in (("byte", 1), ("4bit", 2), ("2bit", 4))},
-        **{
-            f"embedding_{name}.dtype_out": _look_up_as(packed)
-            for name, packed in (("byte", 1), ("4bit", 2), ("2bit", 4))
-        },
+        **{f"embedding_{name}.out": _look_up(packed) for name, packed in _PACKED.items()},
+        **{f"embedding_{name}.dtype_out": _look_up_as(packed) for name, packed in _PACKED.items()},
     }
 )
 """The rules; `mixed_mm` reports what it does not take."""

@@ -386,7 +386,7 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("seed", range(SEED, SEED + (MORE or 6)))
+@pytest.mark.parametrize("seed", range(SEED, SEED + (MORE or 16)))
 def test_ranges_hold_in_random_attention(seed: int) -> None:
     module = Attention(seed)
     inputs = module.inputs()

@@ -46,7 +46,7 @@ def main() -> int:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     end = time.monotonic() + arguments.seconds
-    defects = _hunt_quantized(arguments)
+    defects = _hunt_quantized(arguments, end)
     counts: Counter[str] = Counter()
     right: Counter[str] = Counter()
     for op in operators():
@@ -67,7 +67,7 @@ def main() -> int:
     return int(defects > 0)
 
 
-def _hunt_quantized(arguments: argparse.Namespace) -> int:
+def _hunt_quantized(arguments: argparse.Namespace, end: float) -> int:
     """Compare the calls of the kernels of quantised programs; return how many show a defect of this package."""
     kernels = [kernel for kernel in quantized_kernels() if re.search(arguments.operators, kernel)]
     calls = [kernel_calls(kernel, arguments.changed) for kernel in kernels]
@@ -80,6 +80,9 @@ def _hunt_quantized(arguments: argparse.Namespace) -> int:
             if outcome.defect:
                 defects += 1
                 print(outcome.kind, outcome, flush=True)
+            if time.monotonic() > end:
+                print("time is over at", name)
+                return defects
         print(name, dict(counts), flush=True)
     return defects
 
