@@ -26,7 +26,7 @@ from exir_lowering.backends.reference import ReferenceDelegate, operators
 from exir_lowering.backends.reference.payload import FORMAT
 from exir_lowering.backends.reference.support import refusal
 
-EXAMPLES = int(os.environ.get("EXIR_LOWERING_EXAMPLES", "5"))
+EXAMPLES = int(os.environ.get("EXIR_LOWERING_EXAMPLES", "4"))
 
 
 def lowered(module: torch.nn.Module, inputs: tuple[Any, ...], **options: Any) -> LoweredMethods:

@@ -28,38 +28,80 @@ MODELS = frozenset({"bert", "llama", "mobilenet_v2"})
 """Models that several files export: their tests are one group, whose worker exports them once."""
 
 EVERY = {
+    "test_aliases:test_memory_is_shared_and_laid_out_as_in_eager": 3,
+    "test_both_ways:test_operators": 3,
+    "test_both_ways:test_programs_in_which_they_differed_once": 3,
+    "test_composition:test_lower_does_what_plan_says": 2,
+    "test_data_dependent_sizes:test_a_failure_leaves_the_program_as_it_is": 2,
     "test_data_dependent_sizes:test_a_program_is_converted_again_and_again_and_stays_as_it_is": 4,
-    "test_fuzz:test_damage_never_ends_the_process": 3,
-    "test_fuzz:test_damage_that_digests_do_not_reveal_never_ends_the_process": 3,
-    "test_generation:test_greedy_tokens": 3,
-    "test_host_memory:test_channels_last_are_computed_as_in_eager": 3,
-    "test_jobs:test_weights_of_a_process_that_was_ended_are_removed": 3,
-    "test_language_models:test_exportable_modules_of_transformers_work_as_they_are": 2,
+    "test_data_dependent_sizes:test_what_the_runtime_computes_is_what_the_model_computes": 3,
+    "test_fuzz:test_damage_never_ends_the_process": 7,
+    "test_fuzz:test_damage_that_digests_do_not_reveal_never_ends_the_process": 7,
+    "test_generation:test_greedy_tokens": 7,
+    "test_host_memory:test_channels_last_are_computed_as_in_eager": 7,
+    "test_host_memory:test_the_numbers_are_those_of_eager": 3,
+    "test_interpreter:test_random_programs": 2,
+    "test_language_models:test_exportable_modules_of_transformers_work_as_they_are": 4,
+    "test_language_models:test_few_bits_are_computed_as_executorch_computes_them": 2,
     "test_language_models:test_weights_of_few_bits": 2,
+    "test_loops:test_each_step_equals_eager": 3,
     "test_models:test_gradients_and_ten_steps_equal_eager": 3,
     "test_models:test_inference_equals_eager": 5,
+    "test_pins:test_without_a_feature_upstream_does_it": 3,
     "test_quantized:test_int8_recipes": 2,
-    "test_random_programs:test_a_random_program_equals_eager": 3,
+    "test_random_programs:test_a_random_program_equals_eager": 9,
+    "test_ranges:test_ranges_hold_in_random_attention": 3,
     "test_ranges:test_ranges_hold_in_random_programs_with_state_and_nested_graphs": 2,
     "test_ranges:test_the_scores_of_attention_are_bounded": 3,
+    "test_shared_state:test_a_device_runs_the_same_file": 2,
     "test_shared_state:test_functions_that_are_compiled_apart_share_state_too": 3,
     "test_shared_state:test_modules_share_it": 3,
     "test_shared_state:test_what_is_written_is_bounded_by_all_methods_together": 3,
-    "test_shared_state:test_what_one_method_writes_is_what_the_others_read": 3,
+    "test_shared_state:test_what_one_method_writes_is_what_the_others_read": 5,
+    "test_sharing_operators:test_results_are_eagers": 3,
     "test_skipped_passes:test_passes_of_a_model": 3,
     "test_skipped_passes:test_passes_of_operators": 3,
-    "test_state:test_each_call_is_eagers": 3,
+    "test_state:test_each_call_is_eagers": 7,
+    "test_state:test_through_other_doors": 3,
     "test_training:test_inference_between_steps_sees_each_step": 3,
-    "test_training:test_the_next_call_sees_changed_weights": 5,
+    "test_training:test_the_next_call_sees_changed_weights": 9,
     "test_training:test_what_is_partitioned": 3,
     "test_upstream_rows:test_m10_branches_are_lowered_own_their_weights_and_are_left_clean": 5,
     "test_upstream_suite:test_each_test_that_passes_upstream_passes_here": 2,
+    "test_wide_depthwise:test_any_geometry": 3,
+    "test_xnnpack_constraints:test_convolutions_quantised_dynamically": 3,
 }
 """Tests of which only each n-th case runs for every change, the first one among them; the others are nightly.
 
 They are among those that take longest, and their further cases reach next to nothing that the other tests do not: when
 this was recorded, two small functions of the package.
 """
+
+NIGHTLY = frozenset(
+    {
+        "backends/test_openvino:test_a_convolutional_model",
+        "backends/test_reference:test_random_programs[split]",
+        "contracts/test_suite:test_mistakes_that_few_programs_show_fail_in_few_cases",
+        "dynamo/test_models:test_gradients_and_ten_steps_equal_eager[mobilenet_v2]",
+        "graphs/test_serialized:test_models_are_read_as_they_were_written[mobilenet_v2]",
+        "house/test_docs:test_python_blocks_run[farm]",
+        "house/test_docs:test_python_blocks_run[language-models]",
+        "house/test_example_package:test_it_passes_its_own_tests",
+        "parallel/test_jobs:test_weights_of_a_process_that_was_ended_are_removed",
+        "parallel/test_jobs:test_workers_have_the_options_of_the_callers_python",
+        "parallel/test_jobs:test_workers_import_nothing_from_the_current_folder[isolated]",
+        "partitioners/test_limits:test_what_a_partition_saves_is_the_difference_of_two_plans[llama]",
+        "pipeline/test_bad_input:test_what_is_marked_holds_under_python_o",
+        "pipeline/test_growth:test_a_cycle_leaves_no_more_than_executorchs_own",
+        "pipeline/test_models:[llama]",
+        "pipeline/test_models:[t5]",
+        "pipeline/test_models:[vit]",
+        "pte/test_saving:test_at_random_moments",
+        "steps/test_acceleration:test_a_file_is_the_same[mobilenet_v2]",
+        "steps/test_skipped_passes:test_passes_of_a_model[mobilenet_v2]",
+    }
+)
+"""Tests, cases, and cases of all tests in a file that are nightly: others of their kind run for every change."""
 
 SECONDS: dict[str, float] = {
     "model:llama": 110,
@@ -126,14 +168,19 @@ SECONDS: dict[str, float] = {
 
 
 def choose_nightly(items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
-    """Return the cases of the tests in `EVERY` that are left out unless nightly ones are asked for."""
+    """Return what is left out unless nightly tests are asked for: see `EVERY` and `NIGHTLY`."""
     counts: Counter[str] = Counter()
     for item in items:
-        name = f"{Path(item.path).stem}:{getattr(item, 'originalname', '')}"
+        path, test = Path(item.path), getattr(item, "originalname", item.name)
+        name = f"{path.stem}:{test}"
         if name in EVERY and hasattr(item, "callspec"):
             if counts[name] % EVERY[name]:
                 yield item
             counts[name] += 1
+        case = f"[{item.callspec.id}]" if hasattr(item, "callspec") else ""
+        file = f"{path.parent.name}/{path.stem}"
+        if not NIGHTLY.isdisjoint((f"{file}:{test}", f"{file}:{test}{case}", f"{file}:{case}")):
+            yield item
 
 
 def group_of(item: pytest.Item) -> str:
