@@ -141,6 +141,8 @@ def execute(arguments: argparse.Namespace) -> int:
             limits=limits,
         )
         method = _choose_method(arguments.method, program.method_names, source)
+        if not arguments.inputs and program.methods[method].inputs:
+            say("\n".join(map(str, program.methods.values())), error=True)
         try:
             values = program.as_inputs(method, values)
         except InputError as error:

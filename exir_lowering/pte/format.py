@@ -8,13 +8,13 @@ of the file alone; weights and payloads are not read. What is inside a payload o
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from types import MappingProxyType
 
 import torch
 
-from exir_lowering.pte import dataflow, payloads
+from exir_lowering.pte import dataflow, payloads, provenance, signatures
 from exir_lowering.pte.code import Code, Payload, read_methods
 from exir_lowering.pte.container import Data
 from exir_lowering.pte.flatbuffer import CorruptError
@@ -23,6 +23,8 @@ from exir_lowering.pte.inference import check_kernels
 from exir_lowering.pte.instructions import Body, check_calls
 from exir_lowering.pte.kernel_signatures import signature
 from exir_lowering.pte.payloads import CheckedPayload, FindChecks
+from exir_lowering.pte.provenance import Provenance
+from exir_lowering.pte.signatures import MethodSignature
 from exir_lowering.pte.slots import KernelTypes as K
 from exir_lowering.pte.value_kinds import MemoryLayout, Tensor, ValueSpec
 from exir_lowering.pte.values import Allocation, Storage
@@ -55,6 +57,8 @@ class MethodSpec:
     delegations: tuple[Delegation, ...]  # in the order in which the runtime sets them up
     outputs: tuple[ValueSpec, ...]
     kernels: Mapping[int, str]  # the operator of each instruction that calls a kernel, such as "aten.add.out"
+    signature: MethodSignature  # what it takes, returns and keeps; which state methods share is not in it
+    places: tuple[Allocation | None, ...]  # of its state
 
 
 def read_program(file: memoryview, find_checks: FindChecks) -> dict[str, MethodSpec]:
@@ -63,10 +67,33 @@ def read_program(file: memoryview, find_checks: FindChecks) -> dict[str, MethodS
     Raise a CorruptError when it is not a `.pte` file, or not one that the runtime may be given.
     `exir_lowering.plugins.payload` has `find_checks`.
     """
-    return read_methods(file, partial(_checked_method, find_checks))[0]
+    return {name: spec for name, (_, spec) in read_checked(file, find_checks)[0].items()}
 
 
-def _checked_method(find_checks: FindChecks, code: Code, data: Data) -> MethodSpec:
+def read_checked(file: memoryview, find_checks: FindChecks) -> tuple[dict[str, tuple[Code, MethodSpec]], Data]:
+    """Read the methods of a `.pte` file as `read_program` does, with their code, and what they refer to."""
+    known: list[Provenance | None] = []
+
+    def check(code: Code, data: Data) -> tuple[Code, MethodSpec]:
+        if not known:
+            known.append(provenance.read(data.named))
+        made = known[0].methods.get(code.name) if known[0] is not None else None
+        return code, _checked_method(find_checks, code, data, made)
+
+    return read_methods(file, check)
+
+
+def program_signatures(methods: Mapping[str, MethodSpec]) -> Mapping[str, MethodSignature]:
+    """Return the signatures of a file's methods, with the state that they share."""
+    shared = signatures.sharing({name: method.arenas for name, method in methods.items()})
+    places = {name: method.places for name, method in methods.items()}
+    found = signatures.with_sharing({name: method.signature for name, method in methods.items()}, places, shared)
+    return MappingProxyType(found)
+
+
+def _checked_method(
+    find_checks: FindChecks, code: Code, data: Data, known: provenance.MethodProvenance | None
+) -> MethodSpec:
     values, inputs = code.values, code.inputs
     for index in inputs:
         if isinstance(given := values[index].content, Tensor) and given.constant:
@@ -75,9 +102,9 @@ def _checked_method(find_checks: FindChecks, code: Code, data: Data) -> MethodSp
     checked = [_check_payload(payload, data, external, find_checks) for payload in code.payloads]
     if not code.chains:
         raise CorruptError("it has no chain of instructions")
-    signatures = [signature(*operator) for operator in code.operators]
+    schemas = [signature(*operator) for operator in code.operators]
     ends = frozenset(inputs), frozenset(code.outputs)
-    body = Body(code.chains, values, code.operators, signatures, len(checked), *ends)
+    body = Body(code.chains, values, code.operators, schemas, len(checked), *ends)
     read = check_calls(body)
     check_flow(body)
     check_kernels(body)
@@ -86,6 +113,7 @@ def _checked_method(find_checks: FindChecks, code: Code, data: Data) -> MethodSp
         if payload is not None:
             payloads.check_call(code.payloads[target].backend, payload, [values[index] for index in arguments])
     lost = {position for position, index in enumerate(inputs) if values[index].kind == K.NULL and index in read}
+    state = signatures.find_state(code, body)
     return MethodSpec(
         code.name,
         tuple(values[index] for index in inputs),
@@ -94,9 +122,11 @@ def _checked_method(find_checks: FindChecks, code: Code, data: Data) -> MethodSp
         tuple(sorted({payload.backend for payload in code.payloads})),
         code.arenas,
         dict(sorted(external.items())),
-        _delegations(code, body),
+        _delegations(code, body, state),
         tuple(values[index] for index in code.outputs),
         _kernels(code),
+        signatures.of_method(code, body, frozenset(lost), state, known),
+        tuple(storage.planned for index in state if (storage := code.storage[index]) is not None),
     )
 
 
@@ -119,17 +149,9 @@ def _kernels(code: Code) -> Mapping[int, str]:
     return {number: names[target] for number, (kind, target, _) in called if kind == dataflow.KERNEL}
 
 
-def _delegations(code: Code, body: Body) -> tuple[Delegation, ...]:
+def _delegations(code: Code, body: Body, state: Sequence[int]) -> tuple[Delegation, ...]:
     tensors = {number: value.content for number, value in enumerate(code.values) if isinstance(value.content, Tensor)}
-    given = {number for number, tensor in tensors.items() if tensor.stored} | body.inputs
-    if not code.inputs:
-        # A buffer without initial values has no content in the file. It is numbered before the inputs; where there are
-        # none, it is recognised as what an operator writes in place.
-        given.update(
-            arguments[0]
-            for kind, target, arguments in body.instructions()
-            if kind == dataflow.KERNEL and arguments and code.operators[target][0].endswith("_")
-        )
+    given = {number for number, tensor in tensors.items() if tensor.stored} | body.inputs | set(state)
     memory = [_memory(storage, value) for storage, value in zip(code.storage, code.values, strict=True)]
     calls = dataflow.output_counts(code.chains, memory, body.items, given, max(code.inputs, default=-1))
     found = []

@@ -34,6 +34,7 @@ class Storage:
     planned: Allocation | None  # None when it does not lie in planned memory
     content: memoryview | None = None  # in the file; the initial one when it lies in planned memory; None for none
     name: str | None = None  # of the content in a data file; None when it is in none
+    label: str | None = None  # what the model calls it, where the file says so; of what a data file has: its name
 
 
 def check_arenas(arenas: Sequence[int]) -> None:
@@ -55,15 +56,19 @@ def _allocation(tensor: Table) -> Allocation | None:
     return Allocation(details.number(slots.AllocationDetails.MEMORY_ID, "I"), low + (high << 32))
 
 
-def _external_name(tensor: Table) -> str | None:
-    """Return the name of a tensor's data in a data file, or None; a CorruptError when it is in neither kind of file."""
+def _names(tensor: Table) -> tuple[str | None, str | None]:
+    """Return the name of a tensor's data in a data file, and its own; a CorruptError if it is in neither kind of file.
+
+    None for no such name.
+    """
     extra = tensor.table(slots.Tensor.EXTRA_TENSOR_INFO)
     if extra is None:
-        return None
+        return None, None
     location = extra.number(slots.ExtraTensorInfo.LOCATION, "b")
     if location not in (TensorDataLocation.SEGMENT, TensorDataLocation.EXTERNAL):
         raise CorruptError(f"a tensor has the unknown location {location}")
-    return extra.text(slots.ExtraTensorInfo.FULLY_QUALIFIED_NAME) if location == TensorDataLocation.EXTERNAL else None
+    label = extra.text(slots.ExtraTensorInfo.FULLY_QUALIFIED_NAME)
+    return label if location == TensorDataLocation.EXTERNAL else None, label or None
 
 
 def _stored_content(tensor: Table, constant: int, data: Data) -> tuple[int, memoryview]:
@@ -146,14 +151,14 @@ def _storage(table: Table, what: MemoryLayout, size: int, arenas: Sequence[int],
             raise CorruptError(f"a tensor of {size} bytes at byte {offset} of memory {memory} of {list(arenas)}")
         if offset % what.dtype.itemsize:
             raise CorruptError(f"a tensor of {what.dtype} would start at byte {offset} of its memory")
-    name, constant = _external_name(table), table.number(slots.Tensor.DATA_BUFFER_IDX, "I")
+    (name, label), constant = _names(table), table.number(slots.Tensor.DATA_BUFFER_IDX, "I")
     if name is not None:
         if not name:
             raise CorruptError("a tensor in a data file has no name")
-        return Storage(planned, name=name)
+        return Storage(planned, name=name, label=label)
     if not constant:
-        return Storage(planned)
+        return Storage(planned, label=label)
     start, segment = _stored_content(table, constant, data)
     if start + size > len(segment):
         raise CorruptError(f"a tensor of {size} bytes at byte {start} of a segment of {len(segment)} bytes")
-    return Storage(planned, segment[start:])
+    return Storage(planned, segment[start:], label=label)

@@ -46,7 +46,8 @@ from exir_lowering.errors import InputError
 from exir_lowering.plugins import registry
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.pte import data_files, verifying
-from exir_lowering.pte.format import MethodSpec
+from exir_lowering.pte.format import MethodSpec, program_signatures
+from exir_lowering.pte.signatures import MethodSignature
 from exir_lowering.pte.verifying import Verify
 from exir_lowering.runtime import debugging
 from exir_lowering.runtime.apart.engine import Apart, open_apart
@@ -80,6 +81,11 @@ class LoadedProgram:
     def method_names(self) -> tuple[str, ...]:
         """The names of the methods, sorted."""
         return tuple(self._file.methods)
+
+    @property
+    def methods(self) -> Mapping[str, MethodSignature]:
+        """What each method takes, returns and keeps, by name, sorted; read-only."""
+        return program_signatures(self._file.methods)
 
     @property
     def engine(self) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from exir_lowering._upstream.runtime import open_program
 from exir_lowering.errors import InputError
 from exir_lowering.plugins.payload import find_checks
-from exir_lowering.pte import format as file_format, kinds, mapping
+from exir_lowering.pte import format as file_format, kinds, mapping, signatures
 from exir_lowering.pte.data_files import DataFiles
 from exir_lowering.pte.mapping import MappedFile
 from exir_lowering.pte.value_kinds import MemoryLayout
@@ -58,10 +58,8 @@ class ProgramFile:
 
     @property
     def sharing(self) -> frozenset[str]:
-        """The methods that were planned to share their state: they have the same memory 2 for it, and no memory 3."""
-        sizes = {name: method.arenas[2] for name, method in self.methods.items() if len(method.arenas) == 3}
-        one = len(set(sizes.values())) == 1 and all(len(method.arenas) <= 3 for method in self.methods.values())
-        return frozenset(sizes) if one and len(sizes) > 1 and all(sizes.values()) else frozenset()
+        """The methods that were planned to share their state; see `pte.signatures`."""
+        return signatures.sharing({name: method.arenas for name, method in self.methods.items()})
 
 
 def read_source(source: object) -> tuple[MappedFile, Mapping[str, file_format.MethodSpec]]:

@@ -1,0 +1,298 @@
+"""What a method takes, returns and keeps, computed from the tables of its file.
+
+The file numbers the values of a method as ExecuTorch makes them, those that the method is given first: weights and
+state, then its inputs. So a tensor with planned memory that is numbered before an input and is none is state. Where
+there are no inputs, it is what an operator writes in place, or reads before any has written that memory.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+
+from exir_lowering.pte.code import Code
+from exir_lowering.pte.dataflow import KERNEL
+from exir_lowering.pte.instructions import Body
+from exir_lowering.pte.provenance import MethodProvenance, NamedValue
+from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, KINDS, NULL, Tensor
+from exir_lowering.pte.values import Allocation
+
+_SHARED = 2
+"""The arena that methods share."""
+
+_PLAIN = (BOOL, DOUBLE, INT)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TensorInfo:
+    """An input or an output of a method: a tensor, or a plain value.
+
+    Attributes:
+        name: What the model calls it, if the file says so; else "input 0" or "output 0".
+        kind: "tensor", "int", "bool", "float", "None", and so on; "number" for one that is computed.
+        dtype: The type of a tensor's elements; None for other values.
+        shape: A tensor's sizes, each the greatest if it is dynamic; None for other values.
+        dim_order: A tensor's dimensions from outer to inner, as they lie in memory.
+        dynamic: Whether the tensor may be smaller than `shape`. The file does not say in which dimensions.
+        unbound: Whether its sizes may be anything, so that `shape` only says how many there are.
+        least: The least sizes, if the file's provenance says them.
+        value: What an input that is not a tensor has to be, and an output that is not computed is.
+        possible: Whether it can be given: not an input that was an integer of any value when the model was exported.
+        of: For an output, the input or state that it is the new value of, by name; "" for others.
+    """
+
+    name: str
+    kind: str
+    dtype: torch.dtype | None = None
+    shape: tuple[int, ...] | None = None
+    dim_order: tuple[int, ...] = ()
+    dynamic: bool = False
+    unbound: bool = False
+    least: tuple[int, ...] | None = None
+    value: object = None
+    possible: bool = True
+    of: str = ""
+
+    def __repr__(self) -> str:
+        after = f", the new value of {self.of}" if self.of else ""
+        return f"{printable(self.name)}: {self._type()}{printable(after)}"
+
+    def _type(self) -> str:
+        if self.shape is None or self.dtype is None:
+            value = f" {self.value!r}" if self.value is not None else ""
+            return f"{self.kind}{value}{'' if self.possible else ' (an int of any value, which a file cannot take)'}"
+        least = self.least or (None,) * len(self.shape)
+        sizes = (self._size(low, high) for low, high in zip(least, self.shape, strict=True))
+        return f"{_short(self.dtype)}[{', '.join(sizes)}]{_order(self.dim_order)}"
+
+    def _size(self, least: int | None, greatest: int) -> str:
+        if self.unbound:
+            return "?" if least is None else f">={least}"
+        if not self.dynamic or least == greatest:
+            return str(greatest)
+        return f"<={greatest}" if least is None else f"{least}..{greatest}"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class StateInfo:
+    """A tensor that a method keeps for later calls.
+
+    Attributes:
+        name: What the model calls it, if the file says so; else "state 0".
+        dtype: The type of its elements.
+        shape: Its sizes.
+        dim_order: Its dimensions from outer to inner, as they lie in memory.
+        bytes: Its size in bytes.
+        initial: "file" if the file has its first value, else "zeros".
+        shared_with: The other methods that have it, where what one writes is what the others read.
+    """
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    dim_order: tuple[int, ...]
+    bytes: int
+    initial: Literal["file", "zeros"]
+    shared_with: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        shared = f", shared with {', '.join(self.shared_with)}" if self.shared_with else ""
+        start = "starts with values of the file" if self.initial == "file" else "starts with zeros"
+        shape = ", ".join(map(str, self.shape))
+        layout = f"{_short(self.dtype)}[{shape}]{_order(self.dim_order)}"
+        return f"{printable(self.name)}: {layout}, {start}{printable(shared)}"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class MethodSignature:
+    """What a method takes, returns, keeps and needs.
+
+    Attributes:
+        name: Its name.
+        inputs: What it takes, in order.
+        outputs: What it returns, in order.
+        state: What it keeps for later calls on the host; what a backend keeps is not among it.
+        backends: The backends that it needs, sorted.
+    """
+
+    name: str
+    inputs: tuple[TensorInfo, ...]
+    outputs: tuple[TensorInfo, ...]
+    state: tuple[StateInfo, ...] = ()
+    backends: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        inputs, outputs = (", ".join(map(repr, values)) for values in (self.inputs, self.outputs))
+        state = f", state ({'; '.join(map(repr, self.state))})" if self.state else ""
+        backends = f", on {', '.join(map(printable, self.backends))}" if self.backends else ""
+        return f"{printable(self.name)}({inputs}) -> ({outputs}){state}{backends}"
+
+    def __str__(self) -> str:
+        lines = [printable(self.name)]
+        lines += [f"  takes {value!r}" for value in self.inputs]
+        lines += [f"  returns {value!r}" for value in self.outputs]
+        lines += [f"  keeps {value!r}" for value in self.state]
+        lines += [f"  needs {printable(backend)}" for backend in self.backends]
+        return "\n".join(lines)
+
+
+def find_state(code: Code, body: Body) -> tuple[int, ...]:
+    """Return the values of a method that are state."""
+    last = max(code.inputs, default=-1)
+    touched = _first_touched(code, body) if last < 0 else frozenset()
+    found = []
+    for index, value in enumerate(code.values):
+        tensor = value.content
+        if not isinstance(tensor, Tensor) or not tensor.planned or index in body.inputs:
+            continue
+        if tensor.stored or index < last or index in touched:
+            found.append(index)
+    return tuple(found)
+
+
+def _first_touched(code: Code, body: Body) -> frozenset[int]:
+    """Return what a kernel writes in place that none made before, or reads in memory that none wrote before."""
+    found: set[int] = set()
+    made: set[int] = set()
+    memory: set[Allocation] = set()
+    for kind, target, arguments in body.instructions():
+        signature = body.signatures[target] if kind == KERNEL else None
+        written = _items(body, (arguments[at] for at in signature.written if at < len(arguments))) if signature else ()
+        if kind == KERNEL and arguments and code.operators[target][0].endswith("_") and arguments[0] not in made:
+            found.add(arguments[0])
+        named = _items(body, arguments)
+        for index in named if signature is not None else ():
+            place = _place(code, index)
+            if index not in written and place is not None and place not in memory:
+                found.add(index)
+        made.update(named if signature is None else written)
+        memory.update(place for index in named if (place := _place(code, index)) is not None)
+    return frozenset(found)
+
+
+def _items(body: Body, arguments: Iterable[int]) -> frozenset[int]:
+    return frozenset(item for argument in arguments for item in body.items(argument))
+
+
+def _place(code: Code, index: int) -> Allocation | None:
+    storage = code.storage[index]
+    return None if storage is None else storage.planned
+
+
+def sharing(arenas: Mapping[str, Sequence[int]]) -> frozenset[str]:
+    """Return the methods that were planned to share their state: they have the same memory 2 for it, and no memory 3.
+
+    `arenas` are the sizes of each method's planned memory.
+    """
+    sizes = {name: found[_SHARED] for name, found in arenas.items() if len(found) == 3}
+    one = len(set(sizes.values())) == 1 and all(len(found) <= 3 for found in arenas.values())
+    return frozenset(sizes) if one and len(sizes) > 1 and all(sizes.values()) else frozenset()
+
+
+def of_method(
+    code: Code, body: Body, lost: frozenset[int], state: Sequence[int], known: MethodProvenance | None
+) -> MethodSignature:
+    """Return the signature of a method, which was checked; `known` is what the file's provenance says of it."""
+    known = known or MethodProvenance()
+    fits = (len(known.inputs), len(known.outputs)) == (len(code.inputs), len(code.outputs))
+    inputs = [known.inputs[number] if fits else NamedValue(f"input {number}") for number in range(len(code.inputs))]
+    outputs = [known.outputs[number] if fits else NamedValue(f"output {number}") for number in range(len(code.outputs))]
+    kept = tuple(one for number, index in enumerate(state) for one in _state(code, index, number, known))
+    written = _written(body)
+    names = {index: named.name for index, named in zip(code.inputs, inputs, strict=True) if index in written}
+    names.update({index: one.name for index, one in zip(state, kept, strict=True)})
+    return MethodSignature(
+        code.name,
+        tuple(
+            replace(_value(code, body, index, named), possible=number not in lost)
+            for number, (index, named) in enumerate(zip(code.inputs, inputs, strict=True))
+        ),
+        tuple(
+            replace(_value(code, body, index, named), of=names.get(index, ""))
+            for index, named in zip(code.outputs, outputs, strict=True)
+        ),
+        kept,
+        tuple(sorted({payload.backend for payload in code.payloads})),
+    )
+
+
+def with_sharing(
+    signatures: Mapping[str, MethodSignature],
+    places: Mapping[str, Sequence[Allocation | None]],
+    shared: frozenset[str],
+) -> dict[str, MethodSignature]:
+    """Return signatures that say which state methods share; `places` are those of each method's state."""
+    users: dict[Allocation, list[str]] = defaultdict(list)
+    for name in sorted(shared):
+        for place in places[name]:
+            if place is not None and place.arena == _SHARED:
+                users[place].append(name)
+    found = dict(signatures)
+    for name in shared:
+        state = []
+        for one, place in zip(found[name].state, places[name], strict=True):
+            having = users.get(place, []) if place is not None else []
+            state.append(replace(one, shared_with=tuple(other for other in having if other != name)))
+        found[name] = replace(found[name], state=tuple(state))
+    return found
+
+
+def printable(text: str) -> str:
+    """Return a name from a file so that a terminal shows it, whatever characters it has."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+def _written(body: Body) -> frozenset[int]:
+    """Return the values that kernels write to."""
+    found: set[int] = set()
+    for kind, target, arguments in body.instructions():
+        signature = body.signatures[target] if kind == KERNEL else None
+        if signature is not None:
+            found.update(arguments[at] for at in signature.written if at < len(arguments))
+    return frozenset(found)
+
+
+def _state(code: Code, index: int, number: int, known: MethodProvenance) -> Iterator[StateInfo]:
+    tensor, storage = code.values[index].content, code.storage[index]
+    if isinstance(tensor, Tensor) and storage is not None:
+        name = known.values.get(index) or storage.label or f"state {number}"
+        initial: Literal["file", "zeros"] = "file" if tensor.stored else "zeros"
+        yield StateInfo(name, tensor.dtype, tensor.sizes, tensor.dim_order, tensor.size, initial)
+
+
+def _value(code: Code, body: Body, index: int, named: NamedValue) -> TensorInfo:
+    value = code.values[index]
+    content = value.content
+    if isinstance(content, Tensor):
+        bounds = named.bounds if named.bounds is not None and len(named.bounds) == len(content.sizes) else None
+        least = tuple(low for low, _ in bounds) if bounds is not None and content.dynamic else None
+        fits = least is not None and (
+            content.unbound or all(low <= size for low, size in zip(least, content.sizes, strict=True))
+        )
+        return TensorInfo(
+            *(named.name, "tensor", content.dtype, content.sizes, content.dim_order, content.dynamic, content.unbound),
+            least if fits else None,
+        )
+    made = body.results.get(index)
+    if made is not None:
+        kinds = made - {NULL}
+        return TensorInfo(named.name, _kind(min(kinds)) if len(kinds) == 1 else "number")
+    return TensorInfo(named.name, _kind(value.kind), value=content if value.kind in _PLAIN else None)
+
+
+def _kind(kind: int) -> str:
+    return KINDS[kind].removeprefix("a ").removeprefix("an ")
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _order(dim_order: tuple[int, ...]) -> str:
+    if dim_order == tuple(range(len(dim_order))):
+        return ""
+    return " channels last" if dim_order in ((0, 2, 3, 1), (0, 2, 3, 4, 1)) else f" in the order {list(dim_order)}"
