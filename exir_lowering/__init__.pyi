@@ -14,6 +14,7 @@ from .errors import (
     UnknownPluginError as UnknownPluginError,
 )
 from .graphs.weights import WeightRef as WeightRef, WeightStore as WeightStore
+from .inspection import FileReport as FileReport, inspect as inspect
 from .lowered import LoweredMethods as LoweredMethods
 from .lowered_module import LoweredModule as LoweredModule
 from .model import (

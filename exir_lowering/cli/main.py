@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
-from exir_lowering.cli import cache, demo, doctor, lower, plan, plugins, run
+from exir_lowering.cli import cache, demo, doctor, inspect, lower, plan, plugins, run
 from exir_lowering.cli.command import DEFECT, INTERRUPTED, MISTAKE, PIPE_CLOSED
 from exir_lowering.cli.noise import quieten
 from exir_lowering.cli.output import say
@@ -22,7 +22,7 @@ from exir_lowering.cli.wording import describe
 from exir_lowering.errors import InvariantError, LoweringError
 from exir_lowering.errors.interrupts import let_through, raised_by_handler
 
-COMMANDS = (lower.COMMAND, plan.COMMAND, run.COMMAND, plugins.COMMAND, cache.COMMAND, doctor.COMMAND, demo.COMMAND)
+COMMANDS = tuple(one.COMMAND for one in (lower, plan, run, inspect, plugins, cache, doctor, demo))
 """The commands, in the order of the help."""
 
 # Why a terminal, a pipe or a redirected output takes no more.

@@ -11,7 +11,7 @@ from exir_lowering._upstream import installed
 from exir_lowering.errors import PluginLoadError
 from exir_lowering.plugins import registry
 from exir_lowering.pte.flatbuffer import CorruptError, Table, root
-from exir_lowering.pte.payloads import CheckedPayload, PayloadChecks
+from exir_lowering.pte.payloads import CheckedPayload, PayloadChecks, PayloadOperator
 from exir_lowering.pte.value_kinds import KINDS, Tensor, ValueSpec, check_index
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "CheckedPayload",
     "CorruptError",
     "PayloadChecks",
+    "PayloadOperator",
     "Table",
     "Tensor",
     "ValueSpec",

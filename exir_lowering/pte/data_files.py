@@ -108,15 +108,15 @@ class DataFiles:
             one.file.check(what)
 
 
-def read(given: Any) -> DataFiles:
-    """Read data files: a path, the content of a file, or a sequence of these; None for no file.
+def read(given: Any, who: str = "load") -> DataFiles:
+    """Read data files: a path, the content of a file, or a sequence of these; None for no file. Messages say who reads.
 
     Raise an InputError when it is something else, or a file cannot be read or is damaged.
     """
     several = isinstance(given, (list, tuple))
     files = []
     for number, one in enumerate(() if given is None else given if several else (given,)):
-        where = f"load: data[{number}]" if several else "load: data"
+        where = f"{who}: data[{number}]" if several else f"{who}: data"
         kind = "the path or content of a .ptd file" + ("" if several else ", or a list of these")
         mapped = mapping.open_file(one, where, kind, ".ptd")
         files.append(DataFile(mapped, mapped.parse(container.read_data, kinds.PTD)))

@@ -58,7 +58,8 @@ class MethodSpec:
     outputs: tuple[ValueSpec, ...]
     kernels: Mapping[int, str]  # the operator of each instruction that calls a kernel, such as "aten.add.out"
     signature: MethodSignature  # what it takes, returns and keeps; which state methods share is not in it
-    places: tuple[Allocation | None, ...]  # of its state
+    state: tuple[int, ...]  # which values are state
+    places: tuple[Allocation | None, ...]  # of these
 
 
 def read_program(file: memoryview, find_checks: FindChecks) -> dict[str, MethodSpec]:
@@ -126,6 +127,7 @@ def _checked_method(
         tuple(values[index] for index in code.outputs),
         _kernels(code),
         signatures.of_method(code, body, frozenset(lost), state, known),
+        state,
         tuple(storage.planned for index in state if (storage := code.storage[index]) is not None),
     )
 

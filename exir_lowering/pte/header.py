@@ -58,6 +58,13 @@ def read_pte(file: memoryview, whole: int | None = None) -> Extent:
     return Extent(size, base, space if base else 0)
 
 
+def size(file: memoryview) -> int:
+    """Return how many bytes a file of either kind begins with that are neither tables nor segments."""
+    if bytes(file[8:12]) not in (_PTE_HEADER_MAGIC, _PTD_HEADER_MAGIC):
+        return _AT
+    return _AT + int.from_bytes(file[12:16], "little")
+
+
 def set_space(tables: bytearray, space: int) -> None:
     """Write the size of the segments into the header of a `.pte` file, in place; a CorruptError without a field."""
     magic, length, size, base, _ = _PTE.unpack_from(tables, _AT)

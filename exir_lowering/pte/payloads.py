@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
 from exir_lowering.errors import BackendFailure, LoweringError
@@ -23,6 +24,21 @@ def original_key(method: str, number: int) -> str:
     return f"exir_lowering.original/{method}/{number}"
 
 
+@dataclass(frozen=True, slots=True)
+class PayloadOperator:
+    """An operator in a payload, as its backend has it.
+
+    Attributes:
+        name: What the backend calls it.
+        inputs: What it takes, each in words, such as "float32[1, 3]" or "constant float32[4, 3]".
+        outputs: What it makes.
+    """
+
+    name: str
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+
+
 class CheckedPayload(ABC):
     """A payload that is valid, as far as that is known without what it is called with."""
 
@@ -30,6 +46,10 @@ class CheckedPayload(ABC):
     @abstractmethod
     def weights(self) -> Mapping[str, int]:
         """The named data of the file that the payload reads, and how many bytes of each."""
+
+    def describe(self) -> Sequence[PayloadOperator]:
+        """Return the operators in the payload, in their order, for people to read; () where that is not known."""
+        return ()
 
     @abstractmethod
     def check_call(self, arguments: Sequence[ValueSpec]) -> None:
@@ -105,6 +125,11 @@ def check_payload(backend: str, payload: memoryview, find_checks: FindChecks) ->
     if not isinstance(checked, CheckedPayload):
         raise BackendFailure(f"{_describe(backend, checks)} returned {checked!r}, expected a CheckedPayload.")
     return checked
+
+
+def describe(backend: str, payload: CheckedPayload) -> tuple[PayloadOperator, ...]:
+    """Return the operators in a payload, as its backend has them; a BackendFailure when what reads it fails."""
+    return _guard(backend, payload, lambda: tuple(payload.describe()))
 
 
 def check_call(backend: str, payload: CheckedPayload, arguments: Sequence[ValueSpec]) -> None:

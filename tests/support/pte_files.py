@@ -75,7 +75,7 @@ class Count(nn.Module):
 
     def forward(self):
         self.n.add_(1)
-        return self.n * 1
+        return self.n.clone()
 
 
 class Write(nn.Module):

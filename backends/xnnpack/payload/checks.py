@@ -15,9 +15,18 @@ from exir_lowering.backends.xnnpack.payload import graph
 from exir_lowering.backends.xnnpack.payload.graph import BACKEND, Graph
 from exir_lowering.backends.xnnpack.payload.reading import read_graph, split_payload
 from exir_lowering.backends.xnnpack.payload.shapes import infer
-from exir_lowering.backends.xnnpack.payload.slots import XNNGraph, XNode
+from exir_lowering.backends.xnnpack.payload.slots import XNNDatatype, XNNGraph, XNode
 from exir_lowering.plugins import PROVENANCE
-from exir_lowering.plugins.payload import KINDS, CheckedPayload, CorruptError, PayloadChecks, Tensor, ValueSpec, root
+from exir_lowering.plugins.payload import (
+    KINDS,
+    CheckedPayload,
+    CorruptError,
+    PayloadChecks,
+    PayloadOperator,
+    Tensor,
+    ValueSpec,
+    root,
+)
 
 # ConvertToLinearPass looks for linear layers by the source of a node, and in which module it is.
 _READ = frozenset({"torch_fn", "source_fn_stack", "nn_module_stack"})
@@ -38,6 +47,11 @@ _DTYPES: Mapping[int, frozenset[torch.dtype]] = MappingProxyType(
     }
 )
 """The dtypes that a value's tensor can have; ExecuTorch converts indices to int64 in place."""
+
+_NAMES: Mapping[int, str] = MappingProxyType(
+    {datatype.value: datatype.name.removeprefix("XNN_DATATYPE_").lower() for datatype in XNNDatatype}
+)
+"""What messages call the datatypes."""
 
 
 class XnnpackPayloads(PayloadChecks):
@@ -84,6 +98,22 @@ class _Checked(CheckedPayload):
     def weights(self) -> Mapping[str, int]:
         """The named data that it reads, and how many bytes of each."""
         return self.graph.weights
+
+    def describe(self) -> Sequence[PayloadOperator]:
+        """Return its operators; see `CheckedPayload`."""
+        return [
+            PayloadOperator(
+                node.type.name,
+                tuple(self._show(id_) for id_ in node.inputs if id_ != graph.NO_VALUE),
+                tuple(map(self._show, node.outputs)),
+            )
+            for node in self.graph.nodes
+        ]
+
+    def _show(self, id_: int) -> str:
+        value = self.graph.values[id_]
+        kind = _NAMES.get(value.datatype, f"datatype {value.datatype}")
+        return f"{'constant ' if value.constant else ''}{kind}{list(value.dims)}"
 
     def check_call(self, arguments: Sequence[ValueSpec]) -> None:
         """Check the values of a call, whose memory XNNPACK reads and writes unchecked; see `CheckedPayload`."""

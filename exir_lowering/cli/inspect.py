@@ -1,0 +1,79 @@
+"""`exir-lower inspect`: what is in a `.pte` or `.ptd` file, and what two files do not have in common."""
+
+from __future__ import annotations
+
+import argparse
+
+from exir_lowering.cli.command import OK, Command
+from exir_lowering.cli.output import check_target, describe_written, find_file, make_console, say, write_file
+from exir_lowering.errors import InputError
+
+_EXAMPLES = """\
+examples:
+  exir-lower inspect model.pte
+  exir-lower inspect model.pte --summary
+  exir-lower inspect before.pte after.pte
+  exir-lower inspect model.pte --html model.html --json > model.json
+  exir-lower inspect model.pte --kernels-yaml kernels.yaml
+
+Nothing in a file is run, and only its tables are read. Any .pte and .ptd file can be given, not only those that were
+made by exir-lower.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("model", metavar="MODEL.pte", help="the file; a .ptd data file alone too")
+    parser.add_argument(
+        "other", nargs="?", metavar="OTHER.pte", help="a second file: show what is not the same in both"
+    )
+    parser.add_argument(
+        "--data",
+        action="append",
+        default=[],
+        metavar="WEIGHTS.ptd",
+        help="a data file of the .pte, to show that too; can be given again",
+    )
+    parser.add_argument("--summary", action="store_true", help="print ten lines")
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
+    parser.add_argument("--html", metavar="FILE.html", help="write a page for a browser")
+    parser.add_argument(
+        "--kernels-yaml",
+        metavar="FILE.yaml",
+        help="write the kernels that the methods call, for OPS_SCHEMA_YAML of ExecuTorch's selective build",
+    )
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Read the files, print what is in them, and write what was asked for."""
+    source = find_file(arguments.model)
+    other = None if arguments.other is None else find_file(arguments.other)
+    data = [find_file(path) for path in arguments.data]
+    chosen = [name for name in ("summary", "html", "kernels_yaml", "data") if getattr(arguments, name)]
+    if other is not None and chosen:
+        raise InputError(f"--{chosen[0].replace('_', '-')} is for one file; two files were given, to be compared.")
+    targets = {
+        suffix: check_target(path, f".{suffix}")
+        for suffix, path in (("html", arguments.html), ("yaml", arguments.kernels_yaml))
+        if path is not None
+    }
+
+    from exir_lowering.inspection import compare, inspect
+
+    report = inspect(source, data=data or None)
+    shown = report if other is None else compare(report, inspect(other))
+    for suffix, path in targets.items():
+        write_file(path, (report.to_html() if suffix == "html" else report.kernels_yaml()).encode())
+    console = make_console()
+    width = min(max(console.width, 60), 160)
+    if arguments.json:
+        print(shown.to_json())
+    else:
+        text = report.summary(width=width) if arguments.summary else shown.to_text(width=width)
+        console.print(text, end="", soft_wrap=True)
+    for path in targets.values():
+        say(f"{describe_written(path)}.", error=arguments.json)
+    return OK
+
+
+COMMAND = Command("inspect", "show what is in a .pte or .ptd file", add_arguments, execute, _EXAMPLES)

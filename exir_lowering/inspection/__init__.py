@@ -1,0 +1,9 @@
+"""Say what is in a file, without running any of it: `inspect` reads the tables, and makes a `FileReport` of them.
+
+report: the values; reading: from a file to them; account: every byte; memory: planned memory over time; text, data,
+page: the views; difference: what two files do not have in common.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,205 @@
+"""Read a file into a report: its tables only, so that it takes as long for a file of 1 GB as for a small one."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from exir_lowering.inspection import account, memory
+from exir_lowering.inspection.report import (
+    ByteRange,
+    Call,
+    DelegateReport,
+    FileReport,
+    Kind,
+    MethodReport,
+    Stored,
+)
+from exir_lowering.plugins.payload import find_checks
+from exir_lowering.pte import (
+    assembling,
+    container,
+    data_files,
+    digests,
+    format as file_format,
+    header,
+    kinds,
+    mapping,
+    payloads,
+    provenance,
+)
+from exir_lowering.pte.code import Code
+from exir_lowering.pte.container import Data
+from exir_lowering.pte.dataflow import DELEGATE, FREE, JUMP, KERNEL, MOVE
+from exir_lowering.pte.format import MethodSpec
+from exir_lowering.pte.mapping import MappedFile
+from exir_lowering.pte.provenance import MethodProvenance, Provenance
+from exir_lowering.pte.signatures import MethodSignature
+from exir_lowering.pte.value_kinds import Tensor
+
+_EXPECTED = "the path or the content of a .pte or .ptd file"
+_WORDS = {MOVE: "move", JUMP: "jump", FREE: "free"}
+_CONTENT = frozenset({"constant", "state", "payload", "named data"})
+_OURS: Mapping[str, Kind] = {assembling.MODULE: "module", provenance.KEY: "provenance", digests.KEY: "digests"}
+
+
+def inspect(source: str | os.PathLike[str] | bytes, *, data: data_files.Given = None) -> FileReport:
+    """Say what is in a file, without running any of it.
+
+    It reads the file's tables and those of payloads that an installed plug-in can read, never weights. It may be called
+    from any thread.
+
+    Args:
+        source: The path of a `.pte` or `.ptd` file, or its content: of this package, or of ExecuTorch.
+        data: The `.ptd` data files of a `.pte` file, for a report of them too; they are not needed.
+
+    Returns:
+        What the file has.
+
+    Raises:
+        InputError: It is something else, or is damaged.
+        BackendFailure: A plug-in failed to read a payload.
+        PluginLoadError: A plug-in that reads payloads cannot be loaded, or is provided twice.
+    """
+    file = mapping.open_file(source, "inspect", _EXPECTED, ".pte")
+    given = data_files.read(data, "inspect")
+    if kinds.kind_of_content(file.content) is kinds.PTD:
+        return _read_data(file, file.parse(container.read_data, kinds.PTD))
+    name = file.source if isinstance(file.source, str) else file.name
+    found = file.parse(partial(_read_program, name), kinds.PTE)
+    return replace(found, data=tuple(_read_data(one.file, one.weights) for one in given.files))
+
+
+def _read_program(name: str, content: memoryview) -> FileReport:
+    """Make the report of a `.pte` file; raise a CorruptError when it is damaged."""
+    methods, data = file_format.read_checked(content, find_checks)
+    return _Reader(content, data, provenance.read(data.named)).report(name, methods)
+
+
+def _read_data(file: MappedFile, named: Mapping[str, container.Weight]) -> FileReport:
+    """Make the report of a `.ptd` file."""
+    content, stored = file.content, []
+    extent = header.read_ptd(content)
+    parts = [ByteRange(0, extent.tables, "tables"), ByteRange(0, header.size(content), "header")]
+    for key, weight in named.items():
+        kind: Kind = "digests" if key.startswith(digests.DATA_KEY) else "named data"
+        start, size = account.place(content, weight.content), len(weight.content)
+        parts.append(ByteRange(start or 0, size, kind, key))
+        if kind == "named data":
+            stored.append(Stored(kind, key, str(weight.layout) if weight.layout else "", size, start))
+    ranges = account.cover(len(content), parts)
+    sealed = any(key.startswith(digests.DATA_KEY) for key in named)
+    name = file.source if isinstance(file.source, str) else file.name
+    return FileReport(name, ".ptd", len(content), (), _ordered(stored), ranges, sealed=sealed)
+
+
+def _ordered(stored: Iterable[Stored]) -> tuple[Stored, ...]:
+    return tuple(sorted(stored, key=lambda one: (-one.bytes, one.kind, one.title, one.key)))
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Makes the report of a `.pte` file."""
+
+    file: memoryview
+    data: Data
+    known: Provenance | None
+    parts: list[ByteRange] = field(default_factory=list)  # of the file, the outer ones first
+    # What is stored, by where it is, and who uses it.
+    stored: dict[tuple[object, ...], Stored] = field(default_factory=dict)
+    users: dict[tuple[object, ...], dict[str, None]] = field(default_factory=lambda: defaultdict(dict))
+
+    def report(self, name: str, methods: Mapping[str, tuple[Code, MethodSpec]]) -> FileReport:
+        """Return the report."""
+        self._add_outline()
+        names = self.known.weights if self.known is not None else {}
+        for key, content in self.data.named.items():
+            self._add(_OURS.get(key, "named data"), key, names.get(key, ""), content, len(content))
+        shown = file_format.program_signatures({name: spec for name, (_, spec) in methods.items()})
+        made = tuple(self._method(code, spec, shown[name]) for name, (code, spec) in methods.items())
+        stored = [replace(one, users=tuple(self.users[where])) for where, one in self.stored.items()]
+        return FileReport(
+            *(name, ".pte", len(self.file), made, _ordered(one for one in stored if one.kind in _CONTENT)),
+            account.cover(len(self.file), self.parts),
+            self.known,
+            digests.KEY in self.data.named,
+        )
+
+    def _add_outline(self) -> None:
+        """Add the parts that everything else is in."""
+        self.parts.append(ByteRange(0, header.read_pte(self.file).tables, "tables"))
+        self.parts.append(ByteRange(0, header.size(self.file), "header"))
+        constants = {account.place(self.file, segment) for _, segment in self.data.constants}
+        initial = {account.place(self.file, segment) for listed in self.data.initial for _, segment in listed}
+        for number, segment in enumerate(self.data.segments):
+            start = account.place(self.file, segment)
+            if start is not None:
+                kind: Kind = "padding" if start in constants | initial else "rest"
+                self.parts.append(ByteRange(start, len(segment), kind, f"segment {number}" * (kind == "rest")))
+
+    def _add(self, kind: Kind, key: str, name: str, content: memoryview | None, size: int, *users: str) -> None:
+        """Add content of the file, or of a data file if it is None."""
+        start = account.place(self.file, content) if content is not None and size else None
+        where: tuple[object, ...] = (key,) if start is None else (start, size)
+        before = self.stored.get(where)
+        if before is not None:  # one weight under several names: the host's name says more than a delegate's key
+            kind = kind if kind == "constant" else before.kind
+            key, name = before.key if before.kind == "named data" else key, before.name or name
+        self.stored[where] = Stored(kind, key, name, size, start)
+        self.users[where].update(dict.fromkeys(users))
+        if start is not None:
+            self.parts.append(ByteRange(start, size, kind, name or key))
+
+    def _method(self, code: Code, spec: MethodSpec, signature: MethodSignature) -> MethodReport:
+        made = self.known.methods.get(code.name) if self.known is not None else None
+        self._add_tensors(code, made or MethodProvenance())
+        calls = tuple(_calls(code))
+        kernels = Counter(call.name for call in calls if call.kind == "kernel")
+        delegates = tuple(self._delegate(code, number) for number in range(len(code.payloads)))
+        used = memory.measure(code, signature, spec.state)
+        return MethodReport(signature, delegates, dict(sorted(kernels.items())), used, calls)
+
+    def _add_tensors(self, code: Code, known: MethodProvenance) -> None:
+        """Add the weights of the host, and the first values of state."""
+        for index, (value, storage) in enumerate(zip(code.values, code.storage, strict=True)):
+            tensor = value.content
+            if not isinstance(tensor, Tensor) or storage is None or not tensor.stored:
+                continue
+            name = known.values.get(index) or storage.label or ""
+            kind: Kind = "state" if tensor.planned else "constant"
+            content, size = storage.content, tensor.size
+            if content is not None and not tensor.unbound:
+                start = account.place(self.file, content)
+                self._add(kind, f"{kind} at byte {start}", name, content[:size], size, code.name)
+            elif storage.name is not None:
+                self._add(kind, storage.name, name, None, size, code.name)
+
+    def _delegate(self, code: Code, number: int) -> DelegateReport:
+        payload, user = code.payloads[number], f"{code.name}/{number}"
+        self._add("payload", f"payload {user}", "", payload.content, len(payload.content), user)
+        checked = payloads.check_payload(payload.backend, payload.content, find_checks)
+        operators = () if checked is None else payloads.describe(payload.backend, checked)
+        weights = {} if checked is None else checked.weights
+        for key, size in weights.items():
+            content = self.data.named.get(key)
+            self._add("named data", key, "", content, size if content is None else len(content), user)
+        return DelegateReport(
+            *(number, payload.backend, len(payload.content), payload.specs, operators, tuple(sorted(weights)))
+        )
+
+
+def _calls(code: Code) -> Iterator[Call]:
+    number = 0
+    for chain in code.chains:
+        for kind, target, arguments in chain:
+            name = _WORDS.get(kind, "")
+            if kind == KERNEL:
+                name = ".".join(filter(None, code.operators[target]))
+            elif kind == DELEGATE:
+                name = f"{target} ({code.payloads[target].backend})"
+            word = {KERNEL: "kernel", DELEGATE: "delegate"}.get(kind, name)
+            yield Call(number, word, name, arguments)
+            number += 1

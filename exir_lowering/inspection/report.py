@@ -1,0 +1,267 @@
+"""What a file has, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from exir_lowering.inspection import data, text
+from exir_lowering.pte.payloads import PayloadOperator
+from exir_lowering.pte.provenance import Provenance
+from exir_lowering.pte.signatures import MethodSignature
+
+Kind = Literal[
+    "header",
+    "tables",
+    "padding",
+    "constant",
+    "state",
+    "payload",
+    "named data",
+    "module",
+    "provenance",
+    "digests",
+    "rest",
+]
+"""What bytes of a file are: "state" is a first value of state, "rest" what nothing refers to."""
+
+
+@dataclass(frozen=True, slots=True)
+class ByteRange:
+    """Consecutive bytes of a file.
+
+    Attributes:
+        start: The first of them.
+        size: How many.
+        kind: What they are.
+        what: What exactly, such as the name of a weight; "" where the kind says it.
+    """
+
+    start: int
+    size: int
+    kind: Kind
+    what: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Content that a file has, or looks for in a data file.
+
+    Attributes:
+        kind: As in `ByteRange`.
+        key: Of named data its key, of other content where it starts or what it is called in a data file.
+        name: What the model calls it, "" if that is not known.
+        bytes: Its size.
+        start: Where it is in the file, None if it is in a data file.
+        users: Who reads it: methods, and delegates as "method/number". Only for backends whose payloads can be read is
+            it known which named data they read.
+    """
+
+    kind: Kind
+    key: str
+    name: str
+    bytes: int
+    start: int | None
+    users: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """Its name, or else its key."""
+        return self.name or self.key
+
+
+@dataclass(frozen=True, slots=True)
+class DelegateReport:
+    """A part of a method that a backend executes.
+
+    Attributes:
+        number: Which of the method's delegates it is, from 0.
+        backend: The id of the backend.
+        payload_bytes: The size of its payload.
+        compile_specs: What the partitioner told the backend.
+        operators: What is in the payload; () if nothing that is installed can read it.
+        weights: The keys of the named data that it reads, as far as that is known.
+    """
+
+    number: int
+    backend: str
+    payload_bytes: int
+    compile_specs: tuple[tuple[str, bytes], ...]
+    operators: tuple[PayloadOperator, ...] = ()
+    weights: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedTensor:
+    """A tensor in planned memory.
+
+    Attributes:
+        value: Its number in the method.
+        name: What it is called: an input, an output, state, or what makes it.
+        dtype: The type of its elements.
+        shape: Its shape, the greatest if it is dynamic.
+        arena: The number of its memory.
+        offset: The byte where it starts there.
+        bytes: Its size.
+        first: The instruction that first writes to it, or reads it.
+        last: The last instruction that uses it; the number of instructions for what lasts longer.
+    """
+
+    value: int
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    arena: int
+    offset: int
+    bytes: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arena:
+    """One planned memory of a method.
+
+    Attributes:
+        number: Its number.
+        bytes: Its size.
+        peak: The most bytes that are in use at once.
+        at: The instruction at which they are.
+        tensors: The values in use then, the largest first.
+    """
+
+    number: int
+    bytes: int
+    peak: int
+    at: int
+    tensors: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What a method takes at run time.
+
+    Attributes:
+        arenas: Its planned memories.
+        tensors: The tensors in them, by value.
+        heap: An estimate in bytes of what ExecuTorch's runtime allocates for it, by what it is for: planned memory; and
+            on a system of 64 bits 24 for each value, 64 and 9 for each dimension for a tensor, 16 for each call and 8
+            for each of its arguments. Not counted: what backends take, and weights, which are mapped or read.
+    """
+
+    arenas: tuple[Arena, ...]
+    tensors: tuple[PlannedTensor, ...]
+    heap: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An instruction of a method.
+
+    Attributes:
+        number: Its number.
+        kind: "kernel", "delegate", "move", "jump" or "free".
+        name: The kernel, or the delegate as "0 (XnnpackBackend)".
+        values: The values that it is called with.
+    """
+
+    number: int
+    kind: str
+    name: str
+    values: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MethodReport:
+    """A method of a file.
+
+    Attributes:
+        signature: What it takes, returns and keeps.
+        delegates: What backends execute of it.
+        kernels: How often it calls each kernel, such as "aten::add.out".
+        memory: What it takes at run time.
+        calls: Its instructions.
+    """
+
+    signature: MethodSignature
+    delegates: tuple[DelegateReport, ...]
+    kernels: Mapping[str, int]
+    memory: Memory
+    calls: tuple[Call, ...]
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.signature.name
+
+
+@dataclass(frozen=True, slots=True)
+class FileReport:
+    """What a `.pte` or `.ptd` file has; `inspect` makes it.
+
+    Attributes:
+        name: What it was given as: its path, or "the .pte content of 8 bytes".
+        format: ".pte" or ".ptd".
+        size: In bytes.
+        methods: The methods, sorted by name.
+        stored: Weights, payloads and named data, the largest first.
+        ranges: Every byte of the file once, in order.
+        provenance: How the file says that it was made; None if it does not say it.
+        sealed: Whether the file has digests of its parts. They are not compared here: `load(verify="full")` does.
+        data: The reports of the data files that were given.
+    """
+
+    name: str
+    format: Literal[".pte", ".ptd"]
+    size: int
+    methods: tuple[MethodReport, ...]
+    stored: tuple[Stored, ...]
+    ranges: tuple[ByteRange, ...]
+    provenance: Provenance | None = None
+    sealed: bool = False
+    data: tuple[FileReport, ...] = field(default=())
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """The backends that it needs, sorted."""
+        return tuple(sorted({each.backend for method in self.methods for each in method.delegates}))
+
+    def bytes_by_kind(self) -> dict[str, int]:
+        """Return how many bytes are of each kind, the most first."""
+        found: dict[str, int] = {}
+        for part in self.ranges:
+            found[part.kind] = found.get(part.kind, 0) + part.size
+        return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+
+    def summary(self, *, width: int = 100) -> str:
+        """Return at most ten lines; see `to_text`."""
+        return text.summary(self, width)
+
+    def to_text(self, *, width: int = 120) -> str:
+        """Return it as plain text, the summary first.
+
+        Args:
+            width: The width of a line in characters.
+        """
+        return text.to_text(self, width)
+
+    def to_json(self) -> str:
+        """Return it as JSON: `{"version": 1, "name", ...}`, the fields of this class and of what it holds."""
+        return data.to_json(self)
+
+    def to_html(self) -> str:
+        """Return it as a page that needs no network."""
+        from exir_lowering.inspection.page import to_html
+
+        return to_html(self)
+
+    def kernels_yaml(self) -> str:
+        """Return the kernels as the file of operators that ExecuTorch's selective build takes."""
+        return data.kernels_yaml(self)
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    def __repr__(self) -> str:
+        return f"FileReport({self.name}: {self.size:,} bytes, {len(self.methods)} methods)"

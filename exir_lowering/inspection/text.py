@@ -1,0 +1,162 @@
+"""A report as plain text, the summary first."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from exir_lowering.plans import formatting as shown
+from exir_lowering.pte.signatures import printable
+
+if TYPE_CHECKING:
+    from exir_lowering.inspection.report import DelegateReport, FileReport, MethodReport, Stored
+
+MOST = 30
+"""How many rows of a list are shown; the others are counted."""
+
+_FEW = 3
+_MADE_BY = ("exir-lowering", "torch", "executorch")
+
+
+def summary(report: FileReport, width: int) -> str:
+    """Return at most ten lines, none wider than the width."""
+    return "\n".join(shown.middle(printable(line), width) for line in _summary(report)) + "\n"
+
+
+def _summary(report: FileReport) -> Iterator[str]:
+    sealed = "with digests" if report.sealed else "without digests"
+    yield f"{report.name}: {report.format} of {shown.size(report.size)}, {sealed}"
+    if report.format == ".pte":
+        yield f"made by: {made_by(report)}"
+    for method in report.methods[:_FEW]:
+        yield f"method {method.signature!r}"
+    if len(report.methods) > _FEW:
+        yield f"and {shown.many(len(report.methods) - _FEW, 'more method')}"
+    if report.methods:
+        backends = Counter(each.backend for method in report.methods for each in method.delegates)
+        kernels = sum((Counter(method.kernels) for method in report.methods), Counter[str]())
+        yield f"delegates: {shown.format_count(backends) or 'none'}; kernels: {shown.format_count(kernels) or 'none'}"
+        yield "memory: " + ", ".join(
+            f"{shown.size(sum(method.memory.heap.values()))} for {method.name}" for method in report.methods[:_FEW]
+        )
+    if report.stored:
+        yield _weights(report)
+    shares = ((kind, size / report.size) for kind, size in report.bytes_by_kind().items())
+    yield "bytes: " + ", ".join(f"{share:.1%} {kind}" for kind, share in shares)
+
+
+def made_by(report: FileReport) -> str:
+    """Say which versions made a file."""
+    if report.provenance is None:
+        return "not said in the file"
+    versions = report.provenance.versions
+    return ", ".join(f"{name} {versions[name]}" for name in _MADE_BY if name in versions) or "not said in the file"
+
+
+def _weights(report: FileReport) -> str:
+    weights = [one for one in report.stored if one.kind != "payload"]
+    inside = [one for one in weights if one.start is not None]
+    shared = sum(len(one.users) > 1 for one in weights)
+    text = f"weights: {shown.many(len(weights), 'tensor')} of {shown.size(sum(one.bytes for one in weights))}"
+    if len(inside) < len(weights):
+        text += f", {len(weights) - len(inside):,} of them in data files"
+    largest = f", the largest {shown.middle(weights[0].title, 40)}" if weights else ""
+    return f"{text}, {shared:,} used more than once{largest}"
+
+
+def to_text(report: FileReport, width: int) -> str:
+    """Return a report as plain text; see `FileReport.to_text`."""
+    lines = render(_parts(report, width), width)
+    return summary(report, width) + lines + "".join(f"\n{to_text(one, width)}" for one in report.data)
+
+
+def render(parts: Iterable[RenderableType], width: int) -> str:
+    """Return parts as plain text."""
+    out = io.StringIO()
+    # The terminal and the environment (FORCE_COLOR, COLUMNS) must not affect the text.
+    console = Console(file=out, width=width, force_terminal=False, color_system=None, highlight=False, emoji=False)
+    for part in parts:
+        console.print(part, markup=False)
+    return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
+
+
+def section(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], most: int = MOST) -> Iterator[Padding]:
+    """Yield a table under a title, nothing if it has no rows; columns that end in a space are of numbers."""
+    if not rows:
+        return
+    table = Table(box=None, show_header=True, padding=(0, 2, 0, 0), pad_edge=False, header_style="")
+    for column in columns:
+        table.add_column(column.strip(), justify="right" if column.endswith(" ") else "left", overflow="fold")
+    for row in rows[:most]:
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    yield Padding(Text(printable(title)), (1, 0, 0, 2))
+    yield Padding(table, (0, 0, 0, 4))
+    if len(rows) > most:
+        yield Padding(Text(f"and {len(rows) - most:,} more"), (0, 0, 0, 4))
+
+
+def _parts(report: FileReport, width: int) -> Iterator[RenderableType]:
+    for method in report.methods:
+        yield from _method(method)
+    if report.methods or report.stored:
+        yield Text("\nfile")
+    yield from section(
+        "weights, payloads and named data", ("bytes ", "kind", "name", "used by"), [_row(one) for one in report.stored]
+    )
+    kinds = [(f"{size:,}", kind, f"{size / report.size:.1%}") for kind, size in report.bytes_by_kind().items()]
+    yield from section(f"every byte: {report.size:,}", ("bytes ", "what", "share "), kinds)
+    if report.provenance is not None:
+        known = report.provenance
+        facts = [*known.options.items(), *known.backends.items()]
+        rows = [(name, str(value)) for name, value in facts] + [("plan", known.plan)] * bool(known.plan)
+        for name, method in known.methods.items():
+            rows.append((f"{name}: partitioners", ", ".join(method.partitioners) or "none"))
+            rows += [(f"{name}: {rewrite}", f"{count:,} times") for rewrite, count in method.rewrites.items()]
+        yield from section("how it was made", ("", ""), rows)
+
+
+def _row(one: Stored) -> tuple[str, str, str, str]:
+    name = shown.middle(one.title, 60)
+    where = "" if one.start is not None else " (in a data file)"
+    return f"{one.bytes:,}", f"{one.kind}{where}", name, ", ".join(one.users[:6]) + ", ..." * (len(one.users) > 6)
+
+
+def _method(method: MethodReport) -> Iterator[RenderableType]:
+    yield Text(f"\n{method.signature}")
+    counts = sorted(method.kernels.items(), key=lambda item: (-item[1], item[0]))
+    yield from section("kernels", ("calls ", "kernel"), [(f"{count:,}", name) for name, count in counts])
+    rows = [row for delegate in method.delegates for row in _delegate(delegate)]
+    yield from section("delegates", ("#", "backend", "payload ", "has"), rows)
+    arenas = [
+        (str(arena.number), f"{arena.bytes:,}", f"{arena.peak:,}", str(arena.at), _makers(method, arena.tensors))
+        for arena in method.memory.arenas
+    ]
+    yield from section("planned memory", ("arena", "bytes ", "peak ", "at ", "of"), arenas)
+    heap = [(f"{size:,}", name) for name, size in method.memory.heap.items()]
+    yield from section("on the heap, about", ("bytes ", "for"), heap)
+
+
+def _makers(method: MethodReport, values: Sequence[int]) -> str:
+    by_value = {tensor.value: tensor for tensor in method.memory.tensors}
+    named = [f"{by_value[value].name} ({by_value[value].bytes:,})" for value in values[:_FEW]]
+    return ", ".join(named) + (f" and {len(values) - _FEW} more" if len(values) > _FEW else "")
+
+
+def _delegate(delegate: DelegateReport) -> Iterator[tuple[str, str, str, str]]:
+    operators = Counter(operator.name for operator in delegate.operators)
+    specs = [f"{key}={_spec(value)}" for key, value in delegate.compile_specs]
+    words = [shown.format_count(operators, 6)] * bool(operators) + specs
+    yield str(delegate.number), delegate.backend, f"{delegate.payload_bytes:,}", "; ".join(words)
+    for operator in delegate.operators[:MOST]:
+        yield "", "", "", f"{operator.name}: {', '.join(operator.inputs)} -> {', '.join(operator.outputs)}"
+
+
+def _spec(value: bytes) -> str:
+    return shown.middle(value.decode() if value.isascii() and value.decode().isprintable() else value.hex(), 40)
