@@ -33,6 +33,7 @@ class LoweredMethods(Lowered, Mapping[str, ExportedProgram]):
         accelerate: The option of the lowering, which `emit` follows.
         in_place: Whether `emit` lets elements of buffers be written in place, where nothing reads the old state later:
             where programs are rewritten.
+        made_by: What is known of the lowering, which `emit` writes into the file.
         unchanged: The programs before they were rewritten, in Edge dialect, of the methods in which anything was; debug
             handles of what is gone are looked up there.
     """
@@ -55,6 +56,7 @@ class LoweredMethods(Lowered, Mapping[str, ExportedProgram]):
         keep_originals: bool = False,
         etrecord: bool = False,
         share_state: ShareState = "auto",
+        provenance: bool = True,
     ) -> Artifact:
         """Make the `.pte` file and its data files.
 
@@ -70,6 +72,8 @@ class LoweredMethods(Lowered, Mapping[str, ExportedProgram]):
             etrecord: Whether to also make ExecuTorch's `ETRecord`, for its Inspector, with the Edge programs' weights.
             share_state: What methods share, of `report.states`: "auto" what was one memory at export and is written,
                 True also what has one name, a list of names what they name, False nothing.
+            provenance: Whether the file says how it was made: versions, options, partitioners, rewrites, and the names
+                of inputs, outputs, weights and state. It has no path, no time and no name of a user.
 
         Returns:
             The artifact. The lowered programs are unchanged and can be emitted again.
@@ -80,7 +84,7 @@ class LoweredMethods(Lowered, Mapping[str, ExportedProgram]):
         """
         return emit(
             self,
-            EmitOptions(config, constant_methods, external_weights, keep_originals, etrecord, share_state),
+            EmitOptions(config, constant_methods, external_weights, keep_originals, etrecord, share_state, provenance),
         )
 
     def module(

@@ -41,6 +41,7 @@ from exir_lowering.steps.conversion_context import converting
 from exir_lowering.steps.edge import as_edge, check_preserved, to_edge
 from exir_lowering.steps.extract import extract
 from exir_lowering.steps.preprocess import preprocess
+from exir_lowering.steps.provenance import describe
 from exir_lowering.steps.rewrite import rewrite
 from exir_lowering.steps.session import Session
 from exir_lowering.steps.shared_state import elsewhere, list_states
@@ -248,6 +249,7 @@ def _lower(
         session.options.accelerate,
         in_place=any(method.rewrites for method in methods),
         unchanged={method.name: method.unchanged for method in methods if method.unchanged is not None},
+        made_by=describe(methods, found, planned, session.options),
     )
 
 

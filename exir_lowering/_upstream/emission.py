@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -91,34 +91,45 @@ class EmittedCall:
     delegate: int  # its number in the method's execution plan, -1 for a kernel
 
 
+@dataclass(frozen=True, slots=True)
+class GivenValue:
+    """A value that a method is given before its first instruction."""
+
+    number: int  # its number in the method
+    name: str  # of an input that of its node; of a weight or state what the model calls it
+    is_input: bool
+
+
 @dataclass(slots=True)
-class _Emissions:
-    """What is emitted: the calls by method, and the method of each emitter state."""
+class Emissions:
+    """What is emitted: the calls and the given values by method, and the calls of each emitter state."""
 
     methods: dict[str, list[EmittedCall]]
+    values: dict[str, list[GivenValue]]
     states: list[tuple[Any, list[EmittedCall]]]
 
 
-_emissions: ContextVar[_Emissions | None] = ContextVar("exir_lowering_emissions", default=None)
+_emissions: ContextVar[Emissions | None] = ContextVar("exir_lowering_emissions", default=None)
 
 
 @contextmanager
-def emitting() -> Iterator[Mapping[str, list[EmittedCall]]]:
-    """List, by method, the calls that are emitted while the context lasts, including those in nested graphs.
+def emitting() -> Iterator[Emissions]:
+    """List, by method, what is emitted while the context lasts, including the calls in nested graphs.
 
-    The emitter's own tables only have the calls of a method's top graph.
+    The emitter's own tables only have the calls of a method's top graph, and no names.
     """
-    emissions = _Emissions({}, [])
+    emissions = Emissions({}, {}, [])
     token = _emissions.set(emissions)
     try:
         with _EMITTING:
-            yield emissions.methods
+            yield emissions
     finally:
         _emissions.reset(token)
 
 
 def _emitting() -> list[tuple[Any, str, Any]]:
     start, add = et_emitter._TopLevelEmitter.__init__, et_emitter._Emitter._add_debug_handle
+    give = et_emitter._TopLevelEmitter.placeholder
 
     def started(self: Any, name: str, *args: Any, **kwargs: Any) -> None:
         start(self, name, *args, **kwargs)
@@ -136,8 +147,20 @@ def _emitting() -> list[tuple[Any, str, Any]]:
             delegate = -1 if lowered_module is None else len(self.emitter_state.delegates) - 1
             emissions.states[-1][1].append(EmittedCall(instruction, handle, lowered_module, delegate))
 
+    def given(self: Any, target: Any, args: Any, kwargs: Any) -> Any:
+        value, emissions = give(self, target, args, kwargs), _emissions.get()
+        if emissions is not None:
+            signature = self.exported_program.graph_signature
+            tables = signature.inputs_to_parameters, signature.inputs_to_buffers
+            tables = *tables, signature.inputs_to_lifted_tensor_constants
+            name = next((table[target] for table in tables if target in table), None)
+            values = emissions.values.setdefault(self.name, [])
+            values.append(GivenValue(value.id, str(target if name is None else name), name is None))
+        return value
+
     return [
         (et_emitter._TopLevelEmitter, "__init__", started),
+        (et_emitter._TopLevelEmitter, "placeholder", given),
         (et_emitter._Emitter, "_add_debug_handle", added),
     ]
 

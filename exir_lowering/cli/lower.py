@@ -58,6 +58,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the state that methods share: what has one name, or these names; auto: what was one memory when it was "
         "exported, which programs from files have lost (default: auto)",
     )
+    parser.add_argument(
+        "--no-provenance",
+        action="store_true",
+        help="leave out of the file how it was made, and the names of inputs, outputs and weights",
+    )
     constant_methods.add_arguments(parser)
     parser.add_argument("--sizes", action="store_true", help="show how many bytes each part of the files takes")
     caching = parser.add_mutually_exclusive_group()
@@ -90,6 +95,7 @@ def execute(arguments: argparse.Namespace) -> int:
             external_weights=arguments.external_weights,
             keep_originals=arguments.keep_originals,
             share_state=arguments.share_state,
+            provenance=not arguments.no_provenance,
         )
         artifact.save(target)
     if arguments.share_state == "auto":

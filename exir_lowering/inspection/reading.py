@@ -115,9 +115,8 @@ class _Reader:
     def report(self, name: str, methods: Mapping[str, tuple[Code, MethodSpec]]) -> FileReport:
         """Return the report."""
         self._add_outline()
-        names = self.known.weights if self.known is not None else {}
         for key, content in self.data.named.items():
-            self._add(_OURS.get(key, "named data"), key, names.get(key, ""), content, len(content))
+            self._add(_OURS.get(key, "named data"), key, self._name(key), content, len(content))
         shown = file_format.program_signatures({name: spec for name, (_, spec) in methods.items()})
         made = tuple(self._method(code, spec, shown[name]) for name, (code, spec) in methods.items())
         stored = [replace(one, users=tuple(self.users[where])) for where, one in self.stored.items()]
@@ -153,6 +152,10 @@ class _Reader:
         if start is not None:
             self.parts.append(ByteRange(start, size, kind, name or key))
 
+    def _name(self, key: str) -> str:
+        """Return the model's name of named data, "" if that is not known."""
+        return self.known.weights.get(key, "") if self.known is not None else ""
+
     def _method(self, code: Code, spec: MethodSpec, signature: MethodSignature) -> MethodReport:
         made = self.known.methods.get(code.name) if self.known is not None else None
         self._add_tensors(code, made or MethodProvenance())
@@ -185,7 +188,7 @@ class _Reader:
         weights = {} if checked is None else checked.weights
         for key, size in weights.items():
             content = self.data.named.get(key)
-            self._add("named data", key, "", content, size if content is None else len(content), user)
+            self._add("named data", key, self._name(key), content, size if content is None else len(content), user)
         return DelegateReport(
             *(number, payload.backend, len(payload.content), payload.specs, operators, tuple(sorted(weights)))
         )

@@ -41,7 +41,14 @@ def of_lowered(
     original = OriginalRunner(programs, states)
     # Without the Edge programs, which it does not need.
     kept = Lowered(
-        programs, lowered.report, {}, lowered.constant_methods, lowered.accelerate, lowered.in_place, lowered.unchanged
+        programs,
+        lowered.report,
+        {},
+        lowered.constant_methods,
+        lowered.accelerate,
+        lowered.in_place,
+        lowered.unchanged,
+        lowered.made_by,
     )
     source = cache(partial(emit_source, kept, options))
     if isinstance(delegates, str) and delegates == ORIGINAL:

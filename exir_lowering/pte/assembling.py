@@ -1,7 +1,8 @@
 """Change a `.pte` file that is complete: where its segments are, its digests, and what a module keeps in it.
 
 ExecuTorch has no way to change tables that it has written, but numbers in them can be changed. So what is not known
-when a file is emitted has a segment at its end, which is reserved: first what a module keeps, then the digests.
+when a file is emitted has a segment at its end, which is reserved: first the provenance, then what a module keeps, then
+the digests.
 
 One weight is there once: named data that is also a constant of the host points at the constant's bytes. ExecuTorch
 gives each named datum a segment of its own, and all constants one segment together. The runtime reads a segment by its
@@ -11,6 +12,7 @@ alignment holds.
 
 from __future__ import annotations
 
+import itertools
 import math
 import struct
 import sys
@@ -65,6 +67,33 @@ def seal(
         write(piece, made)
     first, *rest = made.digests()
     return [bytes(tables), *content, digests.Seal(first, tuple(rest), data).encode()]
+
+
+def fill(pieces: Sequence[Any], key: str, content: bytes) -> list[Any]:
+    """Return a file, given in pieces, with other named data under a key: what follows it moves.
+
+    Raise a CorruptError if there is none, or the segments behind it are not laid out in their order, a piece each.
+    """
+    base = header.read_pte(memoryview(pieces[0]), sum(map(len, pieces))).base
+    tables = bytearray(pieces[0].ljust(base, b"\0"))
+    _, segments = _read(tables)
+    ranges = list(container.segment_ranges(segments))
+    named = flatbuffer.root(memoryview(tables)[:base]).tables(Program.NAMED_DATA)
+    numbers = [one.number(NamedData.SEGMENT_INDEX, "I") for one in named if one.text(NamedData.KEY) == key]
+    starts = list(itertools.accumulate(map(len, pieces), initial=-base))
+    by_start = {start: piece for start, piece in zip(starts, pieces, strict=False) if len(piece)}
+    first = numbers[0] if numbers else len(ranges)
+    behind = [by_start.get(start) for start, _ in ranges[first:]]
+    if not behind or [len(piece or b"") for piece in behind] != [size for _, size in ranges[first:]]:
+        raise CorruptError(f"there is no place for {key!r}")
+    start, _ = ranges[first]
+    places, made = {}, [content, *behind[1:]]
+    for number, piece in enumerate(made, first):
+        places[number] = start, len(piece)
+        start += len(piece)
+    place_segments(tables, places)
+    before = [piece for at, piece in zip(starts[1:], pieces[1:], strict=False) if 0 <= at < ranges[first][0]]
+    return [bytes(tables), *before, *made]
 
 
 def with_module(file: memoryview, kept: Sequence[bytes | memoryview]) -> list[bytes | memoryview]:

@@ -28,11 +28,13 @@ from exir_lowering.graphs.isolation import private_copy
 from exir_lowering.plans.report import Report
 from exir_lowering.pte import saving
 from exir_lowering.pte.debug_info import SUFFIX, VERSION, DebugInfo, MethodDebug
+from exir_lowering.pte.provenance import KEY, Provenance
 from exir_lowering.steps import edge_errors, originals, placement, sealing, shared_state
 from exir_lowering.steps.conversion_context import converting
 from exir_lowering.steps.debug_recording import record
 from exir_lowering.steps.host_memory import copy_where_misread, plan_as_written
 from exir_lowering.steps.placement import StoredData
+from exir_lowering.steps.provenance import complete
 from exir_lowering.steps.shared_state import ShareState
 from exir_lowering.steps.write_back import write_back
 
@@ -134,6 +136,7 @@ class EmitOptions:
     keep_originals: bool = False
     etrecord: bool = False
     share_state: ShareState = "auto"
+    provenance: bool = True
     reserved: Mapping[str, bytes] = field(default_factory=dict)  # what a module puts into the file's last segments
 
 
@@ -148,6 +151,7 @@ class Lowered:
     accelerate: bool = True
     in_place: bool = False
     unchanged: Mapping[str, ExportedProgram] = field(default_factory=dict)
+    made_by: Provenance = field(default_factory=Provenance)
 
 
 def emit(lowered: Lowered, options: EmitOptions) -> Artifact:
@@ -183,17 +187,19 @@ def _emit(lowered: Lowered, options: EmitOptions) -> Artifact:
     try:
         with forgetting_delegates(emitted_from), comparing_contents():
             edge = EdgeProgramManager(copies, constant_methods, without_validity_checks())
-            with sealing.reserving(edge, options.reserved), emitting() as emitted:
+            with sealing.reserving(edge, options.reserved, options.provenance), emitting() as emitted:
                 manager = edge.to_executorch(replace(config, to_out_var_pass=variants))
     except Exception as error:
         let_through(error)
         raise edge_errors.explain_emission(programs, error, config, variants) from error
     if options.keep_originals:
         originals.check_numbers(programs, manager)
-    etrecord = _etrecord(lowered.edge_programs, manager, emitted) if options.etrecord else None
+    etrecord = _etrecord(lowered.edge_programs, manager, emitted.methods) if options.etrecord else None
     sealing.share(manager, config)
+    if options.provenance:
+        sealing.fill(manager, KEY, complete(lowered.made_by, programs, emitted.values, options).encode())
     stored = placement.list_stored(copies, config, manager)
-    methods = record(programs, emitted, lowered.unchanged)
+    methods = record(programs, emitted.methods, lowered.unchanged)
     return Artifact(manager, replace(lowered.report, states=states), stored, methods, etrecord)
 
 

@@ -20,17 +20,18 @@ from exir_lowering._upstream.emission import (
     write_buffer,
 )
 from exir_lowering.errors import InvariantError
-from exir_lowering.pte import assembling, digests
+from exir_lowering.pte import assembling, digests, provenance
 from exir_lowering.pte.flatbuffer import CorruptError
 
 
 @contextmanager
-def reserving(edge: Any, reserved: Mapping[str, bytes]) -> Iterator[None]:
+def reserving(edge: Any, reserved: Mapping[str, bytes], with_provenance: bool) -> Iterator[None]:
     """Reserve named data, and space for the digests, in what an `EdgeProgramManager` emits while the context lasts.
 
     Raise ValueError if a delegate provides named data with the same key.
     """
-    for key, content in (*reserved.items(), (digests.KEY, digests.RESERVED)):
+    first = {provenance.KEY: provenance.RESERVED} if with_provenance else {}
+    for key, content in (*first.items(), *reserved.items(), (digests.KEY, digests.RESERVED)):
         add_last_named_data(edge, key, content)
     with adding_to_data_files(_data_segments):
         yield
@@ -45,6 +46,15 @@ def share(manager: ExecutorchProgramManager, config: ExecutorchBackendConfig) ->
         raise InvariantError(f"Weights cannot be shared: {error}.") from None
     if pieces is not None:
         set_cord_pieces(cord, pieces)
+
+
+def fill(manager: ExecutorchProgramManager, key: str, content: bytes) -> None:
+    """Write named data into the space that was reserved for it; raise an InvariantError if it is missing."""
+    cord = pte_contents(manager)
+    try:
+        set_cord_pieces(cord, assembling.fill(cord_pieces(cord), key, content))
+    except CorruptError as error:
+        raise InvariantError(f"{key!r} cannot be written into the file: {error}.") from None
 
 
 def seal(manager: ExecutorchProgramManager) -> None:

@@ -1,0 +1,212 @@
+"""What a file says about how it was made: the versions, what was asked for and done, and the model's own names.
+
+It has nothing that two lowerings of the same programs do not have in common: not where files are, when it was, how many
+jobs there were, or what was in the cache. So the options of speed are not in it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import xxhash
+from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig
+from torch.export import ExportedProgram
+from torch.export.graph_signature import OutputKind
+from torch.utils import _pytree as pytree
+
+from exir_lowering import graphs
+from exir_lowering._upstream.delegates import named_data_contents
+from exir_lowering._upstream.emission import GivenValue
+from exir_lowering.model import EdgeMethod
+from exir_lowering.options import LoweringOptions
+from exir_lowering.plans.lowering_plan import LoweringPlan
+from exir_lowering.pte.provenance import Bounds, MethodProvenance, NamedValue, Provenance
+
+if TYPE_CHECKING:
+    from exir_lowering.steps.emit import EmitOptions
+
+_VERSIONS = ("exir-lowering", "executorch", "torch")
+_OPTIONS = ("non_convex", "assume", "edge_compile_config", "costs")
+"""The options of a lowering on which its result depends, but for the rewrites and partitioners, which are listed."""
+
+_EMISSION = ("external_weights", "keep_originals", "share_state")
+_FORMS = ((0, 2, 3, 1), (1, 2, 3, 0))
+"""In which other orders of dimensions backends keep a weight of four."""
+
+_UNBOUNDED = 1 << 31
+
+
+def describe(
+    methods: Sequence[EdgeMethod], backends: Mapping[str, Any], planned: LoweringPlan, options: LoweringOptions
+) -> Provenance:
+    """Return what is known of a lowering before it is emitted; the backends are those that were called, by id."""
+    made = {}
+    for method in methods:
+        names = tuple(_qualified(type(one)) for one in method.partitioners)
+        counts = Counter(one.rewrite for one in method.rewritings)
+        made[method.name] = MethodProvenance(names, dict(sorted(counts.items())))
+    return Provenance(
+        {name: metadata.version(name) for name in _VERSIONS},
+        _differing(options, LoweringOptions(), _OPTIONS),
+        {backend_id: str(backend.version) for backend_id, backend in sorted(backends.items())},
+        {},
+        _digest(planned),
+        made,
+    )
+
+
+def complete(
+    known: Provenance,
+    programs: Mapping[str, ExportedProgram],
+    values: Mapping[str, Sequence[GivenValue]],
+    options: EmitOptions,
+) -> Provenance:
+    """Return what is known of a file: `values` are those that each method is given, as the file numbers them."""
+    methods = {}
+    for name, program in programs.items():
+        given = values.get(name, ())
+        own = {value.number: value.name for value in given if not value.is_input}
+        methods[name] = replace(
+            known.methods.get(name, MethodProvenance()),
+            inputs=tuple(_inputs(program, [value.name for value in given if value.is_input])),
+            outputs=tuple(_outputs(program)),
+            values=own,
+        )
+    emission = _differing(options, type(options)(), _EMISSION)
+    if options.config is not None:
+        names = [each.name for each in fields(ExecutorchBackendConfig)]
+        emission.update(_differing(options.config, ExecutorchBackendConfig(), names))
+    return replace(known, methods=methods, weights=_weights(programs), options={**known.options, **emission})
+
+
+def _digest(planned: LoweringPlan) -> str:
+    """Return a digest of what was delegated to which backend; where the model's source is does not matter."""
+    parts = [
+        [
+            method.name,
+            [[node.name, node.operator, node.partition] for node in method.nodes],
+            [[partition.id, partition.backend_id, partition.nodes] for partition in method.partitions],
+        ]
+        for method in planned.methods
+    ]
+    return str(xxhash.xxh3_128_hexdigest(json.dumps(parts).encode()))
+
+
+def _differing(options: Any, default: Any, names: Sequence[str]) -> dict[str, Any]:
+    """Return the options that are not the default."""
+    pairs = ((name, _plain(getattr(options, name)), _plain(getattr(default, name))) for name in names)
+    return {name: value for name, value, usual in pairs if value not in (usual, {})}
+
+
+def _plain(value: Any) -> Any:
+    """Return an option as JSON; what has no value there by its class, as its text might have an address or a path."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return sorted((_plain(item) for item in value), key=json.dumps)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(value[key]) for key in sorted(value, key=str)}
+    if isinstance(value, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        return str(value)
+    if isinstance(value, EdgeCompileConfig):
+        return _differing(value, EdgeCompileConfig(), [each.name for each in fields(value)])
+    return _qualified(value if isinstance(value, type) else type(value))
+
+
+def _qualified(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _inputs(program: ExportedProgram, names: Sequence[str]) -> Iterator[NamedValue]:
+    nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
+    for name in names:
+        yield NamedValue(name, _bounds(program, nodes[name].meta.get("val")) if name in nodes else None)
+
+
+def _outputs(program: ExportedProgram) -> Iterator[NamedValue]:
+    """Yield what a method returns in its file: the new values of its inputs, then what the model returns."""
+    entry = program.module_call_graph[0].signature if program.module_call_graph else None
+    paths = _paths(entry.out_spec) if entry is not None else []
+    names = {node.name: node for node in program.graph.nodes}
+    number = 0
+    for spec in program.graph_signature.output_specs:
+        node = names.get(getattr(spec.arg, "name", None) or "")
+        value = node.meta.get("val") if node is not None else None
+        if spec.kind is OutputKind.USER_INPUT_MUTATION:
+            yield NamedValue(str(spec.target), _bounds(program, value))
+        elif spec.kind is OutputKind.USER_OUTPUT:
+            yield NamedValue(paths[number] if number < len(paths) else f"output {number}", _bounds(program, value))
+            number += 1
+
+
+def _paths(spec: Any) -> list[str]:
+    """Return names for what a model returns: the keys that lead to it, else its number."""
+    leaves, _ = pytree.tree_flatten_with_path(pytree.tree_unflatten(range(spec.num_leaves), spec))
+    names = []
+    for number, (path, _) in enumerate(leaves):
+        keys = [str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", "")))) for key in path]
+        only_numbers = all(isinstance(key, pytree.SequenceKey) for key in path)
+        names.append(f"output {number}" if only_numbers else ".".join(keys))
+    return names
+
+
+def _bounds(program: ExportedProgram, value: Any) -> Bounds | None:
+    """Return the bounds of a tensor's sizes; None if none of them is dynamic."""
+    if not isinstance(value, torch.Tensor) or all(isinstance(size, int) for size in value.shape):
+        return None
+    return tuple((size, size) if isinstance(size, int) else _range(program, size) for size in value.shape)
+
+
+def _range(program: ExportedProgram, size: torch.SymInt) -> tuple[int, int | None]:
+    found = program.range_constraints.get(size.node.expr)
+    found = size.node.shape_env.bound_sympy(size.node.expr) if found is None else found
+    least, greatest = (_number(end) for end in (found.lower, found.upper))
+    return max(least or 0, 0), greatest
+
+
+def _number(end: Any) -> int | None:
+    try:
+        return int(end) if abs(int(end)) < _UNBOUNDED else None
+    except (OverflowError, TypeError, ValueError, AttributeError):  # it is infinite
+        return None
+
+
+def _weights(programs: Mapping[str, ExportedProgram]) -> dict[str, str]:
+    """Return the model's names of the delegates' named data, by key, where it has a weight's bytes."""
+    found: dict[str, str] = {}
+    for program in programs.values():
+        for _, module, attribute in graphs.delegates(program.graph_module):
+            delegate = getattr(module, attribute)
+            original, contents = delegate.original_module, named_data_contents(delegate)
+            by_size: dict[int, list[tuple[str, torch.Tensor]]] = {}
+            for spec in graphs.lifted_inputs(original).values() if contents.keys() - found.keys() else ():
+                value = original.state_dict.get(spec.target, original.constants.get(spec.target))
+                if isinstance(value, torch.Tensor) and value.layout == torch.strided and value.numel():
+                    by_size.setdefault(value.numel() * value.element_size(), []).append((str(spec.target), value))
+            for key, content in contents.items():
+                names = (name for name, value in by_size.get(len(content), ()) if _has(value, content))
+                if key not in found and (name := next(names, None)) is not None:
+                    found[key] = name
+    return found
+
+
+def _has(value: torch.Tensor, content: bytes) -> bool:
+    """Return whether a weight has these bytes, in one of the forms that backends keep it in."""
+    expected = np.frombuffer(content, np.uint8)
+    forms = [value, *(value.permute(form) for form in _FORMS if value.dim() == 4)]
+    return any(_are_equal(form.detach(), expected) for form in forms)
+
+
+def _are_equal(value: torch.Tensor, expected: np.ndarray[Any, Any]) -> bool:
+    few = value.flatten()[:16] if value.is_contiguous() else value[:1].flatten()[:16]
+    start = few.contiguous().view(torch.uint8).numpy()
+    if not np.array_equal(start, expected[: len(start)]):
+        return False
+    return np.array_equal(value.contiguous().reshape(-1).view(torch.uint8).numpy(), expected)
