@@ -151,12 +151,13 @@ def _makers(method: MethodReport, values: Sequence[int]) -> str:
 
 def _delegate(delegate: DelegateReport) -> Iterator[tuple[str, str, str, str]]:
     operators = Counter(operator.name for operator in delegate.operators)
-    specs = [f"{key}={_spec(value)}" for key, value in delegate.compile_specs]
+    specs = [f"{key}={spec(value)}" for key, value in delegate.compile_specs]
     words = [shown.format_count(operators, 6)] * bool(operators) + specs
     yield str(delegate.number), delegate.backend, f"{delegate.payload_bytes:,}", "; ".join(words)
     for operator in delegate.operators[:MOST]:
         yield "", "", "", f"{operator.name}: {', '.join(operator.inputs)} -> {', '.join(operator.outputs)}"
 
 
-def _spec(value: bytes) -> str:
+def spec(value: bytes) -> str:
+    """Return the value of a compile spec in words, or in hexadecimal."""
     return shown.middle(value.decode() if value.isascii() and value.decode().isprintable() else value.hex(), 40)

@@ -16,7 +16,7 @@ BUDGETS = {
     "exir_lowering": 900,
     "exir_lowering/_upstream": 4350,
     "exir_lowering/_upstream/acceleration": 1000,
-    "exir_lowering/cli": 1900,
+    "exir_lowering/cli": 1980,
     "exir_lowering/cli/pt2": 900,
     "exir_lowering/compat": 300,
     "exir_lowering/dynamo": 3400,
@@ -24,19 +24,20 @@ BUDGETS = {
     "exir_lowering/graphs": 2850,
     "exir_lowering/graphs/ranges": 2300,
     "exir_lowering/graphs/serialized": 1900,
+    "exir_lowering/inspection": 1150,
     "exir_lowering/lowered_module": 1550,
     "exir_lowering/plans": 1850,
     "exir_lowering/plugins": 2450,
-    "exir_lowering/pte": 4050,
+    "exir_lowering/pte": 4600,
     "exir_lowering/rewrites": 1150,
     "exir_lowering/runtime": 3650,
-    "exir_lowering/steps": 5050,
+    "exir_lowering/steps": 5350,
     "exir_lowering/steps/cache": 1450,
     "exir_lowering/steps/casewise": 2100,
     "exir_lowering/steps/parallel": 650,
     "exir_lowering/testing": 2000,
     "partitioners": 3950,
-    "backends": 2550,
+    "backends": 2600,
 }
 """The most lines that the Python files of each room have, without rooms in it that are listed: growth is a decision."""
 
@@ -66,7 +67,7 @@ def test_no_function_has_more_than_50_lines() -> None:
     assert not found
 
 
-def test_the_top_of_the_package_has_at_most_eighteen_entries() -> None:
+def test_the_top_of_the_package_has_at_most_nineteen_entries() -> None:
     top = ROOT / "exir_lowering"
     entries = {path.name for path in top.iterdir() if not path.name.startswith((".", "__")) and not path.is_symlink()}
-    assert len(entries - {"py.typed"}) <= 18, sorted(entries)
+    assert len(entries - {"py.typed"}) <= 19, sorted(entries)
