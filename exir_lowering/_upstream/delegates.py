@@ -72,11 +72,19 @@ def named_data_entries(module: LoweredBackendModule) -> Iterator[tuple[str, str,
 
 def named_data_contents(module: LoweredBackendModule) -> dict[str, bytes]:
     """Return the named data that a delegate provides, by key, whatever files it is for."""
+    return {key: bytes(content) for key, content in _named_buffers(module)}
+
+
+def named_data_in_memory(module: LoweredBackendModule) -> dict[str, bytes]:
+    """Return the named data that a delegate provides, by key, without what is on the disk; nothing is copied."""
+    return {key: content for key, content in _named_buffers(module) if type(content) is bytes}
+
+
+def _named_buffers(module: LoweredBackendModule) -> Iterator[tuple[str, Any]]:
     output = module.named_data_store_output
-    if output is None:
-        return {}
-    tables = (output.pte_data, *output.external_data.values())
-    return {key: bytes(output.buffers[entry.buffer_index]) for table in tables for key, entry in table.items()}
+    for table in () if output is None else (output.pte_data, *output.external_data.values()):
+        for key, entry in table.items():
+            yield key, output.buffers[entry.buffer_index]
 
 
 def place_named_data(module: LoweredBackendModule, file_of: Callable[[str, int], str | None]) -> LoweredBackendModule:

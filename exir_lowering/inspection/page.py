@@ -53,6 +53,7 @@ def to_html(report: FileReport) -> str:
     return environment.get_template("page.html.jinja").render(
         report=report,
         summary=report.summary(width=10_000).splitlines(),
+        facts=text.facts(report.provenance) if report.provenance is not None else [],
         boxes=_treemap(report),
         memories={method.name: _memories(method) for method in report.methods},
         names={

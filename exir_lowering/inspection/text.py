@@ -17,6 +17,7 @@ from exir_lowering.pte.signatures import printable
 
 if TYPE_CHECKING:
     from exir_lowering.inspection.report import DelegateReport, FileReport, MethodReport, Stored
+    from exir_lowering.pte.provenance import Provenance
 
 MOST = 30
 """How many rows of a list are shown; the others are counted."""
@@ -113,13 +114,17 @@ def _parts(report: FileReport, width: int) -> Iterator[RenderableType]:
     kinds = [(f"{size:,}", kind, f"{size / report.size:.1%}") for kind, size in report.bytes_by_kind().items()]
     yield from section(f"every byte: {report.size:,}", ("bytes ", "what", "share "), kinds)
     if report.provenance is not None:
-        known = report.provenance
-        facts = [*known.options.items(), *known.backends.items()]
-        rows = [(name, str(value)) for name, value in facts] + [("plan", known.plan)] * bool(known.plan)
-        for name, method in known.methods.items():
-            rows.append((f"{name}: partitioners", ", ".join(method.partitioners) or "none"))
-            rows += [(f"{name}: {rewrite}", f"{count:,} times") for rewrite, count in method.rewrites.items()]
-        yield from section("how it was made", ("", ""), rows)
+        yield from section("how it was made", ("", ""), facts(report.provenance))
+
+
+def facts(known: Provenance) -> list[tuple[str, str]]:
+    """Return what a file says about how it was made, but for the versions and names."""
+    rows = [(name, str(value)) for name, value in (*known.options.items(), *known.backends.items())]
+    rows += [("plan", known.plan)] * bool(known.plan)
+    for name, method in known.methods.items():
+        rows.append((f"{name}: partitioners", ", ".join(method.partitioners) or "none"))
+        rows += [(f"{name}: {rewrite}", f"{count:,} times") for rewrite, count in method.rewrites.items()]
+    return rows
 
 
 def _row(one: Stored) -> tuple[str, str, str, str]:

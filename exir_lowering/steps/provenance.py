@@ -22,8 +22,9 @@ from torch.export.graph_signature import OutputKind
 from torch.utils import _pytree as pytree
 
 from exir_lowering import graphs
-from exir_lowering._upstream.delegates import named_data_contents
+from exir_lowering._upstream.delegates import named_data_in_memory
 from exir_lowering._upstream.emission import GivenValue
+from exir_lowering.errors.interrupts import let_through
 from exir_lowering.model import EdgeMethod
 from exir_lowering.options import LoweringOptions
 from exir_lowering.plans.lowering_plan import LoweringPlan
@@ -40,6 +41,9 @@ _EMISSION = ("keep_originals",)
 """The options of an emission that the tables do not show."""
 _FORMS = ((0, 2, 3, 1), (1, 2, 3, 0))
 """In which other orders of dimensions backends keep a weight of four."""
+
+_KINDS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+"""Tensors whose bytes can be looked at."""
 
 _UNBOUNDED = 1 << 31
 
@@ -149,7 +153,11 @@ def _outputs(program: ExportedProgram) -> Iterator[NamedValue]:
 
 def _paths(spec: Any) -> list[str]:
     """Return names for what a model returns: the keys that lead to it, else its number."""
-    leaves, _ = pytree.tree_flatten_with_path(pytree.tree_unflatten(range(spec.num_leaves), spec))
+    try:
+        leaves, _ = pytree.tree_flatten_with_path(pytree.tree_unflatten(range(spec.num_leaves), spec))
+    except Exception as error:  # a class of the model's that has no keys, or takes nothing but tensors
+        let_through(error)
+        return []
     names = []
     for number, (path, _) in enumerate(leaves):
         keys = [str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", "")))) for key in path]
@@ -185,11 +193,11 @@ def _weights(programs: Mapping[str, ExportedProgram]) -> dict[str, str]:
     for program in programs.values():
         for _, module, attribute in graphs.delegates(program.graph_module):
             delegate = getattr(module, attribute)
-            original, contents = delegate.original_module, named_data_contents(delegate)
+            original, contents = delegate.original_module, named_data_in_memory(delegate)
             by_size: dict[int, list[tuple[str, torch.Tensor]]] = {}
             for spec in graphs.lifted_inputs(original).values() if contents.keys() - found.keys() else ():
                 value = original.state_dict.get(spec.target, original.constants.get(spec.target))
-                if isinstance(value, torch.Tensor) and value.layout == torch.strided and value.numel():
+                if type(value) in _KINDS and value.layout == torch.strided and value.device.type == "cpu":
                     by_size.setdefault(value.numel() * value.element_size(), []).append((str(spec.target), value))
             for key, content in contents.items():
                 names = (name for name, value in by_size.get(len(content), ()) if _has(value, content))
@@ -200,6 +208,8 @@ def _weights(programs: Mapping[str, ExportedProgram]) -> dict[str, str]:
 
 def _has(value: torch.Tensor, content: bytes) -> bool:
     """Return whether a weight has these bytes, in one of the forms that backends keep it in."""
+    if value.is_conj() or value.is_neg():
+        return False
     expected = np.frombuffer(content, np.uint8)
     forms = [value, *(value.permute(form) for form in _FORMS if value.dim() == 4)]
     return any(_are_equal(form.detach(), expected) for form in forms)

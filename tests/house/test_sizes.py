@@ -14,7 +14,7 @@ SOURCES = list({path.resolve(): path for path in FILES}.values())
 
 BUDGETS = {
     "exir_lowering": 900,
-    "exir_lowering/_upstream": 4350,
+    "exir_lowering/_upstream": 4400,
     "exir_lowering/_upstream/acceleration": 1000,
     "exir_lowering/cli": 1980,
     "exir_lowering/cli/pt2": 900,

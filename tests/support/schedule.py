@@ -197,6 +197,10 @@ SECONDS: dict[str, float] = {
     "test_settings": 10,
     "test_views": 10,
     "test_transform_passes": 10,
+    "test_inspect": 20,
+    "test_provenance": 20,
+    "test_signatures": 20,
+    "test_inspection_page": 12,
 }
 """About how many seconds the longest groups take on a quiet core. The others take few, and fill the gaps."""
 
