@@ -151,8 +151,8 @@ def _emitting() -> list[tuple[Any, str, Any]]:
         value, emissions = give(self, target, args, kwargs), _emissions.get()
         if emissions is not None:
             signature = self.exported_program.graph_signature
-            tables = signature.inputs_to_parameters, signature.inputs_to_buffers
-            tables = *tables, signature.inputs_to_lifted_tensor_constants
+            weights = signature.inputs_to_parameters, signature.inputs_to_lifted_tensor_constants
+            tables = (*weights, signature.inputs_to_buffers)
             name = next((table[target] for table in tables if target in table), None)
             values = emissions.values.setdefault(self.name, [])
             values.append(GivenValue(value.id, str(target if name is None else name), name is None))

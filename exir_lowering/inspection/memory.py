@@ -71,7 +71,8 @@ def _spans(code: Code, instructions: Sequence[PlanInstruction], state: Sequence[
 
 
 def _arena(number: int, size: int, tensors: Sequence[PlannedTensor]) -> Arena:
-    peak, at, most = 0, 0, ()
+    peak, at = 0, 0
+    most: tuple[PlannedTensor, ...] = ()
     for time, live in _live(tensors):
         used = _union(live)
         if used > peak:

@@ -83,8 +83,8 @@ def fill(pieces: Sequence[Any], key: str, content: bytes) -> list[Any]:
     starts = list(itertools.accumulate(map(len, pieces), initial=-base))
     by_start = {start: piece for start, piece in zip(starts, pieces, strict=False) if len(piece)}
     first = numbers[0] if numbers else len(ranges)
-    behind = [by_start.get(start) for start, _ in ranges[first:]]
-    if not behind or [len(piece or b"") for piece in behind] != [size for _, size in ranges[first:]]:
+    behind: list[Any] = [by_start.get(start, b"") for start, _ in ranges[first:]]
+    if not behind or [len(piece) for piece in behind] != [size for _, size in ranges[first:]]:
         raise CorruptError(f"there is no place for {key!r}")
     start, _ = ranges[first]
     places, made = {}, [content, *behind[1:]]
