@@ -25,7 +25,7 @@ _BEYOND_FLOAT, _BEYOND_INT32 = 2**24 + 1, 2**33 + 1
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """What a tensor is filled for: shape, element type, which call it is, what the values may be, and random numbers."""
+    """What a tensor is made for: its shape and type, which call it is, what values it may have, and random numbers."""
 
     shape: Sequence[int]
     dtype: torch.dtype

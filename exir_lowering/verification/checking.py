@@ -75,9 +75,7 @@ def verify(
         BackendUnavailableError, BackendFailure, LimitError, PluginLoadError: The file cannot be loaded; see `load`.
     """
     check_arguments(delegates, engine, "error")
-    if tolerance is not None and (isinstance(tolerance, bool) or not isinstance(tolerance, (int, float))):
-        raise InputError(f"verify: tolerance: got a {type(tolerance).__name__}, expected a number such as 1e-3, or None.")
-    if tolerance is not None and not 0 < tolerance < math.inf:
+    if tolerance is not None and not (type(tolerance) in (int, float) and 0 < tolerance < math.inf):
         raise InputError(f"verify: tolerance: got {tolerance!r}, expected a number above 0, such as 1e-3, or None.")
     if isinstance(source, Artifact):
         if data is not None:
@@ -276,7 +274,10 @@ class Comparison:
             self.eager.restore(name, before)
             generator = torch.Generator().manual_seed(number)
             moved = measure.differences(expected, self.eager.run(name, [_round(one, generator) for one in inputs]))
-            largest = [new if old is None or new is None else torch.maximum(old, new) for old, new in zip(largest, moved, strict=True)]
+            largest = [
+                new if old is None or new is None else torch.maximum(old, new)
+                for old, new in zip(largest, moved, strict=True)
+            ]
         self.eager.restore(name, after)
         return largest
 

@@ -56,8 +56,10 @@ class Eager:
             for node, value in lifted.items():
                 key = keys.get((name, node.name))
                 if key is not None:
-                    with neutral():
-                        own[node] = lifted[node] = copies[key] if key in copies else copies.setdefault(key, _copy(value))
+                    if key not in copies:
+                        with neutral():
+                            copies[key] = _copy(value)
+                    own[node] = lifted[node] = copies[key]
             self._methods[name] = Method(subject, lifted, own, known.get(name, False))
 
     def is_stateful(self, *names: str) -> bool:
@@ -135,9 +137,7 @@ class _Run(Interpreter):
 
 def _lifted(subject: Subject) -> Iterator[tuple[Node, Any]]:
     program = subject.program
-    for node, spec in zip(
-        program.graph.find_nodes(op="placeholder"), program.graph_signature.input_specs, strict=True
-    ):
+    for node, spec in zip(program.graph.find_nodes(op="placeholder"), program.graph_signature.input_specs, strict=True):
         if spec.kind is not InputKind.USER_INPUT:
             name = str(spec.target)
             yield node, program.state_dict.get(name, program.constants.get(name))

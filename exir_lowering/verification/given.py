@@ -47,5 +47,7 @@ def _read(subject: Subject, number: int, call: object) -> list[Any]:
 
 def _has_keywords(convention: Convention, call: Sequence[Any]) -> bool:
     """Return whether a call is (args, kwargs), and not two arguments of which the second is a dict."""
-    pair = len(call) == 2 and isinstance(call[0], (tuple, list)) and isinstance(call[1], dict)
-    return pair and not (len(convention.positional) == 2 and not convention.keywords)
+    if len(call) != 2 or not isinstance(call[0], (tuple, list)) or not isinstance(call[1], dict):
+        return False
+    names = (*convention.positional, *convention.keywords)
+    return set(call[1]) <= set(names) and (len(names) != 2 or len(call[0]) + len(call[1]) == 2)

@@ -15,15 +15,15 @@ from exir_lowering._upstream.fakes import known_size
 from exir_lowering.verification.sizes import bounds_of
 
 # Operators whose results are elements of their first operand, whatever its values are.
-_MOVES = frozenset(
+_MOVES = (
     "view _unsafe_view view_copy reshape flatten unflatten squeeze squeeze_copy unsqueeze unsqueeze_copy expand "
     "expand_copy permute permute_copy transpose transpose_copy t slice slice_copy select select_copy split chunk "
     "split_with_sizes narrow clone alias alias_copy detach contiguous lift_fresh_copy repeat to _to_copy "
-    "_to_dim_order_copy _clone_dim_order item _local_scalar_dense cat stack movedim".split()
+    "_to_dim_order_copy _clone_dim_order item _local_scalar_dense cat stack movedim"
 )
-_COMPARES = frozenset(
+_COMPARES = (
     "eq ne lt le gt ge logical_not logical_and logical_or logical_xor where masked_fill bitwise_and bitwise_or "
-    "bitwise_not __and__ __or__ sym_constrain_range sym_constrain_range_for_size _assert_scalar".split()
+    "bitwise_not __and__ __or__ sym_constrain_range sym_constrain_range_for_size _assert_scalar"
 )
 # For each operator that indexes, the positions of what is indexed, the dimension and the indices, and if it writes.
 _ALONG: dict[str, tuple[int, int, int, bool]] = {
@@ -42,6 +42,9 @@ _ALONG: dict[str, tuple[int, int, int, bool]] = {
     "select_scatter": (0, 2, 3, True),
     "slice_scatter": (0, 2, 3, True),
 }
+
+
+_MOVING, _COMPARING = frozenset(_MOVES.split()), frozenset(_COMPARES.split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,7 @@ class _Walk:
     def _followers(self, user: Node, value: Node, offset: int) -> Iterator[tuple[Node, int]]:
         name = _name(user)
         first = bool(user.args) and (user.args[0] is value or name in ("cat", "stack"))
-        if graphs.is_getitem(user) or (name in _MOVES and first and not _becomes_other(user)):
+        if graphs.is_getitem(user) or (name in _MOVING and first and not _becomes_other(user)):
             yield user, offset
         elif name in ("add", "sub") and first and len(user.args) > 1 and isinstance(user.args[1], int):
             yield user, offset + (user.args[1] if name == "add" else -user.args[1])
@@ -109,11 +112,11 @@ class _Walk:
         elif name in ("item", "_local_scalar_dense"):
             bound = bounds_of(self._program, user.meta.get("val"))[1]
             yield Use(None if bound is None else max(0, bound - offset))
-        elif name in _COMPARES or (name in _MOVES and _becomes(user, lambda dtype: dtype == torch.bool)):
+        elif name in _COMPARING or (name in _MOVING and _becomes(user, lambda dtype: dtype == torch.bool)):
             yield Use(compares=True)
         elif _becomes(user, lambda dtype: dtype.is_floating_point):
             yield Use(counts=True)
-        elif name not in _MOVES and not graphs.is_getitem(user):
+        elif name not in _MOVING and not graphs.is_getitem(user):
             yield Use()
 
     def _indexed(self, user: Node, value: Node, name: str) -> tuple[int | None, bool]:

@@ -73,10 +73,7 @@ def _problems(method: MethodResult) -> Iterator[str]:
 
 
 def _what(output: OutputResult) -> str:
-    if output.problem:
-        what = output.problem
-    else:
-        what = f"is off by {output.largest_error:.3g}, {output.allowed_error:.3g} is allowed"
+    what = output.problem or f"is off by {output.largest_error:.3g}, {output.allowed_error:.3g} is allowed"
     others = [name for name in output.off if name != output.case]
     more = f"; off too: {_some(others)}" if others else ""
     return f'{what}: in "{output.case}", call {output.call}{more}'
@@ -141,7 +138,7 @@ def _notes(method: MethodResult) -> Iterator[str]:
     skipped = ""
     if method.skipped:
         skipped = f"; {many(method.skipped, 'call')} left out, as PyTorch refused the inputs: {method.skipped_reason}"
-    kind = "".join(word for word, is_so in ((", quantised", method.quantized), (", with state", method.stateful)) if is_so)
+    kind = ", quantised" * method.quantized + ", with state" * method.stateful
     yield f"{method.name}{kind}: {many(len(method.cases), 'case')}, {many(method.calls, 'call')}{skipped}."
     for note in method.notes[:2]:
         yield f"{method.name}, not counted: {note}."

@@ -44,6 +44,7 @@ PUBLIC = [
     "Rewriting",
     "Scope",
     "UnknownPluginError",
+    "Verification",
     "WeightRef",
     "WeightStore",
     "load",
@@ -55,6 +56,7 @@ PUBLIC = [
     "register_partitioner",
     "register_rewrite",
     "to_backend",
+    "verify",
 ]
 
 

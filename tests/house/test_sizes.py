@@ -16,7 +16,7 @@ BUDGETS = {
     "exir_lowering": 900,
     "exir_lowering/_upstream": 4350,
     "exir_lowering/_upstream/acceleration": 1000,
-    "exir_lowering/cli": 1900,
+    "exir_lowering/cli": 2050,
     "exir_lowering/cli/pt2": 900,
     "exir_lowering/compat": 300,
     "exir_lowering/dynamo": 3400,
@@ -35,6 +35,7 @@ BUDGETS = {
     "exir_lowering/steps/casewise": 2100,
     "exir_lowering/steps/parallel": 650,
     "exir_lowering/testing": 2000,
+    "exir_lowering/verification": 1900,
     "partitioners": 3950,
     "backends": 2550,
 }
@@ -66,7 +67,7 @@ def test_no_function_has_more_than_50_lines() -> None:
     assert not found
 
 
-def test_the_top_of_the_package_has_at_most_eighteen_entries() -> None:
+def test_the_top_of_the_package_has_at_most_twenty_entries() -> None:
     top = ROOT / "exir_lowering"
     entries = {path.name for path in top.iterdir() if not path.name.startswith((".", "__")) and not path.is_symlink()}
-    assert len(entries - {"py.typed"}) <= 18, sorted(entries)
+    assert len(entries - {"py.typed"}) <= 20, sorted(entries)

@@ -40,7 +40,8 @@ class Planted:
 
     def export(self) -> ExportedProgram:
         torch.manual_seed(0)
-        return export(_Model(self.model).eval(), self.inputs(), dynamic_shapes=self.dynamic)
+        shapes = None if self.dynamic is None else (self.dynamic,)
+        return export(_Model(self.model).eval(), self.inputs(), dynamic_shapes=shapes)
 
     def delegate(self) -> ReferenceDelegate:
         return Faulty(self.fault)
@@ -86,6 +87,21 @@ def _count(m: Any, x: torch.Tensor) -> torch.Tensor:
     return m.total * 2
 
 
+PLANE = (2, 3)
+
+
+def _centred(x: torch.Tensor) -> torch.Tensor:
+    return x - x.mean(PLANE, keepdim=True)
+
+
+def _unwritten(given: list[Any], outputs: list[Any], call: int) -> list[Any]:
+    return [torch.cat([o[:, :-1], 0 * o[:, -1:] + 1], 1) if o.dim() == 2 else o for o in outputs]
+
+
+def _all_false(given: list[Any], outputs: list[Any], call: int) -> list[Any]:
+    return outputs if any(v.any() for v in given if v.dtype == torch.bool) else [o * 0 for o in outputs]
+
+
 def _last_argmax(given: list[Any], outputs: list[Any], call: int) -> list[Any]:
     x = given[0]
     return [x.shape[-1] - 1 - x.flip(-1).argmax(-1)]
@@ -109,9 +125,9 @@ PLANTED = (
     Planted("the last of equal maxima", lambda m, x: x.argmax(-1), _numbers(2, 8), _last_argmax, ("ties", "zeros")),
     Planted("halves rounded up", lambda m, x: x.round(), _numbers(2, 8),
             lambda given, outputs, call: [(given[0] + 0.5).floor()], ("ties",)),
-    Planted("an image of variance 0", lambda m, x: (x - x.mean((2, 3), keepdim=True)) * (x.var((2, 3), keepdim=True) + 1e-5).rsqrt(),
+    Planted("an image of variance 0", lambda m, x: _centred(x) * (x.var(PLANE, keepdim=True) + 1e-5).rsqrt(),
             _numbers(1, 3, 4, 4),
-            lambda given, outputs, call: [(given[0] - given[0].mean((2, 3), keepdim=True)) / given[0].std((2, 3), keepdim=True)],
+            lambda given, outputs, call: [_centred(given[0]) / given[0].std(PLANE, keepdim=True)],
             ("constant 0.5", "zeros")),
     Planted("the third call", lambda m, x: m.linear(x), _numbers(2, 4),
             lambda given, outputs, call: [outputs[0] + (call == 3)], ("randn",)),
@@ -126,17 +142,17 @@ PLANTED = (
             ("greatest sizes",), ({0: Dim("batch", min=1, max=7)},)),
     Planted("an even size only", lambda m, x: x.reshape(-1, 2).sum(1), lambda: (torch.randn(8),),
             lambda given, outputs, call: [outputs[0] * (1 if len(given[0]) < 24 else 0)],
-            ("greatest sizes",), (({0: Dim("half", min=2, max=12) * 2}),)),
-    Planted("int64 in 32 bits", lambda m, x: x * 3 + 1, lambda: (torch.arange(8),), _in_int32, ("integers beyond int32",)),
-    Planted("int64 as float32", lambda m, x: x * 3 + 1, lambda: (torch.arange(8),), _in_float32, ("integers beyond float32",)),
+            ("greatest sizes",), ({0: Dim("half", min=2, max=12) * 2},)),
+    Planted("int64 in 32 bits", lambda m, x: x * 3 + 1, lambda: (torch.arange(8),), _in_int32,
+            ("integers beyond int32",)),
+    Planted("int64 as float32", lambda m, x: x * 3 + 1, lambda: (torch.arange(8),), _in_float32,
+            ("integers beyond float32",)),
     Planted("the last position of a cache", _write, lambda: (torch.randn(2, 4), torch.tensor([1, 2])),
-            lambda given, outputs, call: [torch.cat([o[:, :-1], 0 * o[:, -1:]], 1) if o.dim() == 2 else o for o in outputs],
-            ("last positions",)),
-    Planted("-128 has no negative", lambda m, x: (x.to(torch.int32) * -1).to(torch.int32), lambda: (torch.arange(-4, 4, dtype=torch.int8),),
+            _unwritten, ("last positions",)),
+    Planted("-128 has no negative", lambda m, x: x.to(torch.int32) * -1, lambda: (torch.arange(-4, 4, dtype=torch.int8),),
             lambda given, outputs, call: [outputs[0].clamp(max=127)], ("limits of the dtype", "random bytes")),
     Planted("a channel that stands out", lambda m, x: x.softmax(-1).matmul(x), _numbers(1, 8, 8),
             lambda given, outputs, call: [outputs[0].clamp(-50, 50)], ("outlier channel", "large magnitudes")),
-    Planted("nothing but false", lambda m, x, k: torch.where(k, x, -x), lambda: (torch.randn(6), torch.tensor([True, False] * 3)),
-            lambda given, outputs, call: outputs if any(v.any() for v in given if v.dtype == torch.bool) else [o * 0 for o in outputs],
-            ("mask of zeros",)),
+    Planted("nothing but false", lambda m, x, k: torch.where(k, x, -x),
+            lambda: (torch.randn(6), torch.tensor([True, False] * 3)), _all_false, ("mask of zeros",)),
 )  # fmt: skip
