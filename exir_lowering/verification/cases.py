@@ -242,8 +242,9 @@ def _fill(draw: Draw, fill: Fill) -> torch.Tensor:
 def _use(subject: Subject, index: int) -> Use:
     node = subject.inputs[index]
     value = node.meta.get("val")
-    integers = isinstance(value, torch.Tensor) and not value.dtype.is_floating_point and not value.dtype.is_complex
-    return find_use(subject.program, node) if integers and value.dtype != torch.bool else Use()
+    if not isinstance(value, torch.Tensor) or value.dtype == torch.bool:
+        return Use()
+    return Use() if value.dtype.is_floating_point or value.dtype.is_complex else find_use(subject.program, node)
 
 
 def _patterns(value: Any, use: Use) -> Mapping[str, Fill] | None:

@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -21,16 +22,18 @@ from exir_lowering.errors import InputError, LoweringError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.pte import data_files
+from exir_lowering.pte.debug_info import MethodDebug
 from exir_lowering.runtime import LoadedProgram
 from exir_lowering.runtime.inputs import prepare
 from exir_lowering.runtime.program import check_arguments, open_file, read_file
 from exir_lowering.runtime.source import ProgramFile
 from exir_lowering.steps.emit import Artifact
-from exir_lowering.verification import cases, measure
+from exir_lowering.verification import local_errors, measure
+from exir_lowering.verification.cases import SEED, Case, Generated, Sizes
 from exir_lowering.verification.eager import Eager
 from exir_lowering.verification.given import read_inputs
 from exir_lowering.verification.measure import Difference, Tolerance
-from exir_lowering.verification.results import MethodResult, OutputResult, Verification
+from exir_lowering.verification.results import LocalError, MethodResult, OutputResult, Verification
 from exir_lowering.verification.subjects import Subject, match
 
 _CALLS = 3
@@ -74,24 +77,30 @@ def verify(
         InputError: An argument is invalid, a program is not that of its method, or PyTorch refused all inputs of one.
         BackendUnavailableError, BackendFailure, LimitError, PluginLoadError: The file cannot be loaded; see `load`.
     """
-    check_arguments(delegates, engine, "error")
     if tolerance is not None and not (type(tolerance) in (int, float) and 0 < tolerance < math.inf):
         raise InputError(f"verify: tolerance: got {tolerance!r}, expected a number above 0, such as 1e-3, or None.")
-    if isinstance(source, Artifact):
-        if data is not None:
-            raise InputError("verify: data: an artifact has its data files; give none.")
-        data = list(source.data_files.values()) or None
-        source = source.buffer
-    file = read_file(source, data, None, True)
+    executed = check_arguments(delegates, engine, "error")
+    file, debug = _read(source, data)
     subjects = match(programs, file.methods, file.name)
     calls = None if inputs is None else read_inputs(subjects, inputs)
     with torch.random.fork_rng(devices=()):
         comparison = Comparison(file, subjects, lambda: open_file(file, delegates, engine), tolerance)
         comparison.run(calls)
+        for name, tally in comparison.tallies.items():
+            tally.locate(subjects, file, executed, debug(name))
     methods = {name: tally.result() for name, tally in comparison.tallies.items()}
     rest = tuple(name for name in file.methods if name not in subjects)
-    seed = cases.SEED if inputs is None else None
-    return Verification(file.name, engine, seed, MappingProxyType(methods), rest)
+    return Verification(file.name, engine, SEED if inputs is None else None, MappingProxyType(methods), rest)
+
+
+def _read(source: object, data: data_files.Given) -> tuple[ProgramFile, Callable[[str], MethodDebug | None]]:
+    """Return a file, and a function that returns what its debug handles stand for."""
+    if not isinstance(source, Artifact):
+        file = read_file(source, data, None, True)
+        return file, file.debug.method
+    if data is not None:
+        raise InputError("verify: data: an artifact has its data files; give none.")
+    return read_file(source.buffer, list(source.data_files.values()) or None, None, True), source.methods.get
 
 
 @dataclass(slots=True, eq=False)
@@ -110,8 +119,11 @@ class _Tally:
     skipped: int = 0
     reason: str = ""
     problem: str = ""
+    furthest: float = 1.0  # the score of the call that is the furthest off
+    replay: tuple[tuple[str, list[Any]], ...] = ()  # that call, behind those before it in its case
+    errors: tuple[LocalError, ...] = ()
 
-    def add(self, index: int, case: cases.Case, call: int, expected: Any, found: Difference) -> None:
+    def add(self, index: int, case: Case, call: int, expected: Any, found: Difference) -> None:
         """Note how far an output is off in a call."""
         if found.score > 1 and not case.finite:
             what = found.problem or f"is off by {found.largest:.3g}"
@@ -122,6 +134,21 @@ class _Tally:
         known = self.worst.get(index)
         if known is None or (found.score, found.largest) > (known[0].score, known[0].largest):
             self.worst[index] = (found, case.name, call + 1, expected)
+
+    def locate(
+        self,
+        subjects: Mapping[str, Subject],
+        file: ProgramFile,
+        delegates: Mapping[str, Any],
+        debug: MethodDebug | None,
+    ) -> None:
+        """Find where the error of the call that is the furthest off arises, if it is known what the file was made of."""
+        if not self.replay or debug is None:
+            return
+        try:
+            self.errors = tuple(local_errors.find(file, delegates, subjects, self.replay, debug, self.tolerance))
+        except LoweringError as error:
+            self.notes.setdefault(f"it was not found out where this arises: {_shorten(error)}")
 
     def result(self) -> MethodResult:
         """Return what was found; InputError if nothing was compared."""
@@ -134,7 +161,7 @@ class _Tally:
         outputs = tuple(self._output(index) for index in sorted(self.worst))
         counts = tuple(self.cases), self.calls, self.skipped, self.reason
         kinds = self.subject.quantized, self.stateful
-        return MethodResult(name, outputs, *counts, *kinds, self.problem, tuple(self.notes))
+        return MethodResult(name, outputs, *counts, *kinds, self.problem, tuple(self.notes), self.errors)
 
     def _output(self, index: int) -> OutputResult:
         found, case, call, expected = self.worst[index]
@@ -179,6 +206,7 @@ class Comparison:
         self.file, self.subjects, self._load = file, subjects, load
         self.program, self.eager = load(), Eager(subjects, file.sharing)
         self._fresh = True
+        self._history: list[tuple[str, list[Any]]] = []  # the calls of this case so far
         self.tallies = {
             name: _Tally(subject, Tolerance(share, subject.quantized, subject.coarsest))
             for name, subject in subjects.items()
@@ -197,19 +225,20 @@ class Comparison:
         for number in range(max(map(len, given.values()))):
             for name, calls in given.items():
                 if number < len(calls):
-                    case = cases.Case(f"input {number}", number, (), ({},), continuous=True)
-                    self._call(name, case, 0, lambda _, inputs=calls[number]: inputs)  # type: ignore[misc]
+                    case = Case(f"input {number}", number, (), ({},), continuous=all(map(_spread, calls[number])))
+                    self._call(name, case, 0, partial(_take, calls[number]))
 
     def _run_generated(self) -> None:
-        generated = {name: cases.Generated(subject) for name, subject in self.subjects.items()}
+        generated = {name: Generated(subject) for name, subject in self.subjects.items()}
         for number in range(max(len(each.cases) for each in generated.values())):
             names = [name for name, each in generated.items() if number < len(each.cases)]
+            self._history = []
             if self.eager.is_stateful():
                 self._start_again()
             for call in range(_CALLS if number == 0 or self.eager.is_stateful() else 1):
                 for name in names:
-                    case, make = generated[name].cases[number], generated[name].make
-                    self._call(name, case, call, lambda sizes, made=(make, case, call): made[0](*made[1:], sizes))  # type: ignore[misc]
+                    case = generated[name].cases[number]
+                    self._call(name, case, call, partial(generated[name].make, case, call))
 
     def _start_again(self) -> None:
         """Give the file and the programs their initial state."""
@@ -218,7 +247,7 @@ class Comparison:
             self.eager.reset()
             self._fresh = True
 
-    def _call(self, name: str, case: cases.Case, call: int, make: Callable[[cases.Sizes], list[Any]]) -> None:
+    def _call(self, name: str, case: Case, call: int, make: Callable[[Sizes], list[Any]]) -> None:
         """Compare a call, with the first sizes that PyTorch takes."""
         tally, before = self.tallies[name], self.eager.snapshot(name)
         self._fresh = False
@@ -235,6 +264,7 @@ class Comparison:
         else:
             tally.skipped += 1
             return
+        self._history.append((name, inputs))
         tally.calls += 1
         tally.cases.setdefault(case.name)
         try:
@@ -248,7 +278,7 @@ class Comparison:
         self._compare(name, case, call, (inputs, before), expected, got)
 
     def _compare(
-        self, name: str, case: cases.Case, call: int, given: tuple[Any, Any], expected: list[Any], got: list[Any]
+        self, name: str, case: Case, call: int, given: tuple[Any, Any], expected: list[Any], got: list[Any]
     ) -> None:
         tally = self.tallies[name]
         for index, value in enumerate(expected) if not tally.typical else ():
@@ -265,6 +295,9 @@ class Comparison:
             found = compare(self._noise(name, *given, expected))
         for index, each in enumerate(found):
             tally.add(index, case, call, expected[index], each)
+        furthest = max((each.score for each in found), default=0.0)
+        if case.finite and furthest > tally.furthest:
+            tally.furthest, tally.replay = furthest, tuple(self._history)
 
     def _noise(self, name: str, inputs: list[Any], before: Any, expected: list[Any]) -> list[torch.Tensor | None]:
         """Return how far each output moves in PyTorch itself when the inputs are rounded differently."""
@@ -273,13 +306,29 @@ class Comparison:
         for number in range(_NOISES):
             self.eager.restore(name, before)
             generator = torch.Generator().manual_seed(number)
-            moved = measure.differences(expected, self.eager.run(name, [_round(one, generator) for one in inputs]))
+            try:
+                outputs = self.eager.run(name, [_round(one, generator) for one in inputs])
+            except Exception as error:  # at the edge of what the program takes
+                let_through(error)
+                continue
+            moved = measure.differences(expected, outputs)
             largest = [
                 new if old is None or new is None else torch.maximum(old, new)
                 for old, new in zip(largest, moved, strict=True)
             ]
         self.eager.restore(name, after)
         return largest
+
+
+def _take(inputs: list[Any], sizes: Sizes) -> list[Any]:
+    return inputs
+
+
+def _spread(value: Any) -> bool:
+    """Return whether an input has hardly any number twice, so that ties are not what it is about."""
+    if not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point:
+        return True
+    return value.unique().numel() > value.numel() // 2
 
 
 def _round(value: Any, generator: torch.Generator) -> Any:

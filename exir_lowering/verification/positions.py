@@ -146,7 +146,7 @@ def _name(user: Node) -> str:
     return name if name.startswith("__") else name.rstrip("_")
 
 
-def _size(indexed: Any, dim: int) -> int | None:
+def _size(indexed: Any, dim: Any) -> int | None:
     value = indexed.meta.get("val") if isinstance(indexed, Node) else None
     if not isinstance(value, torch.Tensor) or not -value.dim() <= dim < value.dim():
         return None

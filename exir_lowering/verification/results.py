@@ -91,9 +91,8 @@ class MethodResult:
         stateful: Whether the method has state.
         problem: Why the file failed in a call in which PyTorch did not, with the case; "" if it never did.
         notes: What differs only for inputs with NaN or infinity, which backends may give up: it is not counted as off.
-        errors: Where the worst error arises, the first place in the file first; () where nothing is off, or where
-            values inside the file could not be compared.
-        compared: How many instructions of the file `errors` is about; 0 where this was not looked for.
+        errors: Of the call that is the furthest off, the error of each kernel and delegate that could be compared, in
+            the file's order; () where nothing is off, or without debug information.
     """
 
     name: str
@@ -107,7 +106,6 @@ class MethodResult:
     problem: str
     notes: tuple[str, ...]
     errors: tuple[LocalError, ...] = ()
-    compared: int = 0
 
     @property
     def ok(self) -> bool:

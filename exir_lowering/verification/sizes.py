@@ -11,6 +11,7 @@ from torch.export import ExportedProgram
 
 from exir_lowering._upstream.fakes import known_size
 from exir_lowering.graphs.measures import expression
+from exir_lowering.pte.value_kinds import Tensor
 from exir_lowering.verification.subjects import Subject
 
 Sizes = Mapping[Any, int]
@@ -114,10 +115,10 @@ def _walk(low: int, high: int, end: str) -> Sequence[int]:
 def _dimensions(subject: Subject) -> Iterator[_Dimension]:
     for node, value in zip(subject.inputs, subject.spec.inputs, strict=True):
         fake, tensor = node.meta.get("val"), value.content
-        if isinstance(fake, torch.Tensor):
-            for size, bound in zip(fake.shape, tensor.sizes, strict=True):  # type: ignore[union-attr]
+        if isinstance(fake, torch.Tensor) and isinstance(tensor, Tensor):
+            for size, bound in zip(fake.shape, tensor.sizes, strict=True):
                 if not isinstance(size, int):
-                    yield _Dimension(expression(size), _UNBOUND if tensor.unbound else bound)  # type: ignore[union-attr]
+                    yield _Dimension(expression(size), _UNBOUND if tensor.unbound else bound)
 
 
 def _example_sizes(subject: Subject) -> dict[Any, int]:

@@ -80,19 +80,15 @@ def _what(output: OutputResult) -> str:
 
 
 def _where(method: MethodResult) -> Iterator[RenderableType]:
+    compared = many(len(method.errors), "part")
     own = [error for error in method.errors if error.local > 1]
     for error in own[:_LISTED]:
-        source = f", {error.source}" if error.source else ""
-        yield Padding(
-            Text(
-                f"{method.name}: it arises in {error.what}, which is off by {error.largest_error:.3g} on PyTorch's own "
-                f"inputs{source}"
-            ),
-            (0, 0, 0, 2),
-        )
+        source = f": {error.source}" if error.source else "."
+        off = f"{error.what} is off by {error.largest_error:.3g} on PyTorch's own inputs"
+        yield Padding(Text(f"{method.name}, of {compared} of the file that were compared: {off}{source}"), (0, 0, 0, 2))
     if method.errors and not own:
         yield Padding(
-            Text(f"{method.name}: none of {many(method.compared, 'instruction')} is off on PyTorch's own inputs."),
+            Text(f"{method.name}: none of {compared} of the file that were compared is off on PyTorch's own inputs."),
             (0, 0, 0, 2),
         )
 

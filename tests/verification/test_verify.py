@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from pathlib import Path
 from typing import Any
 
 import models
@@ -14,6 +15,8 @@ from planted import PLANTED, Planted
 from torch.export import Dim, export
 
 from exir_lowering import InputError, lower, verify
+from exir_lowering.backends.reference import ReferenceDelegate
+from exir_lowering.partitioners import SupportPartitioner, ops
 from exir_lowering.testing.trial import take_fingerprint
 
 
@@ -148,3 +151,46 @@ def test_inputs_that_pytorch_refuses_are_left_out() -> None:
     assert found.ok and found.methods["forward"].skipped > 0 and "left out" in str(found)
     with pytest.raises(InputError, match="PyTorch refused each of 1 calls"):
         verify(content, program, [(torch.ones(5), torch.tensor([3]))])
+
+
+class OneWrong(ReferenceDelegate):
+    """Executes all payloads right but the third, which is wrong for zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.handles: list[Any] = []
+
+    def compile(self, *given: Any) -> Any:
+        self.handles.append(super().compile(*given))
+        return self.handles[-1]
+
+    def execute(self, handle: Any, inputs: list[Any]) -> Any:
+        outputs = super().execute(handle, inputs)
+        wrong = self.handles.index(handle) % 5 == 2 and not inputs[0].any()
+        return [output + 1 for output in outputs] if wrong else outputs
+
+
+class Layers(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(4, 4, bias=False) for _ in range(5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x).sin() * 2
+        return x
+
+
+@pytest.mark.parametrize("path", [False, True])
+def test_the_delegate_is_named_in_which_an_error_arises(path: bool, tmp_path: Path) -> None:
+    program = export(Layers().eval(), (torch.ones(2, 4),))
+    linear = SupportPartitioner({"reference": ops("aten.linear.default")}, keep_whole=[torch.ops.aten.linear.default])
+    artifact = lower(program, linear).emit()
+    source: Any = artifact.save(tmp_path / "model.pte") if path else artifact
+    found = verify(source, program, delegates=[OneWrong]).methods["forward"]
+    assert not found.ok and found.outputs[0].case == "zeros"
+    own = [error for error in found.errors if error.local > 1]
+    assert [(error.what, error.nodes) for error in own] == [("delegate 2 (reference)", ("linear_2",))]
+    assert "x = layer(x).sin() * 2" in own[0].source and own[0].largest_error == 1
+    assert len(found.errors) == 15 and sum(error.chained > 1 for error in found.errors) >= 5
