@@ -142,7 +142,7 @@ class _Tally:
         delegates: Mapping[str, Any],
         debug: MethodDebug | None,
     ) -> None:
-        """Find where the error of the call that is the furthest off arises, if it is known what the file was made of."""
+        """Find where the error of the call that is the furthest off arises, if there is debug information."""
         if not self.replay or debug is None:
             return
         try:

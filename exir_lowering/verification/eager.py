@@ -150,38 +150,35 @@ def _state_keys(subjects: Mapping[str, Subject], sharing: Collection[str]) -> di
     from several files, they share what has one name.
     """
     tables = {name: dict(_lifted(subject)) for name, subject in subjects.items()}
-    written = {name: _may_write(subject, tables[name]) for name, subject in subjects.items()}
-    shared = [{memory_key(tables[name][node]) for node in written[name]} for name in subjects if name in sharing]
-    alike = {key for number, keys in enumerate(shared) for other in shared[number + 1 :] for key in keys & other}
-    by_name = len(shared) > 1 and not alike and not _read_by_others(subjects, tables, written, sharing)
+    tensors = {
+        name: {node: value for node, value in table.items() if isinstance(value, torch.Tensor)}
+        for name, table in tables.items()
+    }
+    written = {name: _may_write(subject) & tensors[name].keys() for name, subject in subjects.items()}
+    memories = {name: set(map(memory_key, own.values())) for name, own in tensors.items()}
+    shared = [name for name in subjects if name in sharing]
+    by_name = len(shared) > 1 and not any(
+        memory_key(tensors[name][node]) in memories[other]
+        for name in shared
+        for node in written[name]
+        for other in shared
+        if other != name
+    )
     keys: dict[tuple[str, str], Hashable] = {}
     state: set[Hashable] = set()
     for name, subject in subjects.items():
-        group = "" if name in sharing else name
         for node, spec in graphs.lifted_inputs(subject.program).items():
-            tensor = tables[name][node]
-            if isinstance(tensor, torch.Tensor):
-                named = (str(spec.target), tensor.dtype, tuple(tensor.shape))
-                keys[name, node.name] = key = (group, named if by_name and not group else memory_key(tensor))
+            tensor = tensors[name].get(node)
+            if tensor is not None:
+                named = str(spec.target), tensor.dtype, tuple(tensor.shape)
+                own = named if by_name and name in sharing else memory_key(tensor)
+                keys[name, node.name] = key = ("" if name in sharing else name, own)
                 if node in written[name]:
                     state.add(key)
     return {place: key for place, key in keys.items() if key in state}
 
 
-def _read_by_others(
-    subjects: Mapping[str, Subject], tables: Any, written: Mapping[str, set[Node]], sharing: Collection[str]
-) -> bool:
-    """Return whether a method holds the memory that another one, which shares state with it, writes."""
-    for name in subjects.keys() & sharing:
-        memories = {memory_key(tables[name][node]) for node in written[name]}
-        for other in (subjects.keys() & sharing) - {name}:
-            held = {memory_key(value) for value in tables[other].values() if isinstance(value, torch.Tensor)}
-            if memories & held:
-                return True
-    return False
-
-
-def _may_write(subject: Subject, table: Mapping[Node, Any]) -> set[Node]:
+def _may_write(subject: Subject) -> set[Node]:
     """Return the lifted inputs that a program may write: by its signature, and where operators work in place."""
     program = subject.program
     names = graphs.written_state(program)
@@ -205,7 +202,7 @@ def _may_write(subject: Subject, table: Mapping[Node, Any]) -> set[Node]:
             if source not in seen and not undeclared:
                 seen.add(source)
                 pending.append(source)
-    return {node for node in found if isinstance(table[node], torch.Tensor)}
+    return found
 
 
 def _writes(module: GraphModule, node: Node) -> bool:

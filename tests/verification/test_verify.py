@@ -79,18 +79,22 @@ def test_methods_share_state_as_in_the_file() -> None:
     programs = language()
     before = take_fingerprint(programs)
     random = torch.get_rng_state()
-    found = verify(lower(programs, "xnnpack").emit(), programs)
+    lowered = lower(programs, "xnnpack")
+    found = verify(lowered.emit(), programs)
     assert found.ok and all(method.stateful for method in found.methods.values()), str(found)
     assert take_fingerprint(programs) == before and torch.equal(torch.get_rng_state(), random)
     assert {"last token id", "last positions", "greatest sizes"} <= set(found.methods["prefill"].cases)
     assert found.methods["prefill"].skipped == found.methods["decode"].skipped == 0
-    apart = verify(lower(programs, "xnnpack").emit(share_state=False), programs)
-    assert apart.ok, str(apart)
-    one = (torch.tensor([[3]]), torch.tensor([6]))
-    calls = {"prefill": [(torch.arange(6)[None], torch.arange(6))], "decode": [(one, {}), one]}
-    assert verify(lower(programs, "xnnpack").emit(), programs, calls).ok
+    one, prompt = (torch.tensor([[3]]), torch.tensor([6])), (torch.arange(6)[None], torch.arange(6))
+    calls = {"prefill": [prompt], "decode": [(one, {}), one]}
     read = {name: copy.deepcopy(program) for name, program in programs.items()}  # as from two files
-    assert verify(lower(read, "xnnpack").emit(share_state=True), read).ok
+    for artifact, given in (
+        (lowered.emit(), programs),
+        (lowered.emit(share_state=False), programs),
+        (lower(read).emit(share_state=True), read),
+    ):
+        found = verify(artifact, given, calls)
+        assert found.ok and [method.calls for method in found.methods.values()] == [1, 2], str(found)
 
 
 class Nested(torch.nn.Module):
