@@ -125,12 +125,7 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.json and not arguments.profile:
         raise InputError("--json prints the profile as JSON: give --profile too.")
 
-    if arguments.old_digests is not None:
-        say(
-            f"run --verify is now called --check-digests {arguments.old_digests}; `exir-lower verify` compares outputs "
-            "with those of PyTorch.",
-            error=True,
-        )
+    digests = _choose_digests(arguments)
 
     import torch
 
@@ -145,7 +140,7 @@ def execute(arguments: argparse.Namespace) -> int:
             data=data or None,
             engine=arguments.engine,
             unavailable=arguments.unavailable,
-            verify=_DIGESTS[arguments.old_digests or arguments.check_digests],
+            verify=digests,
             limits=limits,
         )
         method = _choose_method(arguments.method, program.method_names, source)
@@ -167,6 +162,17 @@ def execute(arguments: argparse.Namespace) -> int:
         _save_outputs(save, outputs)
         say(f"{describe_written(save)}: the list of outputs, for torch.load.", error=arguments.json)
     return OK
+
+
+def _choose_digests(arguments: argparse.Namespace) -> bool | Literal["full"]:
+    """Return what to check of the digests; say that the option's old name is an old one."""
+    if arguments.old_digests is not None:
+        say(
+            f"run --verify is now called --check-digests {arguments.old_digests}; `exir-lower verify` compares outputs "
+            "with those of PyTorch.",
+            error=True,
+        )
+    return _DIGESTS[arguments.old_digests or arguments.check_digests]
 
 
 def _save_outputs(path: Path, outputs: Sequence[Any]) -> None:

@@ -35,7 +35,7 @@ BUDGETS = {
     "exir_lowering/steps/casewise": 2100,
     "exir_lowering/steps/parallel": 650,
     "exir_lowering/testing": 2000,
-    "exir_lowering/verification": 1900,
+    "exir_lowering/verification": 2100,
     "partitioners": 3950,
     "backends": 2550,
 }
