@@ -131,7 +131,7 @@ _COUNTS: Mapping[str, Fill] = {
 }
 _INTEGERS: Mapping[str, Fill] = {
     **_COUNTS,
-    "limits of the dtype": lambda draw: _choose(draw, (torch.iinfo(draw.dtype).min, torch.iinfo(draw.dtype).max)),
+    "limits of the dtype": lambda draw: _ends(draw),
     "integers beyond float32": lambda draw: draw.integers(*_above(draw, _BEYOND_FLOAT)),
     "integers beyond int32": lambda draw: draw.integers(*_above(draw, _BEYOND_INT32)),
     "ties of integers": lambda draw: draw.integers(0, 1),
@@ -151,8 +151,10 @@ def _above(draw: Draw, low: int) -> tuple[int, int]:
     return min(low, most), min(2 * low, most)
 
 
-def _choose(draw: Draw, values: Sequence[int]) -> torch.Tensor:
-    return torch.tensor(values)[draw.integers(0, len(values) - 1)]
+def _ends(draw: Draw) -> torch.Tensor:
+    limits = torch.iinfo(draw.dtype)
+    ends = torch.tensor([limits.min, min(limits.max, torch.iinfo(torch.int64).max)])
+    return ends[draw.integers(0, 1)]
 
 
 def _window(draw: Draw, start: int) -> torch.Tensor:

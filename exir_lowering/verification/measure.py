@@ -109,7 +109,7 @@ def magnitude(value: Any) -> float:
     """Return the largest magnitude of a value's finite numbers."""
     if not isinstance(value, torch.Tensor) or not value.numel():
         return 0.0
-    numbers = value.detach().abs().double()
+    numbers = value.detach().to(torch.complex128 if value.is_complex() else torch.float64).abs()
     numbers = numbers[numbers.isfinite()]
     return float(numbers.max()) if numbers.numel() else 0.0
 
@@ -147,9 +147,8 @@ def _misplaced(expected: torch.Tensor, got: torch.Tensor) -> str:
 
 def _differs(expected: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
     """Return which integers differ, those too that float64 cannot tell apart."""
-    if expected.dtype == torch.uint64:
-        expected, got = expected.view(torch.int64), got.view(torch.int64)
-    return (expected != got).flatten()
+    one, two = (value.view(torch.int64) if value.dtype == torch.uint64 else value.long() for value in (expected, got))
+    return (one != two).flatten()
 
 
 def _measure_numbers(
