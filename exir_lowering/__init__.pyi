@@ -45,3 +45,4 @@ from .plugins.registry import (
 from .plugins.rewrite import Doubt as Doubt, Rewrite as Rewrite, Scope as Scope, register_rewrite as register_rewrite
 from .runtime import Limits as Limits, LoadedProgram as LoadedProgram, load as load
 from .steps.emit import Artifact as Artifact
+from .verification import Verification as Verification, verify as verify

@@ -23,8 +23,16 @@ def size_hint(size: Any) -> int:
     """Return a size: that of the example inputs if it is symbolic, 1 if it depends on data."""
     if isinstance(size, int):
         return size
+    known = known_size(size)
+    return 1 if known is None else known
+
+
+def known_size(size: Any) -> int | None:
+    """Return a size: that of the example inputs if it is symbolic, None if it depends on data or is not known."""
+    if isinstance(size, int):
+        return size
     hint = size.node.hint
-    return 1 if hint is None else int(hint)
+    return None if hint is None else int(hint)
 
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)

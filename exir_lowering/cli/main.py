@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
-from exir_lowering.cli import cache, demo, doctor, inspect, lower, plan, plugins, run
+from exir_lowering.cli import cache, demo, doctor, inspect, lower, plan, plugins, run, verify
 from exir_lowering.cli.command import DEFECT, INTERRUPTED, MISTAKE, PIPE_CLOSED
 from exir_lowering.cli.noise import quieten
 from exir_lowering.cli.output import say
@@ -22,7 +22,7 @@ from exir_lowering.cli.wording import describe
 from exir_lowering.errors import InvariantError, LoweringError
 from exir_lowering.errors.interrupts import let_through, raised_by_handler
 
-COMMANDS = tuple(one.COMMAND for one in (lower, plan, run, inspect, plugins, cache, doctor, demo))
+COMMANDS = tuple(one.COMMAND for one in (lower, plan, run, inspect, verify, plugins, cache, doctor, demo))
 """The commands, in the order of the help."""
 
 # Why a terminal, a pipe or a redirected output takes no more.
@@ -35,6 +35,7 @@ examples:
   exir-lower plan model.pt2 --partitioner xnnpack --html plan.html
   exir-lower lower model.pt2 --partitioner xnnpack -o model.pte
   exir-lower run model.pte --input randn:1x3x224x224
+  exir-lower verify model.pte model.pt2
 
 `exir-lower COMMAND --help` explains a command.
 Exit code: 0 success, 2 a mistake in what was given, 1 any other failure.

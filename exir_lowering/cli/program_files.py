@@ -25,12 +25,7 @@ if TYPE_CHECKING:
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments that `lower` and `plan` share."""
-    command.add_argument(
-        "models",
-        nargs="+",
-        metavar="[METHOD=]MODEL.pt2",
-        help='a program; a single one is the method "forward", several need METHOD=MODEL.pt2 each',
-    )
+    add_models(command)
     command.add_argument(
         "-p",
         "--partitioner",
@@ -38,12 +33,6 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="the partitioner that chooses what a backend takes (`exir-lower plugins` lists them); given again, the "
         "next one gets what those before it left; without any, everything stays on the host",
-    )
-    command.add_argument(
-        "--trust",
-        action="store_true",
-        help="load files as torch.export.load does, which runs code that is in them; without it, a file that would "
-        "run code is refused",
     )
     command.add_argument(
         "--allow-operator",
@@ -65,6 +54,22 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "figures for a server's processor",
     )
     _add_rewrites(command)
+
+
+def add_models(command: argparse.ArgumentParser) -> None:
+    """Add the arguments for programs, and for how their files are read."""
+    command.add_argument(
+        "models",
+        nargs="+",
+        metavar="[METHOD=]MODEL.pt2",
+        help='a program; a single one is the method "forward", several need METHOD=MODEL.pt2 each',
+    )
+    command.add_argument(
+        "--trust",
+        action="store_true",
+        help="load files as torch.export.load does, which runs code that is in them; without it, a file that would "
+        "run code is refused",
+    )
 
 
 def _add_rewrites(command: argparse.ArgumentParser) -> None:

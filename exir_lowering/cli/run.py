@@ -25,8 +25,8 @@ from exir_lowering.cli.output import (
 )
 from exir_lowering.errors import InputError
 
-# The values of --verify, and of the argument of `load`.
-_VERIFY: Mapping[str, bool | Literal["full"]] = {"auto": True, "full": "full", "tie": False}
+# The values of --check-digests, and of the argument of `load`.
+_DIGESTS: Mapping[str, bool | Literal["full"]] = {"auto": True, "full": "full", "tie": False}
 
 _EXAMPLES = """\
 an input is one of:
@@ -85,12 +85,13 @@ def _add_what_to_run(parser: argparse.ArgumentParser) -> None:
 
 def _add_how_to_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--verify",
-        choices=tuple(_VERIFY),
+        "--check-digests",
+        choices=tuple(_DIGESTS),
         default="auto",
         help="what to check by the digests in the files: that the data files belong to the .pte (tie), also the "
         "tables, and weights and payloads of up to 32 MB (auto, the default), or everything (full)",
     )
+    parser.add_argument("--verify", choices=tuple(_DIGESTS), dest="old_digests", help=argparse.SUPPRESS)
     parser.add_argument(
         "--engine",
         choices=("runtime", "interpreter"),
@@ -124,6 +125,8 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.json and not arguments.profile:
         raise InputError("--json prints the profile as JSON: give --profile too.")
 
+    digests = _choose_digests(arguments)
+
     import torch
 
     from exir_lowering.runtime import Limits, load
@@ -137,7 +140,7 @@ def execute(arguments: argparse.Namespace) -> int:
             data=data or None,
             engine=arguments.engine,
             unavailable=arguments.unavailable,
-            verify=_VERIFY[arguments.verify],
+            verify=digests,
             limits=limits,
         )
         method = _choose_method(arguments.method, program.method_names, source)
@@ -161,6 +164,17 @@ def execute(arguments: argparse.Namespace) -> int:
         _save_outputs(save, outputs)
         say(f"{describe_written(save)}: the list of outputs, for torch.load.", error=arguments.json)
     return OK
+
+
+def _choose_digests(arguments: argparse.Namespace) -> bool | Literal["full"]:
+    """Return what to check of the digests; say that the option's old name is an old one."""
+    if arguments.old_digests is not None:
+        say(
+            f"run --verify is now called --check-digests {arguments.old_digests}; `exir-lower verify` compares outputs "
+            "with those of PyTorch.",
+            error=True,
+        )
+    return _DIGESTS[arguments.old_digests or arguments.check_digests]
 
 
 def _save_outputs(path: Path, outputs: Sequence[Any]) -> None:

@@ -12,8 +12,9 @@ _OPTIONS = (
     (re.compile(r"\bkeep_originals=True\b"), "--keep-originals"),
     (re.compile(r"\bshare_state=False\b"), "--share-state none"),
     (re.compile(r"^share_state:"), "--share-state:"),
+    (re.compile(r"^verify: (inputs|tolerance)\b"), r"--\1"),
     (re.compile(r"\bas data=(?=[.;, ])"), "with --data"),
-    (re.compile(r"\bverify=False\b"), "--verify tie"),
+    (re.compile(r"\bverify=False\b"), "--check-digests tie"),
     (re.compile(r"\bemit\(ExecutorchBackendConfig\(do_quant_fusion_and_const_prop=True\)\)"), "--fuse-quantized"),
 )
 _EDGE_CONFIG = re.compile(r"\bLoweringOptions\(edge_compile_config=EdgeCompileConfig\(([^()]*)\)\)")

@@ -33,10 +33,11 @@ def same_sizes(one: Iterable[Any], other: Iterable[Any]) -> bool:
 
     Torch compares sizes that it does not know with `==` by their values at export, and makes that a condition.
     """
-    return list(map(_expression, one)) == list(map(_expression, other))
+    return list(map(expression, one)) == list(map(expression, other))
 
 
-def _expression(size: Any) -> Any:
+def expression(size: Any) -> Any:
+    """Return a size as an expression of sympy, or as the number that it is."""
     return size.node.expr if isinstance(size, torch.SymInt) else size
 
 

@@ -45,6 +45,7 @@ PUBLIC = [
     "Rewriting",
     "Scope",
     "UnknownPluginError",
+    "Verification",
     "WeightRef",
     "WeightStore",
     "inspect",
@@ -57,6 +58,7 @@ PUBLIC = [
     "register_partitioner",
     "register_rewrite",
     "to_backend",
+    "verify",
 ]
 
 

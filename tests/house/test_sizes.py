@@ -16,7 +16,7 @@ BUDGETS = {
     "exir_lowering": 900,
     "exir_lowering/_upstream": 4400,
     "exir_lowering/_upstream/acceleration": 1000,
-    "exir_lowering/cli": 1980,
+    "exir_lowering/cli": 2130,
     "exir_lowering/cli/pt2": 900,
     "exir_lowering/compat": 300,
     "exir_lowering/dynamo": 3400,
@@ -36,6 +36,7 @@ BUDGETS = {
     "exir_lowering/steps/casewise": 2100,
     "exir_lowering/steps/parallel": 650,
     "exir_lowering/testing": 2000,
+    "exir_lowering/verification": 2100,
     "partitioners": 3950,
     "backends": 2600,
 }
@@ -67,7 +68,7 @@ def test_no_function_has_more_than_50_lines() -> None:
     assert not found
 
 
-def test_the_top_of_the_package_has_at_most_nineteen_entries() -> None:
+def test_the_top_of_the_package_has_at_most_twenty_one_entries() -> None:
     top = ROOT / "exir_lowering"
     entries = {path.name for path in top.iterdir() if not path.name.startswith((".", "__")) and not path.is_symlink()}
-    assert len(entries - {"py.typed"}) <= 19, sorted(entries)
+    assert len(entries - {"py.typed"}) <= 21, sorted(entries)

@@ -383,7 +383,7 @@ def test_the_command_line(files: dict[str, bytes], case: str, engine: str, tmp_p
     file = Editor(files[name])
     edit(file)
     (tmp_path / "model.pte").write_bytes(file.content)
-    arguments = ["run", str(tmp_path / "model.pte"), "--verify", "tie", "--engine", engine, "--random"]
+    arguments = ["run", str(tmp_path / "model.pte"), "--check-digests", "tie", "--engine", engine, "--random"]
     assert outcome(lambda: cli.main(arguments)) == "done: 2"
 
 
@@ -391,7 +391,7 @@ def test_the_command_line_and_a_payload(files: dict[str, bytes], tmp_path: Path)
     file = Editor(files["net"])
     PAYLOADS["no stride"][1](file)
     (tmp_path / "model.pte").write_bytes(file.content)
-    assert outcome(lambda: cli.main(["run", str(tmp_path / "model.pte"), "--verify", "tie"])) == "done: 2"
+    assert outcome(lambda: cli.main(["run", str(tmp_path / "model.pte"), "--check-digests", "tie"])) == "done: 2"
 
 
 # -- loops ------------------------------------------------------------------------------------------------------------

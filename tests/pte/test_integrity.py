@@ -241,7 +241,7 @@ class TestTie:
     def test_the_command_line(self, host: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
         host[0].save(tmp_path / "one.pte")
         host[1].save(tmp_path / "other.pte")
-        command = ["run", "--input", "ones:2x16", "--data", str(tmp_path / "weights.ptd"), "--verify", "tie"]
+        command = ["run", "--input", "ones:2x16", "--data", str(tmp_path / "weights.ptd"), "--check-digests", "tie"]
         assert cli.main([*command, str(tmp_path / "one.pte")]) == 2
         assert "belongs to another program" in capfd.readouterr().err
         assert cli.main([*command, str(tmp_path / "other.pte")]) == 0
@@ -425,7 +425,7 @@ class TestSeveralDataFiles:
     def test_the_command_line(self, outside: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
         pte = outside.save(tmp_path / "net.pte")
         data = [part for name in ("large.ptd", "small.ptd") for part in ("--data", str(tmp_path / name))]
-        command = ["run", str(pte), "--input", "ones:2x16", "--verify", "full"]
+        command = ["run", str(pte), "--input", "ones:2x16", "--check-digests", "full"]
         for engine in ENGINES:
             assert cli.main([*command, *data, "--engine", engine]) == 0
         capfd.readouterr()
@@ -435,4 +435,4 @@ class TestSeveralDataFiles:
         damaged[first_segment(damaged) + 5] ^= 1
         pte.write_bytes(damaged)
         assert cli.main([*command, *data]) == 2
-        assert "--verify tie" in capfd.readouterr().err
+        assert "--check-digests tie" in capfd.readouterr().err

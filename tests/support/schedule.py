@@ -88,6 +88,7 @@ EVERY = {
     "test_upstream_rows:test_m10_branches_are_lowered_own_their_weights_and_are_left_clean": 5,
     "test_upstream_suite:test_each_test_that_passes_upstream_passes_here": 2,
     "test_values:test_values_are_those_of_eager": 3,
+    "test_verify:test_a_planted_fault_is_found_where_plain_inputs_agree": 2,
     "test_wide_depthwise:test_any_geometry": 3,
     "test_xnnpack_constraints:test_convolutions_quantised_dynamically": 3,
 }
@@ -168,6 +169,7 @@ SECONDS: dict[str, float] = {
     "test_upstream_suite:convex others": 30,
     "test_upstream_suite:ours test_backends_lifted.py": 28,
     "test_upstream_suite:convex test_backends_lifted.py": 28,
+    "test_verify": 25,
     "test_runtime": 25,
     "test_determinism": 25,
     "test_both_ways": 50,

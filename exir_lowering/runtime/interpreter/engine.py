@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import atexit
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -36,6 +36,9 @@ from exir_lowering.runtime.interpreter.memory import Slot
 from exir_lowering.runtime.source import ProgramFile
 from exir_lowering.runtime.trace import Trace, TraceEvent
 
+Watch: TypeAlias = Callable[[MethodState, int, int, tuple[int, ...]], None]
+"""Takes the values of a method, and the number, kind and arguments of an instruction."""
+
 _SHARED = 2
 _EVENTS = {KERNEL: trace.KERNEL, DELEGATE: trace.DELEGATE}
 
@@ -50,6 +53,7 @@ class PreparedMethod:
     kernels: Sequence[Kernel]  # what executes each operator
     calls: Sequence[Kernel]  # what executes each payload
     trace: Trace | None  # None when nothing is recorded
+    watch: Watch | None = None  # is shown each kernel and payload when it has been executed
 
     def run(self, inputs: Sequence[Any], steps: int) -> list[Any]:
         """Run the method; raise an InputError if an operator fails, a LimitError after some steps."""
@@ -84,6 +88,8 @@ class PreparedMethod:
             (self.kernels if code == KERNEL else self.calls)[target](self.state, arguments)
             if self.trace is not None:
                 self.trace.end(position, _EVENTS[code], start)
+            if self.watch is not None:
+                self.watch(self.state, position, code, arguments)
         elif code == MOVE:
             values[arguments[1]] = values[arguments[0]]
         elif code == JUMP and not _holds(values[arguments[0]]):
@@ -165,6 +171,7 @@ class Interpreter(Engine[PreparedMethod]):
     named: Mapping[str, memoryview]  # that, and the data of its data file
     shared: torch.Tensor | None  # the memory that methods share
     trace: Trace | None = None  # None when nothing is recorded
+    watch: Watch | None = None  # is shown what methods do
 
     def run(self, method: MethodSpec, inputs: Sequence[Any]) -> list[Any]:
         """Run a method; see `Engine`."""
@@ -201,7 +208,7 @@ class Interpreter(Engine[PreparedMethod]):
             ]
         kernels = [self._kernel(where, *operator) for operator in code.operators]
         state, calls = MethodState(code.values, values), self._calls(method, code)
-        return PreparedMethod(where, code, state, kernels, calls, self.trace)
+        return PreparedMethod(where, code, state, kernels, calls, self.trace, self.watch)
 
     def _kernel(self, where: str, name: str, overload: str) -> Kernel:
         found = find_kernel(name, overload)

@@ -1,0 +1,105 @@
+"""`exir-lower verify`: whether a `.pte` file computes what its programs do in eager PyTorch."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+from typing import Any
+
+from exir_lowering.cli import program_files
+from exir_lowering.cli.command import MISTAKE, OK, Command
+from exir_lowering.cli.output import find_file, kept_from_stdout, make_console
+from exir_lowering.cli.wording import first_line
+from exir_lowering.errors import InputError
+from exir_lowering.errors.interrupts import let_through
+
+_EXAMPLES = """\
+examples:
+  exir-lower verify model.pte model.pt2
+  exir-lower verify llm.pte prefill=prefill.pt2 decode=decode.pt2
+  exir-lower verify model.pte model.pt2 --inputs inputs.pt --tolerance 1e-3
+  exir-lower verify model.pte model.pt2 --json > verified.json
+
+Without --inputs, inputs are generated, those too that random numbers do not cover: constants, ramps, ties, zeros, the
+ends of a vocabulary, of dtypes and of dynamic sizes. inputs.pt is a list of tuples that torch.save wrote, each the
+arguments of a call, or a dict of such lists by method. The exit code is 2 when something is off.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("file", metavar="MODEL.pte", help="the file")
+    program_files.add_models(parser)
+    parser.add_argument("--inputs", metavar="INPUTS.pt", help="the calls to compare, instead of generated ones")
+    parser.add_argument(
+        "--data",
+        action="append",
+        default=[],
+        metavar="WEIGHTS.ptd",
+        help="a data file that the .pte needs; can be given again",
+    )
+    parser.add_argument(
+        "--engine",
+        choices=("runtime", "interpreter"),
+        default="runtime",
+        help="what runs the file: ExecuTorch's runtime (default), or an interpreter in Python",
+    )
+    parser.add_argument(
+        "--tolerance",
+        type=float,
+        metavar="SHARE",
+        help="the largest error of floating-point numbers, as a share of the largest magnitude in an output (default: "
+        "by dtype, looser for quantised programs)",
+    )
+    parser.add_argument("--json", action="store_true", help="print the result as JSON instead of a table")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Verify the file and print what was found; return `MISTAKE` when something is off."""
+    source = find_file(arguments.file)
+    files = program_files.find_programs(arguments.models)
+    data = [find_file(path) for path in arguments.data]
+    given = None if arguments.inputs is None else find_file(arguments.inputs)
+    if arguments.tolerance is not None and not 0 < arguments.tolerance < math.inf:
+        raise InputError(f"--tolerance: got {arguments.tolerance:g}, expected a number above 0, such as 1e-3.")
+    with kept_from_stdout(arguments.json):
+        from exir_lowering.verification import verify
+
+        found = verify(
+            source,
+            program_files.read_programs(files, arguments.trust),
+            None if given is None else _read_inputs(given),
+            data=data or None,
+            engine=arguments.engine,
+            tolerance=arguments.tolerance,
+        )
+    console = make_console()
+    if arguments.json:
+        print(found.to_json())
+    else:
+        console.print(found.to_text(width=min(max(console.width, 60), 160)), end="", soft_wrap=True)
+    return OK if found.ok else MISTAKE
+
+
+def _read_inputs(path: Path) -> Any:
+    import torch
+
+    try:
+        # Only tensors and plain values: a torch.save file can run code otherwise.
+        return torch.load(path, weights_only=True)
+    except Exception as error:
+        let_through(error)
+        raise InputError(
+            f"--inputs {str(path)!r}: not a torch.save file with only tensors, numbers, tuples, lists and dicts "
+            f"({type(error).__name__}: {first_line(error)}). Save it again: torch.save([(x, y), ...], 'inputs.pt')."
+        ) from error
+
+
+COMMAND = Command(
+    "verify",
+    "compare a .pte file with eager PyTorch, on inputs that find errors",
+    add_arguments,
+    execute,
+    _EXAMPLES,
+)

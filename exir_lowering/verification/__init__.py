@@ -1,0 +1,9 @@
+"""Whether a file computes what its programs do: the runtime against eager PyTorch, on inputs that find errors.
+
+`subjects` says what is compared, `sizes`, `positions` and `cases` make inputs, `eager` runs the programs, `measure`
+compares, `local_errors` finds where an error arises, `results` and `text` say what was found; `checking` has `verify`.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,2 @@
+from .checking import verify as verify
+from .results import MethodResult as MethodResult, OutputResult as OutputResult, Verification as Verification

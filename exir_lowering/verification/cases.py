@@ -1,0 +1,263 @@
+"""Inputs that expose errors which depend on values: patterns, with a name each, for numbers, positions and masks.
+
+In a case, all inputs of one kind follow a pattern, and the others are random. Everything is drawn from seeds: that of a
+call is `SEED`, the number of its case and the number of the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Generator
+
+from exir_lowering.verification.positions import Use, find_use
+from exir_lowering.verification.sizes import Sizes, Sizing, shape_of
+from exir_lowering.verification.subjects import Subject
+
+SEED = 0
+"""The seed of everything that is drawn."""
+
+_BEYOND_FLOAT, _BEYOND_INT32 = 2**24 + 1, 2**33 + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """What a tensor is made for: its shape and type, which call it is, what values it may have, and random numbers."""
+
+    shape: Sequence[int]
+    dtype: torch.dtype
+    call: int
+    use: Use
+    generator: Generator
+
+    @property
+    def count(self) -> int:
+        """How many elements there are."""
+        return torch.Size(self.shape).numel()
+
+    def normal(self) -> torch.Tensor:
+        """Return numbers of the normal distribution."""
+        return torch.randn(self.shape, generator=self.generator)
+
+    def integers(self, low: int, high: int) -> torch.Tensor:
+        """Return integers from low to high, both included."""
+        return torch.randint(low, high + 1, self.shape, generator=self.generator)
+
+    def ramp(self, low: float, high: float) -> torch.Tensor:
+        """Return numbers that rise evenly, element by element."""
+        return torch.linspace(low, high, self.count).reshape(self.shape)
+
+    def full(self, value: float) -> torch.Tensor:
+        """Return one number everywhere; each call has another multiple of it."""
+        return torch.full(self.shape, value * (1 + self.call))
+
+
+Fill = Callable[[Draw], torch.Tensor]
+
+
+def _one_hot(draw: Draw, place: int) -> torch.Tensor:
+    made = torch.zeros(draw.count)
+    if draw.count:
+        made[place] = 1.0
+    return made.reshape(draw.shape)
+
+
+def _outlier(draw: Draw) -> torch.Tensor:
+    """Make one channel a hundred times as large: dimension 1 of images and signals, else the last one."""
+    made = draw.normal()
+    if made.dim():
+        channel = made.select(1 if made.dim() > 3 else -1, 0)
+        channel.mul_(100)
+    return made
+
+
+def _with(draw: Draw, value: float) -> torch.Tensor:
+    made = draw.normal().flatten()
+    if draw.count:
+        made[draw.count // 2] = value
+    return made.reshape(draw.shape)
+
+
+_NUMBERS: Mapping[str, Fill] = {
+    "randn": Draw.normal,
+    "values beyond 8": lambda draw: draw.normal() * 12,
+    "ties": lambda draw: draw.integers(-5, 5) / 2,
+    "zeros": lambda draw: torch.zeros(draw.shape),
+    "constant 0.5": lambda draw: draw.full(0.5),
+    "constant -1": lambda draw: draw.full(-1),
+    "ramp": lambda draw: draw.ramp(-1, 1),
+    "ramp from 0 to 255": lambda draw: draw.ramp(0, 255),
+    "one-hot, first": lambda draw: _one_hot(draw, 0),
+    "one-hot, last": lambda draw: _one_hot(draw, -1),
+    "negative": lambda draw: -draw.normal().abs(),
+    "positive": lambda draw: draw.normal().abs(),
+    "outlier channel": _outlier,
+    "large magnitudes": lambda draw: draw.normal() * (1e2 if torch.finfo(draw.dtype).max < 1e5 else 1e4),
+    "small magnitudes": lambda draw: draw.normal() * 1e-4,
+}
+_NOT_FINITE: Mapping[str, Fill] = {
+    "one NaN": lambda draw: _with(draw, float("nan")),
+    "one infinity": lambda draw: _with(draw, float("inf")),
+}
+_CONTINUOUS = {"randn", "values beyond 8", "large magnitudes", "small magnitudes", "outlier channel", "negative"}
+"""The patterns in which a small change of each number changes nothing that the pattern is about."""
+
+_POSITIONS: Mapping[str, Fill] = {
+    "random ids": lambda draw: draw.integers(0, _high(draw)),
+    "first token id": lambda draw: torch.zeros(draw.shape),
+    "last token id": lambda draw: torch.full(draw.shape, _high(draw), dtype=torch.int64),
+    "ids in order": lambda draw: (torch.arange(draw.count) % (_high(draw) + 1)).reshape(draw.shape),
+    "both ends of the ids": lambda draw: (torch.arange(draw.count).reshape(draw.shape) % 2) * _high(draw),
+}
+_WRITTEN: Mapping[str, Fill] = {
+    "positions in order": lambda draw: _window(draw, draw.call * draw.count),
+    "last positions": lambda draw: _window(draw, _high(draw)),
+    "first positions": lambda draw: _window(draw, 0),
+}
+_MASKS: Mapping[str, Fill] = {
+    "random mask": lambda draw: draw.integers(0, 1),
+    "mask of ones": lambda draw: torch.ones(draw.shape),
+    "mask of zeros": lambda draw: torch.zeros(draw.shape),
+    "mask of the first half": lambda draw: (torch.arange(draw.count) < (draw.count + 1) // 2).reshape(draw.shape),
+}
+_COUNTS: Mapping[str, Fill] = {
+    "random integers": lambda draw: draw.integers(0 if not draw.dtype.is_signed else -8, 8),
+    "zeros of integers": lambda draw: torch.zeros(draw.shape),
+    "ones of integers": lambda draw: torch.ones(draw.shape),
+    "integers up to 1,000": lambda draw: draw.integers(0, min(1000, torch.iinfo(draw.dtype).max)),
+}
+_INTEGERS: Mapping[str, Fill] = {
+    **_COUNTS,
+    "limits of the dtype": lambda draw: _ends(draw),
+    "integers beyond float32": lambda draw: draw.integers(*_above(draw, _BEYOND_FLOAT)),
+    "integers beyond int32": lambda draw: draw.integers(*_above(draw, _BEYOND_INT32)),
+    "ties of integers": lambda draw: draw.integers(0, 1),
+}
+_SMALL_INTEGERS: Mapping[str, Fill] = {
+    "random bytes": lambda draw: draw.integers(torch.iinfo(draw.dtype).min, torch.iinfo(draw.dtype).max),
+    **{name: fill for name, fill in _INTEGERS.items() if "beyond" not in name},
+}
+
+
+def _high(draw: Draw) -> int:
+    return draw.use.high or 0
+
+
+def _above(draw: Draw, low: int) -> tuple[int, int]:
+    most = torch.iinfo(draw.dtype).max // 2
+    return min(low, most), min(2 * low, most)
+
+
+def _ends(draw: Draw) -> torch.Tensor:
+    limits = torch.iinfo(draw.dtype)
+    ends = torch.tensor([limits.min, min(limits.max, torch.iinfo(torch.int64).max)])
+    return ends[draw.integers(0, 1)]
+
+
+def _window(draw: Draw, start: int) -> torch.Tensor:
+    """Return positions one after the other, each once as far as there are enough of them."""
+    start = max(0, min(start, _high(draw) + 1 - draw.count))
+    return ((start + torch.arange(draw.count)) % (_high(draw) + 1)).reshape(draw.shape)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Case:
+    """What a method is called with.
+
+    Attributes:
+        name: What the report calls it.
+        number: Its number, for the seeds.
+        fills: What fills each input; None for one that export fixed.
+        sizes: The sizes of dynamic dimensions, the first that PyTorch takes.
+        continuous: Whether a small change of its numbers changes nothing that it is about.
+        finite: Whether all numbers are finite; backends may give up NaN and infinity for speed.
+    """
+
+    name: str
+    number: int
+    fills: tuple[Fill | None, ...]
+    sizes: tuple[Sizes, ...]
+    continuous: bool = False
+    finite: bool = True
+
+
+class Generated:
+    """The cases of a method."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject, self._sizing = subject, Sizing(subject)
+        self._uses = [_use(subject, index) for index in range(len(subject.inputs))]
+        self.cases = tuple(self._list())
+
+    def _list(self) -> Iterator[Case]:
+        kinds = [
+            None if fixed is not None else _patterns(node.meta.get("val"), use)
+            for node, fixed, use in zip(self._subject.inputs, self._subject.convention.inputs, self._uses, strict=True)
+        ]
+        base = (self._sizing.base,)
+        random = tuple(None if kind is None else next(iter(kind.values())) for kind in kinds)
+        first = next((next(iter(kind)) for kind in kinds if kind is not None), "no inputs")
+        floats = any(kind is _NUMBERS for kind in kinds)
+        yield Case("randn" if floats else first, 0, random, base, continuous=True)
+        number = 1
+        patterns = list({id(kind): kind for kind in kinds if kind is not None}.values())
+        if floats:
+            patterns.append(_NOT_FINITE)
+        for pattern in patterns:
+            for name in list(pattern)[0 if pattern is _NOT_FINITE else 1 :]:
+                changed = _NUMBERS if pattern is _NOT_FINITE else pattern
+                fills = tuple(
+                    pattern[name] if kind is changed else fill for kind, fill in zip(kinds, random, strict=True)
+                )
+                continuous = pattern is not _NUMBERS or name in _CONTINUOUS
+                yield Case(name, number, fills, base, continuous=continuous, finite=pattern is not _NOT_FINITE)
+                number += 1
+        for name, choices in self._sizing.choices():
+            if choices and choices[0] != base[0]:
+                yield Case(name, number, random, tuple(choices), continuous=True)
+                number += 1
+
+    def make(self, case: Case, call: int, sizes: Sizes) -> list[Any]:
+        """Make the inputs of a call, flat."""
+        made: list[Any] = []
+        for index, (node, fill) in enumerate(zip(self._subject.inputs, case.fills, strict=True)):
+            if fill is None:
+                fixed = self._subject.convention.inputs[index]
+                made.append(None if fixed is None else fixed.value)
+                continue
+            fake = node.meta["val"]
+            generator = Generator().manual_seed(((SEED * 1009 + case.number) * 1009 + call) * 1009 + index)
+            draw = Draw(shape_of(fake, sizes), fake.dtype, call, self._uses[index], generator)
+            made.append(_fill(draw, fill))
+        return made
+
+
+def _fill(draw: Draw, fill: Fill) -> torch.Tensor:
+    if draw.dtype.is_complex:
+        return torch.complex(fill(draw), fill(draw)).to(draw.dtype)
+    return fill(draw).to(draw.dtype)
+
+
+def _use(subject: Subject, index: int) -> Use:
+    node = subject.inputs[index]
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or value.dtype == torch.bool:
+        return Use()
+    return Use() if value.dtype.is_floating_point or value.dtype.is_complex else find_use(subject.program, node)
+
+
+def _patterns(value: Any, use: Use) -> Mapping[str, Fill] | None:
+    if not isinstance(value, torch.Tensor):
+        return None
+    if value.dtype.is_floating_point or value.dtype.is_complex:
+        return _NUMBERS
+    if value.dtype == torch.bool or use.compares:
+        return _MASKS
+    if use.high is not None:
+        return _WRITTEN if use.writes else _POSITIONS
+    if value.dtype.itemsize == 1:
+        return _SMALL_INTEGERS
+    return _COUNTS if use.counts else _INTEGERS

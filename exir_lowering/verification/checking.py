@@ -1,0 +1,344 @@
+"""Run a file and its programs with the same inputs, call by call, and compare what they return.
+
+Methods that share state are called in turn, in the order of the programs. Each generated case of a file with state
+starts from the initial state, and calls every method three times; so does the first case of any file, as a delegate may
+keep something from call to call. Nothing of the caller's changes: not the programs, not torch's random numbers.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Literal
+
+import torch
+from torch.export import ExportedProgram
+
+from exir_lowering.errors import InputError, LoweringError
+from exir_lowering.errors.interrupts import let_through
+from exir_lowering.plugins.delegate import Delegate
+from exir_lowering.pte import data_files
+from exir_lowering.pte.debug_info import MethodDebug
+from exir_lowering.runtime import LoadedProgram
+from exir_lowering.runtime.inputs import prepare
+from exir_lowering.runtime.program import check_arguments, open_file, read_file
+from exir_lowering.runtime.source import ProgramFile
+from exir_lowering.steps.emit import Artifact
+from exir_lowering.verification import local_errors, measure
+from exir_lowering.verification.cases import SEED, Case, Generated
+from exir_lowering.verification.eager import Eager
+from exir_lowering.verification.given import read_inputs
+from exir_lowering.verification.measure import Difference, Tolerance
+from exir_lowering.verification.results import LocalError, MethodResult, OutputResult, Verification
+from exir_lowering.verification.sizes import Sizes
+from exir_lowering.verification.subjects import Subject, match
+
+_CALLS = 3
+"""How often a method is called in a case, where a call may depend on those before."""
+
+_NOISES = 2
+"""How often the inputs are rounded to find out what that causes."""
+
+
+def verify(
+    source: Artifact | str | os.PathLike[str] | bytes,
+    programs: ExportedProgram | Mapping[str, ExportedProgram],
+    inputs: Sequence[Any] | Mapping[str, Sequence[Any]] | None = None,
+    *,
+    data: data_files.Given = None,
+    delegates: Mapping[str, Delegate | type[Delegate]] | Sequence[Delegate | type[Delegate]] | None = None,
+    engine: Literal["runtime", "interpreter"] = "runtime",
+    tolerance: float | None = None,
+) -> Verification:
+    """Compare what a file computes with what its programs compute in eager PyTorch.
+
+    Without inputs, they are generated: random numbers, and values that expose what random numbers do not (constants,
+    ramps, ties, zeros, large ones, the ends of a vocabulary, of dtypes and of dynamic sizes). Inputs that PyTorch
+    refuses are left out. State is compared through what later calls return.
+
+    Args:
+        source: What `emit` returned, or the path of a `.pte` file, or its content.
+        programs: The programs that were lowered, by method; a single one is the method "forward".
+        inputs: Calls to compare instead: a sequence of tuples of arguments, nested as at export, or of (args, kwargs);
+            for several methods a mapping from their names to such sequences.
+        data: The `.ptd` data files of a path or content, as for `load`.
+        delegates: Delegates, as for `load`.
+        engine: What runs the file, as for `load`.
+        tolerance: The largest error of floating-point numbers, as a share of the largest magnitude in an output; by
+            default it depends on dtypes, and is looser for quantised programs.
+
+    Returns:
+        What was found: `ok`, the errors of each output, and `print` shows it.
+
+    Raises:
+        InputError: An argument is invalid, a program is not that of its method, or PyTorch refused all inputs of one.
+        BackendUnavailableError, BackendFailure, LimitError, PluginLoadError: The file cannot be loaded; see `load`.
+    """
+    if tolerance is not None and not (type(tolerance) in (int, float) and 0 < tolerance < math.inf):
+        raise InputError(f"verify: tolerance: got {tolerance!r}, expected a number above 0, such as 1e-3, or None.")
+    executed = check_arguments(delegates, engine, "error")
+    file, debug = _read(source, data)
+    subjects = match(programs, file.methods, file.name)
+    calls = None if inputs is None else read_inputs(subjects, inputs)
+    with torch.random.fork_rng(devices=()):
+        comparison = Comparison(file, subjects, lambda: open_file(file, delegates, engine), tolerance)
+        comparison.run(calls)
+        for name, tally in comparison.tallies.items():
+            tally.locate(subjects, file, executed, debug(name))
+    methods = {name: tally.result() for name, tally in comparison.tallies.items()}
+    rest = tuple(name for name in file.methods if name not in subjects)
+    return Verification(file.name, engine, SEED if inputs is None else None, MappingProxyType(methods), rest)
+
+
+def _read(source: object, data: data_files.Given) -> tuple[ProgramFile, Callable[[str], MethodDebug | None]]:
+    """Return a file, and a function that returns what its debug handles stand for."""
+    if not isinstance(source, Artifact):
+        file = read_file(source, data, None, True)
+        return file, file.debug.method
+    if data is not None:
+        raise InputError("verify: data: an artifact has its data files; give none.")
+    return read_file(source.buffer, list(source.data_files.values()) or None, None, True), source.methods.get
+
+
+@dataclass(slots=True, eq=False)
+class _Tally:
+    """What is known of a method so far."""
+
+    subject: Subject
+    tolerance: Tolerance
+    stateful: bool = False
+    worst: dict[int, tuple[Difference, str, int, Any]] = field(default_factory=dict)  # by output: case, call, expected
+    typical: dict[int, float] = field(default_factory=dict)  # the magnitude of each output in the first call
+    off: dict[int, dict[str, None]] = field(default_factory=dict)
+    cases: dict[str, None] = field(default_factory=dict)
+    notes: dict[str, None] = field(default_factory=dict)
+    calls: int = 0
+    skipped: int = 0
+    reason: str = ""
+    problem: str = ""
+    furthest: float = 1.0  # the score of the call that is the furthest off
+    replay: tuple[tuple[str, list[Any]], ...] = ()  # that call, behind those before it in its case
+    errors: tuple[LocalError, ...] = ()
+
+    def add(self, index: int, case: Case, call: int, expected: Any, found: Difference) -> None:
+        """Note how far an output is off in a call."""
+        if found.score > 1 and not case.finite:
+            what = found.problem or f"is off by {found.largest:.3g}"
+            self.notes.setdefault(f'output {index} {what} in "{case.name}"')
+            return
+        if found.score > 1:
+            self.off.setdefault(index, {}).setdefault(case.name)
+        known = self.worst.get(index)
+        if known is None or (found.score, found.largest) > (known[0].score, known[0].largest):
+            self.worst[index] = (found, case.name, call + 1, expected)
+
+    def locate(
+        self,
+        subjects: Mapping[str, Subject],
+        file: ProgramFile,
+        delegates: Mapping[str, Any],
+        debug: MethodDebug | None,
+    ) -> None:
+        """Find where the error of the call that is the furthest off arises, if there is debug information."""
+        if not self.replay or debug is None:
+            return
+        try:
+            self.errors = tuple(local_errors.find(file, delegates, subjects, self.replay, debug, self.tolerance))
+        except LoweringError as error:
+            self.notes.setdefault(f"it was not found out where this arises: {_shorten(error)}")
+
+    def result(self) -> MethodResult:
+        """Return what was found; InputError if nothing was compared."""
+        name = self.subject.name
+        if not self.calls and not self.problem:
+            raise InputError(
+                f"verify: nothing of method {name!r} was compared: PyTorch refused each of {self.skipped} calls, the "
+                f"first because of: {self.reason}. Give inputs that the program takes: inputs={{{name!r}: [(...)]}}."
+            )
+        outputs = tuple(self._output(index) for index in sorted(self.worst))
+        counts = tuple(self.cases), self.calls, self.skipped, self.reason
+        kinds = self.subject.quantized, self.stateful
+        return MethodResult(name, outputs, *counts, *kinds, self.problem, tuple(self.notes), self.errors)
+
+    def _output(self, index: int) -> OutputResult:
+        found, case, call, expected = self.worst[index]
+        is_tensor = isinstance(expected, torch.Tensor)
+        dtype = str(expected.dtype).removeprefix("torch.") if is_tensor else type(expected).__name__
+        return OutputResult(
+            index,
+            _name(self.subject, index, len(self.worst)),
+            dtype,
+            index not in self.off,
+            self.tolerance.describe(expected.dtype if is_tensor else torch.float32),
+            found.largest,
+            found.allowed,
+            found.mean,
+            found.relative,
+            found.sqnr,
+            found.cosine,
+            case,
+            call,
+            found.problem,
+            tuple(self.off.get(index, ())),
+        )
+
+
+def _name(subject: Subject, index: int, count: int) -> str:
+    """Return what the program calls an output: first come the new values of inputs that it writes."""
+    names = subject.program.graph_signature.user_outputs
+    own = index - (count - len(names))
+    return str(names[own]) if own >= 0 else "the new value of an input"
+
+
+class Comparison:
+    """A file and its programs, which are called together."""
+
+    def __init__(
+        self,
+        file: ProgramFile,
+        subjects: Mapping[str, Subject],
+        load: Callable[[], LoadedProgram],
+        share: float | None,
+    ) -> None:
+        self.file, self.subjects, self._load = file, subjects, load
+        self.program, self.eager = load(), Eager(subjects, file.sharing)
+        self._fresh = True
+        self._history: list[tuple[str, list[Any]]] = []  # the calls of this case so far
+        self.tallies = {
+            name: _Tally(subject, Tolerance(share, subject.quantized, subject.coarsest))
+            for name, subject in subjects.items()
+        }
+
+    def run(self, given: Mapping[str, list[list[Any]]] | None) -> None:
+        """Compare calls that are given, or generated ones."""
+        if given is None:
+            self._run_generated()
+        else:
+            self._run_given(given)
+        for name, tally in self.tallies.items():
+            tally.stateful = self.eager.is_stateful(name)
+
+    def _run_given(self, given: Mapping[str, list[list[Any]]]) -> None:
+        for number in range(max(map(len, given.values()))):
+            for name, calls in given.items():
+                if number < len(calls):
+                    case = Case(f"input {number}", number, (), ({},), continuous=all(map(_spread, calls[number])))
+                    self._call(name, case, 0, partial(_take, calls[number]))
+
+    def _run_generated(self) -> None:
+        generated = {name: Generated(subject) for name, subject in self.subjects.items()}
+        for number in range(max(len(each.cases) for each in generated.values())):
+            names = [name for name, each in generated.items() if number < len(each.cases)]
+            self._history = []
+            if self.eager.is_stateful():
+                self._start_again()
+            for call in range(_CALLS if number == 0 or self.eager.is_stateful() else 1):
+                for name in names:
+                    case = generated[name].cases[number]
+                    self._call(name, case, call, partial(generated[name].make, case, call))
+
+    def _start_again(self) -> None:
+        """Give the file and the programs their initial state."""
+        if not self._fresh:
+            self.program = self._load()
+            self.eager.reset()
+            self._fresh = True
+
+    def _call(self, name: str, case: Case, call: int, make: Callable[[Sizes], list[Any]]) -> None:
+        """Compare a call, with the first sizes that PyTorch takes."""
+        tally, before = self.tallies[name], self.eager.snapshot(name)
+        self._fresh = False
+        for sizes in case.sizes:
+            inputs = make(sizes)
+            prepare(self.file.where(name), self.subjects[name].spec, inputs, self.subjects[name].convention.labels)
+            try:
+                expected = self.eager.run(name, inputs)
+                break
+            except Exception as error:
+                let_through(error)
+                self.eager.restore(name, before)
+                tally.reason = tally.reason or _shorten(error)
+        else:
+            tally.skipped += 1
+            return
+        self._history.append((name, inputs))
+        tally.calls += 1
+        tally.cases.setdefault(case.name)
+        try:
+            got = self.program.run(name, *inputs)
+        except LoweringError as error:
+            tally.problem = tally.problem or f'in "{case.name}", call {call + 1}: {error}'
+            return
+        if len(got) != len(expected):
+            tally.problem = f"it returns {len(got)} outputs, and the program {len(expected)}"
+            return
+        self._compare(name, case, call, (inputs, before), expected, got)
+
+    def _compare(
+        self, name: str, case: Case, call: int, given: tuple[Any, Any], expected: list[Any], got: list[Any]
+    ) -> None:
+        tally = self.tallies[name]
+        for index, value in enumerate(expected) if not tally.typical else ():
+            tally.typical[index] = measure.magnitude(value)
+
+        def compare(noise: Sequence[torch.Tensor | None]) -> list[Difference]:
+            return [
+                measure.measure(one, other, tally.tolerance, tally.typical.get(index, 0.0), moved)
+                for index, (one, other, moved) in enumerate(zip(expected, got, noise, strict=True))
+            ]
+
+        found = compare([None] * len(expected))
+        if case.continuous and case.finite and any(each.score > 1 and not each.problem for each in found):
+            found = compare(self._noise(name, *given, expected))
+        for index, each in enumerate(found):
+            tally.add(index, case, call, expected[index], each)
+        furthest = max((each.score for each in found), default=0.0)
+        if case.finite and furthest > tally.furthest:
+            tally.furthest, tally.replay = furthest, tuple(self._history)
+
+    def _noise(self, name: str, inputs: list[Any], before: Any, expected: list[Any]) -> list[torch.Tensor | None]:
+        """Return how far each output moves in PyTorch itself when the inputs are rounded differently."""
+        after = self.eager.snapshot(name)
+        largest: list[torch.Tensor | None] = [None] * len(expected)
+        for number in range(_NOISES):
+            self.eager.restore(name, before)
+            generator = torch.Generator().manual_seed(number)
+            try:
+                outputs = self.eager.run(name, [_round(one, generator) for one in inputs])
+            except Exception as error:  # at the edge of what the program takes
+                let_through(error)
+                continue
+            moved = measure.differences(expected, outputs)
+            largest = [
+                new if old is None or new is None else torch.maximum(old, new)
+                for old, new in zip(largest, moved, strict=True)
+            ]
+        self.eager.restore(name, after)
+        return largest
+
+
+def _take(inputs: list[Any], sizes: Sizes) -> list[Any]:
+    return inputs
+
+
+def _spread(value: Any) -> bool:
+    """Return whether an input has hardly any number twice, so that ties are not what it is about."""
+    if not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point:
+        return True
+    return int(value.flatten().sort().values.diff().count_nonzero()) >= value.numel() // 2
+
+
+def _round(value: Any, generator: torch.Generator) -> Any:
+    if not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point:
+        return value
+    parts = (torch.rand(value.shape, generator=generator, dtype=torch.float64) - 0.5) * 4 * torch.finfo(value.dtype).eps
+    return (value.double() * (1 + parts)).to(value.dtype)
+
+
+def _shorten(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 120 else f"{text[:117]}..."

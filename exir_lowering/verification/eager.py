@@ -1,0 +1,238 @@
+"""The programs in eager PyTorch, node by node, with state of their own that methods share as in the file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx import GraphModule, Interpreter, Node
+
+from exir_lowering import graphs
+from exir_lowering._upstream.ambient import neutral
+from exir_lowering._upstream.operators import list_arguments
+from exir_lowering._upstream.schemas import is_composite, is_overload
+from exir_lowering._upstream.tensors import version
+from exir_lowering.graphs.copies import memory_key
+from exir_lowering.verification.subjects import Subject
+
+_STATE = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
+
+Watch = Callable[[Node, Any], None]
+"""Is given each node of a program with its value."""
+
+
+@dataclass(slots=True, eq=False)
+class Method:
+    """A program with its state."""
+
+    subject: Subject
+    lifted: dict[Node, Any]  # what its placeholders for weights and state hold
+    own: dict[Node, torch.Tensor]  # the state among it: copies
+    stateful: bool = False  # whether a call has written any of it
+
+
+@dataclass(slots=True, eq=False)
+class Eager:
+    """Programs that are run in eager PyTorch; what the caller holds is only read."""
+
+    subjects: Mapping[str, Subject]
+    sharing: Collection[str]  # the methods that share state in the file
+    _methods: dict[str, Method] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Give the programs their initial state."""
+        keys = _state_keys(self.subjects, self.sharing)
+        copies: dict[Hashable, torch.Tensor] = {}
+        known = {name: method.stateful for name, method in self._methods.items()}
+        for name, subject in self.subjects.items():
+            lifted = dict(_lifted(subject))
+            own = {}
+            for node, value in lifted.items():
+                key = keys.get((name, node.name))
+                if key is not None:
+                    if key not in copies:
+                        with neutral():
+                            copies[key] = _copy(value)
+                    own[node] = lifted[node] = copies[key]
+            self._methods[name] = Method(subject, lifted, own, known.get(name, False))
+
+    def is_stateful(self, *names: str) -> bool:
+        """Return whether calls so far, of some methods or of any, have written state."""
+        return any(self._methods[name].stateful for name in names or self._methods)
+
+    def snapshot(self, name: str) -> list[torch.Tensor]:
+        """Return the state of a method, for `restore`."""
+        return [tensor.clone() for tensor in self._methods[name].own.values()]
+
+    def restore(self, name: str, state: Sequence[torch.Tensor]) -> None:
+        """Give a method a state that it had before."""
+        for tensor, value in zip(self._methods[name].own.values(), state, strict=True):
+            tensor.copy_(value)
+
+    def run(self, name: str, inputs: Sequence[Any], watch: Watch | None = None) -> list[Any]:
+        """Run a method; return what a file returns: new values of inputs that it writes, then its outputs."""
+        method = self._methods[name]
+        written = [*map(version, method.own.values())]
+        with neutral():
+            given = [_copy(value) for value in inputs]
+            before = [*map(_version, given)]
+            results = _Run(method.subject.program.graph_module, watch).run(
+                *_in_order(method, given), enable_io_processing=False
+            )
+            outputs = self._settle(method, results)
+            touched = [value for value, count in zip(given, before, strict=True) if _version(value) != count]
+            method.stateful |= written != [*map(version, method.own.values())]
+            return [_copy(value) for value in (*touched, *outputs)]
+
+    def _settle(self, method: Method, results: Sequence[Any]) -> list[Any]:
+        """Write the new state, all at once, and return what is left: the outputs."""
+        specs = method.subject.program.graph_signature.output_specs
+        targets = {str(spec.target): node for node, spec in graphs.lifted_inputs(method.subject.program).items()}
+        outputs, new = [], []
+        for spec, result in zip(specs, results, strict=True):
+            if spec.kind in _STATE:
+                new.append((method.own[targets[str(spec.target)]], result.clone()))
+            elif spec.kind in (OutputKind.USER_INPUT_MUTATION, OutputKind.USER_OUTPUT):
+                outputs.append(result)
+        for state, value in new:
+            state.copy_(value)
+        return outputs
+
+
+def _in_order(method: Method, given: Sequence[Any]) -> Iterator[Any]:
+    left = iter(given)
+    for node in method.subject.program.graph.find_nodes(op="placeholder"):
+        yield method.lifted[node] if node in method.lifted else next(left)
+
+
+def _copy(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def _version(value: Any) -> int:
+    return version(value) if isinstance(value, torch.Tensor) else 0
+
+
+class _Run(Interpreter):
+    """Runs a graph, and shows each value."""
+
+    def __init__(self, module: GraphModule, watch: Watch | None) -> None:
+        super().__init__(module)
+        self.extra_traceback = False
+        self._watch = watch
+
+    def run_node(self, n: Node) -> Any:
+        """Run a node."""
+        result = super().run_node(n)
+        if self._watch is not None and n.op == "call_function":
+            self._watch(n, result)
+        return result
+
+
+def _lifted(subject: Subject) -> Iterator[tuple[Node, Any]]:
+    program = subject.program
+    for node, spec in zip(program.graph.find_nodes(op="placeholder"), program.graph_signature.input_specs, strict=True):
+        if spec.kind is not InputKind.USER_INPUT:
+            name = str(spec.target)
+            yield node, program.state_dict.get(name, program.constants.get(name))
+
+
+def _state_keys(subjects: Mapping[str, Subject], sharing: Collection[str]) -> dict[tuple[str, str], Hashable]:
+    """Return what is equal for lifted inputs, by method and name of the node, that are one state in the file.
+
+    Methods that share state in the file share what was one memory at export. Where nothing was, as the programs come
+    from several files, they share what has one name.
+    """
+    tables = {name: dict(_lifted(subject)) for name, subject in subjects.items()}
+    tensors = {
+        name: {node: value for node, value in table.items() if isinstance(value, torch.Tensor)}
+        for name, table in tables.items()
+    }
+    written = {name: _may_write(subject) & tensors[name].keys() for name, subject in subjects.items()}
+    memories = {name: set(map(memory_key, own.values())) for name, own in tensors.items()}
+    shared = [name for name in subjects if name in sharing]
+    by_name = len(shared) > 1 and not any(
+        memory_key(tensors[name][node]) in memories[other]
+        for name in shared
+        for node in written[name]
+        for other in shared
+        if other != name
+    )
+    keys: dict[tuple[str, str], Hashable] = {}
+    state: set[Hashable] = set()
+    for name, subject in subjects.items():
+        for node, spec in graphs.lifted_inputs(subject.program).items():
+            tensor = tensors[name].get(node)
+            if tensor is not None:
+                named = str(spec.target), tensor.dtype, tuple(tensor.shape)
+                own = named if by_name and name in sharing else memory_key(tensor)
+                keys[name, node.name] = key = ("" if name in sharing else name, own)
+                if node in written[name]:
+                    state.add(key)
+    return {place: key for place, key in keys.items() if key in state}
+
+
+def _may_write(subject: Subject) -> set[Node]:
+    """Return the lifted inputs that a program may write: by its signature, and where operators work in place."""
+    program = subject.program
+    names = graphs.written_state(program)
+    lifted = graphs.lifted_inputs(program)
+    parameters = {node for node, spec in lifted.items() if spec.kind is InputKind.PARAMETER}
+    found = {node for node, spec in lifted.items() if spec.target in names}
+    pending = [
+        operand
+        for node in program.graph.nodes
+        if node.op == "call_function" and _writes(program.graph_module, node)
+        for operand in _aliased(node)
+    ]
+    seen = set(pending)
+    while pending:
+        node = pending.pop()
+        if node in lifted:
+            found.add(node)
+        for source in _aliased(node) if node.op == "call_function" else ():
+            # What operators return undeclared may be state; that it is a weight would take a copy of most weights.
+            undeclared = source in parameters and not _declares(node)
+            if source not in seen and not undeclared:
+                seen.add(source)
+                pending.append(source)
+    return found
+
+
+def _writes(module: GraphModule, node: Node) -> bool:
+    if is_overload(node.target):
+        return graphs.is_mutating(node)
+    return any(
+        graphs.is_mutating(inner)
+        for nested in graphs.nested_graphs(module, node)
+        for _, called in graphs.walk(nested.module)
+        for inner in called.graph.nodes
+    )
+
+
+def _declares(node: Node) -> bool:
+    """Return whether a node's operator declares all operands whose memory its result may be in."""
+    return is_overload(node.target) and not is_composite(node.target)
+
+
+def _aliased(node: Node) -> Iterator[Node]:
+    """Yield the operands that a node writes, or whose memory its result may be in."""
+    if not is_overload(node.target) or (is_composite(node.target) and not graphs.is_mutating(node)):
+        yield from node.all_input_nodes
+        return
+    for index, argument in enumerate(list_arguments(node.target)):
+        if argument.aliased:
+            yield from _nodes(node.args[index] if index < len(node.args) else node.kwargs.get(argument.name))
+
+
+def _nodes(value: Any) -> Iterator[Node]:
+    if isinstance(value, Node):
+        yield value
+    for entry in value if isinstance(value, (list, tuple)) else ():
+        yield from _nodes(entry)

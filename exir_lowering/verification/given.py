@@ -1,0 +1,53 @@
+"""Inputs that the caller gives for methods, flat, and checked against what each method takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from exir_lowering.errors import InputError
+from exir_lowering.lowered_module.convention import Convention
+from exir_lowering.runtime.inputs import prepare
+from exir_lowering.verification.subjects import Subject
+
+_EXPECTED = (
+    "expected a sequence of calls for a single method, or a mapping from methods to such sequences; a call is a tuple "
+    "of positional arguments, or (args, kwargs)."
+)
+
+
+def read_inputs(subjects: Mapping[str, Subject], inputs: object) -> dict[str, list[list[Any]]]:
+    """Return the calls of each method, flat; InputError if a call is not one that its method takes."""
+    if isinstance(inputs, Mapping):
+        methods = dict(inputs)
+    elif len(subjects) == 1:
+        methods = dict.fromkeys(subjects, inputs)
+    else:
+        raise InputError(f"verify: inputs: got a {type(inputs).__name__} for {len(subjects)} methods, {_EXPECTED}")
+    for name, calls in methods.items():
+        if name not in subjects:
+            raise InputError(f"verify: inputs: there is no program for {name!r}, only for {', '.join(subjects)}.")
+        if not isinstance(calls, Sequence) or isinstance(calls, (str, bytes)) or not calls:
+            raise InputError(f"verify: inputs of {name!r}: got {type(calls).__name__}, or none at all; {_EXPECTED}")
+    return {
+        name: [_read(subjects[name], number, call) for number, call in enumerate(calls)]
+        for name, calls in methods.items()
+    }
+
+
+def _read(subject: Subject, number: int, call: object) -> list[Any]:
+    where = f"verify: call {number} of {subject.name!r}"
+    if not isinstance(call, (tuple, list)):
+        raise InputError(f"{where}: got a {type(call).__name__}, {_EXPECTED}")
+    args, kwargs = (call[0], call[1]) if _has_keywords(subject.convention, call) else (call, {})
+    leaves = subject.convention.bind(args, kwargs)
+    prepare(where, subject.spec, leaves, subject.convention.labels)
+    return leaves
+
+
+def _has_keywords(convention: Convention, call: Sequence[Any]) -> bool:
+    """Return whether a call is (args, kwargs), and not two arguments of which the second is a dict."""
+    if len(call) != 2 or not isinstance(call[0], (tuple, list)) or not isinstance(call[1], dict):
+        return False
+    names = (*convention.positional, *convention.keywords)
+    return set(call[1]) <= set(names) and (len(names) != 2 or len(call[0]) + len(call[1]) == 2)

@@ -1,0 +1,189 @@
+"""How far an output is from that of eager PyTorch, and how far it may be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from exir_lowering.lowered_module.bundled import tolerance as dtype_tolerance
+from exir_lowering.runtime.inputs import show
+
+QUANTIZED_SQNR, QUANTIZED_SHARE = 20.0, 0.04
+"""Of quantised programs: the least SQNR in dB, or the largest error as a share of the output's range."""
+
+_ROUNDING = 4.0
+"""How many times the error that rounding the inputs causes in PyTorch itself is taken for rounding too."""
+
+_LEAST = 1e-4
+"""The magnitude that an output is taken to have when it is always zero: others add up zeros to something smaller."""
+
+_WORTH = 1e-3
+"""The share of the largest magnitude from which on a number has a relative error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """How far outputs of a method may be from those of eager PyTorch.
+
+    Attributes:
+        share: The largest error of floating-point numbers, as a share of the output's largest magnitude.
+        quantized: Whether a large enough SQNR will do, as values are rounded to steps on the way.
+    """
+
+    share: float | None
+    quantized: bool
+    coarsest: torch.dtype
+
+    def of(self, dtype: torch.dtype) -> float:
+        """Return the share for a type: 0.0 for integers and bool, which have to be the same."""
+        if not dtype.is_floating_point and not dtype.is_complex:
+            return 0.0
+        if self.share is not None:
+            return self.share
+        return max(dtype_tolerance(dtype), dtype_tolerance(self.coarsest))
+
+    def describe(self, dtype: torch.dtype) -> str:
+        """Say it in words."""
+        share = self.of(dtype)
+        if not share:
+            return "exact"
+        if self.quantized and self.share is None:
+            return f"SQNR of {QUANTIZED_SQNR:g} dB, or {QUANTIZED_SHARE:.0%} of the range"
+        return f"{share:g} of the largest magnitude"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How far an output is from that of eager PyTorch in a call.
+
+    Attributes:
+        score: How many times the largest error is what is allowed; above 1 it is off.
+        largest, mean: The largest and the mean absolute error, of finite numbers.
+        allowed: The largest error that is allowed.
+        relative: The largest relative error, of numbers that are not small in the output.
+        sqnr: The signal to error ratio in dB; inf when they are equal.
+        cosine: The cosine of the angle between the two.
+        problem: What is wrong, where it is not the size of an error; "" for nothing.
+    """
+
+    score: float = 0.0
+    largest: float = 0.0
+    mean: float = 0.0
+    allowed: float = 0.0
+    relative: float = 0.0
+    sqnr: float = math.inf
+    cosine: float = 1.0
+    problem: str = ""
+
+
+def measure(expected: Any, got: Any, tolerance: Tolerance, typical: float, noise: torch.Tensor | None) -> Difference:
+    """Compare an output with that of eager PyTorch.
+
+    `typical` is the magnitude of the output in other calls; `noise` is how far each element moves in PyTorch itself
+    when the inputs are rounded, None where that was not tried.
+    """
+    if not isinstance(expected, torch.Tensor) or not isinstance(got, torch.Tensor):
+        return _measure_plain(expected, got, tolerance)
+    if (got.dtype, got.shape) != (expected.dtype, expected.shape):
+        return Difference(math.inf, problem=f"is {show(got)}, expected {show(expected)}")
+    if not expected.numel():
+        return Difference()
+    wide = torch.complex128 if expected.is_complex() else torch.float64
+    one, two = (value.detach().to(wide).flatten() for value in (expected, got))
+    finite = one.isfinite()
+    problem = _misplaced(one, two)
+    if problem:
+        return Difference(math.inf, problem=problem)
+    error = (two - one).abs()
+    if not expected.dtype.is_floating_point and not expected.is_complex():
+        error = error.clamp_min(_differs(expected, got).double())
+    moved = noise.flatten()[finite] if noise is not None and noise.numel() == finite.numel() else None
+    return _measure_numbers((one[finite], two[finite], error[finite]), tolerance, expected.dtype, typical, moved)
+
+
+def magnitude(value: Any) -> float:
+    """Return the largest magnitude of a value's finite numbers."""
+    if not isinstance(value, torch.Tensor) or not value.numel():
+        return 0.0
+    numbers = value.detach().to(torch.complex128 if value.is_complex() else torch.float64).abs()
+    numbers = numbers[numbers.isfinite()]
+    return float(numbers.max()) if numbers.numel() else 0.0
+
+
+def differences(one: Sequence[Any], other: Sequence[Any]) -> list[torch.Tensor | None]:
+    """Return how far each element of some outputs is from the other ones; None where they have other shapes."""
+    return [
+        (a.to(torch.complex128) - b.to(torch.complex128)).abs().nan_to_num(math.inf, math.inf)
+        if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.shape == b.shape
+        else None
+        for a, b in zip(one, other, strict=False)
+    ]
+
+
+def _measure_plain(expected: Any, got: Any, tolerance: Tolerance) -> Difference:
+    if isinstance(expected, float) and isinstance(got, (int, float)):
+        return measure(torch.tensor(expected), torch.tensor(float(got)), tolerance, abs(expected), None)
+    same = type(expected) is type(got) and expected == got
+    return Difference() if same else Difference(math.inf, problem=f"is {show(got)}, expected {show(expected)}")
+
+
+def _misplaced(expected: torch.Tensor, got: torch.Tensor) -> str:
+    """Say where NaN or infinity is in one of two outputs only; "" for nowhere."""
+    for name, find in (("NaN", torch.isnan), ("infinity", torch.isinf)):
+        more, fewer = int((find(got) & ~find(expected)).sum()), int((find(expected) & ~find(got)).sum())
+        if more or fewer:
+            where = f"{name} in {more} elements where PyTorch has none" if more else ""
+            lost = f"no {name} in {fewer} elements where PyTorch has it" if fewer else ""
+            return f"has {' and '.join(filter(None, (where, lost)))}"
+    infinite = expected.isinf()
+    if not torch.equal(expected[infinite], got[infinite]):
+        return "has infinity of the other sign"
+    return ""
+
+
+def _differs(expected: torch.Tensor, got: torch.Tensor) -> torch.Tensor:
+    """Return which integers differ, those too that float64 cannot tell apart."""
+    one, two = (value.view(torch.int64) if value.dtype == torch.uint64 else value.long() for value in (expected, got))
+    return (one != two).flatten()
+
+
+def _measure_numbers(
+    numbers: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    tolerance: Tolerance,
+    dtype: torch.dtype,
+    typical: float,
+    noise: torch.Tensor | None,
+) -> Difference:
+    """Compare finite numbers: what is expected, what was got, and the errors."""
+    expected, got, error = numbers
+    if not expected.numel():
+        return Difference()
+    sizes, share = expected.abs(), tolerance.of(dtype)
+    scale = max(float(sizes.max()), typical) or (_LEAST if share else 0.0)
+    excused = torch.full_like(error, share * scale)
+    if noise is not None:  # what rounding flips in PyTorch itself is of no use to judge an integer
+        excused += _ROUNDING * (float(noise.max()) if share else noise)
+    largest, at = float(error.max()), int((error - excused).argmax())
+    limit = float(excused[at])
+    sqnr, cosine, relative = _ratios(expected, got, error)
+    score = 0.0 if not largest else (float(error[at]) / limit if limit else math.inf)
+    if share and tolerance.quantized and tolerance.share is None:
+        limit = max(limit, QUANTIZED_SHARE * scale)
+        score = min(largest / limit, 1.0) if sqnr >= QUANTIZED_SQNR else largest / limit
+    return Difference(score, largest, float(error.mean()), limit, relative, sqnr, cosine)
+
+
+def _ratios(expected: torch.Tensor, got: torch.Tensor, error: torch.Tensor) -> tuple[float, float, float]:
+    """Return the SQNR, the cosine, and the largest relative error."""
+    sizes = expected.abs()
+    signal, wrong = float((sizes**2).sum()), float((error**2).sum())
+    sqnr = math.inf if not wrong else (10 * math.log10(signal / wrong) if signal else -math.inf)
+    lengths = float(sizes.norm() * got.abs().norm())
+    cosine = float((expected.conj() * got).sum().real) / lengths if lengths else float(not wrong)
+    worth = sizes > _WORTH * float(sizes.max())
+    relative = float((error[worth] / sizes[worth]).max()) if bool(worth.any()) else 0.0
+    return sqnr, min(cosine, 1.0), relative

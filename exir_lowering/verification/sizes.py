@@ -1,0 +1,151 @@
+"""Dynamic dimensions: their least, middle and greatest sizes, where all sizes of a method's inputs are possible."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from exir_lowering._upstream.fakes import known_size
+from exir_lowering.graphs.measures import expression
+from exir_lowering.pte.value_kinds import Tensor
+from exir_lowering.verification.subjects import Subject
+
+Sizes = Mapping[Any, int]
+"""A size for each symbol."""
+
+_TRIES = 16
+"""How many neighbours of a size are tried where PyTorch refuses it."""
+
+_STEPS = 4096
+"""How far from a size others are looked for."""
+
+_UNBOUND = 64
+"""The greatest size of a dimension that has no bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Dimension:
+    """A dimension that is not a fixed size."""
+
+    size: Any  # an expression of sympy
+    bound: int  # the greatest size in the file
+
+
+class Sizing:
+    """The dynamic dimensions of a method."""
+
+    def __init__(self, subject: Subject) -> None:
+        self._dimensions = list(_dimensions(subject))
+        self._ranges = dict(subject.program.range_constraints)
+        self.symbols = sorted({symbol for each in self._dimensions for symbol in each.size.free_symbols}, key=str)
+        self._ends = {symbol: self._ends_of(symbol) for symbol in self.symbols}
+        self._example = _example_sizes(subject)
+
+    @property
+    def base(self) -> Sizes:
+        """The sizes at export where they are known, else some in the middle."""
+        if all(symbol in self._example for symbol in self.symbols) and self._possible(self._example):
+            return self._example
+        return next(self._from("middle"), {})
+
+    def choices(self) -> Iterator[tuple[str, list[Sizes]]]:
+        """Yield names with the sizes that they stand for: the first that PyTorch takes is to be used."""
+        for end in ("least", "middle", "greatest") if self.symbols else ():
+            yield f"{end} sizes", list(self._from(end))
+        for symbol in self.symbols if len(self.symbols) > 1 else ():
+            for end in ("least", "greatest"):
+                yield f"{end} {symbol}", list(self._from("middle", {symbol: end}))
+
+    def _from(self, end: str, others: Mapping[Any, str] | None = None) -> Iterator[Sizes]:
+        """Yield possible sizes, the nearest to what is asked for first."""
+        walks = [_walk(*self._ends[symbol], (others or {}).get(symbol, end)) for symbol in self.symbols]
+        found = 0
+        for steps in range(min(max(map(len, walks), default=0), _STEPS)):
+            for sizes in self._near(walks, steps):
+                if self._possible(sizes):
+                    yield sizes
+                    found += 1
+                    if found == _TRIES:
+                        return
+
+    def _near(self, walks: Sequence[Sequence[int]], steps: int) -> Iterator[Sizes]:
+        """Yield sizes that are so many steps away: all symbols together, then each alone."""
+        at = [walk[min(steps, len(walk) - 1)] for walk in walks]
+        yield dict(zip(self.symbols, at, strict=True))
+        for number in range(len(walks)) if steps and len(walks) > 1 else ():
+            alone = [walk[0] for walk in walks]
+            alone[number] = at[number]
+            yield dict(zip(self.symbols, alone, strict=True))
+
+    def _possible(self, sizes: Sizes) -> bool:
+        for each in self._dimensions:
+            size = each.size.subs(sizes)
+            if not size.is_Integer or not 0 <= int(size) <= each.bound:
+                return False
+        for expr, known in self._ranges.items():
+            if expr.free_symbols and expr.free_symbols <= sizes.keys():
+                value = expr.subs(sizes)
+                if not bool(known.lower <= value) or not bool(value <= known.upper):
+                    return False
+        return True
+
+    def _ends_of(self, symbol: Any) -> tuple[int, int]:
+        known = self._ranges.get(symbol)
+        low = max(int(known.lower), 1) if known is not None and known.lower.is_Integer else 1
+        bounds = [each.bound for each in self._dimensions if symbol in each.size.free_symbols]
+        # A size that a symbol is part of is at least a quarter of it, as far as models go.
+        high = 4 * max(bounds)
+        if known is not None and known.upper.is_Integer:
+            high = min(high, int(known.upper))
+        return low, max(low, high)
+
+
+def _walk(low: int, high: int, end: str) -> Sequence[int]:
+    """Return the sizes from one end, or from the middle, on."""
+    if end == "least":
+        return range(low, high + 1)
+    middle = (low + high) // 2
+    return range(high, low - 1, -1) if end == "greatest" else [*range(middle, low - 1, -1), *range(middle, high + 1)]
+
+
+def _dimensions(subject: Subject) -> Iterator[_Dimension]:
+    for node, value in zip(subject.inputs, subject.spec.inputs, strict=True):
+        fake, tensor = node.meta.get("val"), value.content
+        if isinstance(fake, torch.Tensor) and isinstance(tensor, Tensor):
+            for size, bound in zip(fake.shape, tensor.sizes, strict=True):
+                if not isinstance(size, int):
+                    yield _Dimension(expression(size), _UNBOUND if tensor.unbound else bound)
+
+
+def _example_sizes(subject: Subject) -> dict[Any, int]:
+    """Return the sizes at export, of the symbols that are sizes themselves or a number of times one."""
+    found: dict[Any, int] = {}
+    for node in subject.inputs:
+        fake = node.meta.get("val")
+        for size in fake.shape if isinstance(fake, torch.Tensor) else ():
+            known = known_size(size)
+            if known is not None and not isinstance(size, int):
+                expr = expression(size)
+                for symbol in expr.free_symbols if len(expr.free_symbols) == 1 else ():
+                    factor = expr.coeff(symbol)
+                    if factor.is_Integer and factor > 0 and expr == factor * symbol:
+                        found.setdefault(symbol, known // int(factor))
+    return found
+
+
+def shape_of(fake: torch.Tensor, sizes: Sizes) -> list[int]:
+    """Return the shape of an input with some sizes."""
+    return [size if isinstance(size, int) else int(expression(size).subs(sizes)) for size in fake.shape]
+
+
+def bounds_of(program: ExportedProgram, size: Any) -> tuple[int, int | None]:
+    """Return the least and the greatest value of a symbolic number, None where it has no bound."""
+    known = program.range_constraints.get(expression(size))
+    if known is None:
+        return 0, None
+    low, high = known.lower, known.upper
+    return int(low) if low.is_Integer else 0, int(high) if high.is_Integer else None

@@ -1,0 +1,200 @@
+"""`verify` finds faults that normally distributed inputs miss, and none where there are none."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import models
+import pytest
+import quantized_models
+import torch
+from planted import PLANTED, Planted
+from torch.export import Dim, export
+
+from exir_lowering import InputError, lower, verify
+from exir_lowering.backends.reference import ReferenceDelegate
+from exir_lowering.partitioners import SupportPartitioner, ops
+from exir_lowering.testing.trial import take_fingerprint
+
+
+@pytest.mark.parametrize("planted", PLANTED, ids=str)
+def test_a_planted_fault_is_found_where_plain_inputs_agree(planted: Planted) -> None:
+    program = planted.export()
+    artifact = lower(program, "reference").emit()
+    plain = verify(artifact, program, [planted.inputs()] * 2, delegates=[planted.delegate()])
+    assert plain.ok, str(plain)
+    found = verify(artifact, program, delegates=[planted.delegate()])
+    off = {case for output in found.methods["forward"].outputs for case in output.off}
+    assert not found.ok and off & set(planted.shown_by), str(found)
+    assert found.methods["forward"].outputs[0].name in str(found)
+    assert verify(artifact, program).ok
+
+
+@pytest.mark.parametrize("name", ["mobilenet_v2", "bert"])
+def test_models_have_no_fault(name: str) -> None:
+    program = models.exported(name)[2]
+    found = verify(lower(program, "xnnpack").emit(), program)
+    assert found.ok and found.methods["forward"].skipped == 0, str(found)
+    assert len(found.methods["forward"].cases) >= 10
+    assert len(str(found).splitlines()) <= 25
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_quantised_model_has_no_fault(dynamic: bool) -> None:
+    program = quantized_models.quantized(dynamic)
+    found = verify(lower(program, quantized_models.partitioners(dynamic)).emit(), program)
+    assert found.ok and found.methods["forward"].quantized, str(found)
+
+
+class Language(torch.nn.Module):
+    """A layer with a cache that both methods share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.head = torch.nn.Embedding(30, 8), torch.nn.Linear(8, 30)
+        self.register_buffer("keys", torch.zeros(16, 8))
+        self.register_buffer("causal", torch.ones(16, 16).tril().bool())
+
+    def forward(self, ids: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        x = self.table(ids[0])
+        self.keys[places] = x
+        scores = (x @ self.keys.T).masked_fill(~self.causal[places], -10000.0)
+        return self.head(scores.softmax(-1) @ self.keys)
+
+
+def language() -> dict[str, Any]:
+    model, length = Language().eval(), Dim("length", min=2, max=12)
+    ids = torch.arange(6)[None]
+    return {
+        "prefill": export(model, (ids, torch.arange(6)), dynamic_shapes=({1: length}, {0: length})),
+        "decode": export(model, (ids[:, :1], torch.tensor([6]))),
+    }
+
+
+def test_methods_share_state_as_in_the_file() -> None:
+    programs = language()
+    before = take_fingerprint(programs)
+    random = torch.get_rng_state()
+    lowered = lower(programs, "xnnpack")
+    found = verify(lowered.emit(), programs)
+    assert found.ok and all(method.stateful for method in found.methods.values()), str(found)
+    assert take_fingerprint(programs) == before and torch.equal(torch.get_rng_state(), random)
+    assert {"last token id", "last positions", "greatest sizes"} <= set(found.methods["prefill"].cases)
+    assert found.methods["prefill"].skipped == found.methods["decode"].skipped == 0
+    one, prompt = (torch.tensor([[3]]), torch.tensor([6])), (torch.arange(6)[None], torch.arange(6))
+    calls = {"prefill": [prompt], "decode": [(one, {}), one]}
+    read = {name: copy.deepcopy(program) for name, program in programs.items()}  # as from two files
+    for artifact, given in (
+        (lowered.emit(), programs),
+        (lowered.emit(share_state=False), programs),
+        (lower(read).emit(share_state=True), read),
+    ):
+        found = verify(artifact, given, calls)
+        assert found.ok and [method.calls for method in found.methods.values()] == [1, 2], str(found)
+
+
+class Nested(torch.nn.Module):
+    def forward(self, pair: Any, *, scale: torch.Tensor) -> dict[str, torch.Tensor]:
+        x, y = pair["x"], pair["y"]
+        y.add_(1.0)
+        return {"sum": (x + y) * scale, "log": x.log()}
+
+
+def test_nested_inputs_of_the_caller_and_what_is_not_finite() -> None:
+    pair = {"x": torch.rand(3) + 1, "y": torch.rand(3)}
+    program = export(Nested(), (pair,), {"scale": torch.tensor(2.0)})
+    content = lower(program).emit().buffer
+    found = verify(content, program, [((pair,), {"scale": torch.tensor(2.0)})])
+    assert found.ok and found.seed is None and found.methods["forward"].cases == ("input 0",)
+    assert found.methods["forward"].outputs[0].name == "the new value of an input"
+    assert verify(content, program, engine="interpreter").ok
+    tree = json.loads(found.to_json())
+    assert tree["version"] == 1 and tree["ok"] and tree["methods"][0]["outputs"][0]["case"] == "input 0"
+
+
+def test_numbers_of_other_programs_are_off() -> None:
+    torch.manual_seed(0)
+    one, other = (export(torch.nn.Linear(4, 3).eval(), (torch.ones(2, 4),)) for _ in range(2))
+    content = lower(one).emit().buffer
+    found = verify(content, other)
+    assert not found.ok and "forward, output 0 (linear) is off by" in str(found).splitlines()[1]
+    assert "OFF" in str(found) and all(len(line) <= 60 for line in found.to_text(width=60).splitlines()[3:5])
+    assert verify(content, one, tolerance=1e-6).ok and verify(content, other, tolerance=1e3).ok
+
+
+def test_mistakes_are_named() -> None:
+    program = export(torch.nn.Linear(4, 3).eval(), (torch.ones(2, 4),))
+    wide = export(torch.nn.Linear(5, 3).eval(), (torch.ones(2, 5),))
+    content = lower(program).emit().buffer
+    for arguments, options, message in (
+        ((program.graph_module,), {}, "expected the ExportedProgram that was lowered"),
+        (({"forwards": program},), {}, "no method 'forwards'; it has 'forward'. Did you mean 'forward'?"),
+        ((wide,), {}, r"a tensor of float32 of shape \[2, 4\] in the file, and a tensor of float32 of shape \[2, 5\]"),
+        ((program, [torch.ones(2, 4)]), {}, "call 0 of 'forward': got a Tensor, expected a sequence of calls"),
+        ((program, [(torch.ones(2, 5),)]), {}, r"of shape \[2, 5\], expected a tensor of float32 of shape \[2, 4\]"),
+        ((program, {"other": []}), {}, "there is no program for 'other'"),
+        ((program,), {"tolerance": -1.0}, "expected a number above 0"),
+        ((program,), {"engine": "none"}, "engine"),
+    ):
+        with pytest.raises(InputError, match=message):
+            verify(content, *arguments, **options)
+
+
+def test_inputs_that_pytorch_refuses_are_left_out() -> None:
+    class Picks(torch.nn.Module):
+        def forward(self, x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+            return x[(i * i).clamp(max=9)]
+
+    program = export(Picks(), (torch.ones(5), torch.tensor([1])))
+    content = lower(program).emit().buffer
+    found = verify(content, program)
+    assert found.ok and found.methods["forward"].skipped > 0 and "left out" in str(found)
+    with pytest.raises(InputError, match="PyTorch refused each of 1 calls"):
+        verify(content, program, [(torch.ones(5), torch.tensor([3]))])
+
+
+class OneWrong(ReferenceDelegate):
+    """Executes all payloads right but the third, which is wrong for zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.handles: list[Any] = []
+
+    def compile(self, *given: Any) -> Any:
+        self.handles.append(super().compile(*given))
+        return self.handles[-1]
+
+    def execute(self, handle: Any, inputs: list[Any]) -> Any:
+        outputs = super().execute(handle, inputs)
+        wrong = self.handles.index(handle) % 5 == 2 and not inputs[0].any()
+        return [output + 1 for output in outputs] if wrong else outputs
+
+
+class Layers(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(4, 4, bias=False) for _ in range(5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x).sin() * 2
+        return x
+
+
+@pytest.mark.parametrize("path", [False, True])
+def test_the_delegate_is_named_in_which_an_error_arises(path: bool, tmp_path: Path) -> None:
+    program = export(Layers().eval(), (torch.ones(2, 4),))
+    linear = SupportPartitioner({"reference": ops("aten.linear.default")}, keep_whole=[torch.ops.aten.linear.default])
+    artifact = lower(program, linear).emit()
+    source: Any = artifact.save(tmp_path / "model.pte") if path else artifact
+    found = verify(source, program, delegates=[OneWrong]).methods["forward"]
+    assert not found.ok and found.outputs[0].case == "zeros"
+    own = [error for error in found.errors if error.local > 1]
+    assert [(error.what, error.nodes) for error in own] == [("delegate 2 (reference)", ("linear_2",))]
+    assert "x = layer(x).sin() * 2" in own[0].source and own[0].largest_error == 1
+    assert len(found.errors) == 15 and sum(error.chained > 1 for error in found.errors) >= 5
