@@ -54,6 +54,7 @@ def run_eager(program: ExportedProgram, inputs: Sequence[Any], who: str) -> list
     """Run a program in PyTorch, and return its outputs as the runtime has them: inputs that it writes first."""
     import torch
 
+    from exir_lowering._upstream.tensors import version
     from exir_lowering.lowered_module import convention
 
     called = convention.of_program("forward", program)
@@ -61,13 +62,17 @@ def run_eager(program: ExportedProgram, inputs: Sequence[Any], who: str) -> list
     if len(leaves) != len(called.inputs):
         raise InputError(f"{who}: it takes {len(called.inputs)} inputs, got {len(leaves)}.")
     args, kwargs = called.arguments(leaves)
+    tensors = [value for value in leaves if isinstance(value, torch.Tensor)]
+    before = list(map(version, tensors))
     try:
         with torch.no_grad():
             result = program.module()(*args, **kwargs)
     except Exception as error:
         let_through(error)
         raise InputError(f"{who}: PyTorch cannot run it with these inputs: {type(error).__name__}: {error}") from error
-    return [*(leaves[index] for index in called.written), *called.out_spec.flatten_up_to(result)]
+    # A program that is not lowered yet writes in place, and does not say so.
+    written = [value for value, old in zip(tensors, before, strict=True) if version(value) != old]
+    return [*written, *called.out_spec.flatten_up_to(result)]
 
 
 def measure(got: Any, expected: Any) -> Difference:

@@ -18,6 +18,7 @@ import importlib
 import importlib.util
 import inspect
 import json
+import os
 import re
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -198,11 +199,14 @@ def read_partitioner(text: str) -> GivenPartitioner:
     return GivenPartitioner(who, method, place, factory, tuple(read_pairs(who, options)) if options else ())
 
 
-def _make(given: GivenPartitioner) -> Partitioner:
-    """Make a partitioner; InputError, UnknownPluginError or PluginLoadError if it cannot be made as it is given."""
+def _make(given: GivenPartitioner, files: dict[str, ModuleType]) -> Partitioner:
+    """Make a partitioner; InputError, UnknownPluginError or PluginLoadError if it cannot be made as it is given.
+
+    The files that were executed are kept, so that each is executed once.
+    """
     from exir_lowering.plugins import Partitioner, registry
 
-    factory = _find_factory(given) if given.factory else registry.load(registry.PARTITIONERS, given.place)
+    factory = _find_factory(given, files) if given.factory else registry.load(registry.PARTITIONERS, given.place)
     made = factory if isinstance(factory, Partitioner) and not given.options else _call(given, factory)
     if not isinstance(made, Partitioner):
         raise InputError(
@@ -255,9 +259,11 @@ def _check_options(given: GivenPartitioner, factory: Any) -> dict[str, Any]:
     }
 
 
-def _find_factory(given: GivenPartitioner) -> Any:
+def _find_factory(given: GivenPartitioner, files: dict[str, ModuleType]) -> Any:
     """Import the module or execute the file, and return what makes the partitioner."""
-    found: Any = _execute(given) if given.place.endswith(".py") else _import(given)
+    found: Any = files.get(given.place)
+    if found is None:
+        found = files[given.place] = _execute(given) if given.place.endswith(".py") else _import(given)
     for part in given.factory.split("."):
         if not hasattr(found, part):
             names = [name for name in vars(found) if not name.startswith("_")]
@@ -270,7 +276,8 @@ def _import(given: GivenPartitioner) -> ModuleType:
     """Import a module, in the working folder too, after everything that is installed."""
     from exir_lowering.plugins import registry
 
-    sys.path.append("")
+    folder = os.getcwd()
+    sys.path.append(folder)
     try:
         return importlib.import_module(given.place)
     except Exception as error:
@@ -285,13 +292,14 @@ def _import(given: GivenPartitioner) -> ModuleType:
             f"{given.who}: the module {given.place!r} cannot be imported: {type(error).__name__}: {error}"
         ) from error
     finally:
-        sys.path.remove("")
+        # The last one: there may have been another one in front.
+        del sys.path[len(sys.path) - 1 - sys.path[::-1].index(folder)]
 
 
 def _execute(given: GivenPartitioner) -> ModuleType:
     """Execute a file as a module of its own, which what is in it finds by name."""
     path = find_file(given.place)
-    name = f"exir_lower_{re.sub(r'[^0-9a-zA-Z]', '_', path.stem)}"
+    name = f"exir_lower_{re.sub(r'[^0-9a-zA-Z]', '_', str(path.resolve()))}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise PluginLoadError(f"{given.who}: {given.place!r} cannot be executed as Python.")
@@ -380,7 +388,8 @@ class Choice:
         """Make the partitioners of each method, under the rules; None if there are none. Errors as of `_make`."""
         from exir_lowering.partitioners import ChainedPartitioner, RuledPartitioner
 
-        made = [(given, _make(given)) for given in self.partitioners]
+        files: dict[str, ModuleType] = {}
+        made = [(given, _make(given, files)) for given in self.partitioners]
         rules = [(given, _make_rule(given)) for given in self.rules]
         found = {}
         for method in self.methods:

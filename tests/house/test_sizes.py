@@ -16,9 +16,9 @@ BUDGETS = {
     "exir_lowering": 900,
     "exir_lowering/_upstream": 4350,
     "exir_lowering/_upstream/acceleration": 1000,
-    "exir_lowering/cli": 2950,
+    "exir_lowering/cli": 3000,
     "exir_lowering/cli/pt2": 900,
-    "exir_lowering/compat": 300,
+    "exir_lowering/compat": 350,
     "exir_lowering/dynamo": 3400,
     "exir_lowering/errors": 250,
     "exir_lowering/graphs": 2850,
@@ -35,7 +35,7 @@ BUDGETS = {
     "exir_lowering/steps/casewise": 2100,
     "exir_lowering/steps/parallel": 650,
     "exir_lowering/testing": 2000,
-    "partitioners": 3950,
+    "partitioners": 4150,
     "backends": 2550,
 }
 """The most lines that the Python files of each room have, without rooms in it that are listed: growth is a decision."""
