@@ -101,7 +101,7 @@ def _is_about_output(error: Exception) -> bool:
     return isinstance(error, OSError) and error.filename is None and error.errno in _FULL
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(settings.Parser):
     """A parser whose commands say themselves which of their options is wrong, and take some from a file.
 
     What is wrong in a name is said before what is missing, since that is missing because of it.

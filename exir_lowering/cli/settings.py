@@ -14,14 +14,16 @@ import copy
 import difflib
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from exir_lowering.cli.output import check_target, describe_written, find_file, say, write_file
 from exir_lowering.cli.partitioning import AppendRule, read_partitioner
 from exir_lowering.errors import InputError
 
-_NEVER = ("config", "save-config", "trust", "debug", "help")
+_NEVER = ("config", "save-config", "trust", "debug")
+_EXCLUDED = {"cache": "no_cache", "no-cache": "cache"}
+"""By setting, what a command line may give that does not go with it."""
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -36,35 +38,46 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser whose arguments can be listed."""
+
+    def list_actions(self) -> list[argparse.Action]:
+        """Return its arguments, without --help."""
+        return [action for action in self._actions if "--help" not in action.option_strings]
+
+
 class _Probe(argparse.ArgumentParser):
     """Finds what is given, and leaves it to the real parser to say what is wrong."""
+
+    def take(self, action: argparse.Action) -> None:
+        """Take an argument of another parser as text, which may be missing."""
+        copied = copy.copy(action)
+        copied.default, copied.type, copied.choices, copied.required = argparse.SUPPRESS, None, None, False
+        copied.nargs = copied.nargs if copied.option_strings else "*"
+        self._add_action(copied)
 
     def error(self, message: str) -> NoReturn:
         raise argparse.ArgumentError(None, message)
 
 
-def list_given(parser: argparse.ArgumentParser, argv: Sequence[str]) -> dict[str, Any]:
+def list_given(parser: Parser, argv: Sequence[str]) -> dict[str, Any]:
     """Return what arguments give, as texts, by destination; nothing if they are wrong."""
     probe = _Probe(add_help=False)
-    for action in parser._actions:
-        if not isinstance(action, argparse._HelpAction):
-            copied = copy.copy(action)
-            copied.default, copied.type, copied.choices, copied.required = argparse.SUPPRESS, None, None, False
-            copied.nargs = copied.nargs if copied.option_strings else "*"
-            probe._add_action(copied)
+    for action in parser.list_actions():
+        probe.take(action)
     try:
         return vars(probe.parse_known_args(list(argv))[0])
     except argparse.ArgumentError:
         return {}
 
 
-def name_given(parser: argparse.ArgumentParser, argv: Sequence[str]) -> dict[str, Any]:
+def name_given(parser: Parser, argv: Sequence[str]) -> dict[str, Any]:
     """Return what arguments give, as texts, by the name in a file."""
     given = list_given(parser, argv)
     return {key: given[action.dest] for key, action in _by_key(parser).items() if action.dest in given}
 
 
-def expand(parser: argparse.ArgumentParser, others: Iterable[argparse.ArgumentParser], argv: list[str]) -> list[str]:
+def expand(parser: Parser, others: Iterable[Parser], argv: list[str]) -> list[str]:
     """Return the arguments with those of the file that --config names before them.
 
     InputError: it is not a file of settings, or has one that none of the parsers knows.
@@ -73,14 +86,14 @@ def expand(parser: argparse.ArgumentParser, others: Iterable[argparse.ArgumentPa
     if not given.get("config"):
         return argv
     settings, known = _read(given["config"]), _by_key(parser)
-    elsewhere = {key for other in others if "config" in map(_key, other._actions) for key in _by_key(other)}
+    elsewhere = {key for other in others if "config" in map(_key, other.list_actions()) for key in _by_key(other)}
     places: list[str] = []
     options: list[str] = []
     for key, value in settings.items():
         who = f"{given['config']}: {key}"
         if key in known:
             _check_trust(who, key, value, "trust" in given)
-            if not _overrides(parser, known[key], given):
+            if not {known[key].dest, _EXCLUDED.get(key)} & given.keys():
                 (options if known[key].option_strings else places).extend(_to_arguments(who, known[key], value))
         elif key not in elsewhere:
             close = difflib.get_close_matches(key, [*known, *elsewhere], n=1)
@@ -90,21 +103,15 @@ def expand(parser: argparse.ArgumentParser, others: Iterable[argparse.ArgumentPa
     return [*places, *options, *argv]
 
 
-def _by_key(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
+def _by_key(parser: Parser) -> dict[str, argparse.Action]:
     """Return what can be in a file, by its name there."""
-    return {key: action for action in parser._actions if (key := _key(action)) not in _NEVER}
+    return {key: action for action in parser.list_actions() if (key := _key(action)) not in _NEVER}
 
 
 def _key(action: argparse.Action) -> str:
     if isinstance(action, AppendRule) or not action.option_strings:
         return action.dest
     return next(name for name in action.option_strings if name.startswith("--")).removeprefix("--")
-
-
-def _overrides(parser: argparse.ArgumentParser, action: argparse.Action, given: Mapping[str, Any]) -> bool:
-    """Return whether arguments give something themselves, or what excludes it."""
-    excluding = (group._group_actions for group in parser._mutually_exclusive_groups)
-    return any(other.dest in given for group in ([action], *excluding) if action in group for other in group)
 
 
 def _check_trust(who: str, key: str, value: Any, trusted: bool) -> None:
@@ -119,7 +126,7 @@ def _check_trust(who: str, key: str, value: Any, trusted: bool) -> None:
 def _to_arguments(who: str, action: argparse.Action, value: Any) -> list[str]:
     """Return the arguments that a setting stands for."""
     name = action.option_strings[-1] if action.option_strings else ""
-    several = isinstance(action, (argparse._AppendAction, AppendRule)) or not name
+    several = isinstance(action.default, list) or not name
     if action.nargs == 0:
         if not isinstance(value, bool):
             raise InputError(f"{who}: got {value!r}, expected true or false.")

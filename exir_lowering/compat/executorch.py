@@ -99,8 +99,9 @@ class PatchedLowering:
 class PatchedLowerings(Sequence[PatchedLowering]):
     """The lowerings that were done while `patch_executorch` lasted, in their order; it grows until then."""
 
-    def __init__(self) -> None:
-        self._found: list[PatchedLowering] = []
+    def __init__(self, found: Sequence[PatchedLowering] = ()) -> None:
+        """Show what is found, which others add to."""
+        self._found = found
 
     @overload
     def __getitem__(self, index: int) -> PatchedLowering: ...
@@ -151,7 +152,7 @@ def patch_executorch(
     """
     options = LoweringOptions(accelerate=accelerate, rewrites=rewrites)
     arguments.choose_rewrites(options, default="none")
-    done = PatchedLowerings()
+    done: list[PatchedLowering] = []
     token = _patched.set(_Patch(options, (*_patched.get().notes, done)))
     try:
         with ExitStack() as stack:
@@ -161,7 +162,7 @@ def patch_executorch(
                 stack.enter_context(ACCELERATED)
             if convex_proposals:
                 stack.enter_context(proposals())
-            yield done
+            yield PatchedLowerings(done)
     finally:
         _patched.reset(token)
 
@@ -171,13 +172,13 @@ class _Patch:
     """How ExecuTorch's code lowers in this thread, and where that is noted."""
 
     options: LoweringOptions = field(default_factory=LoweringOptions)
-    notes: tuple[PatchedLowerings, ...] = ()
+    notes: tuple[list[PatchedLowering], ...] = ()
 
     def note(self, methods: Iterable[str], report: Report | None, begun: float) -> None:
         """Note a lowering that is done."""
         one = PatchedLowering(tuple(methods), report, time.perf_counter() - begun)
         for note in self.notes:
-            note._found.append(one)
+            note.append(one)
 
 
 _UNPATCHED = _Patch()
