@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import difflib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from torch.export import ExportedProgram
 from torch.fx import Node
@@ -31,10 +32,14 @@ class PatternPartitioner(ClaimingPartitioner):
     Args:
         backend_id: The backend.
         patterns: The patterns.
-        compile_specs: The compile specs of each partition.
+        compile_specs: The compile specs of each partition, or a mapping from the backend to them.
         limits: How small and how large a partition may be.
         keep_apart: With `merge`, whether parts of a partition that share no edge become partitions of their own.
         merge: Whether matches share partitions, so that there are as few as possible.
+        own_state: Whether a buffer that one partition alone reads and writes moves into it; for backends that keep
+            state from one call to the next.
+        keep_whole: ATen operators, such as `torch.ops.aten.linear.default`, that are not decomposed on the way to Edge
+            dialect where a pattern matches them before; the pattern calls them, without example inputs.
 
     Raises:
         InputError: There is no pattern, or an argument is invalid.
@@ -44,13 +49,16 @@ class PatternPartitioner(ClaimingPartitioner):
         self,
         backend_id: str,
         *patterns: Pattern,
-        compile_specs: Sequence[CompileSpec] = (),
+        compile_specs: Sequence[CompileSpec] | Mapping[str, Sequence[CompileSpec]] = (),
         limits: Limits | None = None,
         keep_apart: bool = False,
         merge: bool = False,
+        own_state: bool = False,
+        keep_whole: Sequence[Any] = (),
     ) -> None:
         self.support = PatternSupport(*patterns)
-        super().__init__({backend_id: self.support}, {backend_id: compile_specs}, limits, keep_apart)
+        specs = compile_specs if isinstance(compile_specs, Mapping) else {backend_id: compile_specs}
+        super().__init__({backend_id: self.support}, specs, limits, keep_apart, own_state, keep_whole)
         self.backend_id, self.merge = backend_id, merge
 
     def partition(self, exported_program: ExportedProgram) -> ExplainedResult:
@@ -79,18 +87,32 @@ class PatternPartitioner(ClaimingPartitioner):
         matched = frozenset().union(*(self.support.matched(scope) for scope in seen))
         if len(matched) == len(self.support.patterns):
             return
-        occurring = {graphs.operator_name(node) for scope in seen for node in list_computing(scope.graph_module)}
+        occurring: set[str] = set()
+        made_of: dict[str, dict[str, None]] = {}
+        for node in (node for scope in seen for node in list_computing(scope.graph_module)):
+            occurring.add(graphs.operator_name(node))
+            for origin in graphs.origins(node):
+                made_of.setdefault(origin, {})[graphs.operator_name(node)] = None
         for number, pattern in enumerate(self.support.patterns):
             if number not in matched:
                 near = next((found[number] for scope in seen if number in (found := self.support.nearest(scope))), None)
-                warnings.warn(_nothing(pattern, occurring, near), UserWarning, stacklevel=3)
+                warnings.warn(_nothing(pattern, occurring, made_of, near), UserWarning, stacklevel=3)
 
 
-def _nothing(pattern: Pattern, occurring: set[str], near: tuple[str, str] | None) -> str:
+def _nothing(
+    pattern: Pattern, occurring: set[str], made_of: Mapping[str, Iterable[str]], near: tuple[str, str] | None
+) -> str:
     names = list(dict.fromkeys(" or ".join(names) for names in pattern.operators))
     text = [f"Pattern {pattern.name} ({', '.join(names)}) matches nothing in the program."]
     absent = dict.fromkeys(n for names in pattern.operators if occurring.isdisjoint(names) for n in names)
     for name in absent:
+        made = list(made_of.get(name, ()))
+        if len(made) > 1:
+            text.append(
+                f"After decomposition, {name} is {' + '.join(made)}: give the pattern example_inputs, or the "
+                f"partitioner keep_whole=[torch.ops.{name}]."
+            )
+            continue
         close = _close_names(name, occurring)
         hint = f"; {' and '.join(close)} {'do' if len(close) > 1 else 'does'}" if close else ""
         text.append(f"{name} does not occur in it{hint}.")

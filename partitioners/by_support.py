@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch.export import ExportedProgram
-from torch.fx import GraphModule, Node
+from torch.fx import Node
 
-from exir_lowering import CompileSpec, ExplainedResult, graphs
+from exir_lowering import CompileSpec, ExplainedResult
 from exir_lowering.partitioners.algorithms.claims import ClaimingPartitioner
 from exir_lowering.partitioners.algorithms.convex import Proposal, propose_partitions
 from exir_lowering.partitioners.algorithms.limits import Limits
-from exir_lowering.partitioners.supports.support import Check, GraphScope, SupportLike, make_check
+from exir_lowering.partitioners.supports.support import GraphScope, SupportLike
 
 
 class SupportPartitioner(ClaimingPartitioner):
@@ -43,9 +43,7 @@ class SupportPartitioner(ClaimingPartitioner):
         own_state: bool = False,
         keep_whole: Sequence[Any] = (),
     ) -> None:
-        super().__init__(supports, compile_specs, limits, keep_apart)
-        self.own_state = own_state
-        self.keep_whole = list(keep_whole)
+        super().__init__(supports, compile_specs, limits, keep_apart, own_state, keep_whole)
 
     def partition(self, exported_program: ExportedProgram) -> ExplainedResult:
         """Tag what the backends support.
@@ -60,30 +58,8 @@ class SupportPartitioner(ClaimingPartitioner):
             PartitionerContractError: A support raised.
             InputError: A group of nodes that must stay together cannot be convex.
         """
-        return self._claim(exported_program, state=self.own_state)
+        return self._claim(exported_program)
 
     def _propose(self, scope: GraphScope, groups: Sequence[Sequence[Node]]) -> Sequence[Proposal]:
         """Return the fewest convex partitions of a graph."""
         return propose_partitions(scope, self.supports, keep_apart=self.keep_apart)
-
-    def describe_requests(self) -> Sequence[Any] | None:
-        """Return what `ops_to_not_decompose` depends on, for the cache: what supports answer is not known."""
-        return None if self.keep_whole else ()
-
-    def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[Any], Callable[[Node], bool] | None]:
-        """Keep the operators of `keep_whole` where a backend supports them."""
-        if not self.keep_whole:
-            return [], None
-        constants = {node.name for node in graphs.lifted_inputs(ep)}
-        checks: dict[Any, list[Check]] = {}
-
-        def supported(node: Node) -> bool:
-            if node.target not in self.keep_whole:  # at the end it is the Edge operator, which may stay whole
-                return False
-            if node.graph not in checks:  # the given program, or ExecuTorch's copy of it
-                held = frozenset(n for n in node.graph.nodes if n.op == "placeholder" and n.name in constants)
-                scope = GraphScope(node.graph.owning_module or GraphModule({}, node.graph), held)
-                checks[node.graph] = [make_check(support, scope) for support in self.supports.values()]
-            return any(check(node) is None for check in checks[node.graph])
-
-        return list(self.keep_whole), supported

@@ -7,15 +7,14 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rich.table import Table
-from rich.text import Text
-
 from exir_lowering.cli.command import OK, Command
 from exir_lowering.cli.output import format_size, kept_from_stdout, make_console, make_table, say
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from exir_lowering.plans.cache_use import CacheUse
 
 _EXAMPLES = """\
@@ -54,6 +53,8 @@ def execute(arguments: argparse.Namespace) -> int:
     elif arguments.action == "clear":
         say(f"Removed {format_size(removed)} from {folder}.")
     else:
+        from rich.text import Text
+
         table = make_table("Cache", show_header=False)
         for name, value in (
             ("folder", str(folder)),
@@ -68,6 +69,8 @@ def execute(arguments: argparse.Namespace) -> int:
 
 def make_explanation(uses: Sequence[CacheUse]) -> Table:
     """Return a table of what was taken from the cache, and why the rest was not, by conversion and partition."""
+    from rich.text import Text
+
     table = make_table("Cache")
     for column in ("method", "partition", "cache"):
         table.add_column(column, overflow="fold")

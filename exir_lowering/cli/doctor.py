@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import Any
-
-from rich.text import Text
 
 from exir_lowering.cli.command import DEFECT, OK, Command
 from exir_lowering.cli.output import kept_from_stdout, make_console, make_table, say
@@ -98,6 +96,8 @@ def _import(module: str) -> None:
 
 
 def _version(name: str) -> str:
+    from importlib import metadata
+
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -105,6 +105,8 @@ def _version(name: str) -> str:
 
 
 def _show(found: dict[str, Any]) -> None:
+    from rich.text import Text
+
     table = make_table("Installation", show_header=False)
     runtime, delegates = found["runtime"], found["delegates"]
     rows = {

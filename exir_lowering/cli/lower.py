@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from exir_lowering.cli import cache, constant_methods, program_files
+from exir_lowering.cli import cache, constant_methods, partitioning, program_files
 from exir_lowering.cli.command import OK, Command
 from exir_lowering.cli.output import check_target, describe_written, format_size, kept_from_stdout, make_console, say
 from exir_lowering.errors import InputError
@@ -27,6 +27,9 @@ examples:
   exir-lower lower prefill=prefill.pt2 decode=decode.pt2 --partitioner xnnpack -o llm.pte
   exir-lower lower forward=llm.pt2 step=step.pt2 -p xnnpack -o llm.pte --runner-metadata --constant get_eos_ids=[1,2]
   exir-lower lower model.pt2 --partitioner mine --partitioner xnnpack -o model.pte --json > report.json
+  exir-lower lower model.pt2 -p ./mine.py:MyPartitioner:level=2 -p xnnpack --deny op=aten.gelu -o model.pte
+  exir-lower lower model.pt2 -p xnnpack -o model.pte --save-config lowering.toml
+  exir-lower lower --config lowering.toml --require-coverage 0.9
 
 A .pt2 file is made by torch.export.save(torch.export.export(model, inputs), "model.pt2").
 A file that would run code when it is loaded is refused; give --trust if it comes from somebody you trust.
@@ -64,6 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="leave out of the file how it was made, and the names of inputs, outputs and weights",
     )
     constant_methods.add_arguments(parser)
+    parser.add_argument("--etrecord", action="store_true", help="write OUT.etrecord too, for ExecuTorch's Inspector")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="how many partitions are lowered at once")
     parser.add_argument("--sizes", action="store_true", help="show how many bytes each part of the files takes")
     caching = parser.add_mutually_exclusive_group()
     caching.add_argument("--cache", metavar="FOLDER", help="keep results in this folder, not in the user's cache")
@@ -81,12 +86,13 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.external_weights is not None:
         _check_data_name(arguments.external_weights)
     values = constant_methods.read_constants(arguments, files)
+    choice = partitioning.read_choice(arguments, files)
     with kept_from_stdout(arguments.json):
         from exir_lowering.pipeline import lower
 
-        methods = program_files.read_programs(files, arguments.trust)
-        options = program_files.make_options(arguments, cache=False if arguments.no_cache else arguments.cache or True)
-        lowered = lower(methods, arguments.partitioner, options=options)
+        cached = False if arguments.no_cache else arguments.cache or True
+        partitioners, options = choice.make(), program_files.make_options(arguments, cache=cached, jobs=arguments.jobs)
+        lowered = lower(program_files.read_programs(files, arguments.trust), partitioners, options=options)
         if arguments.runner_metadata:
             values = constant_methods.add_metadata(values, lowered.edge_programs["forward"])
         artifact = lowered.emit(
@@ -94,6 +100,7 @@ def execute(arguments: argparse.Namespace) -> int:
             constant_methods=values,
             external_weights=arguments.external_weights,
             keep_originals=arguments.keep_originals,
+            etrecord=arguments.etrecord,
             share_state=arguments.share_state,
             provenance=not arguments.no_provenance,
         )

@@ -10,19 +10,18 @@ import io
 import os
 import sys
 import traceback
-from collections.abc import Sequence
-from importlib import metadata
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from exir_lowering.cli import cache, demo, doctor, inspect, lower, plan, plugins, run, verify
-from exir_lowering.cli.command import DEFECT, INTERRUPTED, MISTAKE, PIPE_CLOSED
+from exir_lowering.cli import bench, cache, demo, doctor, inspect, lower, plan, plugins, run, settings, verify
+from exir_lowering.cli.command import DEFECT, INTERRUPTED, MISTAKE, OK, PIPE_CLOSED
 from exir_lowering.cli.noise import quieten
 from exir_lowering.cli.output import say
 from exir_lowering.cli.wording import describe
-from exir_lowering.errors import InvariantError, LoweringError
+from exir_lowering.errors import InputError, InvariantError, LoweringError
 from exir_lowering.errors.interrupts import let_through, raised_by_handler
 
-COMMANDS = tuple(one.COMMAND for one in (lower, plan, run, inspect, verify, plugins, cache, doctor, demo))
+COMMANDS = tuple(one.COMMAND for one in (lower, plan, run, inspect, verify, bench, plugins, cache, doctor, demo))
 """The commands, in the order of the help."""
 
 # Why a terminal, a pipe or a redirected output takes no more.
@@ -85,7 +84,8 @@ def _execute(argv: Sequence[str] | None) -> int:
     debug = getattr(arguments, "debug", False)
     try:
         with contextlib.nullcontext() if debug else quieten():
-            code: int = arguments.execute(arguments)
+            with settings.kept(arguments):
+                code: int = arguments.execute(arguments)
             return code
     except Exception as error:
         if raised_by_handler(error) or _is_about_output(error):
@@ -102,17 +102,56 @@ def _is_about_output(error: Exception) -> bool:
     return isinstance(error, OSError) and error.filename is None and error.errno in _FULL
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser whose commands say themselves which of their options is wrong."""
+class _Parser(settings.Parser):
+    """A parser whose commands say themselves which of their options is wrong, and take some from a file.
+
+    What is wrong in a name is said before what is missing, since that is missing because of it.
+    """
+
+    commands: Mapping[str, _Parser] | None = None  # all of them, which a command knows too
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[argparse.Namespace, list[str]]:  # type: ignore[override]
-        found, unknown = super().parse_known_args(args, namespace)
+        argv = list(sys.argv[1:] if args is None else args)
+        self._check_names(argv)
+        if self._subparsers is None:
+            try:
+                argv = settings.expand(self, (self.commands or {}).values(), argv)
+            except InputError as error:
+                self.exit(MISTAKE, f"{self.prog}: {error}\n")
+        found, unknown = super().parse_known_args(argv, namespace)
         if unknown:
-            options = [option for option in self._option_string_actions if option.startswith("--")]
-            close = difflib.get_close_matches(unknown[0].partition("=")[0], options, n=1)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._hint(unknown[0])}")
+        if self._subparsers is None:
+            found.given = settings.name_given(self, argv)
         return found, unknown
+
+    def _check_names(self, argv: Sequence[str]) -> None:
+        """Say which name is wrong: of an option, or of a command."""
+        for index, text in enumerate(argv):
+            if self._subparsers is not None and not text.startswith("-"):
+                if self.commands and text not in self.commands:
+                    close = difflib.get_close_matches(text, self.commands, n=1)
+                    hint = f"did you mean {close[0]!r}? There are" if close else "there are"
+                    self.error(f"no command is called {text!r}; {hint} {', '.join(self.commands)}.")
+                return
+            name = text.partition("=")[0]
+            if text == "--":
+                return
+            if text.startswith("--") and not any(one.startswith(name) for one in self._option_string_actions):
+                self.error(f"unrecognized arguments: {' '.join(argv[index : index + 2])}{self._hint(text)}")
+
+    def _hint(self, unknown: str) -> str:
+        options = [option for option in self._option_string_actions if option.startswith("--")]
+        close = difflib.get_close_matches(unknown.partition("=")[0], options, n=1)
+        return f"; did you mean {close[0]}?" if close else ""
+
+
+class _Version(argparse.Action):
+    """Finds out about versions when they are asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        print(_versions())
+        parser.exit(OK)
 
 
 def _make_parser() -> argparse.ArgumentParser:
@@ -125,7 +164,7 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     raw = argparse.RawDescriptionHelpFormatter
     parser = _Parser("exir-lower", description=_DESCRIPTION, epilog=_EXAMPLES, formatter_class=raw, parents=[debug])
-    parser.add_argument("--version", action="version", version=_versions())
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the versions, and exit")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", dest="name", required=True)
     for command in COMMANDS:
         subparser = subparsers.add_parser(
@@ -137,11 +176,15 @@ def _make_parser() -> argparse.ArgumentParser:
             parents=[debug],
         )
         command.add_arguments(subparser)
+        subparser.commands = subparsers.choices
         subparser.set_defaults(execute=command.execute)
+    parser.commands = subparsers.choices
     return parser
 
 
 def _versions() -> str:
+    from importlib import metadata
+
     named = (f"{name} {metadata.version(name)}" for name in ("torch", "executorch"))
     python = ".".join(map(str, sys.version_info[:3]))
     return f"exir-lower {metadata.version('exir-lowering')} ({', '.join(named)}, Python {python})"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
+import difflib
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,9 +18,50 @@ from exir_lowering.errors.interrupts import let_through
 if TYPE_CHECKING:
     import torch
 
+    from exir_lowering.runtime.program import LoadedProgram
+
 _FILLS = ("randn", "rand", "ones", "zeros", "arange")
 _FILL = re.compile(rf"({'|'.join(_FILLS)}):(?:([a-z]+[0-9]*):)?(\d+(?:x\d+)*|scalar)")
 _SUFFIXES = (".pt", ".pth", ".npy")
+
+
+_ADVICE = (
+    "Give one --input for each input, in order: a file, a number, or a fill with a dtype and a shape, such as "
+    "--input randn:float32:2x3."
+)
+
+
+def add_argument(command: argparse.ArgumentParser) -> None:
+    """Add the argument."""
+    command.add_argument(
+        "--input",
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="INPUT",
+        dest="inputs",
+        help="the inputs, in order; see `exir-lower run --help`",
+    )
+
+
+def choose_method(wanted: str | None, names: Sequence[str], source: Path) -> str:
+    """Choose the method to run; InputError if the file does not have it, or it has to be named."""
+    if wanted is None and "forward" not in names and len(names) == 1:
+        return names[0]
+    if (wanted or "forward") in names:
+        return wanted or "forward"
+    close = difflib.get_close_matches(wanted or "", names, n=1)
+    which = f"there is no method {wanted or 'forward'!r}" + ("" if wanted else ", so give --method NAME")
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    raise InputError(f"{str(source)!r}: {which}. The file has {', '.join(map(repr, names))}.{hint}")
+
+
+def fit_inputs(program: LoadedProgram, method: str, values: list[Any]) -> list[Any]:
+    """Return the inputs as the method takes them; InputError, which says what to write, if it does not."""
+    try:
+        return program.as_inputs(method, values)
+    except InputError as error:
+        raise InputError(f"{error} {_ADVICE}") from error
 
 
 def check_inputs(given: Sequence[str]) -> None:

@@ -7,29 +7,35 @@ import os
 import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
-
-from rich import box
-from rich.console import Console
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
 
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
-class _Console(Console):
-    def on_broken_pipe(self) -> None:
-        """Let `main` see it; rich exits with code 1."""
-        raise
+# rich is imported when something is printed: help needs none of it.
 
 
 def make_console(*, error: bool = False) -> Console:
     """Return a console that prints text as it is, without markup and highlighting."""
-    return _Console(stderr=error, highlight=False, markup=False)
+    from rich.console import Console
+
+    class Plain(Console):
+        def on_broken_pipe(self) -> None:
+            """Let `main` see it; rich exits with code 1."""
+            raise
+
+    return Plain(stderr=error, highlight=False, markup=False)
 
 
 def make_table(title: str, **options: Any) -> Table:
     """Return an empty table in the style of this command line; the options are those of rich's `Table`."""
+    from rich import box
+    from rich.table import Table
+
     return Table(title=title, box=box.SIMPLE_HEAD, show_edge=False, **options)
 
 

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
-from exir_lowering.cli import program_files
+from exir_lowering.cli import partitioning, program_files
 from exir_lowering.cli.command import MISTAKE, OK, Command
 from exir_lowering.cli.output import check_target, describe_written, kept_from_stdout, make_console, say, write_file
 from exir_lowering.errors import CoverageError
+
+if TYPE_CHECKING:
+    from exir_lowering.plans.lowering_plan import LoweringPlan
+
+_ADVISED = 3
+"""How many pieces of advice of a method are shown as arguments."""
 
 _EXAMPLES = """\
 examples:
@@ -16,6 +23,7 @@ examples:
   exir-lower plan prefill=prefill.pt2 decode=decode.pt2 --partitioner xnnpack --json > plan.json
   exir-lower plan model.pt2 --partitioner xnnpack --require-coverage 0.95
   exir-lower plan model.pt2 --partitioner xnnpack --costs device.json
+  exir-lower plan model.pt2 --partitioner xnnpack:per_op_mode=true --deny module=head
 
 A file that would run code when it is loaded is refused; give --trust if it comes from somebody you trust.
 
@@ -30,13 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--html", metavar="PLAN.html", help="write a page with the graph of partitions, for a browser")
     parser.add_argument("--dot", metavar="PLAN.dot", help="write the graph of partitions for Graphviz")
     parser.add_argument("--json", action="store_true", help="print the plan as JSON instead of tables")
-    parser.add_argument("--require-coverage", type=float, default=0.0, metavar="SHARE", help="such as 0.95")
-    parser.add_argument("--require-full", action="store_true", help="require that every operator is delegated")
 
 
 def execute(arguments: argparse.Namespace) -> int:
     """Plan, print the plan and write its pictures; return `MISTAKE` when less is delegated than is required."""
     files = program_files.find_programs(arguments.models)
+    choice = partitioning.read_choice(arguments, files)
     pictures = {
         suffix: check_target(path, f".{suffix}")
         for suffix, path in (("html", arguments.html), ("dot", arguments.dot))
@@ -46,10 +53,9 @@ def execute(arguments: argparse.Namespace) -> int:
     with kept_from_stdout(arguments.json):
         from exir_lowering.pipeline import plan
 
-        required = {"require_coverage": arguments.require_coverage, "require_full": arguments.require_full}
-        options = program_files.make_options(arguments, **required)
+        partitioners, options = choice.make(), program_files.make_options(arguments)
         try:
-            planned = plan(program_files.read_programs(files, arguments.trust), arguments.partitioner, options=options)
+            planned = plan(program_files.read_programs(files, arguments.trust), partitioners, options=options)
         except CoverageError as error:
             failure, planned = error, error.plan
     for suffix, path in pictures.items():
@@ -59,12 +65,24 @@ def execute(arguments: argparse.Namespace) -> int:
         print(planned.to_json())
     else:
         console.print(planned.to_text(width=min(max(console.width, 60), 160)), end="", soft_wrap=True)
+        _show_advice(planned, len(files) > 1)
     for path in pictures.values():
         say(f"{describe_written(path)}.", error=arguments.json)
     if failure is not None:
         say(f"exir-lower plan: {failure}", error=True)
         return MISTAKE
     return OK
+
+
+def _show_advice(planned: LoweringPlan, several: bool) -> None:
+    """Say by which arguments the advice is followed."""
+    for method in planned.methods:
+        for advice in method.advice[:_ADVISED]:
+            named = [f"method={method.name}"] * several + [f"op={name}" for name in advice.operators]
+            say(
+                f"{advice.before} partitions become {advice.after} if {advice.backend_id} can take what this gives it: "
+                f"--allow {','.join(named)},to={advice.backend_id}"
+            )
 
 
 COMMAND = Command(

@@ -6,8 +6,6 @@ import argparse
 import json
 from dataclasses import asdict
 
-from rich.text import Text
-
 from exir_lowering.cli.command import OK, Command
 from exir_lowering.cli.output import kept_from_stdout, make_console, make_table, say
 
@@ -26,6 +24,8 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps([asdict(plugin) for plugin in found], indent=2))
         return OK
+    from rich.text import Text
+
     table = make_table("Plug-ins")
     for column in ("kind", "name", "provided by", "state"):
         table.add_column(column, overflow="fold")

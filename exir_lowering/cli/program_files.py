@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from exir_lowering.cli import partitioning, settings
 from exir_lowering.cli.output import find_file
 from exir_lowering.cli.wording import first_line
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
-from exir_lowering.pte import kinds
 
 if TYPE_CHECKING:
     from executorch.exir import EdgeCompileConfig
@@ -26,14 +26,21 @@ if TYPE_CHECKING:
 def add_arguments(command: argparse.ArgumentParser) -> None:
     """Add the arguments that `lower` and `plan` share."""
     add_models(command)
+    partitioning.add_arguments(command)
     command.add_argument(
-        "-p",
-        "--partitioner",
-        action="append",
-        metavar="NAME",
-        help="the partitioner that chooses what a backend takes (`exir-lower plugins` lists them); given again, the "
-        "next one gets what those before it left; without any, everything stays on the host",
+        "--require-coverage",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="fail unless this share of each method's operators is delegated, such as 0.95",
     )
+    command.add_argument("--require-full", action="store_true", help="require that every operator is delegated")
+    settings.add_arguments(command)
+    _add_conversion(command)
+    _add_rewrites(command)
+
+
+def _add_conversion(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--allow-operator",
         action="append",
@@ -53,7 +60,18 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         help="predict the latency from this table of costs of the device, which CostTable.save wrote; without it, from "
         "figures for a server's processor",
     )
-    _add_rewrites(command)
+    command.add_argument(
+        "--edge",
+        choices=("fast", "executorch", "check"),
+        default="fast",
+        help="which code converts to Edge dialect: this package's (default), ExecuTorch's, or both, compared",
+    )
+    command.add_argument(
+        "--non-convex",
+        choices=("split", "raise"),
+        default="split",
+        help="what to do with a partition that a path leaves and enters again: split it (default), or fail",
+    )
 
 
 def add_models(command: argparse.ArgumentParser) -> None:
@@ -98,6 +116,10 @@ def make_options(arguments: argparse.Namespace, **more: Any) -> LoweringOptions:
         costs=_read_costs(arguments),
         rewrites=[name.strip() for name in arguments.rewrites.split(",") if name.strip()],
         assume=_read_assumptions(arguments),
+        require_coverage=arguments.require_coverage,
+        require_full=arguments.require_full,
+        edge=arguments.edge,
+        non_convex=arguments.non_convex,
         **more,
     )
 
@@ -170,6 +192,7 @@ def _read_program(path: Path, trust: bool) -> ExportedProgram:
     import torch
 
     from exir_lowering.cli.pt2 import ExcessiveFileError, UnsafeFileError, read_program
+    from exir_lowering.pte import kinds
 
     try:
         return _load_trusted(path) if trust else read_program(path)
@@ -221,6 +244,8 @@ def _load_trusted(path: Path) -> ExportedProgram:
 
 def _guess_content(path: Path) -> str:
     """Say what a file that is not an exported program seems to be."""
+    from exir_lowering.pte import kinds
+
     kind = kinds.kind_of_file(path)
     if kind is kinds.PT2:
         return "it is damaged, or from another version of torch"

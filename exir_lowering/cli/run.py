@@ -6,12 +6,9 @@ import argparse
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from rich.table import Table
-from rich.text import Text
-
-from exir_lowering.cli import method_inputs
+from exir_lowering.cli import comparing, method_inputs
 from exir_lowering.cli.command import OK, Command
 from exir_lowering.cli.output import (
     check_target,
@@ -24,6 +21,11 @@ from exir_lowering.cli.output import (
     write_file,
 )
 from exir_lowering.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from exir_lowering.runtime.profiling import Profile
 
 # The values of --check-digests, and of the argument of `load`.
 _DIGESTS: Mapping[str, bool | Literal["full"]] = {"auto": True, "full": "full", "tie": False}
@@ -38,24 +40,29 @@ an input is one of:
 
 examples:
   exir-lower run model.pte --input randn:1x3x224x224
-  exir-lower run model.pte --input randn:1x3x224x224 --profile
+  exir-lower run model.pte --input randn:1x3x224x224 --profile --runs 20 --top 10
+  exir-lower run model.pte --input randn:1x3x224x224 --compare model.pt2
   exir-lower run llm.pte --method decode --input ones:int64:1x1 3 --save outputs.pt
   exir-lower run model.pte --input x.npy --engine interpreter
   exir-lower run unknown.pte --input ones:1x8 --timeout 10
 """
 
 
-_ADVICE = (
-    "Give one --input for each input, in order: a file, a number, or a fill with a dtype and a shape, such as "
-    "--input randn:float32:2x3."
-)
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     _add_what_to_run(parser)
     _add_how_to_run(parser)
-    parser.add_argument("--profile", action="store_true", help="run it once more, and print where the time goes")
+    parser.add_argument(
+        "--profile", action="store_true", help="run it again, and print where the time goes, what takes longest first"
+    )
+    parser.add_argument("--top", type=int, metavar="N", help="with --profile: only the N rows that take longest")
+    parser.add_argument("--runs", type=int, metavar="N", help="with --profile: how often it is run (default: 1)")
+    parser.add_argument(
+        "--compare",
+        metavar="MODEL.pt2",
+        help="run this exported program in PyTorch too, on the same inputs, and print how far the outputs are apart",
+    )
+    parser.add_argument("--trust", action="store_true", help="with --compare: load MODEL.pt2 even if that runs code")
     parser.add_argument(
         "--json", action="store_true", help="with --profile: print the profile as JSON instead of tables"
     )
@@ -65,15 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_what_to_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL.pte", help="the file")
     parser.add_argument("--method", help='the method (default: "forward", or the only one there is)')
-    parser.add_argument(
-        "--input",
-        action="extend",
-        nargs="+",
-        default=[],
-        metavar="INPUT",
-        dest="inputs",
-        help="the inputs, in order; see below",
-    )
+    method_inputs.add_argument(parser)
     parser.add_argument(
         "--data",
         action="append",
@@ -122,8 +121,8 @@ def execute(arguments: argparse.Namespace) -> int:
     data = [find_file(path) for path in arguments.data]
     save = None if arguments.save is None else check_target(arguments.save)
     method_inputs.check_inputs(arguments.inputs)
-    if arguments.json and not arguments.profile:
-        raise InputError("--json prints the profile as JSON: give --profile too.")
+    compared = None if arguments.compare is None else find_file(arguments.compare)
+    _check_profiling(arguments)
 
     digests = _choose_digests(arguments)
 
@@ -143,21 +142,21 @@ def execute(arguments: argparse.Namespace) -> int:
             verify=digests,
             limits=limits,
         )
-        method = _choose_method(arguments.method, program.method_names, source)
+        method = method_inputs.choose_method(arguments.method, program.method_names, source)
         if not arguments.inputs and program.methods[method].inputs:
             say("\n".join(map(str, program.methods.values())), error=True)
-        try:
-            values = program.as_inputs(method, values)
-        except InputError as error:
-            raise InputError(f"{error} {_ADVICE}") from error
+        values = method_inputs.fit_inputs(program, method, values)
         outputs = program.run(method, *values)
-        profile = program.profile(method, *values) if arguments.profile else None
+        profile = program.profile(method, *values, runs=arguments.runs or 1) if arguments.profile else None
+        comparison = None if compared is None else comparing.compare(compared, arguments.trust, values, outputs)
     if profile is not None and arguments.json:
-        print(profile.to_json())
+        print((profile.by_time(arguments.top) if arguments.top else profile).to_json())
     else:
         make_console().print(_tabulate(f"{source.name}: outputs of {method}", outputs))
         if profile is not None:
-            make_console().print(profile.table())
+            _show_profile(profile, arguments.top)
+    if comparison is not None:
+        make_console(error=arguments.json).print(comparison)
     if arguments.engine == "interpreter":
         say("Run by the interpreter in Python, which is not ExecuTorch's runtime.", error=arguments.json)
     if save is not None:
@@ -177,6 +176,23 @@ def _choose_digests(arguments: argparse.Namespace) -> bool | Literal["full"]:
     return _DIGESTS[arguments.old_digests or arguments.check_digests]
 
 
+def _check_profiling(arguments: argparse.Namespace) -> None:
+    for name, given in (("json", arguments.json), ("top", arguments.top), ("runs", arguments.runs)):
+        if given and not arguments.profile:
+            raise InputError(f"--{name} is about the profile: give --profile too.")
+    for name, given in (("top", arguments.top), ("runs", arguments.runs)):
+        if given is not None and given < 1:
+            raise InputError(f"--{name} {given}: expected a number of at least 1.")
+
+
+def _show_profile(profile: Profile, top: int | None) -> None:
+    shown = profile.by_time(top)
+    make_console().print(shown.table())
+    left = len(profile.rows) - len(shown.rows)
+    if left:
+        say(f"{left} more rows; without --top all are shown.")
+
+
 def _save_outputs(path: Path, outputs: Sequence[Any]) -> None:
     import torch
 
@@ -185,17 +201,9 @@ def _save_outputs(path: Path, outputs: Sequence[Any]) -> None:
     write_file(path, content.getbuffer())
 
 
-def _choose_method(wanted: str | None, names: Sequence[str], source: Path) -> str:
-    """Choose the method to run."""
-    if wanted is None and "forward" not in names and len(names) == 1:
-        return names[0]
-    if (wanted or "forward") in names:
-        return wanted or "forward"
-    which = f"there is no method {wanted or 'forward'!r}" + ("" if wanted else ", so give --method NAME")
-    raise InputError(f"{str(source)!r}: {which}. The file has {', '.join(map(repr, names))}.")
-
-
 def _tabulate(title: str, outputs: Sequence[Any]) -> Table:
+    from rich.text import Text
+
     table = make_table(title)
     for column in ("#", "dtype", "shape", "min", "mean", "max"):
         table.add_column(column, justify="left" if column in ("dtype", "shape") else "right", overflow="fold")

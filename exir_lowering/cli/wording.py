@@ -14,6 +14,13 @@ _OPTIONS = (
     (re.compile(r"^share_state:"), "--share-state:"),
     (re.compile(r"^verify: (inputs|tolerance)\b"), r"--\1"),
     (re.compile(r"\bas data=(?=[.;, ])"), "with --data"),
+    (
+        re.compile(r"Give rules for some methods only to those methods' partitioners, or use required=False"),
+        "Add method=NAME to the rule if it is for some methods, or required=false",
+    ),
+    (re.compile(r"LoweringOptions\(require_coverage=\.\.\.\)"), "--require-coverage"),
+    (re.compile(r"LoweringOptions\(require_full=\.\.\.\)"), "--require-full"),
+    (re.compile(r"Write to='\.\.\.'"), "Add to=BACKEND to the rule"),
     (re.compile(r"\bverify=False\b"), "--check-digests tie"),
     (re.compile(r"\bemit\(ExecutorchBackendConfig\(do_quant_fusion_and_const_prop=True\)\)"), "--fuse-quantized"),
 )

@@ -1,4 +1,6 @@
 from .executorch import (
+    PatchedLowering as PatchedLowering,
+    PatchedLowerings as PatchedLowerings,
     patch_executorch as patch_executorch,
     serve_delegates as serve_delegates,
     to_backend as to_backend,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from typing import Any, NoReturn, overload
+from dataclasses import dataclass, field
+from typing import Any, Literal, NoReturn, overload
 
 from executorch.exir.backend import backend_api
 from executorch.exir.backend.backend_api import MethodProgramsPartitionerSpec
@@ -29,9 +31,11 @@ from exir_lowering.errors import (
 from exir_lowering.lowered import LoweredMethods
 from exir_lowering.options import LoweringOptions
 from exir_lowering.partitioners.drop_in import convex_proposals as proposals
+from exir_lowering.plans.report import Report
 from exir_lowering.plugins import registry
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.runtime.native.engine import serving
+from exir_lowering.steps import arguments
 
 _DISPATCHED = (str, ExportedProgram, MethodProgramsPartitionerSpec)
 """The types of the first argument that ExecuTorch's to_backend dispatches on."""
@@ -73,13 +77,62 @@ def to_backend(first: Any, *rest: Any, **named: Any) -> Any:
     raise TypeError(f"to_backend: the first argument is a {type(first).__name__}, expected one of {names}.")
 
 
+@dataclass(frozen=True, slots=True)
+class PatchedLowering:
+    """A lowering that ExecuTorch's code did with this package's engine.
+
+    Attributes:
+        methods: The names of the methods; "forward" where ExecuTorch does not tell the name.
+        report: What was delegated, what was not, and why; None for a whole program that was given to one backend.
+        elapsed: How long it took, in seconds.
+    """
+
+    methods: tuple[str, ...]
+    report: Report | None
+    elapsed: float
+
+    def __str__(self) -> str:
+        told = "a whole program, without a partitioner" if self.report is None else str(self.report)
+        return f"{', '.join(self.methods)} in {self.elapsed:.2f} s: {told}"
+
+
+class PatchedLowerings(Sequence[PatchedLowering]):
+    """The lowerings that were done while `patch_executorch` lasted, in their order; it grows until then."""
+
+    def __init__(self, found: Sequence[PatchedLowering] = ()) -> None:
+        """Show what is found, which others add to."""
+        self._found = found
+
+    @overload
+    def __getitem__(self, index: int) -> PatchedLowering: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[PatchedLowering, ...]: ...
+    def __getitem__(self, index: Any) -> Any:
+        return tuple(self._found[index]) if isinstance(index, slice) else self._found[index]
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self)) or "Nothing was lowered."
+
+    def __repr__(self) -> str:
+        return f"PatchedLowerings({', '.join('/'.join(one.methods) for one in self)})"
+
+
 @contextmanager
-def patch_executorch(*, convex_proposals: bool = False, accelerate: bool = True) -> Iterator[None]:
+def patch_executorch(
+    *,
+    convex_proposals: bool = False,
+    accelerate: bool = True,
+    rewrites: Literal["safe", "none"] | Sequence[Any] | None = None,
+) -> Iterator[PatchedLowerings]:
     """Make ExecuTorch's `to_backend` use this package's engine while the context lasts.
 
     `EdgeProgramManager.to_backend` and `to_edge_transform_and_lower` go through it, and so does every module that
     imported the function earlier: its overloads are replaced, not its name. Meanwhile, ExecuTorch's own conversions
-    wait for each other and for those of this package, in all threads.
+    wait for each other and for those of this package, in all threads. What the arguments say holds in the thread that
+    enters the context, and so does what it yields: other threads lower as with the defaults, and nobody notes it.
 
     Args:
         convex_proposals: Whether partitioners that are based on torch.fx's `CapabilityBasedPartitioner`, XNNPACK's
@@ -87,8 +140,20 @@ def patch_executorch(*, convex_proposals: bool = False, accelerate: bool = True)
             A node that could be in either of two partitions may be in a different one than with torch.fx's algorithm.
         accelerate: Whether ExecuTorch's conversions, this package's engine and its emitter reuse what they would
             compute again, as with `LoweringOptions(accelerate=True)`; ExecuTorch's results are the same bytes.
+        rewrites: Which rewrites turn the Edge programs into equal ones that run faster, as in `LoweringOptions`; None
+            for none, so that files are those that ExecuTorch makes.
+
+    Yields:
+        The lowerings that are done meanwhile, each with its report; those inside of an inner context too.
+
+    Raises:
+        InputError: `rewrites` is no list of rewrites, or `accelerate` no bool.
+        UnknownPluginError, PluginLoadError: A rewrite cannot be found or loaded.
     """
-    token = _accelerate.set(accelerate)
+    options = LoweringOptions(accelerate=accelerate, rewrites=rewrites)
+    arguments.choose_rewrites(options, default="none")
+    done: list[PatchedLowering] = []
+    token = _patched.set(_Patch(options, (*_patched.get().notes, done)))
     try:
         with ExitStack() as stack:
             stack.enter_context(_PATCHED)
@@ -97,12 +162,27 @@ def patch_executorch(*, convex_proposals: bool = False, accelerate: bool = True)
                 stack.enter_context(ACCELERATED)
             if convex_proposals:
                 stack.enter_context(proposals())
-            yield
+            yield PatchedLowerings(done)
     finally:
-        _accelerate.reset(token)
+        _patched.reset(token)
 
 
-_accelerate: ContextVar[bool] = ContextVar("exir_lowering_patch_accelerates", default=True)
+@dataclass(frozen=True, slots=True)
+class _Patch:
+    """How ExecuTorch's code lowers in this thread, and where that is noted."""
+
+    options: LoweringOptions = field(default_factory=LoweringOptions)
+    notes: tuple[list[PatchedLowering], ...] = ()
+
+    def note(self, methods: Iterable[str], report: Report | None, begun: float) -> None:
+        """Note a lowering that is done."""
+        one = PatchedLowering(tuple(methods), report, time.perf_counter() - begun)
+        for note in self.notes:
+            note.append(one)
+
+
+_UNPATCHED = _Patch()
+_patched: ContextVar[_Patch] = ContextVar("exir_lowering_patch", default=_UNPATCHED)
 
 
 def _replace_overloads() -> tuple[locks.Change, locks.Change]:
@@ -151,8 +231,11 @@ def serve_delegates(
 def _whole_program(
     backend_id: str, edge_program: ExportedProgram, compile_specs: list[CompileSpec]
 ) -> LoweredBackendModule:
+    begun = time.perf_counter()
     with _executorch_errors():
-        return pipeline.lower_whole_program(edge_program, backend_id, compile_specs)
+        lowered = pipeline.lower_whole_program(edge_program, backend_id, compile_specs)
+    _patched.get().note(["forward"], None, begun)
+    return lowered
 
 
 def _one_method(edge_program: ExportedProgram, partitioner_instance: Partitioner) -> ExportedProgram:
@@ -172,10 +255,12 @@ def _all_methods(
 
 
 def _lower(programs: Mapping[str, ExportedProgram], partitioners: Mapping[str, Any]) -> LoweredMethods:
+    patch, begun = _patched.get(), time.perf_counter()
     with _executorch_errors():
-        lowered = pipeline.to_backend(programs, partitioners, options=LoweringOptions(accelerate=_accelerate.get()))
+        lowered = pipeline.to_backend(programs, partitioners, options=patch.options)
     for program in lowered.values():
         _refuse_returned_state(program)
+    patch.note(lowered, lowered.report, begun)
     return lowered
 
 

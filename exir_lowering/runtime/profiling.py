@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
+from exir_lowering.errors import InputError
 from exir_lowering.pte.debug_info import DebugDelegate, MethodDebug
 from exir_lowering.pte.format import MethodSpec
 from exir_lowering.runtime.trace import DELEGATE, KERNEL, METHOD, TraceEvent
@@ -67,6 +68,34 @@ class Profile:
     runs: int
     rows: tuple[ProfileRow, ...]
 
+    def by_time(self, top: int | None = None) -> Profile:
+        """Return the profile with what takes longest first, each delegate with its instructions.
+
+        Args:
+            top: Only so many kernels, instructions, and delegates without instructions, with the delegates around them.
+
+        Returns:
+            The profile; the method stays the first row.
+
+        Raises:
+            InputError: `top` is not a number above 0.
+        """
+        if top is not None and (not isinstance(top, int) or isinstance(top, bool) or top < 1):
+            raise InputError(f"by_time: top: got {top!r}, expected a number of at least 1, or None.")
+        groups: list[list[ProfileRow]] = []
+        for row in self.rows[1:]:
+            if row.kind == "instruction":
+                groups[-1].append(row)
+            else:
+                groups.append([row])
+        leaves = [row for first, *inner in groups for row in inner or [first]]
+        kept = {id(row) for row in sorted(leaves, key=_longest)[:top]}
+        rows = list(self.rows[:1])
+        for first, *inner in sorted(groups, key=lambda group: _longest(group[0])):
+            found = [row for row in sorted(inner, key=_longest) if id(row) in kept]
+            rows += [first, *found] if found or id(first) in kept else []
+        return Profile(self.method, self.runs, tuple(rows))
+
     def table(self) -> Table:
         """Return the table for a terminal."""
         # Not at the top: importing rich takes as long as running a small file.
@@ -108,6 +137,10 @@ class Profile:
 
     def __str__(self) -> str:
         return self.to_text()
+
+
+def _longest(row: ProfileRow) -> tuple[float, int]:
+    return -row.milliseconds, row.instruction
 
 
 _INDENT = {"method": "", "kernel": "  ", "delegate": "  ", "instruction": "    "}

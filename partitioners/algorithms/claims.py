@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from executorch.exir.backend.utils import tag_constant_data, tag_mutated_buffer
 from torch.export import ExportedProgram
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
 from exir_lowering import (
     Adjustment,
@@ -25,7 +25,7 @@ from exir_lowering import (
 from exir_lowering.partitioners.algorithms import limits as capacity
 from exir_lowering.partitioners.algorithms.convex import Proposal, list_computing
 from exir_lowering.partitioners.algorithms.limits import Limits
-from exir_lowering.partitioners.supports.support import GraphScope, No, Support, as_support, make_check, scopes
+from exir_lowering.partitioners.supports.support import Check, GraphScope, No, Support, as_support, make_check, scopes
 
 
 class ClaimingPartitioner(Partitioner):  # type: ignore[misc]
@@ -37,11 +37,14 @@ class ClaimingPartitioner(Partitioner):  # type: ignore[misc]
         compile_specs: Mapping[str, Sequence[CompileSpec]] | None,
         limits: Limits | None,
         keep_apart: bool,
+        own_state: bool,
+        keep_whole: Sequence[Any],
     ) -> None:
         super().__init__()
         self.supports = _check_supports(type(self).__name__, supports)
         self.compile_specs = _check_specs(type(self).__name__, self.supports, compile_specs)
         self.limits, self.keep_apart = limits or Limits(), keep_apart
+        self.own_state, self.keep_whole = own_state, list(keep_whole)
 
     @abstractmethod
     def _propose(self, scope: GraphScope, groups: Sequence[Sequence[Node]]) -> Sequence[Proposal]:
@@ -56,10 +59,10 @@ class ClaimingPartitioner(Partitioner):  # type: ignore[misc]
         asked.limits = replace(self.limits, min_gain=None)
         return asked
 
-    def _claim(self, program: ExportedProgram, *, state: bool = False) -> ExplainedResult:
+    def _claim(self, program: ExportedProgram) -> ExplainedResult:
         """Tag what is proposed, and give partitions the constants that they read.
 
-        With `state`, a buffer that one partition alone reads and writes moves into it. Its backend must then keep
+        With `own_state`, a buffer that one partition alone reads and writes moves into it. Its backend must then keep
         state; one that does not gives wrong results, or worse.
         """
         claims = _Claims(self)
@@ -67,11 +70,33 @@ class ClaimingPartitioner(Partitioner):  # type: ignore[misc]
             groups = [group for support in self.supports.values() for group in support.groups(scope)]
             claims.settle(scope, self._propose(scope, groups), groups)
         tag_constant_data(program)
-        if state:
+        if self.own_state:
             tag_mutated_buffer(program)
         return ExplainedResult(
             program, claims.destinations, tuple(claims.rejections.values()), tuple(claims.adjustments)
         )
+
+    def describe_requests(self) -> Sequence[Any] | None:
+        """Return what `ops_to_not_decompose` depends on, for the cache: what supports answer is not known."""
+        return None if self.keep_whole else ()
+
+    def ops_to_not_decompose(self, ep: ExportedProgram) -> tuple[list[Any], Callable[[Node], bool] | None]:
+        """Keep the operators of `keep_whole` where a backend supports them."""
+        if not self.keep_whole:
+            return [], None
+        constants = {node.name for node in graphs.lifted_inputs(ep)}
+        checks: dict[Any, list[Check]] = {}
+
+        def supported(node: Node) -> bool:
+            if node.target not in self.keep_whole:  # at the end it is the Edge operator, which may stay whole
+                return False
+            if node.graph not in checks:  # the given program, or ExecuTorch's copy of it
+                held = frozenset(n for n in node.graph.nodes if n.op == "placeholder" and n.name in constants)
+                scope = GraphScope(node.graph.owning_module or GraphModule({}, node.graph), held)
+                checks[node.graph] = [make_check(support, scope) for support in self.supports.values()]
+            return any(check(node) is None for check in checks[node.graph])
+
+        return list(self.keep_whole), supported
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Find small operator graphs in a large one: matches, which of them win, and which would form a cycle."""
+"""Find a small operator graph in a large one, from one node on, and say what differed where it nearly is."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-import networkx as nx
 import torch
 from torch.fx import Node
 
 from exir_lowering import graphs
+from exir_lowering.partitioners.supports.attributes import Attribute, describe_miss
 from exir_lowering.partitioners.supports.support import GraphScope
 from exir_lowering.partitioners.supports.templates import (
     ANY,
@@ -21,12 +21,9 @@ from exir_lowering.partitioners.supports.templates import (
     Template,
     TemplateInput,
     TemplateOperator,
+    list_argument_names,
     order_arguments,
 )
-
-_ROUNDS = 8
-"""For how many rounds one match of each cycle is dropped; then half of them are, to limit the rounds."""
-
 
 _COMMUTATIVE = frozenset(
     {
@@ -112,6 +109,8 @@ class Search:
         self.trail: list[TemplateOperator | TemplateInput] = []
         self.reason = ""
         self.refused: tuple[Node, ...] = ()
+        self.missed: tuple[Node, ...] = ()  # where it came furthest, and what differed there
+        self.difference = ""
         self.left = 1024 + 64 * len(self.template.operators)
 
     def run(self, anchor: Node) -> tuple[Node, ...] | None:
@@ -132,6 +131,8 @@ class Search:
                 return nodes
         if self.left <= 0:
             self._refuse((anchor,), "there are too many ways to compare it with the graph")
+        elif self.missed:
+            self._refuse(self.missed, self.difference)
         return None
 
     def _take_back(self, mark: int) -> None:
@@ -148,6 +149,12 @@ class Search:
         if not self.refused:
             self.reason, self.refused = reason, nodes
 
+    def _miss(self, nodes: Iterable[Node], difference: str) -> None:
+        """Note what differs, where more of the pattern was found than before."""
+        near = self.graph.ordered(nodes)
+        if len(near) > len(self.missed):
+            self.missed, self.difference = near, difference
+
     def _compare(self, term: Any, value: Any, rest: _Todo) -> list[_Todo]:
         """Return the ways to continue if a part of the pattern and a node or value fit; empty if they do not."""
         self.graph.comparisons += 1
@@ -158,6 +165,8 @@ class Search:
             if term in self.bound:
                 return [rest] if _is_same(self.bound[term], value) else []
             if not self._fits_input(term, value):
+                why = f"is {value.name}, no constant" if isinstance(value, Node) else "is no value of the graph"
+                self._miss(self.term_of, f"its input {term.name} {why}")
                 return []
             self._bind(term, value)
             return [rest]
@@ -182,6 +191,8 @@ class Search:
         if isinstance(term, HeldNumber):
             known = find_constant_value(self.graph.scope, value) if self.graph.is_constant(value) else None
             return known is not None and known.dtype == term.value.dtype and torch.equal(known, term.value)
+        if isinstance(term, Attribute):
+            return term.fits(value)
         return not isinstance(value, Node) and bool(term == value)
 
     def _compare_operator(self, term: TemplateOperator, value: Any, rest: _Todo) -> list[_Todo]:
@@ -195,7 +206,7 @@ class Search:
             return []
         name = self.graph.name[value]
         wanted, got = term.arguments[name], order_arguments(name, value.args, value.kwargs)
-        if len(wanted) != len(got):
+        if len(wanted) != len(got) or not self._attributes_fit(name, value, wanted, got):
             return []
         self._bind(term, value)
         self.term_of[value] = term
@@ -206,6 +217,23 @@ class Search:
             both = [ways[0], _push(wanted, swapped, rest)]
             ways = [way for way, fits in zip(both, likely, strict=True) if fits]
         return ways
+
+    def _attributes_fit(self, name: str, node: Node, wanted: Sequence[Any], got: Sequence[Any]) -> bool:
+        """Compare the plain values first, which depend on nothing else, except of operands that may be swapped."""
+        for number in range(2 if name in _COMMUTATIVE else 0, len(wanted)):
+            term = wanted[number]
+            if _is_plain(term) and not self._fits_plain(term, got[number]):
+                self._miss(
+                    (*self.term_of, node), describe_miss(list_argument_names(name), number, node, term, got[number])
+                )
+                return False
+        return True
+
+    def _fits_plain(self, term: Any, value: Any) -> bool:
+        if not isinstance(term, (list, tuple)):
+            return self._fits_value(term, value)
+        same = isinstance(value, (list, tuple)) and len(term) == len(value)
+        return same and all(map(self._fits_plain, term, value))
 
     def _may_be(self, term: TemplateOperator, value: Any) -> bool:
         return isinstance(value, Node) and value not in self.term_of and self.graph.name.get(value) in term.arguments
@@ -278,6 +306,13 @@ class Search:
         return ""
 
 
+def _is_plain(term: Any) -> bool:
+    """Return whether part of a pattern is about values only, not about nodes."""
+    if isinstance(term, (list, tuple)):
+        return all(map(_is_plain, term))
+    return not isinstance(term, (TemplateOperator, TemplateInput, HeldNumber))
+
+
 def _push(terms: Sequence[Any], values: Sequence[Any], rest: _Todo) -> _Todo:
     for term, value in zip(reversed(terms), reversed(values), strict=True):
         rest = (term, value, rest)
@@ -315,126 +350,3 @@ def _find_way_back(nodes: Sequence[Node], position: Mapping[Node, int]) -> str:
                 parent[user] = node
                 stack.append(user)
     return ""
-
-
-# -- which matches win -------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """A match: the number of its candidate, and its nodes in graph order."""
-
-    candidate: int
-    nodes: tuple[Node, ...]
-
-
-@dataclass(slots=True)
-class Matching:
-    """The matches of one graph, by positions of nodes: nodes that are remembered would keep their graph alive."""
-
-    # The numbers of the candidates that were chosen and their nodes, in topological order, by their last nodes where it
-    # is free.
-    found: tuple[tuple[int, tuple[int, ...]], ...]
-    # For nodes that were nearly in a match, the candidate's number and why not.
-    reasons: dict[int, tuple[int, str]]
-    # For candidates without a match, the first node that nearly matched, by its name, and why it did not.
-    nearest: dict[int, tuple[str, str]]
-    comparisons: int  # how many times a part of a pattern was compared with a node or value
-
-
-def find(scope: GraphScope, candidates: Sequence[Candidate]) -> Matching:
-    """Choose matches that share no node and that can all be contracted at once.
-
-    Higher priority goes first, then more operators, then the match whose last operator comes first in the graph, then
-    the order of the candidates.
-    """
-    graph = SearchedGraph(scope)
-    ranked: list[_Found] = []
-    for anchor, number in _list_tries(graph, candidates):
-        if anchor in graph.taken:
-            graph.nearest.setdefault(number, (anchor, f"it is in a match of pattern {graph.taken[anchor]}"))
-            continue
-        search = Search(graph, candidates[number])
-        nodes = search.run(anchor)
-        if nodes is not None:
-            ranked.append(_Found(number, nodes))
-            graph.taken.update(dict.fromkeys(nodes, candidates[number].name))
-            continue
-        if search.refused:
-            graph.nearest.setdefault(number, (anchor, search.reason))
-        for node in search.refused:
-            graph.reasons.setdefault(node, (number, search.reason))
-    several = [len(candidate.template.results) > 1 for candidate in candidates]
-    kept = _break_cycles(graph, ranked, several)
-    kept = _sort_matches(graph, kept, any(several[found.candidate] for found in kept))
-    return Matching(
-        tuple((found.candidate, tuple(map(graph.position.__getitem__, found.nodes))) for found in kept),
-        {graph.position[node]: reason for node, reason in graph.reasons.items()},
-        {number: (graphs.qualified_name(scope.path, node), text) for number, (node, text) in graph.nearest.items()},
-        graph.comparisons,
-    )
-
-
-def _list_tries(graph: SearchedGraph, candidates: Sequence[Candidate]) -> list[tuple[Node, int]]:
-    """Return where to search for which candidate, in the order in which they choose."""
-    tries = [
-        (-candidate.priority, -len(candidate.template.operators), graph.position[anchor], number)
-        for number, candidate in enumerate(candidates)
-        for name in candidate.template.operators[-1].arguments
-        for anchor in graph.by_name.get(name, ())
-    ]
-    return [(graph.nodes[position], number) for _, _, position, number in sorted(tries)]
-
-
-def _break_cycles(graph: SearchedGraph, ranked: Sequence[_Found], several: Sequence[bool]) -> list[_Found]:
-    """Drop matches that feed each other both ways, the last ones first.
-
-    All values of a match with one result feed that result, so only matches with several results can do so.
-    """
-    kept, turn = list(ranked), 0
-    while sum(several[found.candidate] for found in kept) > 1:
-        given_up: set[int] = set()
-        for component in _find_cycles(graph, kept):
-            inside = [i for i in component if several[kept[i].candidate]]
-            count = 1 if turn < _ROUNDS else max(1, len(inside) // 2)
-            why = f"it and the match at {kept[inside[0]].nodes[-1].name} would feed each other both ways"
-            for i in inside[-count:]:
-                given_up.add(i)
-                graph.nearest.setdefault(kept[i].candidate, (kept[i].nodes[-1], why))
-                graph.reasons.update(dict.fromkeys(kept[i].nodes, (kept[i].candidate, why)))
-        if not given_up:
-            break
-        kept = [found for i, found in enumerate(kept) if i not in given_up]
-        turn += 1
-    return kept
-
-
-def _find_cycles(graph: SearchedGraph, kept: Sequence[_Found]) -> list[list[int]]:
-    """Return the numbers of the matches on each knot of cycles that contracting all of them would form."""
-    knots = [knot for knot in nx.strongly_connected_components(_contract_matches(graph, kept)) if len(knot) > 1]
-    return sorted(sorted(item for item in knot if isinstance(item, int)) for knot in knots)
-
-
-def _contract_matches(graph: SearchedGraph, kept: Sequence[_Found]) -> Any:
-    """Return the graph with each match as one vertex, its number."""
-    unit: dict[Node, Any] = {node: i for i, found in enumerate(kept) for node in found.nodes}
-    contracted: Any = nx.DiGraph()
-    for node in graph.nodes:
-        source = unit.get(node, node)
-        contracted.add_node(source)
-        targets = (unit.get(user, user) for user in node.users)
-        contracted.add_edges_from((source, target) for target in targets if target != source)
-    return contracted
-
-
-def _sort_matches(graph: SearchedGraph, kept: Sequence[_Found], several: bool) -> list[_Found]:
-    """Order matches topologically, by their last nodes where the order is free; for single results, these suffice."""
-    kept = sorted(kept, key=lambda found: graph.position[found.nodes[-1]])
-    if not several:
-        return kept
-
-    def position(item: Any) -> int:
-        return graph.position[kept[item].nodes[-1] if isinstance(item, int) else item]
-
-    ordered = nx.lexicographical_topological_sort(_contract_matches(graph, kept), key=position)
-    return [kept[item] for item in ordered if isinstance(item, int)]

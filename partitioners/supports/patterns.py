@@ -11,7 +11,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from exir_lowering import InputError, PartitionerContractError, graphs
-from exir_lowering.partitioners.supports.matching import Candidate, Matching, find
+from exir_lowering.partitioners.supports.choosing import Matching, find
+from exir_lowering.partitioners.supports.matching import Candidate
 from exir_lowering.partitioners.supports.support import Check, GraphScope, No, Support
 from exir_lowering.partitioners.supports.templates import read_template
 from exir_lowering.plugins import let_through
@@ -59,6 +60,7 @@ class Pattern:
         name: str = "",
         priority: int = 0,
         check: Callable[[Match], bool] | None = None,
+        attributes: Mapping[str, Any] | None = None,
     ) -> None:
         """Read the function.
 
@@ -68,13 +70,17 @@ class Pattern:
             name: The pattern's name; by default the function's.
             priority: Patterns of higher priority choose first; among equal ones, those with more operators do.
             check: Returns whether to take a `Match`.
+            attributes: What arguments of its operators may be, instead of what the function gives them, by name such as
+                "stride", or "aten.convolution.stride" for one operator: a value, a set of values, a function from a
+                value to a bool, or `ANY`, with which an argument may also be a node or omitted. A number stands for
+                lists of it.
 
         Raises:
             InputError: The function is not a pattern; the message says what to change.
         """
         self.name = name or getattr(function, "__name__", type(function).__name__)
         self.priority, self.check = priority, check
-        self.template = read_template(self.name, function, example_inputs)
+        self.template = read_template(self.name, function, example_inputs, attributes or {})
         self.operators = self.template.names
 
     def __repr__(self) -> str:

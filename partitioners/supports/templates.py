@@ -6,7 +6,8 @@ import inspect
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from types import MappingProxyType
 from typing import Any
 
 import networkx as nx
@@ -18,6 +19,7 @@ from torch.fx.operator_schemas import get_signature_for_torch_op
 from torch.fx.proxy import GraphAppendingTracer
 
 from exir_lowering import InputError, graphs
+from exir_lowering.partitioners.supports.attributes import read_attributes, suggest
 from exir_lowering.plugins import conversion_lock, let_through
 
 _SIZES = frozenset({"size", "shape", "normalized_shape", "N", "C", "HxW"})
@@ -178,16 +180,21 @@ def _name_overload(target: Any) -> str:
 
 
 def read_template(
-    name: str, function: Callable[..., Any], example_inputs: Sequence[torch.Tensor] | None = None
+    name: str,
+    function: Callable[..., Any],
+    example_inputs: Sequence[torch.Tensor] | None = None,
+    attributes: Any = MappingProxyType({}),
 ) -> Template:
     """Read a function as a template; the example inputs, a tensor for each parameter, are for one in any PyTorch.
 
+    The attributes say what arguments may be, by name; `Pattern` has the forms.
+
     Raises InputError if it is not a pattern; the message says what to change.
     """
-    inputs = _read_parameters(name, function)
+    inputs, read = _read_parameters(name, function), read_attributes(name, attributes, ANY)
     if example_inputs is None:
-        return _TracedFunction(name, function, inputs).make_template()
-    return _ExportedFunction(name, function, inputs).make_template(example_inputs)
+        return _TracedFunction(name, function, inputs, read).make_template()
+    return _ExportedFunction(name, function, inputs, read).make_template(example_inputs)
 
 
 def _read_parameters(name: str, function: Callable[..., Any]) -> list[TemplateInput]:
@@ -220,9 +227,16 @@ def _says_constant(annotation: Any) -> bool:
 class _TemplateReader:
     """Makes a template from a graph."""
 
-    def __init__(self, name: str, function: Callable[..., Any], inputs: Sequence[TemplateInput]) -> None:
-        self.name, self.function, self.inputs = name, function, inputs
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        inputs: Sequence[TemplateInput],
+        attributes: Mapping[str, Any],
+    ) -> None:
+        self.name, self.function, self.inputs, self.attributes = name, function, inputs, attributes
         self.terms: dict[Node, Any] = {}
+        self.said: set[str] = set()  # which attributes an operator has
 
     def error(self, text: str) -> InputError:
         return InputError(f"Pattern {self.name}: {text}")
@@ -236,8 +250,19 @@ class _TemplateReader:
         for name in self.names(node):
             given = order_arguments(name, *torch.fx.node.map_aggregate((node.args, node.kwargs), self.term))
             known = list_argument_names(name)
-            found[name] = tuple(map(self.value, known, given)) if known else given
+            found[name] = tuple(map(partial(self.argument, name), known, given)) if known else given
         return TemplateOperator(found)
+
+    def argument(self, operator: str, name: str, value: Any) -> Any:
+        """Return what an argument of an operator has to match."""
+        keys = (f"{operator}.{name}", f"{operator.rpartition('.')[0]}.{name}", name)
+        given = [key for key in keys if key in self.attributes]
+        if not given:
+            return self.value(name, value)
+        if isinstance(value, TemplateOperator):
+            raise self.error(f"attributes has {given[0]!r}, which an operator of the pattern computes. Leave it out.")
+        self.said.update(given)
+        return self.attributes[given[0]]
 
     def term(self, argument: Any) -> Any:
         return self.terms[argument] if isinstance(argument, Node) else argument
@@ -265,6 +290,10 @@ class _TemplateReader:
         for node in nodes:
             if not node.users:
                 raise self.error(f"the result of {'/'.join(self.names(node))} is neither used nor returned. Return it.")
+        for key in self.attributes:
+            if key not in self.said:
+                known = {one for node in nodes for name in self.names(node) for one in list_argument_names(name)}
+                raise self.error(f"attributes has {key!r}, which none of its operators has. {suggest(key, known)}")
         template = Template(tuple(self.terms[node] for node in nodes), tuple(returned))
         self.check_inputs(template)
         return template

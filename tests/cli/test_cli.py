@@ -125,7 +125,7 @@ def refused(result: tuple[int, str, str], *parts: str, code: int = 2) -> str:
 
 def test_help_and_usage_come_without_torch(tmp_path: Path) -> None:
     run = "import sys\nfrom exir_lowering.cli import main\ncode = main()"
-    check = "\nassert not {'torch', 'executorch'} & set(sys.modules), 'imported'\nsys.exit(code)"
+    check = "\nassert not {'torch', 'executorch', *light} & set(sys.modules), 'imported'\nsys.exit(code)"
     for argv, code, part in (
         (["--help"], 0, "examples:"),
         (["lower", "--help"], 0, "--partitioner"),
@@ -136,9 +136,20 @@ def test_help_and_usage_come_without_torch(tmp_path: Path) -> None:
         (["demo", "-o", "x.bin"], 2, "ends in .pte"),
         ([], 2, "COMMAND"),
     ):
-        done = command(*argv, code=run + check)
+        light = "\nlight = ['rich']" if "--help" in argv else "\nlight = []"
+        done = command(*argv, code=run + light + check)
         assert done.returncode == code, done.stderr
         assert part in done.stdout + done.stderr
+
+
+def test_help_takes_little_time() -> None:
+    used = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert command("--help").returncode == 0
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        used.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(used) < 0.3, used
 
 
 def test_the_run_command_imports_no_step_of_the_compiler_itself() -> None:
@@ -166,7 +177,7 @@ def test_version_names_what_it_stands_on(main: Main) -> None:
         assert metadata.version(name) in out
 
 
-@pytest.mark.parametrize("name", ["lower", "plan", "run", "plugins", "cache", "doctor", "demo"])
+@pytest.mark.parametrize("name", ["lower", "plan", "run", "bench", "plugins", "cache", "doctor", "demo"])
 def test_each_command_explains_itself(main: Main, name: str) -> None:
     code, out, _ = main(name, "--help")
     assert code == 0 and f"usage: exir-lower {name}" in out
@@ -692,6 +703,11 @@ def test_a_misspelt_option_is_an_error_of_its_command(main: Main) -> None:
     code, _, err = main("lower", "model.pt2", "-o", "model.pte", "--exernal-weights", "w")
     assert code == 2 and err.startswith("usage: exir-lower lower ")
     assert "unrecognized arguments: --exernal-weights w; did you mean --external-weights?" in err
+    # What is missing because of it is not said.
+    code, _, err = main("lower", "--partitoner", "xnnpack")
+    assert code == 2 and err.endswith("unrecognized arguments: --partitoner xnnpack; did you mean --partitioner?\n")
+    code, _, err = main("lowr", "model.pt2")
+    assert code == 2 and "no command is called 'lowr'; did you mean 'lower'?" in err
     code, _, err = main("run", "model.pte", "--zzz")
     assert code == 2 and err.startswith("usage: exir-lower run ") and err.endswith("unrecognized arguments: --zzz\n")
 

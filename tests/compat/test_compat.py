@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,11 +23,14 @@ from torch.fx import Node
 from exir_lowering import (
     CompileSpec,
     DelegationSpec,
+    InputError,
     LoweringError,
     Partitioner,
     PartitionResult,
     PreprocessResult,
+    UnknownPluginError,
     compat,
+    load,
 )
 from exir_lowering.graphs import operator_name
 
@@ -414,6 +418,63 @@ def test_a_patch_can_be_used_again() -> None:
         with compat.patch_executorch():
             assert _is_ours(_by_function)
         assert not _is_ours(_by_function)
+
+
+class Attention(torch.nn.Module):
+    def forward(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(q, k, k, is_causal=True)
+
+
+def test_a_patched_script_has_reports_and_the_faster_file() -> None:
+    inputs = torch.randn(1, 2, 4, 8), torch.randn(1, 2, 4, 8)
+    exported = torch.export.export(Attention().eval(), inputs)
+
+    def script() -> Any:
+        return to_edge_transform_and_lower({"encode": exported}, partitioner=[XnnpackPartitioner()])
+
+    with compat.patch_executorch() as outer:
+        plain = script()
+        with compat.patch_executorch(rewrites="safe") as lowerings:
+            assert len(lowerings) == 0 and str(lowerings) == "Nothing was lowered."
+            faster = script()
+        assert len(lowerings) == 1 and len(outer) == 2
+        whole = imported_before("CompatBackend", edge_program(Mlp(), (X,)), [])
+    (before, after, last), (same,) = outer, lowerings
+    assert (
+        same is after and after.methods == ("encode",) and after.elapsed > 0 and isinstance(whole, LoweredBackendModule)
+    )
+    assert last.methods == ("forward",) and last.report is None
+    assert before.report is not None and after.report is not None
+    (old,), (new,) = before.report.methods, after.report.methods
+    assert not old.rewritings and new.rewritings and len(new.host) < len(old.host)
+    assert "encode in " in str(lowerings) and "XnnpackBackend" in str(lowerings)
+    assert len(delegates(faster.exported_program("encode"))) < len(delegates(plain.exported_program("encode")))
+    for manager in (plain, faster):
+        (got,) = load(manager.to_executorch().buffer).run("encode", *inputs)
+        torch.testing.assert_close(got, Attention()(*inputs), atol=1e-5, rtol=1e-5)
+
+
+def test_the_lowerings_of_a_patch_are_those_of_its_thread_and_only_read() -> None:
+    def lowering() -> None:
+        imported_before(edge_program(Mlp(), (X,)), linear("CompatBackend"))
+
+    with compat.patch_executorch() as lowerings:
+        with pytest.raises(ArithmeticError):
+            imported_before(edge_program(Mlp(), (X,)), linear("CompatRaises"))
+        lowering()
+        thread = threading.Thread(target=lowering)
+        thread.start()
+        thread.join()
+        assert len(lowerings) == 1 and lowerings[0] in lowerings and lowerings[:1] == (lowerings[-1],)
+        with pytest.raises(TypeError):
+            lowerings[0] = lowerings[0]  # type: ignore[index]
+    lowering()
+    assert len(lowerings) == 1 and not hasattr(lowerings, "append")
+    with pytest.raises(InputError, match="rewrites='sage'"), compat.patch_executorch(rewrites="sage"):  # type: ignore[arg-type]
+        pytest.fail("entered")
+    with pytest.raises(UnknownPluginError, match="sage"), compat.patch_executorch(rewrites=["sage"]):
+        pytest.fail("entered")
+    assert not _is_ours(_by_function)
 
 
 def test_an_export_script_gives_the_same_file() -> None:

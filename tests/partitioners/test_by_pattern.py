@@ -34,7 +34,8 @@ from exir_lowering.partitioners import (
 )
 from exir_lowering.partitioners.algorithms.convex import contract, list_computing, propose_partitions
 from exir_lowering.partitioners.algorithms.limits import Limits
-from exir_lowering.partitioners.supports.matching import Candidate, find
+from exir_lowering.partitioners.supports.choosing import find
+from exir_lowering.partitioners.supports.matching import Candidate
 from exir_lowering.partitioners.supports.predicates import dtypes, ops
 from exir_lowering.partitioners.supports.support import GraphScope, scopes
 
@@ -833,3 +834,163 @@ def test_no_warning_when_a_nested_graph_has_the_only_match() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         PatternPartitioner("echo", Pattern(doubled, (X,)))(program)
+
+
+# ---- attributes, near misses, what stays whole
+
+
+class Convolutions(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(
+            [
+                torch.nn.Conv2d(3, 4, 3),
+                torch.nn.Conv2d(4, 4, 3, stride=2, padding=1, bias=False),
+                torch.nn.Conv2d(4, 4, (1, 3), stride=(1, 2), groups=2),
+            ]
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x
+
+
+def conv_relu(x: Any, weight: Constant) -> Any:
+    return torch.relu(F.conv2d(x, weight))
+
+
+IMAGE = torch.randn(1, 3, 12, 12)
+CONV = (IMAGE, torch.randn(4, 3, 3, 3))
+
+
+@pytest.fixture(scope="module")
+def convolutions() -> ExportedProgram:
+    return edge_program(Convolutions(), (IMAGE,))
+
+
+def count(program: ExportedProgram, **attributes: Any) -> int:
+    return len(groups_of(program, Pattern(conv_relu, CONV, attributes=attributes)))
+
+
+def groups_of(program: ExportedProgram, *patterns: Pattern) -> list[Sequence[Node]]:
+    support = PatternSupport(*patterns)
+    return [group for scope in scopes(program) for group in support.groups(scope)]
+
+
+def test_attributes_say_what_arguments_may_be(convolutions: ExportedProgram) -> None:
+    free = {"stride": ANY, "padding": ANY, "bias": ANY, "groups": ANY}
+    assert count(convolutions, **free) == 3 and count(convolutions) == 0
+    assert count(convolutions, bias=ANY) == 1
+    assert count(convolutions, **{**free, "stride": 1}) == 1
+    assert count(convolutions, **{**free, "stride": {1, 2}}) == 2
+    assert count(convolutions, **{**free, "stride": [1, 2]}) == 1
+    assert count(convolutions, **{**free, "stride": {1, 2, (1, 2)}}) == 3
+    assert count(convolutions, **{**free, "bias": None}) == 1
+    assert count(convolutions, **{**free, "groups": lambda groups: groups > 1}) == 1
+    assert count(convolutions, **{**free, "transposed": True}) == 0
+    one = {f"aten.convolution.{name}": value for name, value in free.items()}
+    assert count(convolutions, **one) == count(convolutions, **{**free, "aten.convolution.default.groups": {1, 2}}) == 3
+
+    def traced(x: Any, weight: Constant) -> Any:
+        return aten.relu.default(aten.convolution.default(x, weight, None, 1, 0, 1, False, 0, 1))
+
+    anything = dict.fromkeys(("bias", "stride", "padding", "dilation", "output_padding", "groups"), ANY)
+    assert len(groups_of(convolutions, Pattern(traced, attributes=anything))) == 3
+
+
+def test_attributes_that_are_wrong(convolutions: ExportedProgram) -> None:
+    for wrong, part in (
+        ({"strid": 1}, "'strid', which none of its operators has. Did you mean 'stride'?"),
+        ({"aten.relu.stride": 1}, "none of its operators has"),
+        ({"weight": ANY}, "parameter weight is not used"),
+        (["stride"], "expected a mapping"),
+    ):
+        with pytest.raises(InputError, match=re.escape(part)):
+            Pattern(conv_relu, CONV, attributes=wrong)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="which an operator of the pattern computes"):
+        Pattern(sigmoid_tanh, attributes={"aten.tanh.input": 1})
+
+    def broken(value: Any) -> bool:
+        raise ZeroDivisionError("by zero")
+
+    with pytest.raises(PartitionerContractError, match=r"asks of stride raised ZeroDivisionError for \[1, 1\]"):
+        count(convolutions, bias=ANY, stride=broken)
+
+
+def test_near_misses_say_what_differs(convolutions: ExportedProgram) -> None:
+    partitioner = PatternPartitioner("echo", Pattern(conv_relu, CONV, attributes={"bias": ANY, "padding": ANY}))
+    reasons = {one.node: one.reason for one in partitioner.partition(convolutions).rejections}
+    second, third = ("stride of aten_convolution_default_1 is [2, 2], the pattern says [1, 1]",
+                     "stride of aten_convolution_default_2 is [1, 2], the pattern says [1, 1]")  # fmt: skip
+    assert second in reasons["aten_convolution_default_1"] and second in reasons["aten_relu_default_1"]
+    assert third in reasons["aten_convolution_default_2"] and len(reasons) == 4
+    graphs.strip_tags(convolutions.graph_module)
+
+    def warned(pattern: Pattern, program: ExportedProgram = convolutions) -> str:
+        with pytest.warns(UserWarning, match="matches nothing") as caught:
+            PatternPartitioner("echo", pattern).partition(program)
+        return str(caught[0].message)
+
+    odd = Pattern(conv_relu, CONV, attributes={"bias": ANY, "stride": {3, 4}, "padding": ANY})
+    assert "stride of aten_convolution_default is [1, 1], the pattern says 3 or 4" in warned(odd)
+    assert "bias of aten_convolution_default is b_layers_0_bias" in (said := warned(Pattern(conv_relu, CONV))) or (
+        "bias of aten_convolution_default is p_layers_0_bias, the pattern says None" in said
+    )
+
+    class Computed(torch.nn.Module):
+        def forward(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            return torch.relu(F.conv2d(x, weight * 2))
+
+    computed = edge_program(Computed(), CONV)
+    assert "its input weight is aten_mul_tensor, no constant" in warned(Pattern(conv_relu, CONV), computed)
+
+
+class Gelu(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+        self.register_buffer("total", torch.zeros(3, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.total.add_(torch.nn.functional.gelu(self.linear(x)))
+        return self.total * 1.5
+
+
+def linear_gelu(x: Any, weight: Constant, bias: Constant) -> Any:
+    return aten.gelu.default(aten.linear.default(x, weight, bias))
+
+
+def test_an_operator_that_is_decomposed_is_named_with_what_it_became_and_can_stay_whole() -> None:
+    program = torch.export.export(Gelu().eval(), (X,))
+    with pytest.warns(UserWarning, match="matches nothing") as caught:
+        exir_lowering.plan(program, PatternPartitioner("reference", Pattern(linear_gelu)))
+    became = "After decomposition, aten.linear.default is aten.permute_copy.default + aten.addmm.default"
+    (said,) = (str(one.message) for one in caught if "matches nothing" in str(one.message))
+    assert became in said and "keep_whole=[torch.ops.aten.linear.default]" in said
+    whole = PatternPartitioner("reference", Pattern(linear_gelu), keep_whole=[aten.linear.default])
+    lowered = exir_lowering.lower(program, whole)
+    (partition,) = lowered.report.methods[0].partitions
+    assert dict(partition.operators) == {"aten.linear.default": 1, "aten.gelu.default": 1}
+    (got,) = exir_lowering.load(lowered.emit().buffer).run("forward", X)
+    torch.testing.assert_close(got, program.module()(X))
+
+
+def test_a_pattern_can_own_the_state_that_it_writes() -> None:
+    def accumulate(total: Any, x: Any) -> Any:
+        return aten.add.Tensor(total, x)
+
+    program = torch.export.export(Gelu().eval(), (X,))
+    specs = [CompileSpec("level", b"2")]
+    partitioner = PatternPartitioner(
+        "reference", Pattern(accumulate), own_state=True, compile_specs={"reference": specs}
+    )
+    lowered = exir_lowering.lower(program, partitioner)
+    (owned,) = delegates(lowered["forward"])
+    assert list(owned.original_module.graph_signature.buffers_to_mutate.values()) == ["total"]
+    assert owned.compile_specs == specs
+    loaded, eager = exir_lowering.load(lowered.emit().buffer), program.module()
+    for _ in range(3):
+        torch.testing.assert_close(loaded.run("forward", X)[0], eager(X))
+    with pytest.raises(InputError, match="'other', which is not one of its backends"):
+        PatternPartitioner("reference", Pattern(accumulate), compile_specs={"other": specs})

@@ -1,0 +1,217 @@
+"""`exir-lower bench`: how long a method takes, call by call, and what memory it needs; two files in turns."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from exir_lowering.cli import method_inputs
+from exir_lowering.cli.command import OK, Command
+from exir_lowering.cli.output import find_file, format_size, kept_from_stdout, make_console, make_table, say
+from exir_lowering.errors import InputError
+
+if TYPE_CHECKING:
+    from exir_lowering.runtime.program import LoadedProgram
+
+VERSION = 1
+"""Incremented when a field of the JSON changes its meaning or is removed."""
+
+_SECONDS, _LEAST, _MOST = 5.0, 10, 1000
+"""How long the calls are repeated for unless --runs says how often, at least and at most how often."""
+
+_EXAMPLES = """\
+examples:
+  exir-lower bench model.pte --input randn:1x3x224x224
+  exir-lower bench model.pte --against other.pte --input randn:1x3x224x224 --runs 200
+  exir-lower bench llm.pte --method decode --input ones:int64:1x1 3 --json > bench.json
+
+Inputs are given as for `exir-lower run`. A time is that of one call from Python, with its checks of the inputs; calls
+before the first ones that count set the method up. Two files take turns call by call, so that both meet the same load.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("model", metavar="MODEL.pte", help="the file")
+    parser.add_argument("--against", metavar="OTHER.pte", help="another file, whose calls are made in turns with those")
+    parser.add_argument("--method", help='the method (default: "forward", or the only one there is)')
+    method_inputs.add_argument(parser)
+    for name, whose in (("--data", "MODEL.pte"), ("--against-data", "OTHER.pte")):
+        parser.add_argument(
+            name, action="append", default=[], metavar="WEIGHTS.ptd", help=f"a data file that {whose} needs"
+        )
+    parser.add_argument("--warm-up", type=int, default=3, metavar="N", help="calls that do not count (default: 3)")
+    parser.add_argument(
+        "--runs",
+        type=int,
+        metavar="N",
+        help=f"calls of each file that count (default: as many as take {_SECONDS:g} seconds, from {_LEAST} to {_MOST})",
+    )
+    parser.add_argument(
+        "--engine", choices=("runtime", "interpreter"), default="runtime", help="what runs it, as for `run`"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="the seed of randn and rand (default: 0)")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON, with all times")
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A file whose method is measured."""
+
+    name: str
+    program: LoadedProgram
+    method: str
+    file_bytes: int
+    planned: tuple[int, ...]  # the sizes of the method's planned memory
+    resident: int | None  # by how much the process grew as the file was loaded and run; None where that is not known
+    times: list[float] = field(default_factory=list)  # of each call, in seconds
+
+    def describe(self) -> dict[str, Any]:
+        """Return the figures for JSON: seconds and bytes."""
+        cuts = statistics.quantiles(self.times, n=100, method="inclusive")
+        return {
+            "file": self.name,
+            "method": self.method,
+            "runs": len(self.times),
+            "seconds": {
+                "least": min(self.times),
+                "p25": cuts[24],
+                "median": statistics.median(self.times),
+                "p75": cuts[74],
+                "p90": cuts[89],
+                "p99": cuts[98],
+                "mean": statistics.fmean(self.times),
+                "all": self.times,
+            },
+            "bytes": {"file": self.file_bytes, "planned": list(self.planned), "resident": self.resident},
+        }
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Measure the file, or two in turns, and print the figures."""
+    given = [(find_file(arguments.model), [find_file(path) for path in arguments.data])]
+    if arguments.against is not None:
+        given.append((find_file(arguments.against), [find_file(path) for path in arguments.against_data]))
+    method_inputs.check_inputs(arguments.inputs)
+    if arguments.warm_up < 0 or (arguments.runs is not None and arguments.runs < 2):
+        raise InputError("bench: expected --warm-up of at least 0 and --runs of at least 2.")
+    import torch
+
+    torch.manual_seed(arguments.seed)
+    values = method_inputs.make_inputs(arguments.inputs)
+    with kept_from_stdout(arguments.json):
+        opened = [_open(source, data, arguments, values) for source, data in given]
+        for _, call in opened:
+            for _ in range(arguments.warm_up):
+                call()
+        _measure(opened, arguments.runs)
+    figures = [subject.describe() for subject, _ in opened]
+    ratio = _compare(*(subject.times for subject, _ in opened)) if len(opened) > 1 else None
+    if arguments.json:
+        print(json.dumps({"version": VERSION, "peak_bytes": _peak(), "files": figures, "ratio": ratio}, indent=2))
+    else:
+        _show(figures, ratio)
+    return OK
+
+
+def _open(
+    source: Path, data: Sequence[Path], arguments: argparse.Namespace, values: list[Any]
+) -> tuple[Subject, Callable[[], object]]:
+    """Load a file, and run its method once; return what calls it again."""
+    from exir_lowering.runtime.program import open_file, read_file
+
+    before = _resident()
+    file = read_file(source, list(data) or None, None, True)
+    program = open_file(file, None, arguments.engine)
+    method = method_inputs.choose_method(arguments.method, program.method_names, source)
+    inputs = method_inputs.fit_inputs(program, method, values)
+    program.run(method, *inputs)
+    after = _resident()
+    grown = None if before is None or after is None else max(after - before, 0)
+    subject = Subject(str(source), program, method, source.stat().st_size, file.methods[method].arenas, grown)
+    return subject, lambda: program.run(method, *inputs)
+
+
+def _measure(opened: Sequence[tuple[Subject, Callable[[], object]]], runs: int | None) -> None:
+    """Time calls in rounds of one call of each file; who is first changes from round to round."""
+    begun, rounds = time.perf_counter(), 0
+    while (
+        rounds < runs
+        if runs is not None
+        else rounds < _LEAST or (rounds < _MOST and time.perf_counter() - begun < _SECONDS * len(opened))
+    ):
+        for subject, call in opened if rounds % 2 == 0 else reversed(opened):
+            start = time.perf_counter()
+            call()
+            subject.times.append(time.perf_counter() - start)
+        rounds += 1
+
+
+def _compare(first: Sequence[float], second: Sequence[float]) -> dict[str, float]:
+    """Return the first one's time as a multiple of the second one's: the median of the rounds, and their quarters."""
+    low, median, high = statistics.quantiles((a / b for a, b in zip(first, second, strict=True)), n=4)
+    return {"p25": low, "median": median, "p75": high}
+
+
+def _resident() -> int | None:
+    """Return how many bytes of memory the process has now, None where that is not known."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+    import resource
+
+    return pages * resource.getpagesize()
+
+
+def _peak() -> int:
+    """Return the most memory that the process had, in bytes."""
+    import resource
+
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
+
+
+def _show(figures: Sequence[dict[str, Any]], ratio: dict[str, float] | None) -> None:
+    from rich.text import Text
+
+    table = make_table(f"Milliseconds of a call of {figures[0]['method']}")
+    for column in ("file", "calls", "median", "p25 to p75", "p90", "p99", "least"):
+        table.add_column(column, justify="left" if column == "file" else "right", overflow="fold")
+    for one in figures:
+        ms = {name: f"{value * 1e3:.3f}" for name, value in one["seconds"].items() if name != "all"}
+        spread = f"{ms['p25']} to {ms['p75']}"
+        cells = one["file"], str(one["runs"]), ms["median"], spread, ms["p90"], ms["p99"], ms["least"]
+        table.add_row(*map(Text, cells))
+    make_console().print(table)
+    memory = make_table("Memory")
+    for column in ("file", "file's size", "planned", "process grew by"):
+        memory.add_column(column, justify="left" if column == "file" else "right", overflow="fold")
+    for one in figures:
+        sizes = one["bytes"]
+        grown = "?" if sizes["resident"] is None else _short(sizes["resident"])
+        memory.add_row(*map(Text, (one["file"], _short(sizes["file"]), _short(sum(sizes["planned"])), grown)))
+    make_console().print(memory)
+    say(f"The process had {format_size(_peak())} at most, with Python and PyTorch.")
+    if ratio is not None:
+        first, second = (one["file"] for one in figures)
+        say(
+            f"{first} takes {ratio['median']:.2f} times as long as {second}: the median of all rounds; half of them "
+            f"are from {ratio['p25']:.2f} to {ratio['p75']:.2f}."
+        )
+
+
+def _short(count: int) -> str:
+    return format_size(count).partition(",")[0]
+
+
+COMMAND = Command(
+    "bench", "measure the time and memory of a .pte file, or of two in turns", add_arguments, execute, _EXAMPLES
+)

@@ -1,0 +1,140 @@
+"""`exir-lower bench`, and what `run` says of time and of PyTorch's results."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch.export import export
+
+from exir_lowering import cli, lower
+from exir_lowering.cli.comparing import measure
+from exir_lowering.runtime.profiling import Profile, ProfileRow
+
+Main = Callable[..., tuple[int, str, str]]
+
+
+class Net(torch.nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = torch.nn.Linear(width, width)
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor, *, shift: torch.Tensor) -> dict[str, torch.Tensor]:
+        self.calls.add_(1)
+        shift.add_(1)
+        return {"y": torch.sin(self.linear(x)) + shift, "n": self.calls * 1}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("files")
+    for name, width, partitioner in (("small", 8, "xnnpack"), ("large", 512, None)):
+        inputs = (torch.ones(2, width),), {"shift": torch.zeros(width)}
+        program = export(Net(width).eval(), *inputs)
+        torch.export.save(program, folder / f"{name}.pt2")
+        lower(program, partitioner).emit().save(folder / f"{name}.pte")
+    return folder
+
+
+@pytest.fixture
+def main(capsys: pytest.CaptureFixture[str]) -> Main:
+    def run(*argv: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = cli.main([str(a) for a in argv])
+        return (code, *capsys.readouterr())
+
+    return run
+
+
+def test_bench_measures_two_files_in_turns(main: Main, files: Path) -> None:
+    argv = ("bench", files / "small.pte", "--input", "randn:2x8", "zeros:8", "--runs", "40")
+    code, out, err = main(*argv, "--json")
+    assert code == 0, err
+    (one,) = json.loads(out)["files"]
+    seconds = one["seconds"]
+    assert len(seconds["all"]) == one["runs"] == 40 and min(seconds["all"]) == seconds["least"] > 0
+    assert seconds["least"] <= seconds["p25"] <= seconds["median"] <= seconds["p75"] <= seconds["p90"] <= seconds["p99"]
+    assert one["bytes"]["file"] == (files / "small.pte").stat().st_size and sum(one["bytes"]["planned"]) > 0
+    assert json.loads(out)["ratio"] is None and json.loads(out)["peak_bytes"] > 50_000_000
+    code, out, _ = main(*argv, "--against", files / "small.pte", "--json")
+    ratio = json.loads(out)["ratio"]
+    assert code == 0 and ratio["p25"] <= ratio["median"] <= ratio["p75"] and 0.3 < ratio["median"] < 3
+    code, out, _ = main(*argv, "--against", files / "small.pte")
+    assert code == 0 and "times as long as" in out and "p99" in out and "planned" in out and "at most" in out
+
+
+def test_bench_says_what_is_wrong(main: Main, files: Path) -> None:
+    for argv, part in (
+        ((files / "small.pte",), "Give one --input for each input"),
+        ((files / "none.pte",), "There is no file"),
+        ((files / "small.pte", "--runs", "1"), "--runs of at least 2"),
+        ((files / "small.pte", "--method", "forwart"), "Did you mean 'forward'?"),
+    ):
+        code, out, err = main("bench", *argv)
+        assert (code, out) == (2, "") and part in err and err.count("\n") == 1
+
+
+def test_run_compares_with_the_exported_program(main: Main, files: Path, tmp_path: Path) -> None:
+    argv = ("run", files / "small.pte", "--input", "randn:2x8", "zeros:8", "--compare")
+    code, out, err = main(*argv, files / "small.pt2")
+    assert (code, err) == (0, "") and "Compared with small.pt2 in PyTorch" in out
+    rows = [
+        line.split() for line in out[out.index("Compared") :].splitlines() if line.split()[:1] in (["0"], ["1"], ["2"])
+    ]
+    # What it writes into its input comes first.
+    assert len(rows) == 3 and all(float(row[1]) < 1e-5 for row in rows) and rows[0][1] == "0"
+    other = Net(8).eval()
+    with torch.no_grad():
+        other.linear.bias[3] += 0.5
+    program = export(other, (torch.ones(2, 8),), {"shift": torch.zeros(8)})
+    torch.export.save(program, tmp_path / "other.pt2")
+    _, out, _ = main(*argv, tmp_path / "other.pt2")
+    errors = [float(line.split()[1]) for line in out[out.index("Compared") :].splitlines()[3:]]
+    assert errors[0] == 0 and 0.1 < errors[1] < 0.51 and errors[2] == 0
+    code, out, err = main(*argv, files / "large.pt2")
+    assert code == 2 and "PyTorch cannot run it with these inputs" in err and err.count("\n") == 1
+
+
+def test_differences_are_measured_with_what_is_not_finite() -> None:
+    nan, inf = math.nan, math.inf
+    same = measure(torch.tensor([1.0, nan, inf]), torch.tensor([1.0, nan, inf]))
+    assert (same.largest, same.magnitude, same.sqnr) == (0.0, 1.0, inf)
+    assert measure(torch.tensor([nan]), torch.tensor([1.0])).largest == inf
+    assert measure(torch.tensor([-inf]), torch.tensor([inf])).largest == inf
+    assert measure(torch.tensor([1.0, 0.0]), torch.tensor([1.1, 0.0])).sqnr == pytest.approx(20.8, abs=0.1)
+    assert measure(torch.tensor([2]), torch.tensor([5])).largest == 3
+    assert "int64 [1] is not float32 [1]" in measure(torch.tensor([2]), torch.tensor([5.0])).problem
+    assert measure(torch.ones(0), torch.ones(0)).largest == 0 and measure(3, 3).problem == ""
+
+
+def test_a_profile_has_what_takes_longest_first(main: Main, files: Path) -> None:
+    def row(kind: str, name: str, number: int, milliseconds: float) -> ProfileRow:
+        return ProfileRow(kind, name, "", number, (), 1, milliseconds, milliseconds / 10, ())
+
+    rows = (
+        row("method", "forward", -1, 10.0),
+        row("kernel", "a", 0, 1.0),
+        row("delegate", "d", 1, 3.0),
+        row("instruction", "d1", 1, 0.5),
+        row("instruction", "d2", 1, 2.0),
+        row("kernel", "b", 2, 4.0),
+    )
+    profile = Profile("forward", 1, rows)
+    assert [one.name for one in profile.by_time().rows] == ["forward", "b", "d", "d2", "d1", "a"]
+    assert [one.name for one in profile.by_time(2).rows] == ["forward", "b", "d", "d2"]
+    argv = ("run", files / "large.pte", "--input", "randn:2x512", "zeros:512", "--profile", "--runs", "5")
+    code, out, err = main(*argv, "--top", "2")
+    assert code == 0 and "more rows; without --top all are shown" in out and "5 runs" in out, err
+    found = json.loads(main(*argv, "--json")[1])["rows"]
+    assert (
+        all(one["calls"] == 5 for one in found[:2])
+        and len(json.loads(main(*argv, "--top", "2", "--json")[1])["rows"]) == 3
+    )
+    code, _, err = main(*argv[:-3], "--top", "2")
+    assert code == 2 and "--top is about the profile: give --profile too" in err
