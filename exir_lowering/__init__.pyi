@@ -9,6 +9,7 @@ from .errors import (
     LimitError as LimitError,
     LoweringError as LoweringError,
     PartitionerContractError as PartitionerContractError,
+    PartitionTooLargeError as PartitionTooLargeError,
     PluginLoadError as PluginLoadError,
     RewriteContractError as RewriteContractError,
     UnknownPluginError as UnknownPluginError,
@@ -19,6 +20,7 @@ from .lowered import LoweredMethods as LoweredMethods
 from .lowered_module import LoweredModule as LoweredModule
 from .model import (
     Adjustment as Adjustment,
+    RefusedPartition as RefusedPartition,
     RefusedRewrite as RefusedRewrite,
     Rejection as Rejection,
     Rewriting as Rewriting,

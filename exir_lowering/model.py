@@ -65,6 +65,29 @@ class Adjustment:
 
 
 @dataclass(frozen=True, slots=True)
+class RefusedPartition:
+    """Operators that a backend failed on, so that they went to the next partitioner or stay on the host.
+
+    Attributes:
+        method: The method.
+        backend_id: The backend.
+        nodes: The names of the operators, with the path of the nested graph that holds them.
+        sources: The model's lines that they come from.
+        failure: What the backend raised, and where.
+    """
+
+    method: str
+    backend_id: str
+    nodes: tuple[str, ...]
+    sources: tuple[str, ...]
+    failure: str
+
+    def __str__(self) -> str:
+        what = self.nodes[0] if len(self.nodes) == 1 else f"{len(self.nodes)} operators from {self.nodes[0]}"
+        return f"{self.method}: {self.backend_id} failed on {what}: {self.failure.partition(chr(10))[0]}"
+
+
+@dataclass(frozen=True, slots=True)
 class Rewriting:
     """What a rewrite did in one place.
 

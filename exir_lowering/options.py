@@ -40,6 +40,9 @@ class LoweringOptions:
         require_coverage: The minimum share of each method's operators that must be delegated, 0 to 1. Below it,
             `lower` and `plan` raise a CoverageError that lists what is missing, before any backend is called.
         require_full: Whether every operator of each method must be delegated; the same as `require_coverage=1.0`.
+        on_backend_error: What to do when a backend fails on a partition: "raise" its error; "fallback", which gives the
+            operators to the next partitioner, or leaves them on the host; or "split", which first cuts the partition
+            until what fails is isolated. The report says what failed. A backend that breaks its contract is an error.
         progress: Whether to show the progress of long work on standard error if that is a terminal.
         edge: Which code converts programs to Edge dialect: "fast" is ours, which leaves to ExecuTorch what it does not
             cover; "executorch" is ExecuTorch's; "check" runs both and raises an error if the graphs differ.
@@ -64,6 +67,7 @@ class LoweringOptions:
     edge_compile_config: EdgeCompileConfig | None = field(default=None)
     require_coverage: float = 0.0
     require_full: bool = False
+    on_backend_error: Literal["raise", "fallback", "split"] = "raise"
     progress: bool = False
     edge: Literal["fast", "executorch", "check"] = "fast"
     rewrites: Literal["safe", "none"] | Sequence[Any] | None = field(default=None, hash=False)
@@ -79,6 +83,10 @@ class LoweringOptions:
             raise InputError(f'LoweringOptions(non_convex={self.non_convex!r}): expected "split" or "raise".')
         if self.edge not in ("fast", "executorch", "check"):
             raise InputError(f'LoweringOptions(edge={self.edge!r}): expected "fast", "executorch" or "check".')
+        if self.on_backend_error not in ("raise", "fallback", "split"):
+            raise InputError(
+                f'LoweringOptions(on_backend_error={self.on_backend_error!r}): expected "raise", "fallback" or "split".'
+            )
         _check_rewrites(self.rewrites)
         _check_assumptions(self.assume)
         if self.costs is not None:

@@ -11,6 +11,7 @@ from exir_lowering import graphs
 from exir_lowering._upstream import locks, pins
 from exir_lowering._upstream.compiler import EdgeProgramManager  # sorts before all that import ExecuTorch's compiler
 from exir_lowering._upstream.delegates import LoweredBackendModule
+from exir_lowering.errors import BackendFailure
 from exir_lowering.graphs import collector
 from exir_lowering.graphs.copies import own_state
 from exir_lowering.graphs.isolation import private_copy
@@ -42,6 +43,7 @@ from exir_lowering.steps.edge import as_edge, check_preserved, to_edge
 from exir_lowering.steps.extract import extract
 from exir_lowering.steps.preprocess import preprocess
 from exir_lowering.steps.provenance import describe
+from exir_lowering.steps.recovery import Recovery
 from exir_lowering.steps.rewrite import rewrite
 from exir_lowering.steps.session import Session
 from exir_lowering.steps.shared_state import elsewhere, list_states
@@ -51,6 +53,7 @@ from exir_lowering.steps.tag import make_fake_state, tag
 Programs = Mapping[str, ExportedProgram]
 Backends = Mapping[str, Any]
 PreprocessGroup = Callable[[BackendGroup, Backend, Session], list[LoweredPartition]]
+LowerGroup = Callable[[BackendGroup], list[LoweredPartition]]
 
 
 def lower(
@@ -227,13 +230,22 @@ def _lower(
         with locks.conversion(), converting([method.program for method in given], gradients=True):
             states = list_states(given)
             methods = rewrite(given, rewrites, session, states)
-            extracted, planned = _partition_all(methods, states, session)
-            own_state(program for method in extracted for program in _programs(method))
-        set_aside()
-        groups = _group(extracted)
-        found = {group.backend_id: registry.find_backend(group.backend_id, backends) for group in groups}
-        with session.timed("preprocess"):
-            results = [one for group in groups for one in preprocess_group(group, found[group.backend_id], session)]
+        found: dict[str, Backend] = {}
+
+        def lower_group(group: BackendGroup) -> list[LoweredPartition]:
+            return preprocess_group(group, found[group.backend_id], session)
+
+        recovery = Recovery(session.options.on_backend_error)
+        results: list[LoweredPartition] | None = None
+        while results is None:  # again only where a backend fails, and that is no error
+            with locks.conversion(), converting([method.program for method in methods], gradients=True):
+                extracted, planned = _partition_all(methods, states, session, recovery)
+                own_state(program for method in extracted for program in _programs(method))
+            set_aside()
+            groups = _group(extracted)
+            found = {group.backend_id: registry.find_backend(group.backend_id, backends) for group in groups}
+            with session.timed("preprocess"):
+                results = _preprocess(groups, lower_group, recovery)
         with session.timed("splice"), locks.conversion():
             lowered = {one.partition.id: one for one in results}
             programs = splice(extracted, lowered)
@@ -243,7 +255,10 @@ def _lower(
     off = pins.tell_switched_off()
     return LoweredMethods(
         programs,
-        Report(planned.methods, payloads, dict(session.times.seconds), left, uses, off, states=states),
+        Report(
+            *(planned.methods, payloads, dict(session.times.seconds), left, uses, off, tuple(recovery.refused)),
+            states=states,
+        ),
         {method.name: method.program for method in methods},
         constant_methods,
         session.options.accelerate,
@@ -253,13 +268,32 @@ def _lower(
     )
 
 
+def _preprocess(
+    groups: Sequence[BackendGroup], lower_group: LowerGroup, recovery: Recovery
+) -> list[LoweredPartition] | None:
+    """Lower all groups, each in one call; None if what backends fail on has to be taken from them first."""
+    if recovery.learn(groups, lower_group):
+        return None
+    try:
+        return [one for group in groups for one in lower_group(group)]
+    except BackendFailure:
+        if not recovery.begin() or not recovery.learn(groups, lower_group):
+            raise
+        return None
+
+
 def _partition_all(
-    methods: Sequence[EdgeMethod], states: Sequence[State], session: Session, *, required: bool = True
+    methods: Sequence[EdgeMethod],
+    states: Sequence[State],
+    session: Session,
+    recovery: Recovery | None = None,
+    *,
+    required: bool = True,
 ) -> tuple[list[ExtractedMethod], LoweringPlan]:
     """Tag and extract every method, and record the decisions: everything that happens before a backend is called."""
     extracted, plans = [], []
     for method in session.progress.each("partition", methods):
-        tagged, partitioned = _partition(method, elsewhere(states, method.name), session)
+        tagged, partitioned = _partition(method, elsewhere(states, method.name), session, recovery)
         extracted.append(partitioned)
         with session.timed("plan"), collector.paused():
             plans.append(plan_method(method, tagged, partitioned, session.options.costs))
@@ -272,7 +306,7 @@ def _partition_all(
 
 
 def _partition(
-    edge: EdgeMethod, shared: frozenset[str], session: Session
+    edge: EdgeMethod, shared: frozenset[str], session: Session, recovery: Recovery | None
 ) -> tuple[list[TaggedMethod], ExtractedMethod]:
     """Tag and extract, once per partitioner: what an earlier one claimed is a delegate call for the later ones."""
     tagged: list[TaggedMethod] = []
@@ -283,7 +317,8 @@ def _partition(
     state, non_convex = make_fake_state(method.program), session.options.non_convex
     for partitioner in edge.partitioners:
         with session.timed("tag"), planning_with(session.options.costs):
-            tagged.append(tag(edge.name, method.program, partitioner, state))
+            claimed = tag(edge.name, method.program, partitioner, state)
+            tagged.append(claimed if recovery is None else recovery.apply(claimed))
         with session.timed("extract"), collector.paused():
             step = extract(tagged[-1], earlier=len(method.partitions), non_convex=non_convex, shared=shared)
             invariants.check_extracted(step)

@@ -62,6 +62,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "exported, which programs from files have lost (default: auto)",
     )
     parser.add_argument(
+        "--on-backend-error",
+        choices=("raise", "fallback", "split"),
+        default="raise",
+        help="what to do when a backend fails on a partition: end with its error (default); give the operators to the "
+        "next partitioner, or leave them on the host (fallback); or cut the partition until what fails is isolated (split)",
+    )
+    parser.add_argument(
         "--no-provenance",
         action="store_true",
         help="leave out of the file how it was made, and the names of inputs, outputs and weights",
@@ -91,7 +98,12 @@ def execute(arguments: argparse.Namespace) -> int:
         from exir_lowering.pipeline import lower
 
         cached = False if arguments.no_cache else arguments.cache or True
-        partitioners, options = choice.make(), program_files.make_options(arguments, cache=cached, jobs=arguments.jobs)
+        partitioners, options = (
+            choice.make(),
+            program_files.make_options(
+                arguments, cache=cached, jobs=arguments.jobs, on_backend_error=arguments.on_backend_error
+            ),
+        )
         lowered = lower(program_files.read_programs(files, arguments.trust), partitioners, options=options)
         if arguments.runner_metadata:
             values = constant_methods.add_metadata(values, lowered.edge_programs["forward"])

@@ -8,6 +8,7 @@
     ├── CoverageError                    less is delegated than the options require
     ├── BackendContractError             a backend or delegate broke its contract
     ├── BackendFailure                   a backend or delegate raised; names the partition or the method
+    ├── PartitionTooLargeError           what a backend raises that wants smaller partitions
     ├── BackendUnavailableError          a file needs a backend that this machine does not have
     ├── LimitError                       a run of a file went over one of its limits, and was ended
     └── InvariantError                   a defect of exir-lowering itself
@@ -109,6 +110,20 @@ class BackendFailure(LoweringError):
     def __init__(self, message: str, *, debug_handle: int | None = None) -> None:
         super().__init__(message)
         self.debug_handle = debug_handle
+
+
+class PartitionTooLargeError(LoweringError):
+    """What a backend may raise for a partition that is too large for it.
+
+    With `LoweringOptions(on_backend_error="split")` it then gets smaller ones.
+
+    Attributes:
+        operators: How many operators a partition may have, at least 1.
+    """
+
+    def __init__(self, message: str, *, operators: int) -> None:
+        super().__init__(message)
+        self.operators = max(1, int(operators))
 
 
 class BackendUnavailableError(LoweringError):

@@ -12,6 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from exir_lowering.model import RefusedPartition
 from exir_lowering.plans.cache_use import CacheUse
 from exir_lowering.plans.lowering_plan import LoweringPlan
 
@@ -44,6 +45,7 @@ class Report(LoweringPlan):
         cache: What was in the cache and what was not, and why; () without a cache.
         switched_off: What of ours was off in this process, each with the reason: it relies on code of torch or
             ExecuTorch that is not known, and upstream's own was used instead.
+        refused: What backends failed on, where `on_backend_error` says to go on without it.
     """
 
     payload_bytes: Mapping[str, int]
@@ -51,6 +53,7 @@ class Report(LoweringPlan):
     left_to_executorch: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     cache: tuple[CacheUse, ...] = ()
     switched_off: tuple[str, ...] = ()
+    refused: tuple[RefusedPartition, ...] = ()
 
     def table(self) -> Table:
         """Return the delegation table."""
@@ -80,6 +83,8 @@ class Report(LoweringPlan):
             for method, steps in self.left_to_executorch.items():
                 for step in steps:
                     console.print(f"{method}: ExecuTorch did {step}", markup=False)
+            for partition in self.refused:
+                console.print(str(partition), *partition.sources, sep="\n  ", markup=False)
             for feature in self.switched_off:
                 console.print(f"off: {feature}", markup=False)
             if self.cache:

@@ -13,14 +13,14 @@ SOURCES = list({path.resolve(): path for path in FILES}.values())
 
 
 BUDGETS = {
-    "exir_lowering": 900,
+    "exir_lowering": 980,
     "exir_lowering/_upstream": 4400,
     "exir_lowering/_upstream/acceleration": 1000,
     "exir_lowering/cli": 3250,
     "exir_lowering/cli/pt2": 900,
     "exir_lowering/compat": 350,
     "exir_lowering/dynamo": 3400,
-    "exir_lowering/errors": 250,
+    "exir_lowering/errors": 270,
     "exir_lowering/graphs": 2850,
     "exir_lowering/graphs/ranges": 2300,
     "exir_lowering/graphs/serialized": 1900,
@@ -31,7 +31,7 @@ BUDGETS = {
     "exir_lowering/pte": 4600,
     "exir_lowering/rewrites": 1150,
     "exir_lowering/runtime": 3700,
-    "exir_lowering/steps": 5350,
+    "exir_lowering/steps": 5500,
     "exir_lowering/steps/cache": 1450,
     "exir_lowering/steps/casewise": 2100,
     "exir_lowering/steps/parallel": 650,

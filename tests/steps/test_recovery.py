@@ -1,0 +1,202 @@
+"""A backend that fails on some operators: what becomes of them, and that the file is right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from lowering_support import TagPartitioner, delegates
+from torch.export import ExportedProgram, export
+from torch.fx import Node
+
+from exir_lowering import (
+    BackendContractError,
+    BackendFailure,
+    CoverageError,
+    InputError,
+    LoweringOptions,
+    PartitionTooLargeError,
+    load,
+    lower,
+)
+from exir_lowering.backends.reference import ReferenceBackend
+from exir_lowering.graphs import is_operator, operator_name, walk
+
+SPLIT, FALLBACK = (LoweringOptions(on_backend_error=mode, rewrites="none") for mode in ("split", "fallback"))
+
+
+class Fails(ReferenceBackend):
+    """The reference backend, which fails on partitions that a function names something in.
+
+    Attributes:
+        asked: How many operators each partition of each call had.
+    """
+
+    def __init__(self, problem: Callable[[Sequence[Node]], Exception | None]) -> None:
+        super().__init__()
+        self.problem = problem
+        self.asked: list[list[int]] = []
+
+    def preprocess_all(self, edge_programs: Any, compile_specs: Any, **context: Any) -> Any:
+        programs = [program for found in edge_programs.values() for program in found]
+        operators = [
+            [node for _, module in walk(program.graph_module) for node in module.graph.nodes if is_operator(node)]
+            for program in programs
+        ]
+        self.asked.append([len(found) for found in operators])
+        for found in operators:
+            problem = self.problem(found)
+            if problem is not None:
+                raise problem
+        return super().preprocess_all(edge_programs, compile_specs, **context)
+
+
+def on(*names: str) -> Callable[[Sequence[Node]], Exception | None]:
+    """Fail on operators of these names."""
+
+    def problem(nodes: Sequence[Node]) -> Exception | None:
+        bad = [node for node in nodes if operator_name(node) in names]
+        return RuntimeError(f"no kernel for {operator_name(bad[0])}") if bad else None
+
+    return problem
+
+
+class Chain(torch.nn.Module):
+    """Forty operators, three of which are unlike the others, with state and a branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.rand(4))
+        self.register_buffer("seen", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(6):
+            x = torch.sin(x) * self.weight + 1
+        self.seen.add_(torch.tanh(x))
+        x = torch.cond(x.sum() > 0, lambda y: torch.tanh(y) * 2 + 1, lambda y: torch.cos(y) - 1, (x,))
+        for _ in range(6):
+            x = torch.cos(x) - self.weight
+        return x / 2 + self.seen
+
+
+X = torch.rand(4)
+
+
+@pytest.fixture(scope="module")
+def program() -> ExportedProgram:
+    torch.manual_seed(0)
+    return export(Chain(), (X,))
+
+
+def everything(backend: str = "reference") -> TagPartitioner:
+    return TagPartitioner(lambda node: "all", backend=backend, nested=True)
+
+
+def check(lowered: Any, program: ExportedProgram) -> None:
+    eager, loaded = program.module(), load(lowered.emit().buffer)
+    for _ in range(3):
+        torch.testing.assert_close(loaded.run("forward", X)[-1], eager(X))
+
+
+@pytest.mark.parametrize("options", [SPLIT, FALLBACK], ids=["split", "fallback"])
+def test_what_fails_stays_on_the_host_and_the_rest_is_right(program: ExportedProgram, options: Any) -> None:
+    backend = Fails(on("aten.tanh.default"))
+    lowered = lower(program, everything(), backends={"reference": backend}, options=options)
+    check(lowered, program)
+    (method,) = lowered.report.methods
+    left = [node for node in method.host if "failed on it: no kernel for aten.tanh.default" in node.reason]
+    assert backend.asked[-1] == [sum(p.operators.values()) for p in method.partitions]  # all of them, in one call
+    refused = lowered.report.refused
+    assert {name for one in refused for name in one.nodes} == {node.node for node in left}
+    assert all(one.backend_id == "reference" and "tanh" in "".join(one.sources) for one in refused)
+    assert "failed on" in lowered.report.to_text()
+    if options is SPLIT:
+        # The call of the branches as well, as one of them has what fails; then the branches are taken by themselves.
+        assert [node.operator for node in left] == ["aten.tanh.default", "cond", "aten.tanh.default"]
+        assert len(method.partitions) <= 6  # put together again around what fails
+    else:
+        assert len(left) > 20 and len(refused) == 2
+
+
+def test_the_next_partitioner_gets_it(program: ExportedProgram) -> None:
+    backends = {"reference": Fails(on("aten.tanh.default")), "second": ReferenceBackend()}
+    lowered = lower(program, [everything(), everything("second")], backends=backends, options=SPLIT)
+    (method,) = lowered.report.methods
+    seconds = [partition for partition in method.partitions if partition.backend_id == "second"]
+    assert sum(one.operators.get("aten.tanh.default", 0) for one in seconds) == 2
+    assert [node.operator for node in method.host] == ["cond"]  # whose branches the first one has parts of
+
+
+def test_pieces_are_as_small_as_the_backend_says(program: ExportedProgram) -> None:
+    def problem(nodes: Sequence[Node]) -> Exception | None:
+        return PartitionTooLargeError("at most 5 layers", operators=5) if len(nodes) > 5 else None
+
+    backend = Fails(problem)
+    lowered = lower(program, everything(), backends={"reference": backend}, options=SPLIT)
+    check(lowered, program)
+    assert max(backend.asked[-1]) <= 5
+    assert [one.nodes for one in lowered.report.refused] == [("cond",)]  # one operator, with more than five in it
+    assert lowered.report.methods[0].coverage > 0.9
+
+
+def test_few_lowerings_find_one_operator_of_many() -> None:
+    class Deep(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for number in range(100):
+                x = torch.tanh(x) if number == 61 else torch.sin(x) + 1
+            return x
+
+    program, backend = export(Deep(), (X,)), Fails(on("aten.tanh.default"))
+    lowered = lower(program, everything(), backends={"reference": backend}, options=SPLIT)
+    (refused,) = lowered.report.refused
+    assert lowered.report.methods[0].coverage > 0.99 and len(lowered.report.methods[0].partitions) == 2
+    assert len(backend.asked) <= 2 * 8 + 8, "two pieces for each halving, and the calls before and after"
+    assert "torch.tanh(x) if number == 61" in "".join(refused.sources)
+
+
+def test_every_order_of_failures_gives_the_same_bytes(program: ExportedProgram) -> None:
+    contents = {
+        lower(program, everything(), backends={"reference": Fails(on("aten.tanh.default", "aten.cos.default"))},
+              options=SPLIT).emit().buffer
+        for _ in range(2)
+    }  # fmt: skip
+    assert len(contents) == 1
+    without = TagPartitioner(
+        lambda node: None if operator_name(node) in ("aten.tanh.default", "aten.cos.default", "cond") else "all",
+        backend="reference",
+        nested=True,
+    )
+    plain = lower(program, without, options=LoweringOptions(rewrites="none"))
+    payloads = [one.processed_bytes for one in delegates(plain["forward"])]
+    lowered = lower(
+        program, everything(), backends={"reference": Fails(on("aten.tanh.default", "aten.cos.default"))}, options=SPLIT
+    )
+    assert ([one.processed_bytes for one in delegates(lowered["forward"])] == payloads) is True
+
+
+def test_what_is_no_failure_of_a_partition_is_raised(program: ExportedProgram) -> None:
+    class Together(Fails):
+        def preprocess_all(self, edge_programs: Any, compile_specs: Any, **context: Any) -> Any:
+            if sum(map(len, edge_programs.values())) > 1:
+                raise RuntimeError("not more than one")
+            return super().preprocess_all(edge_programs, compile_specs, **context)
+
+    class Liar(ReferenceBackend):
+        def preprocess_all(self, edge_programs: Any, compile_specs: Any, **context: Any) -> Any:
+            return {}
+
+    two = TagPartitioner(lambda node: operator_name(node) if node.op == "call_function" else None, backend="reference")
+    with pytest.raises(BackendFailure, match="not more than one"):
+        lower(program, two, backends={"reference": Together(lambda nodes: None)}, options=SPLIT)
+    with pytest.raises(BackendContractError):
+        lower(program, everything(), backends={"reference": Liar()}, options=SPLIT)
+    failing = {"reference": Fails(on("aten.tanh.default"))}
+    with pytest.raises(BackendFailure, match=r"no kernel for aten\.tanh"):
+        lower(program, everything(), backends=failing)
+    with pytest.raises(CoverageError):
+        strict = LoweringOptions(on_backend_error="split", require_full=True)
+        lower(program, everything(), backends=failing, options=strict)
+    with pytest.raises(InputError, match='expected "raise", "fallback" or "split"'):
+        LoweringOptions(on_backend_error="ignore")  # type: ignore[arg-type]
