@@ -65,8 +65,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--on-backend-error",
         choices=("raise", "fallback", "split"),
         default="raise",
-        help="what to do when a backend fails on a partition: end with its error (default); give the operators to the "
-        "next partitioner, or leave them on the host (fallback); or cut the partition until what fails is isolated (split)",
+        help="what to do when a backend fails on a partition: end with its error (default); leave its operators to the "
+        "next partitioner or the host (fallback); or cut it until what fails is isolated, and leave only that (split)",
     )
     parser.add_argument(
         "--no-provenance",
