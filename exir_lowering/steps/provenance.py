@@ -60,7 +60,7 @@ def describe(
         counts = Counter(one.rewrite for one in method.rewritings)
         # The conversion knows less about sizes: a least of 0 or 1 becomes 2 there.
         original = method.converted_from or method.program
-        ends = tuple(_inputs(original)), tuple(_outputs(original))
+        ends = tuple(_inputs(original)), tuple(_outputs(original, method.program))
         made[method.name] = MethodProvenance(names, dict(sorted(counts.items())), *ends)
     return Provenance(
         {name: metadata.version(name) for name in _VERSIONS},
@@ -136,19 +136,21 @@ def _inputs(program: ExportedProgram) -> Iterator[NamedValue]:
             yield NamedValue(spec.arg.name, _bounds(program, node.meta.get("val")) if node is not None else None)
 
 
-def _outputs(program: ExportedProgram) -> Iterator[NamedValue]:
+def _outputs(original: ExportedProgram, converted: ExportedProgram) -> Iterator[NamedValue]:
     """Yield what a method returns in its file: the new values of its inputs, then what the model returns."""
-    entry = program.module_call_graph[0].signature if program.module_call_graph else None
+    entry = original.module_call_graph[0].signature if original.module_call_graph else None
     paths = _paths(entry.out_spec) if entry is not None else []
-    names = {node.name: node for node in program.graph.nodes}
+    values = {node.name: node.meta.get("val") for node in original.graph.nodes}
+    specs = original.graph_signature.output_specs
+    returned = [getattr(spec.arg, "name", "") for spec in specs if spec.kind is OutputKind.USER_OUTPUT]
     number = 0
-    for spec in program.graph_signature.output_specs:
-        node = names.get(getattr(spec.arg, "name", None) or "")
-        value = node.meta.get("val") if node is not None else None
+    for spec in converted.graph_signature.output_specs:
         if spec.kind is OutputKind.USER_INPUT_MUTATION:
-            yield NamedValue(str(spec.target), _bounds(program, value))
+            yield NamedValue(str(spec.target), _bounds(original, values.get(str(spec.target))))
         elif spec.kind is OutputKind.USER_OUTPUT:
-            yield NamedValue(paths[number] if number < len(paths) else f"output {number}", _bounds(program, value))
+            name = paths[number] if number < len(paths) else f"output {number}"
+            value = values.get(returned[number]) if number < len(returned) else None
+            yield NamedValue(name, _bounds(original, value))
             number += 1
 
 
