@@ -249,6 +249,7 @@ def _lower(
         with session.timed("splice"), locks.conversion():
             lowered = {one.partition.id: one for one in results}
             programs = splice(extracted, lowered)
+            made_by = describe(methods, found, planned, session.options)
     payloads = {name: len(partition.result.processed_bytes) for name, partition in lowered.items()}
     left = {method.name: method.left_to_executorch for method in methods if method.left_to_executorch}
     uses = tuple(session.cache.uses)
@@ -264,7 +265,7 @@ def _lower(
         session.options.accelerate,
         in_place=any(method.rewrites for method in methods),
         unchanged={method.name: method.unchanged for method in methods if method.unchanged is not None},
-        made_by=describe(methods, found, planned, session.options),
+        made_by=made_by,
     )
 
 

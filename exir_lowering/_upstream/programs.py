@@ -28,6 +28,9 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 # An ExportedProgram describes its inputs and outputs by pytree specs.
 from torch.utils import _pytree as pytree
 
+# Says between which numbers an expression of sizes lies.
+from torch.utils._sympy.value_ranges import bound_sympy
+
 ATEN_VERIFIER = Verifier
 CALL_DELEGATE = executorch_call_delegate
 
@@ -120,6 +123,11 @@ class DelegatedProgram(ExportedProgram):
                         if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
                             table[name] = mode.from_tensor(value, static_shapes=True)
         return module
+
+
+def bounds_of(expression: Any, ranges: Mapping[Any, Any]) -> Any:
+    """Return what an expression of sizes can be: a value with `lower` and `upper`."""
+    return bound_sympy(expression, dict(ranges))
 
 
 def guards_code_of(program: ExportedProgram) -> list[str]:

@@ -18,12 +18,13 @@ import torch
 import xxhash
 from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig
 from torch.export import ExportedProgram
-from torch.export.graph_signature import OutputKind
-from torch.utils import _pytree as pytree
+from torch.export.graph_signature import InputKind, OutputKind
 
 from exir_lowering import graphs
 from exir_lowering._upstream.delegates import named_data_in_memory
 from exir_lowering._upstream.emission import GivenValue
+from exir_lowering._upstream.programs import bounds_of
+from exir_lowering._upstream.trees import pytree
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.model import EdgeMethod
 from exir_lowering.options import LoweringOptions
@@ -42,6 +43,7 @@ _EMISSION = ("keep_originals",)
 _FORMS = ((0, 2, 3, 1), (1, 2, 3, 0))
 """In which other orders of dimensions backends keep a weight of four."""
 
+_OPERATORS = (type(torch.ops.aten.add.Tensor), type(torch.ops.aten.add))
 _KINDS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 """Tensors whose bytes can be looked at."""
 
@@ -56,7 +58,10 @@ def describe(
     for method in methods:
         names = tuple(_qualified(type(one)) for one in method.partitioners)
         counts = Counter(one.rewrite for one in method.rewritings)
-        made[method.name] = MethodProvenance(names, dict(sorted(counts.items())))
+        # The conversion knows less about sizes: a least of 0 or 1 becomes 2 there.
+        original = method.converted_from or method.program
+        ends = tuple(_inputs(original)), tuple(_outputs(original, method.program))
+        made[method.name] = MethodProvenance(names, dict(sorted(counts.items())), *ends)
     return Provenance(
         {name: metadata.version(name) for name in _VERSIONS},
         _differing(options, LoweringOptions(), _OPTIONS),
@@ -75,15 +80,9 @@ def complete(
 ) -> Provenance:
     """Return what is known of a file: `values` are those that each method is given, as the file numbers them."""
     methods = {}
-    for name, program in programs.items():
-        given = values.get(name, ())
-        own = {value.number: value.name for value in given if not value.is_input}
-        methods[name] = replace(
-            known.methods.get(name, MethodProvenance()),
-            inputs=tuple(_inputs(program, [value.name for value in given if value.is_input])),
-            outputs=tuple(_outputs(program)),
-            values=own,
-        )
+    for name in programs:
+        own = {value.number: value.name for value in values.get(name, ()) if not value.is_input}
+        methods[name] = replace(known.methods.get(name, MethodProvenance()), values=own)
     emission = _differing(options, type(options)(), _EMISSION)
     if options.config is not None:
         names = [each.name for each in fields(ExecutorchBackendConfig)]
@@ -118,7 +117,7 @@ def _plain(value: Any) -> Any:
         return sorted((_plain(item) for item in value), key=json.dumps)
     if isinstance(value, Mapping):
         return {str(key): _plain(value[key]) for key in sorted(value, key=str)}
-    if isinstance(value, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+    if isinstance(value, _OPERATORS):
         return str(value)
     if isinstance(value, EdgeCompileConfig):
         return _differing(value, EdgeCompileConfig(), [each.name for each in fields(value)])
@@ -129,25 +128,29 @@ def _qualified(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _inputs(program: ExportedProgram, names: Sequence[str]) -> Iterator[NamedValue]:
+def _inputs(program: ExportedProgram) -> Iterator[NamedValue]:
     nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
-    for name in names:
-        yield NamedValue(name, _bounds(program, nodes[name].meta.get("val")) if name in nodes else None)
+    for spec in program.graph_signature.input_specs:
+        if spec.kind is InputKind.USER_INPUT:
+            node = nodes.get(spec.arg.name)
+            yield NamedValue(spec.arg.name, _bounds(program, node.meta.get("val")) if node is not None else None)
 
 
-def _outputs(program: ExportedProgram) -> Iterator[NamedValue]:
+def _outputs(original: ExportedProgram, converted: ExportedProgram) -> Iterator[NamedValue]:
     """Yield what a method returns in its file: the new values of its inputs, then what the model returns."""
-    entry = program.module_call_graph[0].signature if program.module_call_graph else None
+    entry = original.module_call_graph[0].signature if original.module_call_graph else None
     paths = _paths(entry.out_spec) if entry is not None else []
-    names = {node.name: node for node in program.graph.nodes}
+    values = {node.name: node.meta.get("val") for node in original.graph.nodes}
+    specs = original.graph_signature.output_specs
+    returned = [getattr(spec.arg, "name", "") for spec in specs if spec.kind is OutputKind.USER_OUTPUT]
     number = 0
-    for spec in program.graph_signature.output_specs:
-        node = names.get(getattr(spec.arg, "name", None) or "")
-        value = node.meta.get("val") if node is not None else None
+    for spec in converted.graph_signature.output_specs:
         if spec.kind is OutputKind.USER_INPUT_MUTATION:
-            yield NamedValue(str(spec.target), _bounds(program, value))
+            yield NamedValue(str(spec.target), _bounds(original, values.get(str(spec.target))))
         elif spec.kind is OutputKind.USER_OUTPUT:
-            yield NamedValue(paths[number] if number < len(paths) else f"output {number}", _bounds(program, value))
+            name = paths[number] if number < len(paths) else f"output {number}"
+            value = values.get(returned[number]) if number < len(returned) else None
+            yield NamedValue(name, _bounds(original, value))
             number += 1
 
 
@@ -174,8 +177,7 @@ def _bounds(program: ExportedProgram, value: Any) -> Bounds | None:
 
 
 def _range(program: ExportedProgram, size: torch.SymInt) -> tuple[int, int | None]:
-    found = program.range_constraints.get(size.node.expr)
-    found = size.node.shape_env.bound_sympy(size.node.expr) if found is None else found
+    found = bounds_of(size.node.expr, program.range_constraints)
     least, greatest = (_number(end) for end in (found.lower, found.upper))
     return max(least or 0, 0), greatest
 
