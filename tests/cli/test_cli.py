@@ -177,7 +177,10 @@ def test_version_names_what_it_stands_on(main: Main) -> None:
         assert metadata.version(name) in out
 
 
-@pytest.mark.parametrize("name", ["lower", "plan", "run", "bench", "plugins", "cache", "doctor", "demo"])
+COMMANDS = ["lower", "plan", "run", "inspect", "verify", "bench", "plugins", "cache", "doctor", "demo"]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
 def test_each_command_explains_itself(main: Main, name: str) -> None:
     code, out, _ = main(name, "--help")
     assert code == 0 and f"usage: exir-lower {name}" in out

@@ -274,7 +274,7 @@ def test_trust_loads_it_as_torch_does(
     assert cli.main(["lower", "--trust", str(path), "-o", str(out)]) == 0
     assert marker.is_dir() and out.exists()
     capsys.readouterr()
-    for command in ("lower", "plan"):
+    for command in ("lower", "plan", "verify"):
         assert cli.main([command, "--help"]) == 0
         told = capsys.readouterr().out
         assert "--trust" in told and "somebody you trust" in told
