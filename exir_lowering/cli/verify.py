@@ -25,8 +25,8 @@ Without --inputs, inputs are generated, those too that random numbers do not cov
 ends of a vocabulary, of dtypes and of dynamic sizes. inputs.pt is a list of tuples that torch.save wrote, each the
 arguments of a call, or a dict of such lists by method. The exit code is 2 when something is off.
 
-A .pt2 that would run code when it is loaded is refused; give --trust if it comes from somebody you trust. The program in
-it is executed: verify programs that you would run.
+A .pt2 that would run code when it is loaded is refused; give --trust if it comes from somebody you trust. The program
+in it is executed: verify programs that you would run.
 """
 
 
