@@ -144,7 +144,7 @@ def execute(arguments: argparse.Namespace) -> int:
         )
         method = method_inputs.choose_method(arguments.method, program.method_names, source)
         if not arguments.inputs and program.methods[method].inputs:
-            say("\n".join(map(str, program.methods.values())), error=True)
+            say("\n".join(map(str, program.methods.values())))
         values = method_inputs.fit_inputs(program, method, values)
         outputs = program.run(method, *values)
         profile = program.profile(method, *values, runs=arguments.runs or 1) if arguments.profile else None
