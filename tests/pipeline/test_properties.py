@@ -253,10 +253,10 @@ def test_lowered_programs_run_as_modules(case: tuple[int, dict[str, list[Tags]]]
     which, tags = case
     program = _programs()[which]
     lowered = Lowering(program, tags).run()
-    for name, method in program.methods.items():
+    for name in program.methods:
         # Eager map, scan and while_loop trace their graphs again, which torch does not support for all delegates.
         if _runs_as_module(which, name) and not _delegates_in_nested_graphs(lowered[name]):
-            with _kept(method):  # the lowered program and its delegates share the input's tensors, state as well
+            with _kept(lowered[name]):  # the lowered programs share state with each other
                 results = _run(_as_list(lowered[name].module()), program.inputs[name])
             _require_close(results, program.expected[name])
 
