@@ -25,6 +25,7 @@ from exir_lowering.errors import InputError
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from exir_lowering.runtime import LoadedProgram
     from exir_lowering.runtime.profiling import Profile
 
 # The values of --check-digests, and of the argument of `load`.
@@ -143,9 +144,7 @@ def execute(arguments: argparse.Namespace) -> int:
             limits=limits,
         )
         method = method_inputs.choose_method(arguments.method, program.method_names, source)
-        if not arguments.inputs and program.methods[method].inputs:
-            say("\n".join(map(str, program.methods.values())))
-        values = method_inputs.fit_inputs(program, method, values)
+        values = _fit_inputs(program, method, values)
         outputs = program.run(method, *values)
         profile = program.profile(method, *values, runs=arguments.runs or 1) if arguments.profile else None
         comparison = None if compared is None else comparing.compare(compared, arguments.trust, values, outputs)
@@ -163,6 +162,16 @@ def execute(arguments: argparse.Namespace) -> int:
         _save_outputs(save, outputs)
         say(f"{describe_written(save)}: the list of outputs, for torch.load.", error=arguments.json)
     return OK
+
+
+def _fit_inputs(program: LoadedProgram, method: str, values: Sequence[Any]) -> list[Any]:
+    """Return inputs as the method takes them; where none were given, the error says what all methods take."""
+    try:
+        return method_inputs.fit_inputs(program, method, values)
+    except InputError as error:
+        if values:
+            raise
+        raise InputError("\n".join([str(error), *map(str, program.methods.values())])) from error
 
 
 def _choose_digests(arguments: argparse.Namespace) -> bool | Literal["full"]:

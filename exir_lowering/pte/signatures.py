@@ -169,7 +169,8 @@ def _first_touched(code: Code, body: Body) -> frozenset[int]:
             place = _place(code, index)
             if index not in written and place is not None and place not in memory:
                 found.add(index)
-        made.update(named if signature is None else written)
+        if kind == KERNEL:  # a delegate's call names what it reads too
+            made.update(named if signature is None else written)
         memory.update(place for index in named if (place := _place(code, index)) is not None)
     return frozenset(found)
 

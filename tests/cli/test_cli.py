@@ -588,7 +588,10 @@ def test_runs_that_are_wrong(main: Main, pte: Path, tmp_path: Path) -> None:
     refused(main("run", tmp_path / "no.pte"), "There is no file")
     refused(main("run", pte, "--save", tmp_path / "no" / "y.pt"), "no directory")
     refused(main("run", pte, "--data", tmp_path / "no.ptd"), "There is no file")
-    refused(main("run", pte, "--method", "small"), "got 0 inputs, expected 1", "Give one --input for each input")
+    code, out, err = main("run", pte, "--method", "small")
+    first, *rest = err.splitlines()
+    refused((code, out, f"{first}\n"), "got 0 inputs, expected 1", "Give one --input for each input")
+    assert rest[:2] == ["large", "  takes x: float32[1..16, 8]"] and "small" in rest
     wrong = main("run", pte, "--method", "small", "--input", "zeros:int64:3x8")
     refused(wrong, ".to(torch.float32)", "dimension 0 is 3, not 2", "such as --input randn:float32:2x3")
     refused(main("run", pte, "--method", "small", "--timeout", 0), "Limits(seconds=0.0): expected a finite number")

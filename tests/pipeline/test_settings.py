@@ -84,7 +84,9 @@ def test_a_setting_of_the_caller_changes_no_byte(
             lowered = lower(program, name)
             assert lowered.emit().buffer == file
         assert plan(program, "reference").methods
-        assert to_backend(lowered.edge_programs, "reference").emit().buffer == files["reference"]
+        # Which says less of how it was made: the rewrites, and the names of a program that was not converted here.
+        again = to_backend(lowered.edge_programs, "reference").emit(provenance=False)
+        assert again.buffer == lowered.emit(provenance=False).buffer
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
