@@ -211,6 +211,8 @@ class _Code:
             return f"{value.__module__}.{value.__qualname__}" if versioned else self._refer(value, where)
         if isinstance(value, ModuleType):
             return self._module(value)
+        if isinstance(value, logging.Logger):  # of whatever class: a library can set that for all
+            return f"logger {value.name}"
         if not self._is_versioned(kind.__module__):
             return self._instance(value, where)
         if isinstance(value, (list, tuple)):
@@ -232,8 +234,6 @@ class _Code:
         if typing.get_args(value):
             parts = (typing.get_origin(value), *typing.get_args(value))
             return f"type({','.join(self._value(part, where) for part in parts)})"
-        if isinstance(value, logging.Logger):
-            return f"logger {value.name}"
         if isinstance(value, _LOCKS):
             return "lock"
         if isinstance(value, struct.Struct):

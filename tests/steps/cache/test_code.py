@@ -289,6 +289,18 @@ def test_what_cannot_be_told_has_no_key(package: Any, change: Any, reason: str) 
         describe_code(package.backend.Code)
 
 
+def test_a_logger_is_its_name_whatever_its_class(package: Any) -> None:
+    """Libraries set the class of all loggers, such as nncf, whose version the key does not have."""
+
+    class Noted(logging.Logger):
+        pass
+
+    expected = describe_code(package.backend.Code)
+    package.backend._LOG = Noted("codepackage.backend")
+    package.backend._LOG.addHandler(logging.StreamHandler(sys.stderr))
+    assert describe_code(package.backend.Code) == expected
+
+
 @pytest.mark.parametrize("make", VALUES.values(), ids=VALUES)
 def test_values_are_told_apart(package: Any, make: Callable[[int], Any]) -> None:
     def described(value: int) -> list[str]:
