@@ -164,7 +164,7 @@ def execute(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def _fit_inputs(program: LoadedProgram, method: str, values: Sequence[Any]) -> list[Any]:
+def _fit_inputs(program: LoadedProgram, method: str, values: list[Any]) -> list[Any]:
     """Return inputs as the method takes them; where none were given, the error says what all methods take."""
     try:
         return method_inputs.fit_inputs(program, method, values)
