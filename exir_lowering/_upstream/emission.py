@@ -15,6 +15,7 @@ from executorch.exir._serialize.data_serializer import DataEntry, DataPayload
 
 # It records what it emits from each node only for the top graph of a method.
 from executorch.exir.emit import _emitter as et_emitter
+from torch.export.graph_signature import InputKind
 
 from exir_lowering._upstream.delegates import LoweredBackendModule
 from exir_lowering._upstream.replacing import replacing
@@ -107,6 +108,7 @@ class Emissions:
     methods: dict[str, list[EmittedCall]]
     values: dict[str, list[GivenValue]]
     states: list[tuple[Any, list[EmittedCall]]]
+    names: dict[str, dict[str, str]]  # by method what the model calls its weights and state, by node
 
 
 _emissions: ContextVar[Emissions | None] = ContextVar("exir_lowering_emissions", default=None)
@@ -118,7 +120,7 @@ def emitting() -> Iterator[Emissions]:
 
     The emitter's own tables only have the calls of a method's top graph, and no names.
     """
-    emissions = Emissions({}, {}, [])
+    emissions = Emissions({}, {}, [], {})
     token = _emissions.set(emissions)
     try:
         with _EMITTING:
@@ -137,6 +139,9 @@ def _emitting() -> list[tuple[Any, str, Any]]:
         if emissions is not None:
             self.given_mutable_buffer_warning = True  # that initial values are dropped: they are not, see the step
             emissions.states.append((self.emitter_state, emissions.methods.setdefault(name, [])))
+            specs = self.exported_program.graph_signature.input_specs
+            lifted = (spec for spec in specs if spec.kind is not InputKind.USER_INPUT)
+            emissions.names[name] = {spec.arg.name: str(spec.target) for spec in lifted}
 
     def added(self: Any, emitter_id: int, target: Any, lowered_module: Any = None) -> None:
         emissions, handle = _emissions.get(), self.node.meta.get("debug_handle")
@@ -150,12 +155,9 @@ def _emitting() -> list[tuple[Any, str, Any]]:
     def given(self: Any, target: Any, args: Any, kwargs: Any) -> Any:
         value, emissions = give(self, target, args, kwargs), _emissions.get()
         if emissions is not None:
-            signature = self.exported_program.graph_signature
-            weights = signature.inputs_to_parameters, signature.inputs_to_lifted_tensor_constants
-            tables = (*weights, signature.inputs_to_buffers)
-            name = next((table[target] for table in tables if target in table), None)
+            name = emissions.names[self.name].get(target)
             values = emissions.values.setdefault(self.name, [])
-            values.append(GivenValue(value.id, str(target if name is None else name), name is None))
+            values.append(GivenValue(value.id, target if name is None else name, name is None))
         return value
 
     return [

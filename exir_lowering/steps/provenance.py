@@ -44,6 +44,9 @@ _FORMS = ((0, 2, 3, 1), (1, 2, 3, 0))
 """In which other orders of dimensions backends keep a weight of four."""
 
 _OPERATORS = (type(torch.ops.aten.add.Tensor), type(torch.ops.aten.add))
+_HEAD = 64
+"""The number of bytes at the start by which weights are looked up."""
+
 _KINDS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 """Tensors whose bytes can be looked at."""
 
@@ -195,31 +198,42 @@ def _weights(programs: Mapping[str, ExportedProgram]) -> dict[str, str]:
     for program in programs.values():
         for _, module, attribute in graphs.delegates(program.graph_module):
             delegate = getattr(module, attribute)
-            original, contents = delegate.original_module, named_data_in_memory(delegate)
-            by_size: dict[int, list[tuple[str, torch.Tensor]]] = {}
-            for spec in graphs.lifted_inputs(original).values() if contents.keys() - found.keys() else ():
-                value = original.state_dict.get(spec.target, original.constants.get(spec.target))
-                if type(value) in _KINDS and value.layout == torch.strided and value.device.type == "cpu":
-                    by_size.setdefault(value.numel() * value.element_size(), []).append((str(spec.target), value))
+            contents = {key: data for key, data in named_data_in_memory(delegate).items() if key not in found}
+            forms = _forms(delegate.original_module) if contents else {}
             for key, content in contents.items():
-                names = (name for name, value in by_size.get(len(content), ()) if _has(value, content))
-                if key not in found and (name := next(names, None)) is not None:
+                alike = forms.get((len(content), content[:_HEAD]), ())
+                name = next((name for name, form in alike if _has(form, content)), None)
+                if name is not None:
                     found[key] = name
     return found
 
 
+def _forms(program: ExportedProgram) -> dict[tuple[int, bytes], list[tuple[str, torch.Tensor]]]:
+    """Return a program's weights in the forms that backends keep them in, by their size and first bytes."""
+    found: dict[tuple[int, bytes], list[tuple[str, torch.Tensor]]] = {}
+    for spec in graphs.lifted_inputs(program).values():
+        value = program.state_dict.get(spec.target, program.constants.get(spec.target))
+        if type(value) not in _KINDS or value.layout != torch.strided or value.device.type != "cpu":
+            continue
+        if value.is_conj() or value.is_neg() or not value.numel():
+            continue
+        plain = value.detach()
+        for form in (plain, *(plain.permute(order) for order in _FORMS if plain.dim() == 4)):
+            found.setdefault((form.numel() * form.element_size(), _head(form)), []).append((str(spec.target), form))
+    return found
+
+
+def _head(value: torch.Tensor) -> bytes:
+    """Return the first bytes of a tensor's elements, in their order; as few as possible are read."""
+    count = -(-_HEAD // value.element_size())
+    rows = value if not value.dim() else value[: -(-count // max(1, value[0].numel()))]
+    return _bytes(rows.reshape(-1)[:count]).tobytes()[:_HEAD]
+
+
 def _has(value: torch.Tensor, content: bytes) -> bool:
-    """Return whether a weight has these bytes, in one of the forms that backends keep it in."""
-    if value.is_conj() or value.is_neg():
-        return False
-    expected = np.frombuffer(content, np.uint8)
-    forms = [value, *(value.permute(form) for form in _FORMS if value.dim() == 4)]
-    return any(_are_equal(form.detach(), expected) for form in forms)
+    return np.array_equal(_bytes(value.reshape(-1)), np.frombuffer(content, np.uint8))
 
 
-def _are_equal(value: torch.Tensor, expected: np.ndarray[Any, Any]) -> bool:
-    few = value.flatten()[:16] if value.is_contiguous() else value[:1].flatten()[:16]
-    start = few.contiguous().view(torch.uint8).numpy()
-    if not np.array_equal(start, expected[: len(start)]):
-        return False
-    return np.array_equal(value.contiguous().reshape(-1).view(torch.uint8).numpy(), expected)
+def _bytes(flat: torch.Tensor) -> np.ndarray[Any, Any]:
+    found: np.ndarray[Any, Any] = flat.contiguous().view(torch.uint8).numpy()
+    return found
