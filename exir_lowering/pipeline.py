@@ -48,7 +48,7 @@ from exir_lowering.steps.rewrite import rewrite
 from exir_lowering.steps.session import Session
 from exir_lowering.steps.shared_state import elsewhere, list_states
 from exir_lowering.steps.splice import delegate, splice
-from exir_lowering.steps.tag import make_fake_state, tag
+from exir_lowering.steps.tag import make_fake_state, retag, tag
 
 Programs = Mapping[str, ExportedProgram]
 Backends = Mapping[str, Any]
@@ -319,7 +319,9 @@ def _partition(
     for partitioner in edge.partitioners:
         with session.timed("tag"), planning_with(session.options.costs):
             claimed = tag(edge.name, method.program, partitioner, state)
-            tagged.append(claimed if recovery is None else recovery.apply(claimed))
+            if recovery is not None and recovery.knows:
+                claimed = retag(claimed, recovery.treatment)
+            tagged.append(claimed)
         with session.timed("extract"), collector.paused():
             step = extract(tagged[-1], earlier=len(method.partitions), non_convex=non_convex, shared=shared)
             invariants.check_extracted(step)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Literal
 
 from torch.fx import Node
@@ -18,7 +17,7 @@ from torch.fx import Node
 from exir_lowering import graphs
 from exir_lowering.errors import BackendFailure, PartitionTooLargeError
 from exir_lowering.graphs.measures import value_bytes
-from exir_lowering.model import BackendGroup, Partition, RefusedPartition, Rejection, TaggedMethod
+from exir_lowering.model import BackendGroup, Partition, RefusedPartition
 
 _Place = tuple[str, str, str]
 """A method, a backend, and an operator of the method."""
@@ -45,27 +44,15 @@ class Recovery:
         begun, self._begun = self._begun, self._mode != "raise"
         return self._begun and not begun
 
-    def apply(self, tagged: TaggedMethod) -> TaggedMethod:
-        """Return a method whose tags, which are changed in place, say what was learned so far."""
-        if not self._reasons and not self._pieces:
-            return tagged
-        destinations, rejections = dict(tagged.destinations), list(tagged.rejections)
-        for path, module in graphs.walk(tagged.program.graph_module):
-            for node in module.graph.nodes:
-                tag = node.meta.get(graphs.DELEGATION_TAG)
-                if tag is None or node.op != "call_function":
-                    continue
-                name, spec = graphs.qualified_name(path, node), destinations[tag]
-                place = (tagged.name, spec.backend_id, name)
-                if place in self._reasons:
-                    del node.meta[graphs.DELEGATION_TAG]
-                    about = (tagged.name, name, graphs.operator_name(node), self._reasons[place])
-                    rejections.append(Rejection(*about, spec.backend_id, "backend_failed"))
-                elif place in self._pieces:
-                    part = f"{tag}-{self._pieces[place]}"
-                    node.meta[graphs.DELEGATION_TAG] = part
-                    destinations[part] = spec
-        return replace(tagged, destinations=destinations, rejections=tuple(rejections))
+    @property
+    def knows(self) -> bool:
+        """Whether anything was learned that tags have to say."""
+        return bool(self._reasons or self._pieces)
+
+    def treatment(self, method: str, backend_id: str, node: str) -> str | int | None:
+        """Return what is done with an operator that the backend is to get: see `retag`."""
+        place = (method, backend_id, node)
+        return self._reasons.get(place, self._pieces.get(place))
 
     def learn(self, groups: Sequence[BackendGroup], lower: _Lower) -> bool:
         """Try each partition by itself that was not tried before; return whether the methods have to be cut anew."""
@@ -97,7 +84,8 @@ class Recovery:
     def _treat(self, partition: Partition, failure: BackendFailure) -> None:
         """Refuse a partition that failed, or cut it."""
         places = [(partition.method, partition.backend_id, name) for name in partition.nodes]
-        known = {place: self._apart[place] for place in places if self._apart is not None and place in self._apart}
+        apart = self._apart or {}
+        known = {place: apart[place] for place in places if place in apart and place not in self._pieces}
         if known:
             self._pieces.update(known)
         elif self._mode == "split" and len(places) > 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,11 +14,14 @@ from exir_lowering import graphs
 from exir_lowering._upstream.programs import fake_mode_of, fix_signature
 from exir_lowering.errors import PartitionerContractError
 from exir_lowering.graphs import DELEGATION_TAG, LIFTED_ORDER
-from exir_lowering.model import TaggedMethod
+from exir_lowering.model import Rejection, TaggedMethod
 from exir_lowering.plugins import asking, refusals
 from exir_lowering.steps import invariants
 
 FakeState = dict[str, Any]
+Treatment = Callable[[str, str, str], str | int | None]
+"""Takes a method, a backend and an operator: returns why the backend does not get it, or in which piece; None for as it
+is."""
 
 
 def make_fake_state(program: ExportedProgram) -> FakeState:
@@ -57,6 +60,26 @@ def tag(method: str, program: ExportedProgram, partitioner: Partitioner, state: 
         rejections=tuple(replace(rejection, method=method) for rejection in rejections),
         adjustments=tuple(replace(adjustment, method=method) for adjustment in answer.adjustments),
     )
+
+
+def retag(tagged: TaggedMethod, treatment: Treatment) -> TaggedMethod:
+    """Return a tagged method, whose tags are changed in place, without what a backend does not get, and in pieces."""
+    destinations, rejections = dict(tagged.destinations), list(tagged.rejections)
+    for path, module in graphs.walk(tagged.program.graph_module):
+        for node in module.graph.nodes:
+            own = node.meta.get(DELEGATION_TAG) if node.op == "call_function" else None
+            if own is None:
+                continue
+            name, spec = graphs.qualified_name(path, node), destinations[own]
+            found = treatment(tagged.name, spec.backend_id, name)
+            if isinstance(found, str):
+                del node.meta[DELEGATION_TAG]
+                about = (tagged.name, name, graphs.operator_name(node), found)
+                rejections.append(Rejection(*about, spec.backend_id, "backend_failed"))
+            elif found is not None:
+                node.meta[DELEGATION_TAG] = part = f"{own}-{found}"
+                destinations[part] = spec
+    return replace(tagged, destinations=destinations, rejections=tuple(rejections))
 
 
 def _check_graph(who: str, partitioner: Partitioner, before: invariants.Fingerprint, tagged: ExportedProgram) -> None:

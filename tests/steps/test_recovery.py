@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
+from delegate_support import runner
 from lowering_support import TagPartitioner, delegates
+from random_programs import random_programs
 from torch.export import ExportedProgram, export
 from torch.fx import Node
 
@@ -21,7 +24,7 @@ from exir_lowering import (
     load,
     lower,
 )
-from exir_lowering.backends.reference import ReferenceBackend
+from exir_lowering.backends.reference import ReferenceBackend, ReferenceDelegate
 from exir_lowering.graphs import is_operator, operator_name, walk
 
 SPLIT, FALLBACK = (LoweringOptions(on_backend_error=mode, rewrites="none") for mode in ("split", "fallback"))
@@ -200,3 +203,42 @@ def test_what_is_no_failure_of_a_partition_is_raised(program: ExportedProgram) -
         lower(program, everything(), backends=failing, options=strict)
     with pytest.raises(InputError, match='expected "raise", "fallback" or "split"'):
         LoweringOptions(on_backend_error="ignore")  # type: ignore[arg-type]
+
+
+class Sometimes:
+    """Fails by the names, the number or the combination of operators, as a seed says."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.kind = rng.choice(["name", "size", "pair", "large"])
+        self.most = rng.randint(1, 4)
+        self.bad = set(
+            rng.sample(["aten.add.Tensor", "aten.mul.Tensor", "aten.sigmoid.default", "aten.relu.default"], 2)
+        )
+
+    def __call__(self, nodes: Sequence[Node]) -> Exception | None:
+        names = {operator_name(node) for node in nodes}
+        failed = {
+            "name": bool(self.bad & names),
+            "size": len(nodes) > self.most,
+            "pair": self.bad <= names,
+            "large": len(nodes) > self.most,
+        }[self.kind]
+        if failed and self.kind == "large":
+            return PartitionTooLargeError("too large", operators=self.most)
+        return RuntimeError(self.kind) if failed else None
+
+
+@pytest.mark.parametrize("number", range(8))
+def test_random_programs_are_right_whatever_fails(number: int) -> None:
+    rng = random.Random(number)
+    (program,) = random_programs(4242 + number, 1)
+    tags: dict[str, str | None] = {}
+    tag = TagPartitioner(lambda node: tags.setdefault(node.name, rng.choice(("a", "b", None))), backend="reference")
+    backend, options = Fails(Sometimes(rng)), FALLBACK if number % 4 == 3 else SPLIT
+    lowered = lower(program.methods, tag, backends={"reference": backend}, options=options)
+    delegate = ReferenceDelegate()
+    for method, calls in program.inputs.items():
+        run = runner(lowered, method, reference=delegate)
+        for call, expected in zip(calls, program.expected[method], strict=True):
+            inputs = [value.clone() if isinstance(value, torch.Tensor) else value for value in call]
+            torch.testing.assert_close([*run(*inputs), *inputs], expected, rtol=1e-4, atol=1e-4)
