@@ -43,10 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--against", metavar="OTHER.pte", help="another file, whose calls are made in turns with those")
     parser.add_argument("--method", help='the method (default: "forward", or the only one there is)')
     method_inputs.add_argument(parser)
-    for name, whose in (("--data", "MODEL.pte"), ("--against-data", "OTHER.pte")):
-        parser.add_argument(
-            name, action="append", default=[], metavar="WEIGHTS.ptd", help=f"a data file that {whose} needs"
-        )
+    method_inputs.add_data(parser, whose="MODEL.pte")
+    method_inputs.add_data(parser, "--against-data", "OTHER.pte")
     parser.add_argument("--warm-up", type=int, default=3, metavar="N", help="calls that do not count (default: 3)")
     parser.add_argument(
         "--runs",

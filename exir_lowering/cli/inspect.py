@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from exir_lowering.cli import method_inputs
 from exir_lowering.cli.command import OK, Command
 from exir_lowering.cli.output import check_target, describe_written, find_file, make_console, say, write_file
 from exir_lowering.errors import InputError
@@ -27,13 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "other", nargs="?", metavar="OTHER.pte", help="a second file: show what is not the same in both"
     )
-    parser.add_argument(
-        "--data",
-        action="append",
-        default=[],
-        metavar="WEIGHTS.ptd",
-        help="a data file of the .pte, to show that too; can be given again",
-    )
+    method_inputs.add_data(parser)
     parser.add_argument("--summary", action="store_true", help="print ten lines")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     parser.add_argument("--html", metavar="FILE.html", help="write a page for a browser")

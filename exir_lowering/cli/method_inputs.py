@@ -44,6 +44,17 @@ def add_argument(command: argparse.ArgumentParser) -> None:
     )
 
 
+def add_data(command: argparse.ArgumentParser, name: str = "--data", whose: str = "the .pte") -> None:
+    """Add the argument for data files."""
+    command.add_argument(
+        name,
+        action="append",
+        default=[],
+        metavar="WEIGHTS.ptd",
+        help=f"a data file that {whose} needs; can be given again",
+    )
+
+
 def choose_method(wanted: str | None, names: Sequence[str], source: Path) -> str:
     """Choose the method to run; InputError if the file does not have it, or it has to be named."""
     if wanted is None and "forward" not in names and len(names) == 1:

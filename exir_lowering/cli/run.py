@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from exir_lowering.cli import comparing, method_inputs
-from exir_lowering.cli.command import OK, Command
+from exir_lowering.cli import method_inputs
+from exir_lowering.cli.command import MISTAKE, OK, Command
 from exir_lowering.cli.output import (
     check_target,
     describe_written,
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from exir_lowering.runtime import LoadedProgram
     from exir_lowering.runtime.profiling import Profile
+    from exir_lowering.verification import Verification
 
 # The values of --check-digests, and of the argument of `load`.
 _DIGESTS: Mapping[str, bool | Literal["full"]] = {"auto": True, "full": "full", "tie": False}
@@ -61,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--compare",
         metavar="MODEL.pt2",
-        help="run this exported program in PyTorch too, on the same inputs, and print how far the outputs are apart",
+        help="verify the file against this exported program, on the same inputs: `exir-lower verify` has more",
     )
     parser.add_argument("--trust", action="store_true", help="with --compare: load MODEL.pt2 even if that runs code")
     parser.add_argument(
@@ -74,13 +75,7 @@ def _add_what_to_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL.pte", help="the file")
     parser.add_argument("--method", help='the method (default: "forward", or the only one there is)')
     method_inputs.add_argument(parser)
-    parser.add_argument(
-        "--data",
-        action="append",
-        default=[],
-        metavar="WEIGHTS.ptd",
-        help="a data file that the .pte needs; can be given again",
-    )
+    method_inputs.add_data(parser)
 
 
 def _add_how_to_run(parser: argparse.ArgumentParser) -> None:
@@ -147,7 +142,7 @@ def execute(arguments: argparse.Namespace) -> int:
         values = _fit_inputs(program, method, values)
         outputs = program.run(method, *values)
         profile = program.profile(method, *values, runs=arguments.runs or 1) if arguments.profile else None
-        comparison = None if compared is None else comparing.compare(compared, arguments.trust, values, outputs)
+        comparison = None if compared is None else _compare(arguments, (source, data), compared, method, values)
     if profile is not None and arguments.json:
         print((profile.by_time(arguments.top) if arguments.top else profile).to_json())
     else:
@@ -155,13 +150,29 @@ def execute(arguments: argparse.Namespace) -> int:
         if profile is not None:
             _show_profile(profile, arguments.top)
     if comparison is not None:
-        make_console(error=arguments.json).print(comparison)
+        say(str(comparison), error=arguments.json)
     if arguments.engine == "interpreter":
         say("Run by the interpreter in Python, which is not ExecuTorch's runtime.", error=arguments.json)
     if save is not None:
         _save_outputs(save, outputs)
         say(f"{describe_written(save)}: the list of outputs, for torch.load.", error=arguments.json)
-    return OK
+    return OK if comparison is None or comparison.ok else MISTAKE
+
+
+def _compare(
+    arguments: argparse.Namespace, file: tuple[Path, list[Path]], program: Path, method: str, values: list[Any]
+) -> Verification:
+    """Run the file once more, from its initial state, and the exported program in PyTorch."""
+    from exir_lowering.cli.program_files import read_programs
+    from exir_lowering.lowered_module import convention
+    from exir_lowering.verification import verify
+
+    exported = read_programs({method: program}, arguments.trust)[method]
+    called = convention.of_program(method, exported)
+    if len(called.inputs) != len(values):
+        raise InputError(f"--compare {str(program)!r}: it takes {len(called.inputs)} inputs, got {len(values)}.")
+    calls = {method: [called.arguments(values)]}
+    return verify(file[0], {method: exported}, calls, data=file[1] or None, engine=arguments.engine)
 
 
 def _fit_inputs(program: LoadedProgram, method: str, values: list[Any]) -> list[Any]:

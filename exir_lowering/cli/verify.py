@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from exir_lowering.cli import program_files
+from exir_lowering.cli import method_inputs, program_files
 from exir_lowering.cli.command import MISTAKE, OK, Command
 from exir_lowering.cli.output import find_file, kept_from_stdout, make_console
 from exir_lowering.cli.wording import first_line
@@ -35,13 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="MODEL.pte", help="the file")
     program_files.add_models(parser)
     parser.add_argument("--inputs", metavar="INPUTS.pt", help="the calls to compare, instead of generated ones")
-    parser.add_argument(
-        "--data",
-        action="append",
-        default=[],
-        metavar="WEIGHTS.ptd",
-        help="a data file that the .pte needs; can be given again",
-    )
+    method_inputs.add_data(parser)
     parser.add_argument(
         "--engine",
         choices=("runtime", "interpreter"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from exir_lowering import InputError, lower, verify
 from exir_lowering.backends.reference import ReferenceDelegate
 from exir_lowering.partitioners import SupportPartitioner, ops
 from exir_lowering.testing.trial import take_fingerprint
+from exir_lowering.verification.measure import Difference, Tolerance, measure
 
 
 @pytest.mark.parametrize("planted", PLANTED, ids=str)
@@ -155,6 +157,22 @@ def test_inputs_that_pytorch_refuses_are_left_out() -> None:
     assert found.ok and found.methods["forward"].skipped > 0 and "left out" in str(found)
     with pytest.raises(InputError, match="PyTorch refused each of 1 calls"):
         verify(content, program, [(torch.ones(5), torch.tensor([3]))])
+
+
+def test_differences_are_measured_with_what_is_not_finite() -> None:
+    nan, inf = math.nan, math.inf
+
+    def found(got: Any, expected: Any) -> Difference:
+        return measure(expected, got, Tolerance(None, False, torch.float32), 0.0, None)
+
+    same = found(torch.tensor([1.0, nan, inf]), torch.tensor([1.0, nan, inf]))
+    assert (same.score, same.largest, same.problem) == (0.0, 0.0, "")
+    assert "NaN in 1 elements" in found(torch.tensor([nan]), torch.tensor([1.0])).problem
+    assert "of the other sign" in found(torch.tensor([-inf]), torch.tensor([inf])).problem
+    assert found(torch.tensor([1.1, 0.0]), torch.tensor([1.0, 0.0])).sqnr == pytest.approx(20, abs=0.1)
+    assert found(torch.tensor([2]), torch.tensor([5])).largest == 3
+    assert "of int64" in found(torch.tensor([2]), torch.tensor([5.0])).problem
+    assert found(torch.ones(0), torch.ones(0)).score == 0 and found(3, 3).problem == ""
 
 
 class OneWrong(ReferenceDelegate):
