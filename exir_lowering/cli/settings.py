@@ -149,12 +149,13 @@ def _to_arguments(who: str, action: argparse.Action, value: Any) -> list[str]:
 def _read(path: str) -> dict[str, Any]:
     if sys.version_info >= (3, 11):
         import tomllib
-
-        try:
-            return tomllib.loads(find_file(path).read_text(encoding="utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise InputError(f"--config {path!r}: it is no TOML file: {error}.") from error
-    raise InputError(f"--config {path!r}: Python 3.11 and later read TOML; this is an older one.")
+    else:
+        import tomli as tomllib
+    try:
+        found: dict[str, Any] = tomllib.loads(find_file(path).read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"--config {path!r}: it is no TOML file: {error}.") from error
+    return found
 
 
 @contextlib.contextmanager

@@ -17,6 +17,11 @@ from torch.export import export
 from exir_lowering import CompileSpec, InputError, cli
 from exir_lowering.cli import partitioning
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 Plan = Callable[..., list[dict[str, Any]]]
 
 MINE = """
@@ -256,11 +261,8 @@ def test_settings_that_are_wrong(told: Callable[..., str], folder: Path, capsys:
     assert "There is no file 'none.toml'" in told("plan", "--config", "none.toml")
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 does not read TOML")
 @pytest.mark.parametrize("name", ['with "quotes" and \\', "tab\tnewline\n", "ä €\U0001f600\x7f\x1b", "=[]{},'#"])
 def test_any_text_comes_back_from_a_file(folder: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    import tomllib
-
     assert cli.main(["plan", "model.pt2", "--assume", f"{name}=finite", "--save-config", "s.toml"]) == 2
     assert not (folder / "s.toml").exists()
     (folder / "odd").mkdir()
