@@ -207,7 +207,8 @@ def _constant_methods(lowered: Lowered, options: EmitOptions) -> dict[str, Any]:
     """Check the options, and return the values that become methods."""
     config, given = options.config, options.constant_methods
     if config is not None and not isinstance(config, ExecutorchBackendConfig):
-        raise InputError(f"config: got {type(config).__name__}, expected ExecuTorch's ExecutorchBackendConfig.")
+        hint = " To write a file: emit().save(path)." if isinstance(config, (str, os.PathLike)) else ""
+        raise InputError(f"config: got {type(config).__name__}, expected ExecuTorch's ExecutorchBackendConfig.{hint}")
     if given is not None and (not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given)):
         raise InputError(
             f"constant_methods: got {type(given).__name__} {given!r}, expected a mapping from method names to values."
