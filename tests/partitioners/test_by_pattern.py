@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+import quantized_models
 import torch
 import torch.nn.functional as F
 from executorch.exir.dialects._ops import ops as exir_ops
@@ -744,6 +745,52 @@ def test_lowered_matches_are_delegates_and_equal_to_eager() -> None:
     assert sorted(parts(program)) == sorted([swished, weighed, swished, ["aten.mul.Tensor"]])
     for example in (X, -X - 3):
         torch.testing.assert_close(program.module()(example), model(example))
+
+
+QD = torch.ops.quantized_decomposed
+INT8 = (-128, 127, torch.int8)
+
+
+def _weight(weight: Any, scales: Any, zeros: Any) -> Any:
+    return QD.dequantize_per_channel.default(weight, scales, zeros, 0, -127, 127, torch.int8)
+
+
+def int8_conv_relu(x, s, z, w: Constant, ws: Constant, wz: Constant, b: Constant, to, at):  # type: ignore[no-untyped-def]
+    x = QD.dequantize_per_tensor.default(x, s, z, *INT8)
+    y = torch.ops.aten.convolution.default(x, _weight(w, ws, wz), b, ANY, ANY, ANY, False, ANY, ANY)
+    return QD.quantize_per_tensor.default(torch.ops.aten.relu.default(y), to, at, *INT8)
+
+
+def int8_linear(x, s, z, w: Constant, ws: Constant, wz: Constant, b: Constant, to, at):  # type: ignore[no-untyped-def]
+    weight = torch.ops.aten.permute_copy.default(_weight(w, ws, wz), [1, 0])
+    y = torch.ops.aten.addmm.default(b, QD.dequantize_per_tensor.default(x, s, z, *INT8), weight)
+    return QD.quantize_per_tensor.default(y, to, at, *INT8)
+
+
+def int8_linear_relu(x, s, z, w: Constant, ws: Constant, wz: Constant, b: Constant, to, at):  # type: ignore[no-untyped-def]
+    weight = torch.ops.aten.permute_copy.default(_weight(w, ws, wz), [1, 0])
+    y = torch.ops.aten.addmm.default(b, QD.dequantize_per_tensor.default(x, s, z, *INT8), weight)
+    return QD.quantize_per_tensor.default(torch.ops.aten.relu.default(y), to, at, *INT8)
+
+
+def dynamic_linear(x, w: Constant, ws: Constant, wz: Constant, b: Constant):  # type: ignore[no-untyped-def]
+    scale, zero = QD.choose_qparams.tensor(x, -128, 127, ANY, torch.int8)
+    q = QD.quantize_per_tensor.tensor(x, scale, zero, *INT8)
+    x = QD.dequantize_per_tensor.tensor(q, scale, zero, *INT8)
+    return torch.ops.aten.addmm.default(b, x, torch.ops.aten.permute_copy.default(_weight(w, ws, wz), [1, 0]))
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_quantised_operators_match_with_what_quantises_around_them(dynamic: bool) -> None:
+    program = quantized_models.quantized(dynamic)
+    patterns = [dynamic_linear] if dynamic else [int8_conv_relu, int8_linear, int8_linear_relu]
+    lowered = exir_lowering.lower(program, PatternPartitioner("reference", *map(Pattern, patterns)))
+    computing = [
+        sum(name in ("aten.convolution.default", "aten.addmm.default") for name in p) for p in parts(lowered["forward"])
+    ]
+    assert computing == [1] * (2 if dynamic else 3)
+    (found,) = exir_lowering.load(lowered.emit().buffer).run("forward", *quantized_models.INPUTS)
+    torch.testing.assert_close(found, program.module()(*quantized_models.INPUTS))
 
 
 def test_every_operator_that_is_left_has_a_reason() -> None:
