@@ -19,6 +19,7 @@ examples:
   exir-lower verify model.pte model.pt2
   exir-lower verify llm.pte prefill=prefill.pt2 decode=decode.pt2
   exir-lower verify model.pte model.pt2 --inputs inputs.pt --tolerance 1e-3
+  exir-lower verify saved.pte model.pt2 --bundled
   exir-lower verify model.pte model.pt2 --json > verified.json
 
 Without --inputs, inputs are generated, those too that random numbers do not cover: constants, ramps, ties, zeros, the
@@ -34,7 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("file", metavar="MODEL.pte", help="the file")
     program_files.add_models(parser)
-    parser.add_argument("--inputs", metavar="INPUTS.pt", help="the calls to compare, instead of generated ones")
+    calls = parser.add_mutually_exclusive_group()
+    calls.add_argument("--inputs", metavar="INPUTS.pt", help="the calls to compare, instead of generated ones")
+    calls.add_argument("--bundled", action="store_true", help="compare the calls that were saved in the file")
     method_inputs.add_data(parser)
     parser.add_argument(
         "--engine",
@@ -66,7 +69,7 @@ def execute(arguments: argparse.Namespace) -> int:
         found = verify(
             source,
             program_files.read_programs(files, arguments.trust),
-            None if given is None else _read_inputs(given),
+            "bundled" if arguments.bundled else None if given is None else _read_inputs(given),
             data=data or None,
             engine=arguments.engine,
             tolerance=arguments.tolerance,

@@ -31,7 +31,7 @@ from exir_lowering.steps.emit import Artifact
 from exir_lowering.verification import local_errors, measure
 from exir_lowering.verification.cases import SEED, Case, Generated
 from exir_lowering.verification.eager import Eager
-from exir_lowering.verification.given import read_inputs
+from exir_lowering.verification.given import read_bundled, read_inputs
 from exir_lowering.verification.measure import Difference, Tolerance
 from exir_lowering.verification.results import LocalError, MethodResult, OutputResult, Verification
 from exir_lowering.verification.sizes import Sizes
@@ -40,6 +40,9 @@ from exir_lowering.verification.subjects import Subject, match
 _CALLS = 3
 """How often a method is called in a case, where a call may depend on those before."""
 
+_SMALL = 1e-2
+"""The share of an output's magnitude in its first call that it is taken to have at least, if its inputs are numbers."""
+
 _NOISES = 2
 """How often the inputs are rounded to find out what that causes."""
 
@@ -47,7 +50,7 @@ _NOISES = 2
 def verify(
     source: Artifact | str | os.PathLike[str] | bytes,
     programs: ExportedProgram | Mapping[str, ExportedProgram],
-    inputs: Sequence[Any] | Mapping[str, Sequence[Any]] | None = None,
+    inputs: Sequence[Any] | Mapping[str, Sequence[Any]] | Literal["bundled"] | None = None,
     *,
     data: data_files.Given = None,
     delegates: Mapping[str, Delegate | type[Delegate]] | Sequence[Delegate | type[Delegate]] | None = None,
@@ -64,7 +67,8 @@ def verify(
         source: What `emit` returned, or the path of a `.pte` file, or its content.
         programs: The programs that were lowered, by method; a single one is the method "forward".
         inputs: Calls to compare instead: a sequence of tuples of arguments, nested as at export, or of (args, kwargs);
-            for several methods a mapping from their names to such sequences.
+            for several methods a mapping from their names to such sequences. "bundled" for those in the file, which
+            `LoweredModule.save` puts there.
         data: The `.ptd` data files of a path or content, as for `load`.
         delegates: Delegates, as for `load`.
         engine: What runs the file, as for `load`.
@@ -83,7 +87,7 @@ def verify(
     executed = check_arguments(delegates, engine, "error")
     file, debug = _read(source, data)
     subjects = match(programs, file.methods, file.name)
-    calls = None if inputs is None else read_inputs(subjects, inputs)
+    calls = None if inputs is None else _calls(subjects, inputs, file)
     with torch.random.fork_rng(devices=()):
         comparison = Comparison(file, subjects, lambda: open_file(file, delegates, engine), tolerance)
         comparison.run(calls)
@@ -92,6 +96,14 @@ def verify(
     methods = {name: tally.result() for name, tally in comparison.tallies.items()}
     rest = tuple(name for name in file.methods if name not in subjects)
     return Verification(file.name, engine, SEED if inputs is None else None, MappingProxyType(methods), rest)
+
+
+def _calls(subjects: Mapping[str, Subject], inputs: object, file: ProgramFile) -> dict[str, list[list[Any]]]:
+    return (
+        read_bundled(subjects, file)
+        if isinstance(inputs, str) and inputs == "bundled"
+        else read_inputs(subjects, inputs)
+    )
 
 
 def _read(source: object, data: data_files.Given) -> tuple[ProgramFile, Callable[[str], MethodDebug | None]]:
@@ -285,9 +297,11 @@ class Comparison:
         for index, value in enumerate(expected) if not tally.typical else ():
             tally.typical[index] = measure.magnitude(value)
 
+        typical = _SMALL if case.continuous and not tally.subject.quantized else 1.0  # otherwise it can be noise only
+
         def compare(noise: Sequence[torch.Tensor | None]) -> list[Difference]:
             return [
-                measure.measure(one, other, tally.tolerance, tally.typical.get(index, 0.0), moved)
+                measure.measure(one, other, tally.tolerance, tally.typical.get(index, 0.0) * typical, moved)
                 for index, (one, other, moved) in enumerate(zip(expected, got, noise, strict=True))
             ]
 

@@ -6,8 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from exir_lowering.errors import InputError
+from exir_lowering.lowered_module import record
 from exir_lowering.lowered_module.convention import Convention
+from exir_lowering.pte.assembling import MODULE
+from exir_lowering.pte.container import open_program
 from exir_lowering.runtime.inputs import prepare
+from exir_lowering.runtime.source import ProgramFile
 from exir_lowering.verification.subjects import Subject
 
 _EXPECTED = (
@@ -33,6 +37,21 @@ def read_inputs(subjects: Mapping[str, Subject], inputs: object) -> dict[str, li
         name: [_read(subjects[name], number, call) for number, call in enumerate(calls)]
         for name, calls in methods.items()
     }
+
+
+def read_bundled(subjects: Mapping[str, Subject], file: ProgramFile) -> dict[str, list[list[Any]]]:
+    """Return the calls that `LoweredModule.save` bundled with a file; InputError if there are none."""
+    kept = open_program(file.file.content)[1].named.get(MODULE)
+    bundled = {} if kept is None else record.read(file.name, file.methods, kept).bundled
+    calls = {name: [list(leaves) for leaves in bundled[name]] for name in subjects if bundled.get(name)}
+    if not calls:
+        raise InputError(
+            f"verify: {file.name} has no bundled inputs for {', '.join(subjects)}: a file has them that was saved by a "
+            "lowered.module() with bundled_inputs. Leave inputs out to have them generated."
+        )
+    for name, leaves in ((name, leaves) for name, found in calls.items() for leaves in found):
+        prepare(f"verify: a bundled call of {name!r}", subjects[name].spec, leaves, subjects[name].convention.labels)
+    return calls
 
 
 def _read(subject: Subject, number: int, call: object) -> list[Any]:

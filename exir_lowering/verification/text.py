@@ -41,7 +41,7 @@ def _parts(found: Verification, width: int) -> Iterator[RenderableType]:
         for line in _problems(method):
             yield Padding(Text(line), (0, 0, 0, 2))
     for method in found.methods.values():
-        yield from _where(method)
+        yield from _where(method, found.engine)
     yield Text("")
     yield _table(found, width)
     for method in found.methods.values():
@@ -79,7 +79,7 @@ def _what(output: OutputResult) -> str:
     return f'{what}: in "{output.case}", call {output.call}{more}'
 
 
-def _where(method: MethodResult) -> Iterator[RenderableType]:
+def _where(method: MethodResult, engine: str) -> Iterator[RenderableType]:
     compared = many(len(method.errors), "part")
     own = [error for error in method.errors if error.local > 1]
     for error in own[:_LISTED]:
@@ -87,10 +87,13 @@ def _where(method: MethodResult) -> Iterator[RenderableType]:
         off = f"{error.what} is off by {error.largest_error:.3g} on PyTorch's own inputs"
         yield Padding(Text(f"{method.name}, of {compared} of the file that were compared: {off}{source}"), (0, 0, 0, 2))
     if method.errors and not own:
-        yield Padding(
-            Text(f"{method.name}: none of {compared} of the file that were compared is off on PyTorch's own inputs."),
-            (0, 0, 0, 2),
-        )
+        none = f"{method.name}: none of {compared} of the file that were compared is off on PyTorch's own inputs."
+        if engine == "runtime":
+            none += (
+                " They were executed with PyTorch's kernels: if the file is right with the engine "
+                '"interpreter", a kernel of ExecuTorch\'s runtime is wrong.'
+            )
+        yield Padding(Text(none), (0, 0, 0, 2))
 
 
 def _table(found: Verification, width: int) -> Table:

@@ -115,6 +115,11 @@ def _in_float32(given: list[Any], outputs: list[Any], call: int) -> list[Any]:
     return [(given[0].float() * 3 + 1).to(torch.int64)]
 
 
+def _plain_softmax(given: list[Any], outputs: list[Any], call: int) -> list[Any]:
+    powers = given[0].exp()
+    return [powers / powers.sum(-1, keepdim=True)]
+
+
 def _without(ids: torch.Tensor, last: int, outputs: list[Any]) -> list[Any]:
     return [torch.where((ids == last).reshape(*ids.shape, *[1] * (o.dim() - ids.dim())), 0 * o, o) for o in outputs]
 
@@ -156,4 +161,13 @@ PLANTED = (
             lambda given, outputs, call: [outputs[0].clamp(-50, 50)], ("outlier channel", "large magnitudes")),
     Planted("nothing but false", lambda m, x, k: torch.where(k, x, -x),
             lambda: (torch.randn(6), torch.tensor([True, False] * 3)), _all_false, ("mask of zeros",)),
+    Planted("a maximum that starts at 0", lambda m, x: x.amax(-1), _numbers(2, 8),
+            lambda given, outputs, call: [outputs[0].clamp(min=0)], ("negative",)),
+    Planted("a softmax whose powers overflow", lambda m, x: x.softmax(-1), _numbers(2, 8), _plain_softmax,
+            ("large magnitudes",)),
+    Planted("the first token id", lambda m, x: m.table(x) * 2, lambda: (torch.tensor([[3, 7, 11, 2]]),),
+            lambda given, outputs, call: _without(given[0], 0, outputs), ("first token id",)),
+    Planted("small numbers are 0", lambda m, x: x * 3, _numbers(2, 8),
+            lambda given, outputs, call: [torch.where(outputs[0].abs() < 1e-3, 0.0, outputs[0])],
+            ("small magnitudes",)),
 )  # fmt: skip

@@ -139,11 +139,22 @@ def test_mistakes_are_named() -> None:
         ((program, [torch.ones(2, 4)]), {}, "call 0 of 'forward': got a Tensor, expected a sequence of calls"),
         ((program, [(torch.ones(2, 5),)]), {}, r"of shape \[2, 5\], expected a tensor of float32 of shape \[2, 4\]"),
         ((program, {"other": []}), {}, "there is no program for 'other'"),
+        ((program, "bundled"), {}, "has no bundled inputs for forward: a file has them that was saved"),
+        ((program, "others"), {}, "got str, or none at all"),
         ((program,), {"tolerance": -1.0}, "expected a number above 0"),
         ((program,), {"engine": "none"}, "engine"),
     ):
         with pytest.raises(InputError, match=message):
             verify(content, *arguments, **options)
+
+
+def test_calls_that_are_saved_in_a_file_are_compared(tmp_path: Path) -> None:
+    program = export(torch.nn.Linear(4, 3).eval(), (torch.ones(2, 4),))
+    module = lower(program).module()
+    module.bundled_inputs = {"forward": [(torch.ones(2, 4),), {"input": torch.full((2, 4), 8.0)}]}
+    path = module.save(tmp_path / "saved.pte")
+    (found,) = verify(path, program, "bundled").methods.values()
+    assert found.calls == 2 and found.cases == ("input 0", "input 1") and found.ok
 
 
 def test_inputs_that_pytorch_refuses_are_left_out() -> None:
@@ -216,3 +227,14 @@ def test_the_delegate_is_named_in_which_an_error_arises(path: bool, tmp_path: Pa
     assert [(error.what, error.nodes) for error in own] == [("delegate 2 (reference)", ("linear_2",))]
     assert "x = layer(x).sin() * 2" in own[0].source and own[0].largest_error == 1
     assert len(found.errors) == 15 and sum(error.chained > 1 for error in found.errors) >= 5
+
+
+def test_a_kernel_of_the_runtime_is_suspected_where_no_part_is_off() -> None:
+    program = export(torch.nn.GroupNorm(4, 4).eval(), (torch.randn(1, 4, 799),))
+    artifact, constant = lower(program).emit(), [(torch.full((1, 4, 799), 3.3),)]
+    # ExecuTorch 1.5.1 takes the variance from a difference of squares, and the root of something below 0.
+    found = verify(artifact, program, constant)
+    assert "NaN in 3196 elements" in str(found) and "a kernel of ExecuTorch's runtime is wrong" in " ".join(
+        str(found).split()
+    )
+    assert verify(artifact, program, constant, engine="interpreter").ok
