@@ -41,7 +41,7 @@ from exir_lowering.steps.cached_preprocess import preprocess_cached
 from exir_lowering.steps.conversion_context import converting
 from exir_lowering.steps.edge import as_edge, check_preserved, to_edge
 from exir_lowering.steps.extract import extract
-from exir_lowering.steps.preprocess import preprocess
+from exir_lowering.steps.preprocess import list_units, preprocess
 from exir_lowering.steps.provenance import describe
 from exir_lowering.steps.recovery import Recovery
 from exir_lowering.steps.rewrite import rewrite
@@ -252,13 +252,13 @@ def _lower(
             made_by = describe(methods, found, planned, session.options)
     payloads = {name: len(partition.result.processed_bytes) for name, partition in lowered.items()}
     left = {method.name: method.left_to_executorch for method in methods if method.left_to_executorch}
-    uses = tuple(session.cache.uses)
-    off = pins.tell_switched_off()
+    uses, off = tuple(session.cache.uses), pins.tell_switched_off()
     return LoweredMethods(
         programs,
         Report(
             *(planned.methods, payloads, dict(session.times.seconds), left, uses, off, tuple(recovery.refused)),
             states=states,
+            units=list_units(results),
         ),
         {method.name: method.program for method in methods},
         constant_methods,

@@ -118,7 +118,9 @@ def put_back(result: PreprocessResult, numbers: Mapping[int, int], payloads: Any
         table = {identifier: own(named) for identifier, named in table.items()}
     if payloads is not None:
         payload = payloads.replace_handles(payload, handles)
-    return replace(result, processed_bytes=payload, debug_handle_map=table)
+    units = getattr(result, "units", None)
+    placed = {} if units is None else {"units": {unit: own(named) for unit, named in units.items()}}
+    return replace(result, processed_bytes=payload, debug_handle_map=table, **placed)
 
 
 def list_handles(graph_module: GraphModule) -> list[int]:
@@ -134,10 +136,15 @@ def find_unknown(handle_map: Any, graph_module: GraphModule) -> tuple[Any, Any] 
     """
     known = frozenset(list_handles(graph_module))
     for identifier, named in handle_map.items():
-        for each in named if isinstance(named, (tuple, list, set, frozenset)) else (named,):
+        for each in as_tuple(named):
             if isinstance(each, bool) or not isinstance(each, int) or each not in known:
                 return identifier, each
     return None
+
+
+def as_tuple(named: Any) -> tuple[Any, ...]:
+    """Return what an entry of a debug handle map names: one handle, or several."""
+    return tuple(named) if isinstance(named, (tuple, list, set, frozenset)) else (named,)
 
 
 def _nodes(graph_module: GraphModule) -> Iterator[Node]:

@@ -46,6 +46,7 @@ class Report(LoweringPlan):
         switched_off: What of ours was off in this process, each with the reason: it relies on code of torch or
             ExecuTorch that is not known, and upstream's own was used instead.
         refused: What backends failed on, where `on_backend_error` says to go on without it.
+        units: By partition, on which unit a backend's compiler put which operators, if it says so.
     """
 
     payload_bytes: Mapping[str, int]
@@ -54,6 +55,7 @@ class Report(LoweringPlan):
     cache: tuple[CacheUse, ...] = ()
     switched_off: tuple[str, ...] = ()
     refused: tuple[RefusedPartition, ...] = ()
+    units: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
 
     def table(self) -> Table:
         """Return the delegation table."""
@@ -85,6 +87,9 @@ class Report(LoweringPlan):
                     console.print(f"{method}: ExecuTorch did {step}", markup=False)
             for partition in self.refused:
                 console.print(str(partition), *partition.sources, sep="\n  ", markup=False)
+            for partition_id, units in self.units.items():
+                placed = ", ".join(f"{len(names)} on {unit}" for unit, names in units.items())
+                console.print(f"{partition_id}: of its operators {placed or 'none was placed'}", markup=False)
             for feature in self.switched_off:
                 console.print(f"off: {feature}", markup=False)
             if self.cache:

@@ -8,6 +8,7 @@ from .backend import (
     Partitioner as Partitioner,
     PartitionerLike as PartitionerLike,
     PartitionResult as PartitionResult,
+    PlacedResult as PlacedResult,
     PreprocessResult as PreprocessResult,
 )
 from .costs import HOST as HOST, CostModel as CostModel

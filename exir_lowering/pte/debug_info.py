@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from exir_lowering.errors import InputError
@@ -41,6 +41,7 @@ class DebugDelegate:
     handles: tuple[int, ...]  # the debug handles of its operators, in their order
     # For each identifier of the backend's profile events the debug handles that it stands for.
     handle_map: Mapping[int | str, tuple[int, ...]]
+    units: Mapping[int, str] = field(default_factory=dict)  # where its compiler put the operators, by debug handle
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,8 @@ class DebugInfo:
             `{"version", "digest", "operators": [name], "modules": ["path: Class"], "stacks": [[module]],
             "files": [path], "functions": [name], "frames": [[file, line, function, code]],
             "traces": [[line, frame, ...]], "methods": {name: {"nodes": [[handle, name, operator, stack, trace]],
-            "delegates": [[backend, instruction, [handle], [[identifier, [handle]]]]], "kernels": [[instruction,
-            [handle]]]}}}`.
+            "delegates": [[backend, instruction, [handle], [[identifier, [handle]]], [[handle, unit]]]],
+            "kernels": [[instruction, [handle]]]}}}`; a delegate without units has no list of them.
         """
         return json.dumps(_Writer().write(self), separators=(",", ":"), sort_keys=True)
 
@@ -116,11 +117,13 @@ class _Writer:
     def _method(self, method: MethodDebug) -> dict[str, Any]:
         return {
             "nodes": [[handle, *self._node(node)] for handle in sorted(method.nodes) for node in method.nodes[handle]],
-            "delegates": [
-                [d.backend_id, d.instruction, d.handles, list(d.handle_map.items())] for d in method.delegates
-            ],
+            "delegates": [self._delegate(delegate) for delegate in method.delegates],
             "kernels": sorted(method.kernels.items()),
         }
+
+    def _delegate(self, delegate: DebugDelegate) -> list[Any]:
+        units = [sorted(delegate.units.items())] if delegate.units else []
+        return [delegate.backend_id, delegate.instruction, delegate.handles, list(delegate.handle_map.items()), *units]
 
     def _node(self, node: DebugNode) -> list[Any]:
         stack = self._number("stacks", tuple(self._number("modules", module) for module in node.modules))
@@ -155,8 +158,9 @@ def _read(tree: Any) -> DebugInfo:
                 _number(instruction),
                 _numbers(handles),
                 {key if isinstance(key, str) else _number(key): _numbers(values) for key, values in entries},
+                {_number(handle): _text(unit) for handle, unit in units[0]} if units else {},
             )
-            for backend, instruction, handles, entries in part["delegates"]
+            for backend, instruction, handles, entries, *units in part["delegates"]
         )
         kernels = {_number(instruction): _numbers(handles) for instruction, handles in part["kernels"]}
         return MethodDebug({handle: tuple(found) for handle, found in nodes.items()}, delegates, kernels)

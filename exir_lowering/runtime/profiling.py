@@ -41,6 +41,7 @@ class ProfileRow:
         milliseconds: How long that took in total.
         share: The fraction of the method's time, 0 to 1.
         sources: The model's lines; none without debug information.
+        unit: Where the backend's compiler put an instruction, such as "npu", if it says so.
     """
 
     kind: str
@@ -52,6 +53,7 @@ class ProfileRow:
     milliseconds: float
     share: float
     sources: tuple[str, ...]
+    unit: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +149,8 @@ _INDENT = {"method": "", "kernel": "  ", "delegate": "  ", "instruction": "    "
 
 
 def _what(row: ProfileRow) -> str:
-    return f"{row.name} ({row.backend})" if row.kind == "delegate" and row.backend else row.name
+    more = row.backend if row.kind == "delegate" else row.unit
+    return f"{row.name} ({more})" if more else row.name
 
 
 @dataclass(slots=True)
@@ -196,10 +199,12 @@ def profile(method: MethodSpec, runs: int, events: Iterable[TraceEvent], known: 
     called = [number for number in sorted(steps) if steps[number].kind == "delegate"]
     delegates = dict(zip(called, _delegates(method, called, debug), strict=True))
 
-    def row(kind: str, name: str, backend: str, number: int, handles: tuple[int, ...], total: _Sum) -> ProfileRow:
+    def row(
+        kind: str, name: str, backend: str, number: int, handles: tuple[int, ...], total: _Sum, unit: str = ""
+    ) -> ProfileRow:
         share = total.nanoseconds / whole.nanoseconds if whole.nanoseconds else 0.0
         times = total.calls, total.nanoseconds / 1e6, share
-        return ProfileRow(kind, name, backend, number, handles, *times, tuple(debug.lines(handles)))
+        return ProfileRow(kind, name, backend, number, handles, *times, tuple(debug.lines(handles)), unit)
 
     rows = [row("method", method.name, "", -1, (), whole)]
     for number, step in sorted(steps.items()):
@@ -217,7 +222,8 @@ def profile(method: MethodSpec, runs: int, events: Iterable[TraceEvent], known: 
             for identifier, total in sorted(step.inner.items(), key=lambda item: item[1].first):
                 handles = delegate.handle_map.get(identifier, ())
                 shown = identifier if isinstance(identifier, str) else _operators(debug, handles)
-                rows.append(row("instruction", shown or f"event {identifier}", backend, number, handles, total))
+                units = ", ".join(dict.fromkeys(delegate.units[each] for each in handles if each in delegate.units))
+                rows.append(row("instruction", shown or f"event {identifier}", backend, number, handles, total, units))
     return Profile(method.name, runs, tuple(rows))
 
 

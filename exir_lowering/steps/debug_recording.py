@@ -39,9 +39,13 @@ def _method(owner: GraphModule, calls: Sequence[EmittedCall], unchanged: Exporte
         if call.module is not None:
             module = call.module.original_module.graph_module
             _describe(module, nodes)
-            handle_map = _handle_map((call.module.meta or {}).get("debug_handle_map"))
+            meta = call.module.meta or {}
+            handle_map, placement = _handle_map(meta.get("debug_handle_map")), _handle_map(meta.get("units"))
+            units = {handle: str(unit) for unit, placed in placement.items() for handle in placed}
             handles = tuple(dict.fromkeys(handle for handle, _, _ in _operators(module)))
-            delegates[call.delegate] = DebugDelegate(call.module.backend_id, call.instruction, handles, handle_map)
+            delegates[call.delegate] = DebugDelegate(
+                call.module.backend_id, call.instruction, handles, handle_map, units
+            )
         elif isinstance(call.handle, int) and call.handle > 0:
             kernels[call.instruction] = (call.handle,)
     if unchanged is not None:
@@ -75,7 +79,7 @@ def _handle_map(given: Any) -> dict[int | str, tuple[int, ...]]:
     """Return the valid part of a backend's map: ExecuTorch accepts anything."""
     found: dict[int | str, tuple[int, ...]] = {}
     for key, value in given.items() if isinstance(given, Mapping) else ():
-        handles = value if isinstance(value, (tuple, list, set, frozenset)) else (value,)
+        handles = debug_handles.as_tuple(value)
         if isinstance(key, str) or _is_number(key):
             found[key] = tuple(sorted(handle for handle in handles if _is_number(handle)))
     return {key: found[key] for key in sorted(found, key=lambda key: (isinstance(key, str), key))}

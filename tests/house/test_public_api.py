@@ -37,6 +37,7 @@ PUBLIC = [
     "PartitionTooLargeError",
     "Partitioner",
     "PartitionerContractError",
+    "PlacedResult",
     "PluginLoadError",
     "PreprocessResult",
     "RefusedPartition",

@@ -8,6 +8,7 @@ from typing import Any
 from executorch.exir.backend.backend_details import PreprocessResult
 
 from exir_lowering._upstream.delegates import delegate_info, join_named_data, make_result, split_named_data
+from exir_lowering.plugins.backend import PlacedResult
 
 _HANDLES: Mapping[str, Any] = {"tuple": tuple, "list": list, "int": lambda handles: handles[0]}
 """How an entry of a debug handle map names handles."""
@@ -27,15 +28,14 @@ def flatten_results(results: Sequence[PreprocessResult]) -> tuple[list[Any], lis
 def _flatten(result: PreprocessResult, chunks: list[bytes]) -> dict[str, Any] | None:
     data, info = result.data_store_output, delegate_info(result)
     split = None if data is None else split_named_data(data)
-    if type(result) is not PreprocessResult or (data is not None and split is None):
+    if type(result) not in (PreprocessResult, PlacedResult) or (data is not None and split is None):
         return None
-    if not _is_plain(result.debug_handle_map) or not isinstance(info, (type(None), str, bytes)):
+    units = getattr(result, "units", None)
+    if not _is_plain(units) or not _is_plain(result.debug_handle_map) or not isinstance(info, (type(None), str, bytes)):
         return None
-    pairs = [
-        [identifier, type(named).__name__, list(named) if isinstance(named, (tuple, list)) else [named]]
-        for identifier, named in (result.debug_handle_map or {}).items()
-    ]
-    value: dict[str, Any] = {"payload": len(chunks), "handles": None if result.debug_handle_map is None else pairs}
+    value: dict[str, Any] = {"payload": len(chunks), "handles": _pairs(result.debug_handle_map)}
+    if units is not None:
+        value["units"] = _pairs(units)
     chunks.append(bytes(result.processed_bytes))
     if split is not None:
         buffers, inside, outside = split
@@ -47,6 +47,16 @@ def _flatten(result: PreprocessResult, chunks: list[bytes]) -> dict[str, Any] | 
     elif info is not None:
         value["info"] = info
     return value
+
+
+def _pairs(table: Mapping[Any, Any] | None) -> list[Any] | None:
+    """Turn what names handles by identifiers into what JSON can hold."""
+    if table is None:
+        return None
+    return [
+        [identifier, type(named).__name__, list(named) if isinstance(named, (tuple, list)) else [named]]
+        for identifier, named in table.items()
+    ]
 
 
 def _is_plain(table: Any) -> bool:
@@ -71,12 +81,8 @@ def restore_results(values: Any, chunks: Sequence[bytes]) -> list[PreprocessResu
 
 
 def _restore(value: Mapping[str, Any], chunks: Sequence[bytes]) -> PreprocessResult:
-    payload, table, data = chunks[_count(value["payload"])], None, None
-    if value["handles"] is not None:
-        table = {
-            _typed(identifier, int, str): _HANDLES[kind]([_typed(handle, int) for handle in handles])
-            for identifier, kind, handles in value["handles"]
-        }
+    payload, data = chunks[_count(value["payload"])], None
+    table = None if value["handles"] is None else _table(value["handles"])
     if "data" in value:
         first, count, inside, outside = value["data"]
         buffers = chunks[_count(first) :][: _count(count)]
@@ -86,7 +92,17 @@ def _restore(value: Mapping[str, Any], chunks: Sequence[bytes]) -> PreprocessRes
     info = value.get("info")
     if isinstance(info, int):
         info = chunks[_count(info)]
-    return make_result(payload, table, data, info)
+    result = make_result(payload, table, data, info)
+    if "units" in value:
+        return PlacedResult(**vars(result), units=_table(value["units"]))
+    return result
+
+
+def _table(pairs: Any) -> dict[Any, Any]:
+    return {
+        _typed(identifier, int, str): _HANDLES[kind]([_typed(handle, int) for handle in handles])
+        for identifier, kind, handles in pairs
+    }
 
 
 def _typed(value: Any, *kinds: type) -> Any:
