@@ -15,7 +15,7 @@ import torch
 from planted import PLANTED, Planted
 from torch.export import Dim, export
 
-from exir_lowering import InputError, lower, verify
+from exir_lowering import InputError, inspect, lower, verify
 from exir_lowering.backends.reference import ReferenceDelegate
 from exir_lowering.partitioners import SupportPartitioner, ops
 from exir_lowering.testing.trial import take_fingerprint
@@ -238,3 +238,22 @@ def test_a_kernel_of_the_runtime_is_suspected_where_no_part_is_off() -> None:
         str(found).split()
     )
     assert verify(artifact, program, constant, engine="interpreter").ok
+
+
+class Earlier(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = torch.nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cumsum(self.linear(x).relu(), -1)
+
+
+def test_a_file_of_an_earlier_executorch() -> None:
+    # `to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()])` of ExecuTorch 1.4.1 made it.
+    path = Path(__file__).parent / "executorch_1_4_1.pte"
+    report = inspect(path)
+    assert sum(report.bytes_by_kind().values()) == path.stat().st_size and "FullyConnected" in str(report)
+    found = verify(path, export(Earlier().eval(), (torch.randn(2, 8),)))
+    assert found.ok and found.methods["forward"].calls == 19
