@@ -30,7 +30,7 @@ from exir_lowering.runtime.source import ProgramFile
 from exir_lowering.steps.emit import Artifact
 from exir_lowering.verification import local_errors, measure
 from exir_lowering.verification.cases import SEED, Case, Generated
-from exir_lowering.verification.eager import Eager
+from exir_lowering.verification.eager import Eager, find_sharing
 from exir_lowering.verification.given import read_bundled, read_inputs
 from exir_lowering.verification.measure import Difference, Tolerance
 from exir_lowering.verification.results import LocalError, MethodResult, OutputResult, Verification
@@ -217,7 +217,7 @@ class Comparison:
         share: float | None,
     ) -> None:
         self.file, self.subjects, self._load = file, subjects, load
-        self.program, self.eager = load(), Eager(subjects, file.sharing)
+        self.program, self.eager = load(), Eager(subjects, find_sharing(file))
         self._fresh = True
         self._history: list[tuple[str, list[Any]]] = []  # the calls of this case so far
         self.tallies = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,12 +16,24 @@ from exir_lowering._upstream.operators import list_arguments
 from exir_lowering._upstream.schemas import is_composite, is_overload
 from exir_lowering._upstream.tensors import version
 from exir_lowering.graphs.copies import memory_key
+from exir_lowering.pte.format import program_signatures
+from exir_lowering.runtime.source import ProgramFile
 from exir_lowering.verification.subjects import Subject
 
 _STATE = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
 
 Watch = Callable[[Node, Any], None]
 """Is given each node of a program with its value."""
+
+
+Sharing = Mapping[str, Mapping[str, bool]]
+"""By each method of a file that shares state: whether other methods have a state, by what the model calls it."""
+
+
+def find_sharing(file: ProgramFile) -> Sharing:
+    """Return what is shared in a file."""
+    found = program_signatures(file.methods)
+    return {name: {state.name: bool(state.shared_with) for state in found[name].state} for name in file.sharing}
 
 
 @dataclass(slots=True, eq=False)
@@ -39,7 +51,7 @@ class Eager:
     """Programs that are run in eager PyTorch; what the caller holds is only read."""
 
     subjects: Mapping[str, Subject]
-    sharing: Collection[str]  # the methods that share state in the file
+    sharing: Sharing
     _methods: dict[str, Method] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -143,11 +155,12 @@ def _lifted(subject: Subject) -> Iterator[tuple[Node, Any]]:
             yield node, program.state_dict.get(name, program.constants.get(name))
 
 
-def _state_keys(subjects: Mapping[str, Subject], sharing: Collection[str]) -> dict[tuple[str, str], Hashable]:
+def _state_keys(subjects: Mapping[str, Subject], sharing: Sharing) -> dict[tuple[str, str], Hashable]:
     """Return what is equal for lifted inputs, by method and name of the node, that are one state in the file.
 
-    Methods that share state in the file share what was one memory at export. Where nothing was, as the programs come
-    from several files, they share what has one name.
+    Methods that share state in the file share what was one memory at export, and what has one name if the file says
+    that it is shared. Where it has no names and nothing was one memory, as the programs come from several files, they
+    share all that has one name.
     """
     tables = {name: dict(_lifted(subject)) for name, subject in subjects.items()}
     tensors = {
@@ -157,12 +170,12 @@ def _state_keys(subjects: Mapping[str, Subject], sharing: Collection[str]) -> di
     written = {name: _may_write(subject) & tensors[name].keys() for name, subject in subjects.items()}
     memories = {name: set(map(memory_key, own.values())) for name, own in tensors.items()}
     shared = [name for name in subjects if name in sharing]
+
+    def is_elsewhere(name: str, tensor: torch.Tensor) -> bool:
+        return any(memory_key(tensor) in memories[other] for other in shared if other != name)
+
     by_name = len(shared) > 1 and not any(
-        memory_key(tensors[name][node]) in memories[other]
-        for name in shared
-        for node in written[name]
-        for other in shared
-        if other != name
+        is_elsewhere(name, tensors[name][node]) for name in shared for node in written[name]
     )
     keys: dict[tuple[str, str], Hashable] = {}
     state: set[Hashable] = set()
@@ -170,9 +183,11 @@ def _state_keys(subjects: Mapping[str, Subject], sharing: Collection[str]) -> di
         for node, spec in graphs.lifted_inputs(subject.program).items():
             tensor = tensors[name].get(node)
             if tensor is not None:
-                named = str(spec.target), tensor.dtype, tuple(tensor.shape)
-                own = named if by_name and name in sharing else memory_key(tensor)
-                keys[name, node.name] = key = ("" if name in sharing else name, own)
+                known = sharing.get(name, {}).get(str(spec.target))  # None if the file does not say it
+                one = name in sharing if known is None else known
+                named = one and (by_name or (known is not None and not is_elsewhere(name, tensor)))
+                own = (str(spec.target), tensor.dtype, tuple(tensor.shape)) if named else memory_key(tensor)
+                keys[name, node.name] = key = ("" if one else name, own)
                 if node in written[name]:
                     state.add(key)
     return {place: key for place, key in keys.items() if key in state}

@@ -23,7 +23,7 @@ from exir_lowering.runtime.interpreter.kernels import MethodState
 from exir_lowering.runtime.interpreter.memory import Slot
 from exir_lowering.runtime.program import LoadedProgram
 from exir_lowering.runtime.source import ProgramFile
-from exir_lowering.verification.eager import Eager
+from exir_lowering.verification.eager import Eager, find_sharing
 from exir_lowering.verification.measure import Difference, Tolerance, measure
 from exir_lowering.verification.results import LocalError
 from exir_lowering.verification.subjects import Subject
@@ -55,7 +55,7 @@ def find(
             return []
         with locks.engine():
             engine.set_up_delegated()
-        program, eager = LoadedProgram(file, engine), Eager(subjects, file.sharing)
+        program, eager = LoadedProgram(file, engine), Eager(subjects, find_sharing(file))
         for number, (name, inputs) in enumerate(calls):
             last = number == len(calls) - 1
             watch.values = {}

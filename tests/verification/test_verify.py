@@ -99,6 +99,31 @@ def test_methods_share_state_as_in_the_file() -> None:
         assert found.ok and [method.calls for method in found.methods.values()] == [1, 2], str(found)
 
 
+class Counter(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(4))
+        self.register_buffer("mine", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.total.add_(x)
+        self.mine.add_(1.0)
+        return self.total + self.mine * 100
+
+
+@pytest.mark.parametrize(
+    ("one", "shares"), [(False, ("auto", True, ["total"])), (True, ("auto", ["mine"], False))], ids=["apart", "one"]
+)
+def test_eager_shares_what_the_file_was_told_to_share(one: bool, shares: tuple[Any, ...]) -> None:
+    first = Counter()
+    models = {"m0": first, "m1": first if one else Counter()}
+    programs = {name: export(model, (torch.ones(4),)) for name, model in models.items()}
+    lowered, ones = lower(programs, "xnnpack"), [(torch.ones(4),)] * 3
+    for share in shares:
+        found = verify(lowered.emit(share_state=share), programs, {"m0": ones, "m1": ones})
+        assert found.ok, (share, str(found))
+
+
 class Nested(torch.nn.Module):
     def forward(self, pair: Any, *, scale: torch.Tensor) -> dict[str, torch.Tensor]:
         x, y = pair["x"], pair["y"]
