@@ -60,6 +60,8 @@ def plan_method(
         prediction=predicted.describe(edge, placed.name_of, host, advice),
         rewritings=edge.rewritings,
         refused_rewrites=edge.refused_rewrites,
+        model=next((kind for node in program.graph.nodes for _, kind in graphs.modules(node)[:1]), ""),
+        partitioners=tuple(type(partitioner).__qualname__ for partitioner in edge.partitioners),
     )
 
 
