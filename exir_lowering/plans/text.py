@@ -19,7 +19,7 @@ LINES = 25
 """How many lines a summary has at most."""
 
 _FEW = 3
-"""Of how many methods a summary says how long they take."""
+"""Of how many methods a summary says how long they take, and how many states it shows."""
 
 _ARGUMENT = "--allow "
 """What a line does not end with."""
@@ -102,7 +102,8 @@ def _summary(plan: LoweringPlan, width: int, most: int) -> list[str]:
     end = _wrap(_MORE, width)
     lines = _wrap(_head(plan), width)[:3]
     if plan.states:
-        lines += _wrap(f"State ({len(plan.states):,}): {'; '.join(map(str, plan.states))}", width)[:3]
+        lines.append(f"State ({len(plan.states):,})")
+        lines += [line for state in plan.states[:_FEW] for line in _wrap(str(state), width, 2)][: 2 * _FEW]
     heads = [_wrap(_method(method), width) for method in plan.methods]
     if len(heads) <= _FEW:
         heads = [[*head, *_wrap(predicted(method), width, 2)] for head, method in zip(heads, plan.methods, strict=True)]
@@ -146,7 +147,6 @@ def _in_short(finding: Finding) -> str:
 
 def _all(plan: LoweringPlan, width: int) -> Iterator[str]:
     yield from _wrap(_head(plan), width)
-    yield from _wrap(facts(plan).get("versions", ""), width, 2)
     if plan.states:
         yield from ("", f"State ({len(plan.states):,})")
         for state in plan.states:
@@ -163,6 +163,8 @@ def _all(plan: LoweringPlan, width: int) -> Iterator[str]:
         if method.partitions:
             yield from ("", f"  Partitions ({len(method.partitions):,})")
             yield from _partitions(method, width)
+    if plan.versions:
+        yield from ("", *_wrap(f"Made with {facts(plan)['versions']}", width))
 
 
 def _where(finding: Finding, width: int) -> Iterator[str]:
