@@ -38,9 +38,8 @@ def execute(arguments: argparse.Namespace) -> int:
     make_console().print(table)
     for plugin in {plugin.error: plugin for plugin in found if plugin.error}.values():
         say(f"{'Not installed' if plugin.missing else 'Broken'}: {plugin.error}")
-    if not check:
-        say("None of them was imported: --check does, and says which are broken.")
-    say("ExecuTorch's own backends are found by class name, without being listed here.")
+    more = "" if check else " None of these was imported: --check does that, and says which are broken."
+    say(f"ExecuTorch's own backends are found by class name, without being listed here.{more}")
     return OK
 
 
