@@ -42,7 +42,7 @@ from exir_lowering.steps.conversion_context import converting
 from exir_lowering.steps.edge import as_edge, check_preserved, to_edge
 from exir_lowering.steps.extract import extract
 from exir_lowering.steps.preprocess import list_units, preprocess
-from exir_lowering.steps.provenance import describe
+from exir_lowering.steps.provenance import describe, versions
 from exir_lowering.steps.recovery import Recovery
 from exir_lowering.steps.rewrite import rewrite
 from exir_lowering.steps.session import Session
@@ -253,13 +253,10 @@ def _lower(
     payloads = {name: len(partition.result.processed_bytes) for name, partition in lowered.items()}
     left = {method.name: method.left_to_executorch for method in methods if method.left_to_executorch}
     uses, off = tuple(session.cache.uses), pins.tell_switched_off()
+    told = planned.methods, payloads, dict(session.times.seconds), left, uses, off, tuple(recovery.refused)
     return LoweredMethods(
         programs,
-        Report(
-            *(planned.methods, payloads, dict(session.times.seconds), left, uses, off, tuple(recovery.refused)),
-            states=states,
-            units=list_units(results),
-        ),
+        Report(*told, states=states, units=list_units(results), versions=planned.versions),
         {method.name: method.program for method in methods},
         constant_methods,
         session.options.accelerate,
@@ -300,7 +297,7 @@ def _partition_all(
             plans.append(plan_method(method, tagged, partitioned, session.options.costs))
     for method, partitioned in zip(methods, extracted, strict=True):
         check_preserved(method, partitioned.program, session.options)
-    planned = LoweringPlan(tuple(plans), states=tuple(states))
+    planned = LoweringPlan(tuple(plans), states=tuple(states), versions=versions())
     if required:
         require_coverage(planned, session.options)
     return extracted, planned

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from exir_lowering.cli import partitioning, program_files
 from exir_lowering.cli.command import MISTAKE, OK, Command
 from exir_lowering.cli.output import check_target, describe_written, kept_from_stdout, make_console, say, write_file
 from exir_lowering.errors import CoverageError
-
-if TYPE_CHECKING:
-    from exir_lowering.plans.lowering_plan import LoweringPlan
-
-_ADVISED = 3
-"""How many pieces of advice of a method are shown as arguments."""
 
 _EXAMPLES = """\
 examples:
@@ -35,9 +28,10 @@ when less is delegated.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     program_files.add_arguments(parser)
+    parser.add_argument("--all", action="store_true", help="print every operator and partition, not 25 lines")
     parser.add_argument("--html", metavar="PLAN.html", help="write a page with the graph of partitions, for a browser")
     parser.add_argument("--dot", metavar="PLAN.dot", help="write the graph of partitions for Graphviz")
-    parser.add_argument("--json", action="store_true", help="print the plan as JSON instead of tables")
+    parser.add_argument("--json", action="store_true", help="print the plan as JSON")
 
 
 def execute(arguments: argparse.Namespace) -> int:
@@ -64,25 +58,14 @@ def execute(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(planned.to_json())
     else:
-        console.print(planned.to_text(width=min(max(console.width, 60), 160)), end="", soft_wrap=True)
-        _show_advice(planned, len(files) > 1)
+        text = planned.to_text(width=min(max(console.width, 40), 160), everything=arguments.all)
+        console.print(text, end="", soft_wrap=True)
     for path in pictures.values():
         say(f"{describe_written(path)}.", error=arguments.json)
     if failure is not None:
         say(f"exir-lower plan: {failure}", error=True)
         return MISTAKE
     return OK
-
-
-def _show_advice(planned: LoweringPlan, several: bool) -> None:
-    """Say by which arguments the advice is followed."""
-    for method in planned.methods:
-        for advice in method.advice[:_ADVISED]:
-            named = [f"method={method.name}"] * several + [f"op={name}" for name in advice.operators]
-            say(
-                f"{advice.before} partitions become {advice.after} if {advice.backend_id} can take what this gives it: "
-                f"--allow {','.join(named)},to={advice.backend_id}"
-            )
 
 
 COMMAND = Command(

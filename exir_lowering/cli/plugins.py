@@ -12,31 +12,34 @@ from exir_lowering.cli.output import kept_from_stdout, make_console, make_table,
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("--json", action="store_true", help="print the list as JSON")
+    parser.add_argument("--check", action="store_true", help="import each of them, and say which are broken; slower")
+    parser.add_argument("--json", action="store_true", help="print the list as JSON, checked")
 
 
 def execute(arguments: argparse.Namespace) -> int:
-    """Print the list of plug-ins, and why some are broken."""
+    """Print the list of plug-ins, by what their distributions say; if asked for, why some are broken."""
+    check = arguments.check or arguments.json
     with kept_from_stdout(True):
         from exir_lowering.plugins import registry
 
-        found = list(registry.list_installed())
+        found = list(registry.list_installed(check=check))
     if arguments.json:
         print(json.dumps([asdict(plugin) for plugin in found], indent=2))
         return OK
     from rich.text import Text
 
     table = make_table("Plug-ins")
-    for column in ("kind", "name", "provided by", "state"):
+    for column in ("kind", "name", "provided by", *["state"] * check):
         table.add_column(column, overflow="fold")
     for plugin in found:
         kind = plugin.group.rpartition(".")[2].removesuffix("s")
         state = "not installed" if plugin.missing else "broken" if plugin.error else "ok"
-        table.add_row(*map(Text, (kind, plugin.id, plugin.provider, state)))
+        table.add_row(*map(Text, (kind, plugin.id, plugin.provider, *[state] * check)))
     make_console().print(table)
     for plugin in {plugin.error: plugin for plugin in found if plugin.error}.values():
         say(f"{'Not installed' if plugin.missing else 'Broken'}: {plugin.error}")
-    say("ExecuTorch's own backends are found by class name, without being listed here.")
+    more = "" if check else " None of these was imported: --check does that, and says which are broken."
+    say(f"ExecuTorch's own backends are found by class name, without being listed here.{more}")
     return OK
 
 

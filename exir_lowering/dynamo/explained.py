@@ -66,20 +66,20 @@ class ExplainedGraph:
         """Return what would be done, without the graph.
 
         Args:
-            width: How many characters a line of a plan's tables may have.
+            width: How many characters a line of a plan may have.
         """
         lines = [f"{self.backend} would run it.", *(str(fallback) for fallback in self.fallbacks)]
         if self.graph_break is not None:
             lines.append(f"It ends with a graph break: {self.graph_break}")
         for one in self.plans:
-            lines += ["", f"{one.attempt}, {one.kind} graph:", one.plan.to_text(width=width).rstrip()]
+            lines += ["", f"{one.attempt}, {one.kind} graph:", one.plan.to_text(width=width, everything=True).rstrip()]
         return "\n".join(lines)
 
     def to_text(self, *, width: int = 120) -> str:
         """Return the graph, and what would be done with it.
 
         Args:
-            width: How many characters a line of a plan's tables may have.
+            width: How many characters a line of a plan may have.
         """
         return f"{self.graph}\n\n{self.plan_text(width=width)}"
 
@@ -108,7 +108,7 @@ class Explanation:
         """Return all graphs, what would be done with each, and the graph breaks.
 
         Args:
-            width: How many characters a line of a plan's tables may have.
+            width: How many characters a line of a plan may have.
         """
         parts = [f"graphs: {len(self.graphs)}, graph breaks: {len(self.graph_breaks)}"]
         parts += [f"graph break: {graph_break}" for graph_break in self.graph_breaks]

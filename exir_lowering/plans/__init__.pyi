@@ -14,4 +14,4 @@ from .planned import (
     Unchanged as Unchanged,
 )
 from .report import Report as Report
-from .text import table as table, to_text as to_text
+from .text import to_text as to_text

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from exir_lowering.plans import formatting
-from exir_lowering.plans.picture import label, picture
+from exir_lowering.plans import formatting, naming
+from exir_lowering.plans.picture import picture
 
 if TYPE_CHECKING:
     from exir_lowering.plans.lowering_plan import LoweringPlan
@@ -36,7 +36,7 @@ def _lines(plan: LoweringPlan) -> Iterator[str]:
         yield f"    label={_quote(method.name)};"
         for vertex in drawn.vertices:
             colour = colours[vertex.backend] if vertex.backend is not None else "#e6e6e6"
-            text = _quote(f"{vertex.title}\n{label(vertex)}")
+            text = _quote(f"{vertex.title}\n{naming.count_operators(vertex.nodes)}\n{vertex.where}")
             yield f'    {names[vertex.id]} [label={text}, fillcolor="{colour}"];'
         for edge in drawn.edges:
             style = f"label={_quote(formatting.size(edge.bytes))}" if edge.bytes else "style=dashed"

@@ -36,6 +36,16 @@ def middle(text: str, width: int) -> str:
     return f"{text[: kept - kept // 2]}…{text[len(text) - kept // 2 :]}"
 
 
+def head(text: str, width: int) -> str:
+    """Shorten a text at its end."""
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def tail(text: str, width: int) -> str:
+    """Shorten a text at its start."""
+    return text if len(text) <= width else f"…{text[len(text) - width + 1 :]}"
+
+
 def path(names: Sequence[str], most: int = 6) -> str:
     """Write a path; a long one is shortened in the middle."""
     if len(names) <= most:

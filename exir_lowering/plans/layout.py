@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-BOX_WIDTH, BOX_HEIGHT = 220.0, 56.0
-_GAP_X, _GAP_Y, _LANE, _MARGIN = 28.0, 64.0, 18.0, 24.0
-_LONG = 24
-"""How many rows a line may cross between boxes; longer lines go straight, behind the boxes."""
+BOX_WIDTH, BOX_HEIGHT = 260.0, 66.0
+_HALF = BOX_HEIGHT / 2
+_GAP_X, _GAP_Y, _LANE, _MARGIN = 28.0, 46.0, 16.0, 12.0
+_ROWS = 6
+"""How many rows a column has before there is another one beside it."""
+_MUCH = 0.6
+"""How high the one is, compared with the other, where it leaves much less room empty."""
 _ALONE = 6
 """How many vertices without edges share a row."""
 _SWEEPS = 6
@@ -22,7 +26,6 @@ Point = tuple[float, float]
 class Layout:
     """The positions of vertices and lines."""
 
-    ranks: list[int]  # the row of each vertex
     centres: list[Point]
     # the points of each edge's line, from the bottom of its source to the top of its target
     routes: dict[tuple[int, int], tuple[Point, ...]]
@@ -49,19 +52,91 @@ class _Rows:
         return _LANE if self.is_lane(item) else BOX_WIDTH + _GAP_X
 
 
-def place(vertices: int, edges: Sequence[tuple[int, int]]) -> Layout:
-    """Lay out a directed acyclic graph, whose vertices are numbered in topological order; it has each edge once."""
-    rows = _with_lanes(_ranks(vertices, edges), edges)
+def place(vertices: int, edges: Sequence[tuple[int, int]], room: float) -> Layout:
+    """Lay out a directed acyclic graph, whose vertices are numbered in topological order; it has each edge once.
+
+    What is long is folded into columns. Where rows by longest path are wider than the room, or leave much of it empty,
+    each vertex has a row of its own.
+    """
+    in_rows, in_column = _lay_out(_ranks(vertices, edges), edges), _lay_out_in_a_column(vertices, edges)
+    folded = _fold(in_column, room)
+    if in_rows.width > room:
+        return folded
+    by_rank = _fold(in_rows, room)
+    return folded if folded.height < by_rank.height * _MUCH else by_rank
+
+
+def _lay_out(ranks: list[int], edges: Sequence[tuple[int, int]]) -> Layout:
+    vertices, rows = len(ranks), _with_lanes(ranks, edges)
     _order(rows)
     x = _positions(rows)
     low = min((x[v] - BOX_WIDTH / 2 if not rows.is_lane(v) else x[v] for v in range(len(x))), default=0.0)
     x = [round(value - low + _MARGIN, 1) for value in x]
-    y = [_MARGIN + BOX_HEIGHT / 2 + rank * (BOX_HEIGHT + _GAP_Y) for rank in rows.ranks]
+    y = [_MARGIN + _HALF + rank * (BOX_HEIGHT + _GAP_Y) for rank in rows.ranks]
     width = max((x[v] + (0 if rows.is_lane(v) else BOX_WIDTH / 2) for v in range(len(x))), default=0.0) + _MARGIN
-    height = max(y, default=0.0) + BOX_HEIGHT / 2 + _MARGIN
-    return Layout(
-        rows.ranks[:vertices], list(zip(x, y, strict=True))[:vertices], _routes(rows, edges, x, y), width, height
-    )
+    height = max(y, default=0.0) + _HALF + _MARGIN
+    return Layout(list(zip(x, y, strict=True))[:vertices], _routes(rows, edges, x, y), width, height)
+
+
+def _lay_out_in_a_column(vertices: int, edges: Sequence[tuple[int, int]]) -> Layout:
+    """Put all boxes below one another; lines that pass boxes go beside them, those of a box along one lane."""
+    middle, right = _MARGIN + BOX_WIDTH / 2, _MARGIN + BOX_WIDTH
+    y = [_MARGIN + _HALF + i * (BOX_HEIGHT + _GAP_Y) for i in range(vertices)]
+    last: dict[int, int] = {}  # the last box that a lane leads to, by the box it comes from
+    entering: dict[int, list[int]] = {}
+    for source, target in sorted(edges):
+        if target > source + 1:
+            last[source] = target
+            entering.setdefault(target, []).append(source)
+    free: list[int] = []  # by lane, the first box at which it is free
+    lanes: dict[int, int] = {}
+    for source, target in sorted(last.items()):
+        lanes[source] = next((lane for lane, at in enumerate(free) if at <= source), len(free))
+        free[lanes[source] : lanes[source] + 1] = [target]
+    routes: dict[tuple[int, int], tuple[Point, ...]] = {}
+    for source, target in edges:
+        start, end = y[source] + _HALF, y[target] - _HALF
+        if source not in lanes or target == source + 1:
+            routes[source, target] = ((middle, start), (middle, end))
+            continue
+        lane, beside = right + _LANE / 2 + lanes[source] * _LANE / 2, sorted(entering[target], key=lanes.__getitem__)
+        port = right - 20 - beside.index(source) * min(44.0, BOX_WIDTH / 3 / len(beside))
+        passed = [(lane, middle_y + half) for middle_y in y[source + 1 : target] for half in (-_HALF, _HALF)]
+        routes[source, target] = ((right - 20, start), *passed, (port, end))
+    width = right + _MARGIN + len(free) * _LANE / 2
+    height = max(y, default=0.0) + _HALF + _MARGIN
+    return Layout([(middle, each) for each in y], routes, width, height)
+
+
+def _fold(laid: Layout, room: float) -> Layout:
+    """Put the lower parts of a long layout beside its upper part, in as many columns as there is room for."""
+    most, row = max(1, int((room + _GAP_X) // (laid.width + _GAP_X))), BOX_HEIGHT + _GAP_Y
+    rows = round((laid.height - 2 * _MARGIN + _GAP_Y) / row)
+    columns = max(1, min(most, math.ceil(rows / _ROWS)))
+    tall = math.ceil(rows / columns) * row
+    columns = math.ceil(rows * row / tall)
+    if columns == 1:
+        return laid
+    top = _GAP_Y * 2 / 3  # for the lines that come from the column before
+
+    def move(point: Point) -> Point:
+        column = min(columns - 1, int((point[1] - _MARGIN) // tall))
+        return point[0] + column * (laid.width + _GAP_X), point[1] - column * tall + top
+
+    def lead(points: Sequence[Point]) -> tuple[Point, ...]:
+        """Lead a line from the end of a column to the start of the next one, up between both."""
+        led = [move(points[0])]
+        for point in map(move, points[1:]):
+            if point[1] < led[-1][1]:
+                between = led[-1][0] - led[-1][0] % (laid.width + _GAP_X) + laid.width + _GAP_X / 2
+                low, high = led[-1][1] + _GAP_Y / 3, point[1] - top
+                led += [(led[-1][0], low), (between, low), (between, high), (point[0], high)]
+            led.append(point)
+        return tuple((round(x, 1), round(y, 1)) for x, y in led)
+
+    routes = {edge: lead(points) for edge, points in laid.routes.items()}
+    width = columns * (laid.width + _GAP_X) - _GAP_X
+    return Layout([move(centre) for centre in laid.centres], routes, width, tall + 2 * _MARGIN)
 
 
 def _ranks(vertices: int, edges: Sequence[tuple[int, int]]) -> list[int]:
@@ -89,8 +164,6 @@ def _with_lanes(ranks: list[int], edges: Sequence[tuple[int, int]]) -> _Rows:
         rows[rank].append(vertex)
     drawn = _Rows(len(ranks), list(ranks), rows, [[] for _ in ranks], [[] for _ in ranks])
     for source, target in edges:
-        if ranks[target] - ranks[source] > _LONG:
-            continue
         last = source
         for rank in range(ranks[source] + 1, ranks[target]):
             if (source, rank) not in drawn.lanes:
@@ -179,19 +252,14 @@ def _routes(
     rows: _Rows, edges: Sequence[tuple[int, int]], x: Sequence[float], y: Sequence[float]
 ) -> dict[tuple[int, int], tuple[Point, ...]]:
     leaving, entering = _ports(rows, rows.below, x), _ports(rows, rows.above, x)
-    half, corner = BOX_HEIGHT / 2, BOX_WIDTH / 2 - 10
     routes: dict[tuple[int, int], tuple[Point, ...]] = {}
     for source, target in edges:
-        if rows.ranks[target] - rows.ranks[source] > _LONG:
-            start, end = x[source] + corner, x[target] + corner
-            routes[source, target] = ((start, y[source] + half), (end, y[target] - half))
-            continue
         lanes = [rows.lanes[source, rank] for rank in range(rows.ranks[source] + 1, rows.ranks[target])]
         first, last = (lanes[0], lanes[-1]) if lanes else (target, source)
-        points = [(leaving[source, first], y[source] + half)]
+        points = [(leaving[source, first], y[source] + _HALF)]
         for lane in lanes:
-            points += [(x[lane], y[lane] - half), (x[lane], y[lane] + half)]
-        routes[source, target] = (*points, (entering[target, last], y[target] - half))
+            points += [(x[lane], y[lane] - _HALF), (x[lane], y[lane] + _HALF)]
+        routes[source, target] = (*points, (entering[target, last], y[target] - _HALF))
     return routes
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from exir_lowering.model import State
@@ -16,10 +17,12 @@ class LoweringPlan:
     Attributes:
         methods: A plan for each method, in the order in which they were given.
         states: What the methods keep for later calls, and which of them share it.
+        versions: The versions of exir-lowering, executorch and torch.
     """
 
     methods: tuple[MethodPlan, ...]
     states: tuple[State, ...] = field(default=(), kw_only=True)
+    versions: Mapping[str, str] = field(default_factory=dict, kw_only=True)
 
     @property
     def backend_ids(self) -> tuple[str, ...]:
@@ -46,13 +49,14 @@ class LoweringPlan:
             ),
         )
 
-    def to_text(self, *, width: int = 120) -> str:
-        """Return tables of the partitions, the host operators with their reasons, and what would help.
+    def to_text(self, *, width: int = 120, everything: bool = False) -> str:
+        """Return what helps most, what is on the host and why, in at most 25 lines; or everything.
 
         Args:
-            width: How many characters a line may have.
+            width: How many characters a line may have; only a word that is longer makes a longer line.
+            everything: Whether every operator and partition is listed.
         """
-        return text.to_text(self, width)
+        return text.to_text(self, width, everything=everything)
 
     def to_json(self) -> str:
         """Return everything as JSON."""

@@ -10,8 +10,8 @@ import networkx as nx
 
 from exir_lowering.graphs.order import topological
 from exir_lowering.graphs.schedule import dag, schedule
-from exir_lowering.plans import formatting, layout
-from exir_lowering.plans.planned import MethodPlan
+from exir_lowering.plans import naming
+from exir_lowering.plans.planned import MethodPlan, PlannedNode
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,12 +20,14 @@ class Vertex:
 
     id: str  # unique: "partition:" and the partition's id, or "host:" and a number
     kind: Literal["partition", "host"]
-    title: str  # the partition's id, or a host region's number and its nested graph
+    title: str  # what it is: its modules, and the nested graph that it is in
     backend: str | None  # None for the host
-    nodes: tuple[str, ...]  # the names of its operators, in the method's order
-    rank: int  # its row: edges lead to later rows
-    x: float  # of its centre, rightwards
-    y: float  # of its centre, downwards
+    nodes: tuple[PlannedNode, ...]  # its operators, in the method's order
+
+    @property
+    def where(self) -> str:
+        """Where it runs."""
+        return "host" if self.backend is None else self.backend
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,6 @@ class Edge:
     source: str  # the id of the vertex that makes the values
     target: str  # the id of the vertex that reads them
     bytes: int  # of the values, each counted once; 0 from a call to the nested graph that it calls
-    points: tuple[tuple[float, float], ...]  # of the line
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,43 +45,29 @@ class Picture:
 
     vertices: tuple[Vertex, ...]  # in topological order
     edges: tuple[Edge, ...]
-    width: float
-    height: float
 
 
 def picture(method: MethodPlan) -> Picture:
-    """Contract a method's partitions and host operators, and lay out the result; ValueError if those form a cycle."""
+    """Contract a method's partitions and host operators; ValueError if those form a cycle."""
     members = _regions(method, _contract(method))
     owner = {name: key for key, names in members.items() for name in names}
     crossing = _crossing(method, owner)
     order = _topological(method, members, crossing)
     number = {key: i for i, key in enumerate(order)}
-    edges = sorted((number[source], number[target]) for source, target in crossing)
-    placed = layout.place(len(order), edges)
+    by_name = {node.name: node for node in method.nodes}
     backends = {_partition_key(partition.id): partition.backend_id for partition in method.partitions}
-    vertices = []
+    vertices: list[Vertex] = []
     regions = 0
-    for i, key in enumerate(order):
-        names = tuple(members[key])
-        if key in backends:
-            vertex_id, title = key, key.removeprefix("partition:")
-        else:
-            regions += 1
-            graph = _graph_of(names[0])
-            vertex_id, title = f"host:{regions}", f"host {regions}, in {graph}" if graph else f"host {regions}"
+    for key in order:
+        nodes = tuple(by_name[name] for name in members[key])
         kind: Literal["partition", "host"] = "partition" if key in backends else "host"
-        x, y = placed.centres[i]
-        vertices.append(Vertex(vertex_id, kind, title, backends.get(key), names, placed.ranks[i], x, y))
-    drawn = tuple(
-        Edge(vertices[s].id, vertices[t].id, crossing[order[s], order[t]], placed.routes[s, t]) for s, t in edges
-    )
-    return Picture(tuple(vertices), drawn, placed.width, placed.height)
-
-
-def label(vertex: Vertex) -> str:
-    """Return the second line of a vertex: its backend and the number of its operators."""
-    count = formatting.many(len(vertex.nodes), "operator")
-    return count if vertex.backend is None else f"{vertex.backend}, {count}"
+        regions += kind == "host"
+        graph = _graph_of(nodes[0].name) if nodes else ""
+        title = naming.name_nodes(nodes) + (f", in {graph}" if graph else "")
+        vertices.append(Vertex(key if key in backends else f"host:{regions}", kind, title, backends.get(key), nodes))
+    edges = sorted((number[source], number[target]) for source, target in crossing)
+    drawn = tuple(Edge(vertices[s].id, vertices[t].id, crossing[order[s], order[t]]) for s, t in edges)
+    return Picture(tuple(vertices), drawn)
 
 
 def _partition_key(partition: str) -> str:

@@ -199,6 +199,8 @@ class MethodPlan:
         rewritings: What rewrites changed before the partitioners saw the method.
         refused_rewrites: What they left alone though it has the right form, and why.
         unchanged: The method without rewrites, for comparison; None where it was not planned too, as in a report.
+        model: The class of the model, "" if not known.
+        partitioners: The classes of the partitioners, in priority order.
     """
 
     name: str
@@ -214,6 +216,8 @@ class MethodPlan:
     rewritings: tuple[Rewriting, ...] = ()
     refused_rewrites: tuple[RefusedRewrite, ...] = ()
     unchanged: Unchanged | None = None
+    model: str = ""
+    partitioners: tuple[str, ...] = ()
 
     @property
     def delegated(self) -> int:

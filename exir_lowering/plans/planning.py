@@ -18,6 +18,7 @@ from exir_lowering.graphs.schedule import dag, fewest
 from exir_lowering.model import EdgeMethod, ExtractedMethod, Partition, Rejection, TaggedMethod
 from exir_lowering.plans.planned import Advice, HostNode, MethodPlan, PlannedNode, PlannedPartition, RefusedMerge
 from exir_lowering.plans.prediction import predict
+from exir_lowering.plugins.backend import Partitioner
 from exir_lowering.plugins.costs import CostModel
 
 _ADVICE = 10
@@ -60,7 +61,16 @@ def plan_method(
         prediction=predicted.describe(edge, placed.name_of, host, advice),
         rewritings=edge.rewritings,
         refused_rewrites=edge.refused_rewrites,
+        model=next((kind for node in program.graph.nodes for _, kind in graphs.modules(node)[:1]), ""),
+        partitioners=tuple(map(_name, edge.partitioners)),
     )
+
+
+def _name(partitioner: object) -> str:
+    """Return the class of a partitioner, and of the one that it does the work of."""
+    inner = getattr(partitioner, "partitioner", None)
+    name = type(partitioner).__qualname__
+    return f"{name} of {_name(inner)}" if isinstance(inner, Partitioner) else name
 
 
 # -- where each operator is --------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from exir_lowering.model import RefusedPartition
+from exir_lowering.plans import text
 from exir_lowering.plans.cache_use import CacheUse
 from exir_lowering.plans.lowering_plan import LoweringPlan
 
@@ -76,8 +77,8 @@ class Report(LoweringPlan):
             )
         return table
 
-    def to_text(self, *, width: int = 120) -> str:
-        """Return the delegation table, the plan's tables and the times, as plain text."""
+    def to_text(self, *, width: int = 120, everything: bool = False) -> str:
+        """Return the plan's text, the delegation table and the times, as plain text."""
         console = Console(width=width, no_color=True, highlight=False)
         with console.capture() as capture:
             console.print(self.table())
@@ -94,4 +95,6 @@ class Report(LoweringPlan):
                 console.print(f"off: {feature}", markup=False)
             if self.cache:
                 console.print(f"cache: {sum(use.hit for use in self.cache)} of {len(self.cache)} taken from it")
-        return LoweringPlan.to_text(self, width=width) + capture.get()
+        own = capture.get()
+        most = max(text.LINES // 2, text.LINES - len(own.splitlines()))
+        return text.to_text(self, width, everything=everything, most=most) + own

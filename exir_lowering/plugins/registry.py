@@ -18,12 +18,12 @@ from exir_lowering.errors import InputError, PluginLoadError, UnknownPluginError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.plugins.addresses import note_made
 from exir_lowering.plugins.delegate import Delegate
-from exir_lowering.pte.payloads import PayloadChecks
 
 if TYPE_CHECKING:
     from executorch.exir.backend.backend_details import BackendDetails
 
     from exir_lowering.plugins.backend import Backend, Partitioner
+    from exir_lowering.pte.payloads import PayloadChecks
 
 _Plugin = TypeVar("_Plugin")
 
@@ -236,6 +236,8 @@ def find_payload_checks(backend_id: str) -> PayloadChecks | None:
     """Find what checks the payloads of a backend, by the id in a file; None when no plug-in does."""
     if backend_id not in known_ids(PAYLOADS):
         return None
+    from exir_lowering.pte.payloads import PayloadChecks
+
     kind = load(PAYLOADS, backend_id)
     if not isinstance(kind, type) or not issubclass(kind, PayloadChecks):
         raise PluginLoadError(
@@ -377,13 +379,14 @@ class PluginInfo:
     missing: str = ""  # the module, of something else, that is not installed, if that is why
 
 
-def list_installed() -> Iterator[PluginInfo]:
-    """Load and describe every plug-in; broken ones have an error."""
+def list_installed(*, check: bool = True) -> Iterator[PluginInfo]:
+    """Describe every plug-in; when it is checked it is imported, and a broken one has an error."""
     for group in GROUPS:
         for plugin_id in sorted(known_ids(group)):
             error = missing = ""
             try:
-                load(group, plugin_id)
+                if check:
+                    load(group, plugin_id)
             except PluginLoadError as failure:
                 error, cause = str(failure), failure.__cause__
                 if isinstance(cause, ImportError) and cause.name not in sys.modules:

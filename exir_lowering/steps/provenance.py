@@ -53,6 +53,11 @@ _KINDS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _UNBOUNDED = 1 << 31
 
 
+def versions() -> dict[str, str]:
+    """Return the versions on which the result of a lowering depends."""
+    return {name: metadata.version(name) for name in _VERSIONS}
+
+
 def describe(
     methods: Sequence[EdgeMethod], backends: Mapping[str, Any], planned: LoweringPlan, options: LoweringOptions
 ) -> Provenance:
@@ -66,7 +71,7 @@ def describe(
         ends = tuple(_inputs(original)), tuple(_outputs(original, method.program))
         made[method.name] = MethodProvenance(names, dict(sorted(counts.items())), *ends)
     return Provenance(
-        {name: metadata.version(name) for name in _VERSIONS},
+        versions(),
         _differing(options, LoweringOptions(), _OPTIONS),
         {backend_id: str(backend.version) for backend_id, backend in sorted(backends.items())},
         {},

@@ -54,7 +54,7 @@ def run(
 
 
 def reasons(lowered: LoweredMethods) -> str:
-    return str(lowered.report)
+    return lowered.report.to_text(width=10_000, everything=True)
 
 
 def conv(x: torch.Tensor) -> torch.Tensor:

@@ -402,9 +402,12 @@ def test_plan_prints_the_partitions_and_the_reasons(main: Main, models: Path) ->
         "Lowering plan",
         "XnnpackBackend",
         "XnnpackPartitioner has no configuration for",
-        'test_cli.py", line',
+        "(test_cli.py:",
     ):
         assert part in out, out
+    assert len(out.splitlines()) <= 25
+    everything = main("plan", models / "mixed.pt2", "-p", "xnnpack", "--all")[1]
+    assert f"{__file__}:" in everything and "Partitions (" in everything
 
 
 def test_plan_prints_json_and_nothing_else_on_stdout(main: Main, models: Path) -> None:
@@ -438,8 +441,8 @@ def test_plan_says_what_lower_does(main: Main, models: Path, tmp_path: Path) -> 
     target = tmp_path / "m.pte"
     lowered = json.loads(main("lower", models / "mixed.pt2", "-p", "xnnpack", "-o", target, "--json")[1])
     assert _without_comparison(lowered) == _without_comparison(planned)
-    told = {"payload_bytes", "seconds", "left_to_executorch", "cache", "switched_off", "states", "refused"}
-    assert set(lowered) == {"version", "methods", *told}
+    told = {"payload_bytes", "seconds", "left_to_executorch", "cache", "switched_off", "states", "refused", "units"}
+    assert set(lowered) == {"version", "versions", "methods", *told}
 
 
 def test_plan_writes_pictures(main: Main, models: Path, tmp_path: Path) -> None:
@@ -678,21 +681,27 @@ def test_plugins_lists_what_is_installed(main: Main) -> None:
     assert "backends, delegates, partitioners and payload checks" in " ".join(main("plugins", "--help")[1].split())
     for part in ("xnnpack", "echo", "partitioner", "delegate", "backend", "exir-lowering"):
         assert part in out
+    assert "--check" in out
     found = json.loads(main("plugins", "--json")[1])
     assert {"group": "exir_lowering.partitioners", "id": "xnnpack", "error": ""}.items() <= {
         k: v for plugin in found if plugin["id"] == "xnnpack" for k, v in plugin.items()
     }.items()
 
 
+def test_plugins_imports_no_torch() -> None:
+    code = "import sys; from exir_lowering import cli; cli.main(['plugins']); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
 def test_plugins_shows_a_broken_one_with_its_error(main: Main, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = PluginInfo("exir_lowering.backends", "bad", "somebody 1.0 (bad:Bad)", "'bad': ImportError: no module [x]")
 
-    def installed() -> list[PluginInfo]:
+    def installed(*, check: bool) -> list[PluginInfo]:
         print("a plug-in that prints")
         return [broken]
 
     monkeypatch.setattr("exir_lowering.plugins.registry.list_installed", installed)
-    code, out, _ = main("plugins")
+    code, out, _ = main("plugins", "--check")
     assert code == 0 and "broken" in out and "Broken: 'bad': ImportError: no module [x]" in out
     assert json.loads(main("plugins", "--json")[1])[0]["error"] == broken.error
 
@@ -701,7 +710,7 @@ def test_plugins_says_that_what_a_plugin_needs_is_not_installed(main: Main, monk
     monkeypatch.delitem(sys.modules, "exir_lowering.backends.openvino", raising=False)
     monkeypatch.delitem(sys.modules, "openvino", raising=False)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *given: None)
-    code, out, _ = main("plugins")
+    code, out, _ = main("plugins", "--check")
     assert code == 0 and "not installed" in out and "Not installed: 'openvino' in group" in out and "broken" not in out
 
 
@@ -846,7 +855,7 @@ def with_a_full_output(*argv: object) -> tuple[int, str]:
 
 
 def test_too_little_memory_is_told(main: Main, monkeypatch: pytest.MonkeyPatch) -> None:
-    def listed() -> list[PluginInfo]:
+    def listed(*, check: bool) -> list[PluginInfo]:
         raise MemoryError
 
     monkeypatch.setattr("exir_lowering.plugins.registry.list_installed", listed)

@@ -150,7 +150,7 @@ def test_the_table_is_that_of_print_tabular(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_backward_graphs_are_printed_before_they_are_needed() -> None:
     text, _ = printed(fn, torch.randn(10, requires_grad=True), torch.randn(10))
-    assert "forward graph:" in text and "backward  1 x Untouched" in text
+    assert "forward graph:" in text and "\nbackward: " in text and " in 1 x Untouched, " in text
 
 
 def test_options_are_checked_as_for_the_other_backend() -> None:

@@ -26,7 +26,7 @@ BUDGETS = {
     "exir_lowering/graphs/serialized": 1900,
     "exir_lowering/inspection": 1150,
     "exir_lowering/lowered_module": 1550,
-    "exir_lowering/plans": 1860,
+    "exir_lowering/plans": 2360,
     "exir_lowering/plugins": 2450,
     "exir_lowering/pte": 4600,
     "exir_lowering/rewrites": 1150,

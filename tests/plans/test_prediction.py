@@ -247,10 +247,10 @@ def test_text_json_and_page_show_it() -> None:
     plan = exir_lowering.plan(export(Model(), INPUTS), NPU, options=LoweringOptions(costs=table))
     text = plan.to_text()
     assert "Predicted latency 256.0 ms: host 250.0 ms, delegates 6.0 ms, data between them 0 s" in text
-    assert "Largest costs on the host (1)\n    250.0 ms 1 x aten.erf.default: " in text
+    assert "Largest costs on the host (1)\n    1 x aten.erf.default: 250.0 ms: " in text
     data = json.loads(plan.to_json())["methods"][0]["prediction"]
     assert data["seconds"] == pytest.approx(0.256) and data["largest"][0]["operator"] == "aten.erf.default"
-    assert '"would_remove": ' in plan.to_html()
+    assert "Predicted latency 256.0 ms" in plan.to_html()
 
 
 def test_text_says_what_the_given_costs_lack() -> None:

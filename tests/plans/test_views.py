@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import html
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import fake_plans
 import networkx as nx
@@ -16,17 +21,16 @@ import torch
 from browser import browser, needs_browser
 from fake_plans import HOSTILE, method, node
 from hypothesis import given, settings, strategies as st
-from rich.console import Console
-from selenium.webdriver import ActionChains, Chrome, Keys
+from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
-from selenium.webdriver.remote.webelement import WebElement
-from selenium.webdriver.support.ui import Select, WebDriverWait
 
 import exir_lowering
-from exir_lowering.plans import formatting, layout, table, to_dot, to_html, to_json, to_text
+from exir_lowering.plans import folding, formatting, layout, naming, to_dot, to_html, to_json
+from exir_lowering.plans.findings import find
 from exir_lowering.plans.lowering_plan import LoweringPlan
 from exir_lowering.plans.picture import Picture, picture
-from exir_lowering.plans.planned import MethodPlan
+from exir_lowering.plans.planned import Advice, MethodPlan
+from exir_lowering.plans.text import to_text
 
 PLANS = {
     "small": fake_plans.small(),
@@ -34,6 +38,7 @@ PLANS = {
     "empty": fake_plans.empty(),
     "hostile": fake_plans.hostile(),
     "large": fake_plans.large(),
+    "varied": fake_plans.varied(),
 }
 
 # -- words -------------------------------------------------------------------------------------------------------------
@@ -49,128 +54,128 @@ def test_numbers_are_written_short() -> None:
 def test_long_texts_lose_their_middle() -> None:
     assert formatting.middle("abcdefgh", 8) == "abcdefgh"
     assert formatting.middle("abcdefghi", 8) == "abcd…ghi"
+    assert (formatting.head("abcdefghi", 8), formatting.tail("abcdefghi", 8)) == ("abcdefg…", "…cdefghi")
     assert formatting.path(list("abcdef")) == "a -> b -> c -> d -> e -> f"
     assert formatting.path(list("abcdefghi")) == "a -> b -> c -> (3 more) -> g -> h -> i"
     assert formatting.format_count({"add": 1, "mul": 4, "sub": 1, "exp": 2}) == "4 x mul, 2 x exp, 2 more"
     assert formatting.format_count({}) == ""
 
 
+# -- names -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("modules", "name"),
+    [
+        ([f"encoder.layer.3.attention.self.{part}" for part in "qkv"] + ["encoder.layer.3.attention.output"] * 2,
+         "encoder.layer.3.attention.self … output"),
+        (["encoder.layer.3.attention.self.q"] * 9 + ["encoder.layer.3.output"], "encoder.layer.3.attention.self.q"),
+        ([f"encoder.layer.{i}.output" for i in range(12)], "encoder.layer.0-11"),
+        (["", "pooler.dense", ""], "pooler.dense"),
+        (["pooler", "encoder"], "pooler … encoder"),
+        (["", ""], ""),
+    ],
+)  # fmt: skip
+def test_modules_have_a_name_together(modules: list[str], name: str) -> None:
+    assert naming.name_modules(modules).replace("self.q … output", "self … output") == name
+
+
+def test_operators_and_lines_are_short_and_complete() -> None:
+    nodes = [node("a", "aten.linear.default", flops=9), node("b", "aten.linear.default"), *map(node, "cde")]
+    assert naming.count_operators([*nodes, node("f", "cond", flops=2)], 2) == "linear x2, add x3, 1 more"
+    place = naming.place('File "/site-packages/bert/modeling_bert.py", line 451, in forward: x = y: z')
+    assert place == naming.Place(
+        "modeling_bert.py:451", "/site-packages/bert/modeling_bert.py:451, in forward: x = y: z"
+    )
+    assert naming.place("from somewhere") == naming.Place("from somewhere", "from somewhere")
+
+
 # -- text --------------------------------------------------------------------------------------------------------------
 
-SMALL_SUMMARY = """\
-                       Lowering plan
-                                  ops   ops
-                                   in    on
-method       partitions          them  host          share
-───────────────────────────────────────────────────────────
-forward      3 x XnnpackBackend     5     7      ops 41.7%
-             1 x EchoBackend                   flops 89.1%
-                                             weights 87.5%
-decode_step  1 x XnnpackBackend     1     1      ops 50.0%
-                                              flops 100.0%
-                                             weights 50.0%
-"""
-
-SMALL_FORWARD = """  Predicted latency 12.0 us: host 7.0 us, delegates 5.0 us, data between them 0 s
-
-  Largest costs on the host (3)
-    2.0 us 2 x aten.add.Tensor: 2 operators, at least 3 wanted
-    1.0 us 1 x aten.topk.default: no rule takes aten.topk.default; int64 <results> & more
-    1.0 us 1 x aten.sort.default: no rule takes aten.sort.default; int64 <results> & more
-
-  Partitions (4)
-    id         backend         operators                           weights      in     out  flops
-    ──────────────────────────────────────────────────────────────────────────────────────────────
-    forward_0  XnnpackBackend  2: 1 x aten.linear, 1 x aten.relu  262.1 kB     0 B  4.1 kB  9.2 k
-    forward_1  XnnpackBackend  1: 1 x aten.linear                 131.1 kB  4.6 kB  2.0 kB  4.1 k
-    forward_2  EchoBackend     1: 1 x aten.mul.Tensor                  0 B  4.1 kB  4.1 kB  1.0 k
-    forward_3  XnnpackBackend  1: 1 x aten.linear                  65.5 kB  2.0 kB  2.0 kB  4.1 k
-
-  On the host (7)
-    2 x aten.add.Tensor: 2 operators, at least 3 wanted [SupportPartitioner]
-        add: File "/home/user/model & co.py", line 18, in forward: y = torch.where(x < 0, x > 1, "<b>")
-    1 x aten.topk.default: no rule takes aten.topk.default; int64 <results> & more [XnnpackPartitioner, Echo]
-        topk: File "/home/user/model & co.py", line 12, in forward: y = torch.where(x < 0, x > 1, "<b>")
-    1 x aten.sort.default: no rule takes aten.sort.default; int64 <results> & more [XnnpackPartitioner, Echo]
-        sort: File "/home/user/model & co.py", line 13, in forward: y = torch.where(x < 0, x > 1, "<b>")
-    1 x cond: calls graphs [lower]
-        cond: File "/home/user/model & co.py", line 16, in forward: y = torch.where(x < 0, x > 1, "<b>")
-    1 x aten.sin.default: no rule takes it [SupportPartitioner]
-        true_graph_0.sin
-    1 x aten.cos.default: no rule takes it [SupportPartitioner]
-        false_graph_0.cos
-
-  Dropped or cut (2)
-    dropped 2 nodes from add to add_1: 2 operators, at least 3 wanted [SupportPartitioner]
-        cut mul: 8,192 bytes of weights, at most 4,096 allowed [SupportPartitioner]
-
-  Cannot be one partition (1)
-    - forward_0 and forward_1 (XnnpackBackend): relu -> topk -> sort -> linear_1
-
-  Advice (1)
-    - allowing aten.topk.default and aten.sort.default in XnnpackBackend would merge 3 partitions into 2
-"""
-
-SMALL_DECODE = """  Predicted latency 2.0 us: host 1.0 us, delegates 1.0 us, data between them 0 s
-
-  Largest costs on the host (1)
-    1.0 us 1 x aten.embedding.default: no rule takes it
-
-  Partitions (1)
-    id             backend         operators           weights     in     out  flops
-    ─────────────────────────────────────────────────────────────────────────────────
-    decode_step_0  XnnpackBackend  1: 1 x aten.linear   4.1 kB  256 B  1.0 kB  2.0 k
-
-  On the host (1)
-    1 x aten.embedding.default: no rule takes it [SupportPartitioner]
-        embed
+SMALL = """\
+Lowering plan
+forward: 12 operators, 5 in 3 x XnnpackBackend, 1 x EchoBackend, 7 on the host; delegated: operators 41.7%, flops 89.1%,
+  weights 87.5%
+  Predicted latency 12.0 us: host 7.0 us, delegates 5.0 us, data between them 0 s
 """
 
 
-def test_text_says_everything() -> None:
-    text = to_text(PLANS["small"])
-    forward, decode = text.split("\ndecode_step: 2 operators\n")
-    assert forward.split("\nforward: 12 operators\n") == [SMALL_SUMMARY, SMALL_FORWARD]
-    assert decode == SMALL_DECODE
+def test_text_says_what_matters_and_then_everything() -> None:
+    plan = PLANS["small"]
+    text, everything = to_text(plan), to_text(plan, 10_000, everything=True)
+    assert text.startswith(SMALL) and text.endswith("All of it: to_text(everything=True), or --all.\n")
+    assert (
+        "1 x aten.topk.default: 1.0 us: no rule takes aten.topk.default; int64 <results> & more (model & co.py:12)"
+        in text
+    )
+    assert "--allow method=forward,op=aten.topk.default,op=aten.sort.default,to=XnnpackBackend" in text
+    lines = [line.strip() for line in everything.splitlines()]
+    for expected in (
+        "dropped 2 nodes from add to add_1: 2 operators, at least 3 wanted [SupportPartitioner]",
+        "cut mul: 8,192 bytes of weights, at most 4,096 allowed [SupportPartitioner]",
+        "two partitions of XnnpackBackend cannot be one: because of relu -> topk -> sort -> linear",
+        "encoder.0-1 (forward_0) and linear (forward_1): relu -> topk -> sort -> linear_1",
+        '/home/user/model & co.py:18, in forward: y = torch.where(x < 0, x > 1, "<b>"): add',
+        "encoder.0-1 (forward_0): XnnpackBackend, linear, relu; 262.1 kB of weights, 0 B in, 4.1 kB out, 9.2 k flops",
+    ):
+        assert expected in lines
 
 
-@pytest.mark.parametrize("name", ["small", "nothing_delegated", "empty", "large"])
-def test_summary_fits_a_narrow_terminal(name: str) -> None:
-    console = Console(width=60, no_color=True)
-    with console.capture() as capture:
-        console.print(table(PLANS[name]))
-    lines = capture.get().splitlines()
-    assert all(len(line.rstrip()) <= 60 for line in lines)
-    for plan in PLANS[name].methods:
-        assert any(line.startswith(f"{plan.name} ") for line in lines)
-        for backend in {partition.backend_id for partition in plan.partitions}:
-            assert any(f" x {backend} " in line for line in lines), "a backend's name is in one piece"
-
-
-@pytest.mark.parametrize("width", [60, 80, 120])
-@pytest.mark.parametrize("name", PLANS)
-def test_text_keeps_its_width(name: str, width: int) -> None:
-    text = to_text(PLANS[name], width)
-    assert max(map(len, text.splitlines())) <= width
+@pytest.mark.parametrize("width", [40, 60, 120])
+@pytest.mark.parametrize("name", [*PLANS, "many"])
+def test_a_summary_fits_a_screen(name: str, width: int) -> None:
+    many = LoweringPlan(tuple(replace(PLANS["small"].methods[0], name=f"method_{i}") for i in range(40)))
+    text = to_text(PLANS.get(name, many), width)
+    assert len(text.splitlines()) <= 25
     assert all(line == line.rstrip() for line in text.splitlines())
+    assert ("more methods" in text) is (name == "many")
 
 
-def test_long_lists_end_with_a_count() -> None:
-    text = to_text(PLANS["large"])
-    assert "... and 270 more" in text  # of 300 partitions
-    assert "... and 149 more" in text  # of 179 refused merges
-    assert "norm_0_0 -> norm_0_1 -> norm_0_2 -> (14 more) -> norm_0_2 -> norm_0_3 -> norm_0_4" in " ".join(text.split())
-    assert len(text.splitlines()) < 250
+@pytest.mark.parametrize("everything", [False, True])
+@pytest.mark.parametrize("name", PLANS)
+def test_no_word_is_broken(name: str, everything: bool) -> None:
+    words = to_text(PLANS[name], 100_000, everything=everything).split()
+    text = to_text(PLANS[name], 40, everything=everything)
+    assert set(text.split()) <= set(words)
+    assert all(len(line) <= 40 or len(line.split()) == 1 or "--allow " in line for line in text.splitlines())
 
 
-def test_text_takes_no_name_for_markup_and_no_colour_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "20")
+@pytest.mark.parametrize("name", PLANS)
+def test_nothing_is_lost(name: str) -> None:
+    text = to_text(PLANS[name], 100_000, everything=True)
+    for made in PLANS[name].methods:
+        for host in made.host:
+            assert host.node in text and host.reason in text and naming.place(host.source).full in text
+        for partition in made.partitions:
+            assert f"({partition.id}): {partition.backend_id}, " in text
+        for refused in made.refused_merges:
+            assert f": {' -> '.join(refused.path)}" in text
+        assert all(str(each) in text for each in made.advice)
+
+
+def test_text_takes_no_name_for_markup() -> None:
     name = "[bold red]x[/bold red] :smile:"
     plan = LoweringPlan((method(name, [node(name, name, partition=name)], {name: name}),))
-    text = to_text(plan, width=200)
-    assert "\x1b" not in text
-    assert text.count(name) == 6
+    text = to_text(plan, 200, everything=True)
+    assert "\x1b" not in text and text.count(name) == 6
+
+
+def test_what_the_app_can_do_is_apart_from_what_the_backend_has_to() -> None:
+    nodes = [node("a", "aten.a.default"), node("b", "aten.b.default"), node("c", "aten.c.default")]
+    made = method("forward", nodes, {}, advice=[Advice(("aten.a.default",), "X", 2, 1)])
+    codes = {"a": "dtype", "b": "op", "c": "denied"}
+    host = tuple(
+        replace(each, reasons=tuple(replace(reason, code=codes[each.node]) for reason in each.reasons))
+        for each in made.host
+    )
+    first, *_, last = find(replace(made, host=host))
+    assert first.for_the_app and not last.for_the_app
+    assert [finding.what for finding in first.findings] == [
+        "allowing aten.a.default in X would merge 2 partitions into 1",
+        "aten.a.default on the host",
+        "aten.c.default on the host",
+    ]
+    assert [finding.what for finding in last.findings] == ["aten.b.default on the host"]
 
 
 # -- JSON --------------------------------------------------------------------------------------------------------------
@@ -228,14 +233,14 @@ def plans(draw: st.DrawFn) -> MethodPlan:
 
 
 def check(made: MethodPlan, drawn: Picture) -> None:
-    names = [name for vertex in drawn.vertices for name in vertex.nodes]
+    names = [n.name for vertex in drawn.vertices for n in vertex.nodes]
     assert sorted(names) == sorted(n.name for n in made.nodes), "every node is in one vertex"
     assert len({vertex.id for vertex in drawn.vertices}) == len(drawn.vertices)
-    partitions = {vertex.title: vertex.nodes for vertex in drawn.vertices if vertex.kind == "partition"}
-    assert partitions == {partition.id: partition.nodes for partition in made.partitions}
+    partitions = {v.id: tuple(n.name for n in v.nodes) for v in drawn.vertices if v.kind == "partition"}
+    assert partitions == {f"partition:{partition.id}": partition.nodes for partition in made.partitions}
 
     by_name = {n.name: n for n in made.nodes}
-    owner = {name: vertex.id for vertex in drawn.vertices for name in vertex.nodes}
+    owner = {n.name: vertex.id for vertex in drawn.vertices for n in vertex.nodes}
     crossing: dict[tuple[str, str], set[str]] = {}
     for n in made.nodes:
         for source in n.inputs:
@@ -249,27 +254,32 @@ def check(made: MethodPlan, drawn: Picture) -> None:
     wired.add_nodes_from(by_name)
     for vertex in drawn.vertices:
         if vertex.kind == "host":
-            assert nx.is_connected(wired.subgraph(vertex.nodes))
-            assert len({name.rpartition(".")[0] for name in vertex.nodes}) == 1
+            assert nx.is_connected(wired.subgraph(n.name for n in vertex.nodes))
+            assert len({n.name.rpartition(".")[0] for n in vertex.nodes}) == 1
             assert vertex.backend is None
 
 
-def check_layout(drawn: Picture) -> None:
-    at = {vertex.id: vertex for vertex in drawn.vertices}
-    rows: dict[int, list[float]] = {}
-    for vertex in drawn.vertices:
-        rows.setdefault(vertex.rank, []).append(vertex.x)
-        assert layout.BOX_WIDTH / 2 <= vertex.x <= drawn.width - layout.BOX_WIDTH / 2
-        assert layout.BOX_HEIGHT / 2 <= vertex.y <= drawn.height - layout.BOX_HEIGHT / 2
-    for row in rows.values():
-        assert all(b - a >= layout.BOX_WIDTH for a, b in zip(sorted(row), sorted(row)[1:], strict=False)), "no overlap"
-    for edge in drawn.edges:
-        source, target = at[edge.source], at[edge.target]
-        assert source.rank < target.rank
-        (x, y), (to_x, to_y) = edge.points[0], edge.points[-1]
-        assert abs(x - source.x) <= layout.BOX_WIDTH / 2 and y == source.y + layout.BOX_HEIGHT / 2
-        assert abs(to_x - target.x) <= layout.BOX_WIDTH / 2 and to_y == target.y - layout.BOX_HEIGHT / 2
-        assert [p[1] for p in edge.points] == sorted(p[1] for p in edge.points), "lines lead down"
+def check_folded(drawn: Picture, most: int) -> None:
+    """Boxes are stretches of the order of execution, and what is drawn fits, without overlap."""
+    boxes = folding.fold(drawn, most)
+    assert len(boxes) <= most
+    assert [vertex for box in boxes for vertex in box.vertices] == list(drawn.vertices), "nothing is lost"
+    handed = folding.edges(drawn, boxes)
+    assert all(source < target for source, target in handed)
+    for room in (330.0, 1180.0):
+        laid = layout.place(len(boxes), sorted(handed), room)
+        for i, (x, y) in enumerate(laid.centres):
+            assert layout.BOX_WIDTH / 2 <= x <= laid.width - layout.BOX_WIDTH / 2
+            assert layout.BOX_HEIGHT / 2 <= y <= laid.height - layout.BOX_HEIGHT / 2
+            for other_x, other_y in laid.centres[:i]:
+                assert abs(x - other_x) >= layout.BOX_WIDTH or abs(y - other_y) >= layout.BOX_HEIGHT
+        for (source, target), points in laid.routes.items():
+            (x, y), (to_x, to_y) = laid.centres[source], laid.centres[target]
+            assert abs(points[0][0] - x) <= layout.BOX_WIDTH / 2
+            assert points[0][1] == pytest.approx(y + layout.BOX_HEIGHT / 2, abs=0.1)
+            assert abs(points[-1][0] - to_x) <= layout.BOX_WIDTH / 2
+            assert points[-1][1] == pytest.approx(to_y - layout.BOX_HEIGHT / 2, abs=0.1)
+            assert all(0 <= px <= laid.width and 0 <= py <= laid.height for px, py in points)
 
 
 @settings(max_examples=200, deadline=None)
@@ -277,7 +287,7 @@ def check_layout(drawn: Picture) -> None:
 def test_picture_is_a_contraction_without_cycles(made: MethodPlan) -> None:
     drawn = picture(made)
     check(made, drawn)
-    check_layout(drawn)
+    check_folded(drawn, 6)
     assert picture(made) == drawn
 
 
@@ -286,34 +296,43 @@ def test_picture_of_a_plan(name: str) -> None:
     for made in PLANS[name].methods:
         drawn = picture(made)
         check(made, drawn)
-        check_layout(drawn)
+        check_folded(drawn, folding.MOST)
 
 
 def test_host_regions_are_as_few_as_the_partitions_between_them_allow() -> None:
     drawn = picture(PLANS["small"].methods[0])
-    assert [vertex.nodes for vertex in drawn.vertices if vertex.kind == "host"] == [
+    assert [tuple(n.name for n in vertex.nodes) for vertex in drawn.vertices if vertex.kind == "host"] == [
         ("topk", "sort"),
         ("cond", "add", "add_1"),
         ("true_graph_0.sin",),
         ("false_graph_0.cos",),
     ]
-    assert [vertex.title for vertex in drawn.vertices if vertex.kind == "host"][2:] == [
-        "host 3, in true_graph_0",
-        "host 4, in false_graph_0",
+    assert [vertex.title for vertex in drawn.vertices if vertex.kind == "host"] == [
+        "router",
+        "add x2, cond",
+        "sin, in true_graph_0",
+        "cos, in false_graph_0",
     ]
 
 
-def test_lines_pass_between_the_boxes() -> None:
-    """A line that skips rows has points beside the boxes of those rows."""
-    drawn = picture(PLANS["large"].methods[0])
-    at = {vertex.id: vertex for vertex in drawn.vertices}
-    boxes = {(vertex.rank, vertex.x) for vertex in drawn.vertices}
-    skipping = [e for e in drawn.edges if 1 < at[e.target].rank - at[e.source].rank <= 24]
-    assert skipping
-    for edge in skipping:
-        ranks = range(at[edge.source].rank + 1, at[edge.target].rank)
-        for rank, (x, _) in zip(ranks, edge.points[1:-1:2], strict=True):
-            assert not any(r == rank and abs(x - bx) < layout.BOX_WIDTH / 2 for r, bx in boxes)
+def test_repeated_layers_are_one_box_with_a_count() -> None:
+    boxes = folding.fold(picture(PLANS["large"].methods[0]))
+    assert [box.title for box in boxes[:3]] == [
+        "model.layers.0.mask … norm", "59 x model.layers.0-59", "model.layers.59.query",
+    ]  # fmt: skip
+    assert boxes[1].where == "177 x XnnpackBackend, 118 x QnnBackend, 177 x host"
+    assert boxes[1].operators == "each addmm x11, view_copy x11, mul x4, 24 more"
+    assert boxes[4].title == "model.layers.59.value" and boxes[4].backend == "QnnBackend"
+
+
+def test_what_is_not_repeated_is_joined_by_modules_or_at_least_counted() -> None:
+    made = PLANS["varied"].methods[0]
+    assert [box.title for box in folding.fold(picture(made))][:2] == [
+        "stage.0.block.0.unit.0-9",
+        "stage.0.block.1.unit.10-19",
+    ]
+    bare = replace(made, nodes=tuple(replace(n, module="") for n in made.nodes))
+    assert len(folding.fold(picture(bare))) == folding.MOST
 
 
 def test_a_plan_that_cannot_run_is_not_drawn() -> None:
@@ -360,9 +379,7 @@ def test_dot_has_every_vertex_and_edge(name: str) -> None:
         assert next(labels) == made.name
         for vertex in drawn.vertices:
             words = next(labels)
-            assert words.startswith(f"{vertex.title}\n")
-            assert formatting.many(len(vertex.nodes), "operator") in words
-            assert vertex.backend is None or vertex.backend in words
+            assert words == f"{vertex.title}\n{naming.count_operators(vertex.nodes)}\n{vertex.where}"
         for edge in drawn.edges:
             assert next(labels) == formatting.size(edge.bytes)
     assert next(labels, None) is None
@@ -375,30 +392,68 @@ def test_dot_quotes_any_name(name: str) -> None:
     text = to_dot(plan)
     shown = re.findall(rf"label={_LABEL}", text)
     read = [html.unescape(re.sub(r"\\(.)", lambda m: "\n" if m[1] == "n" else m[1], label)) for label in shown]
-    assert read == [name, f"{name}\n{name}, 1 operator"]
+    assert read == [name, f"add\nadd\n{name}"]
 
 
-# -- the page, as text -------------------------------------------------------------------------------------------------
+# -- the page ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", PLANS)
 def test_page_needs_nothing_else(name: str) -> None:
     page = to_html(PLANS[name])
-    assert set(re.findall(r"(?:https?:)?//[a-z][\w.-]*\.[a-z]+[^\s\"']*", page)) == {"http://www.w3.org/2000/svg"}
-    assert re.findall(r"<(?:link|img|iframe|script)[^>]*(?:src|href)=[^>]*>", page) == [
-        '<link rel="icon" href="data:,">'
-    ]
-    assert page.count("</script") == 2
+    assert not re.findall(r"(?:https?:)?//[a-z][\w.-]*\.[a-z]+[^\s\"']*", page)
+    assert re.findall(r"<(?:link|img|iframe|script)[^>]*>", page) == ['<link rel="icon" href="data:,">']
     assert "default-src 'none'" in page
-    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
-    assert data
-    read, written = json.loads(data[1]), json.loads(to_json(PLANS[name]))
-    for made in read["methods"]:
-        del made["picture"], made["rewritten"]
-    assert read["methods"] == written["methods"]
+    text = html.unescape(page.replace("<wbr>", ""))
+    for made in PLANS[name].methods:
+        assert all(n.name in text and n.module in text for n in made.nodes)
+        assert all(naming.place(n.source).full in text for n in made.nodes)
+        assert all(partition.id in text for partition in made.partitions)
+        assert all(reason.reason in text for host in made.host for reason in host.reasons)
 
 
-# -- the page, in a browser --------------------------------------------------------------------------------------------
+@pytest.mark.nightly
+def test_views_are_the_same_in_every_process() -> None:
+    code = "import fake_plans, hashlib; p = fake_plans.large(6); print(hashlib.sha256((p.to_html() + p.to_text() +"
+    code += " p.to_text(everything=True) + p.to_dot()).encode()).hexdigest())"
+    made = fake_plans.large(6)
+    text = made.to_html() + made.to_text() + made.to_text(everything=True) + made.to_dot()
+    environment = {**os.environ, "PYTHONHASHSEED": "3", "PYTHONPATH": str(Path(fake_plans.__file__).parent)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == hashlib.sha256(text.encode()).hexdigest()
+
+
+class Attends(torch.nn.Module):
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x, mask).mean(-1)
+
+
+def test_views_of_a_model_say_what_it_is_what_was_rewritten_and_what_not() -> None:
+    inputs = (torch.ones(1, 2, 4, 8), torch.zeros(4, 4))
+    plan = exir_lowering.plan(torch.export.export(Attends(), inputs), "xnnpack")
+    (made,) = plan.methods
+    assert made.rewritings and made.refused_rewrites and made.model.endswith(".Attends")
+    page = html.unescape(plan.to_html().replace("<wbr>", ""))
+    for text in (page, plan.to_text(width=100_000, everything=True)):
+        for expected in (
+            made.model,
+            "XnnpackPartitioner",
+            f"torch {torch.__version__}",
+            "Rewritten: ",
+            " operators fewer, ",
+        ):
+            assert expected in text
+        assert all(f"{one.rewrite}" in text and one.kept in text for one in made.rewritings)
+        for one in made.refused_rewrites:
+            assert f"{one.rewrite}, {one.operator} not rewritten" in text and one.reason in text
+    # What helps comes before what is for the backend's author.
+    assert page.index("What you can do") < page.index("Rewritten: ") < page.index("For the author")
+
+
+@pytest.fixture(scope="module")
+def driver() -> Iterator[Chrome]:
+    with browser() as started:
+        yield started
 
 
 class Page:
@@ -408,49 +463,17 @@ class Page:
         self.driver = driver
         self.folder = folder
 
-    def open(self, plan: LoweringPlan) -> Page:
+    def open(self, plan: LoweringPlan, width: int = 1280) -> Page:
         file = self.folder / "plan.html"
         file.write_text(to_html(plan), encoding="utf-8")
-        for log in ("browser", "performance"):
-            self.driver.get_log(log)
+        size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        self.driver.get_log("browser")
         self.driver.get(file.as_uri())
         return self
 
-    def all(self, selector: str) -> list[WebElement]:
-        return self.driver.find_elements(By.CSS_SELECTOR, selector)
-
-    def texts(self, selector: str) -> list[str]:
-        script = "return [...document.querySelectorAll(arguments[0])].map((e) => e.textContent)"
-        return list(self.driver.execute_script(script, selector))
-
-    def text(self, selector: str) -> str:
-        (text,) = self.texts(selector)
-        return text
-
-    def box(self, title: str) -> WebElement:
-        script = "return [...boxes.values()].find((box) => box.vertex.title === arguments[0])"
-        return self.driver.execute_script(script, title)
-
-    def view_box(self) -> tuple[float, ...]:
-        return tuple(map(float, self.all("#graph")[0].get_dom_attribute("viewBox").split()))
-
-    def filter(self, words: str) -> None:
-        self.driver.execute_script("byId('host').tBodies[0].className = 'old'")
-        field = self.all("#filter")[0]
-        field.clear()
-        field.send_keys(words)
-        WebDriverWait(self.driver, 10).until(lambda _: not self.all("#host .old"))
-
-    def requests(self) -> list[str]:
-        events = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
-        sent = [event["params"] for event in events if event["method"] == "Network.requestWillBeSent"]
-        return [each["request"]["url"] for each in sent if each["documentURL"].startswith("file:")]
-
-
-@pytest.fixture(scope="module")
-def driver() -> Iterator[Chrome]:
-    with browser() as started:
-        yield started
+    def run(self, script: str) -> Any:
+        return self.driver.execute_script(script)
 
 
 @pytest.fixture
@@ -458,205 +481,52 @@ def page(driver: Chrome, tmp_path: Path) -> Iterator[Page]:
     opened = Page(driver, tmp_path)
     yield opened
     assert driver.get_log("browser") == [], "the console is quiet"
-    loaded = driver.execute_script("return performance.getEntriesByType('resource').map((entry) => entry.name)")
+    loaded = opened.run("return performance.getEntriesByType('resource').map((entry) => entry.name)")
     assert [url for url in loaded if not url.startswith("data:")] == []
-    assert {url.split(":")[0] for url in opened.requests()} <= {"file", "data"}
+
+
+_FITS = """
+const shown = [...document.querySelectorAll(".picture")].filter((picture) => picture.getBoundingClientRect().width);
+const outside = [...document.querySelectorAll("main *")].filter((e) => e.getBoundingClientRect().right > innerWidth);
+const texts = shown.flatMap((picture) => [...picture.querySelectorAll(".box text")]);
+return {
+  page: document.documentElement.scrollWidth <= innerWidth,
+  outside: outside.map((e) => e.outerHTML.slice(0, 99)),
+  pictures: shown.length,
+  boxes: shown.map((picture) => picture.querySelectorAll(".box").length),
+  smallest: Math.min(99, ...texts.map((text) => text.getBoundingClientRect().height)),
+  clipped: texts.filter((text) => text.getBBox().width > 258).map((text) => text.textContent),
+};
+"""
 
 
 @needs_browser
+@pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("name", PLANS)
-def test_browser_draws_every_vertex(page: Page, name: str) -> None:
-    page.open(PLANS[name])
-    drawn = picture(PLANS[name].methods[0])
-    assert len(page.all("#graph .box")) == len(drawn.vertices)
-    assert len(page.all("#graph .edge")) == len(drawn.edges)
-    assert page.all("#no-graph")[0].is_displayed() is (name == "empty")
-    assert len(page.all(".meter")) == 3
-    assert page.all("#panel")[0].is_displayed() is page.all("#host-section")[0].is_displayed() is (name != "empty")
-    assert page.text("#panel").strip()
+def test_browser_shows_a_picture_that_fits_and_can_be_read(page: Page, name: str, width: int) -> None:
+    found = page.open(PLANS[name], width).run(_FITS)
+    assert found["page"] and found["outside"] == found["clipped"] == []
+    drawn = [len(folding.fold(picture(made))) for made in PLANS[name].methods if made.nodes]
+    assert found["boxes"] == drawn and found["pictures"] == len(drawn)
+    assert found["smallest"] >= 10, "pixels of a line of text"
 
 
 @needs_browser
-def test_browser_shows_the_nodes_of_what_is_clicked(page: Page) -> None:
+def test_browser_opens_the_operators_of_a_box(page: Page) -> None:
     page.open(PLANS["small"])
-    page.box("forward_0").click()
-    assert page.texts("#panel .node") == ["linear", "relu"]
-    assert page.text("#panel-title") == "forward_0"
-    panel = page.text("#panel")
-    for expected in ("XnnpackBackend", "262.1 kB", "9.2 k", "aten.linear.default", "encoder.0", "line 10"):
-        assert expected in panel
-    assert "because of relu → topk → sort → linear_1" in panel
-    assert page.texts("#graph .box.selected .name") == ["forward_0"]
-    assert len(page.all("#graph .edge.near")) == 4
-
-    page.box("host 1").click()
-    assert page.texts("#panel .node") == ["topk", "sort"]
-    assert "int64 <results> & more [Echo]" in page.text("#panel")
-    page.box("forward_2").click()
-    assert "cut mul: 8,192 bytes of weights" in page.text("#panel")
-
-
-@needs_browser
-def test_browser_follows_links_between_vertices(page: Page) -> None:
-    page.open(PLANS["small"])
-    next(link for link in page.all("#lists .link") if link.text == "forward_1").click()
-    assert page.text("#panel-title") == "forward_1"
-    next(link for link in page.all("#host .link") if link.text == "add_1").click()
-    assert page.texts("#panel .node") == ["cond", "add", "add_1"]
-
-
-@needs_browser
-def test_browser_is_usable_with_the_keyboard(page: Page) -> None:
-    page.open(PLANS["small"])
-    assert len(page.all("#graph [tabindex='0']")) == 1
-    page.all("#zoom-fit")[0].click()
-    keys = ActionChains(page.driver)
-    keys.send_keys(Keys.TAB, Keys.ENTER).perform()
-    assert page.text("#panel-title") == "forward_0"
-    keys.send_keys(Keys.ARROW_DOWN, Keys.ENTER).perform()
-    assert page.text("#panel-title") == "forward_2"
-    keys.send_keys(Keys.ARROW_LEFT, Keys.SPACE).perform()
-    assert page.texts("#panel .node") == ["topk", "sort"]
-    assert page.driver.switch_to.active_element.get_attribute("aria-pressed") == "true"
-    unnamed = "return [...document.querySelectorAll('button,input,select,[role]')].filter((e) => !(e.textContent.trim()"
-    unnamed += " || e.labels?.length || e.ariaLabel || e.getAttribute('aria-labelledby')))"
-    assert page.driver.execute_script(unnamed) == []
-
-
-@needs_browser
-def test_browser_zooms_and_pans(page: Page) -> None:
-    page.open(PLANS["small"])
-    start = page.view_box()
-    page.all("#zoom-in")[0].click()
-    assert page.view_box()[2] == pytest.approx(start[2] / 1.4)
-    page.all("#zoom-out")[0].click()
-    assert page.view_box() == pytest.approx(start)
-    graph = page.all("#graph")[0]
-    page.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", graph)
-    origin = page.driver.execute_script("return window.scrollY")
-    wheel = "const {left, top, width, height} = arguments[0].getBoundingClientRect(); arguments[0].dispatchEvent("
-    wheel += "new WheelEvent('wheel', {deltaY: -200, clientX: left + width / 2, clientY: top + height / 2,"
-    wheel += " cancelable: true, bubbles: true}))"
-    page.driver.execute_script(wheel, graph)
-    zoomed = page.view_box()
-    assert zoomed[2] < start[2]
-    assert page.driver.execute_script("return window.scrollY") == origin, "the page stays where it is"
-    scale = graph.rect["width"] / zoomed[2]
-    ActionChains(page.driver).move_to_element(page.box("forward_1")).click_and_hold().move_by_offset(
-        60, 40
-    ).release().perform()
-    moved = page.view_box()
-    assert moved[:2] == pytest.approx((zoomed[0] - 60 / scale, zoomed[1] - 40 / scale), abs=0.5)
-    assert page.all("#panel-title") == [], "a drag selects nothing"
-    page.all("#zoom-fit")[0].click()
-    assert page.view_box() == pytest.approx(start)
-
-
-@needs_browser
-def test_browser_filters_and_sorts_the_host_operators(page: Page) -> None:
-    page.open(PLANS["small"])
-    names = "#host tbody td:nth-child(2)"
-    assert page.text("#host-count") == "7 of 7 operators"
-    assert page.texts(names) == [host.node for host in PLANS["small"].methods[0].host]
-    for words, expected in {
-        "aten.ADD": ["add", "add_1"],  # operator
-        "results": ["topk", "sort"],  # reason
-        "router sort": ["sort"],  # module, and a second word
-        "line 16": ["cond"],  # source
-        "nowhere": [],
-    }.items():
-        page.filter(words)
-        assert page.texts(names) == expected
-        assert page.text("#host-count") == f"{len(expected)} of 7 operators"
-    page.filter("aten")
-    heads = page.all("#host th button")
-    heads[1].click()
-    assert page.texts(names) == sorted(page.texts(names))
-    page.all("#host th button")[1].click()
-    assert page.texts(names) == sorted(page.texts(names), reverse=True)
-    assert page.all("#host th")[1].get_attribute("aria-sort") == "descending"
-
-
-@needs_browser
-def test_browser_switches_methods(page: Page) -> None:
-    page.open(PLANS["small"])
-    page.box("forward_0").click()
-    Select(page.all("#method")[0]).select_by_visible_text("decode_step")
-    assert page.texts("#graph .box .name") == ["host 1", "decode_step_0"]
-    assert page.text("#host-count") == "1 of 1 operator"
-    assert page.all("#panel-title") == []
-    assert page.texts("#lists h2") == ["Largest costs on the host (1)"]
-    assert "1 of 2 in partitions" in page.text("#summary")
-
-
-class Attends(torch.nn.Module):
-    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.scaled_dot_product_attention(x, x, x, mask).mean(-1)
-
-
-@needs_browser
-def test_browser_shows_what_was_rewritten_and_what_not(page: Page) -> None:
-    inputs = (torch.ones(1, 2, 4, 8), torch.zeros(4, 4))
-    plan = exir_lowering.plan(torch.export.export(Attends(), inputs), "xnnpack")
-    (made,) = plan.methods
-    assert made.rewritings and made.refused_rewrites
-    page.open(plan)
-    titles, shown = page.texts("#lists h2"), page.text("#lists")
-    assert any(
-        re.fullmatch(rf"Rewritten: .* operators fewer, .* \({len(made.rewritings)}\)", title) for title in titles
-    )
-    assert f"Not rewritten ({len(made.refused_rewrites)})" in titles
-    assert all(f"{one.rewrite}: " in shown for one in made.rewritings)
-    assert all(f"{one.rewrite}, {one.operator}: {one.reason}" in shown for one in made.refused_rewrites)
+    seen = "const part = document.getElementById('m0b1'); return part.checkVisibility() ? part.innerText : ''"
+    assert page.run(seen) == ""
+    page.driver.find_element(By.CSS_SELECTOR, ".wide a[href='#m0b1']").click()
+    assert "aten.topk.default" in page.run(seen) and "model & co.py:12" in page.run(seen)
 
 
 @needs_browser
 def test_browser_shows_any_name_as_text(page: Page) -> None:
     page.open(PLANS["hostile"])
-    for title in (HOSTILE, f"{HOSTILE}b"):
-        page.box(title).click()
-        assert page.text("#panel-title") == title
-    assert page.texts("#panel .node") == [f"{HOSTILE}2"]
-    assert page.texts("#method option") == [HOSTILE]
-    assert page.texts("#host tbody td") == [HOSTILE, f"{HOSTILE}1", HOSTILE, HOSTILE, HOSTILE, HOSTILE]
-    assert page.texts("#legend li") == [HOSTILE, "host"]
-    assert f"allowing {HOSTILE} in {HOSTILE}" in page.text("#lists")
-    assert page.all("img") == []
-    assert page.driver.execute_script("return window.hacked") is None
-
-
-@needs_browser
-def test_browser_handles_a_large_plan(page: Page) -> None:
-    page.open(PLANS["large"])
-    made = PLANS["large"].methods[0]
-    assert len(made.nodes) > 3000 and len(made.partitions) == 300
-    assert len(page.all("#graph .box:not(.host)")) == 300
-    next(link for link in page.all("#lists .link") if link.text == "forward_14").click()
-    assert tuple(page.texts("#panel .node")) == made.partitions[14].nodes
-    assert len(page.all("#host tbody tr")) == 200
-    page.all("#host-more")[0].click()
-    assert len(page.all("#host tbody tr")) == len(made.host)
-    page.filter("layers.7. addmm")
-    page.filter("layers.7.norm")
-    assert page.text("#host-count") == f"5 of {len(made.host)} operators"
-
-
-@needs_browser
-@pytest.mark.parametrize("width", [360, 1280])
-@pytest.mark.parametrize("name", ["small", "hostile", "large"])
-def test_browser_needs_no_sideways_scrolling(page: Page, name: str, width: int) -> None:
-    size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
-    page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    try:
-        page.open(PLANS[name])
-        page.driver.execute_script("select(method.picture.vertices[0].id)")
-        assert page.driver.execute_script("return document.documentElement.scrollWidth <= window.innerWidth")
-        clipped = "return [...document.querySelectorAll('.box')].filter((box) => { const rect ="
-        clipped += " box.querySelector('rect').getBBox(); return [...box.querySelectorAll('text')].some((text) =>"
-        clipped += " text.getBBox().width > rect.width); }).map((box) => box.textContent)"
-        assert page.driver.execute_script(clipped) == [], "titles stay in their boxes"
-    finally:
-        page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {**size, "width": 1280, "height": 900})
+    assert page.run("return document.querySelectorAll('img, script').length") == 0
+    assert page.run("return window.hacked") is None
+    assert HOSTILE in page.run("return document.querySelector('h2').textContent")
+    assert HOSTILE in page.run("return document.querySelector('.findings').textContent")
 
 
 _CONTRASTS = """
@@ -666,9 +536,9 @@ const light = (colour) => { const [r, g, b] = colour.match(/[\\d.]+/g).map(Numbe
 const ratio = (a, b) => { const [x, y] = [light(a), light(b)].sort((p, q) => q - p); return (x + 0.05) / (y + 0.05); };
 const style = (selector) => getComputedStyle(document.querySelector(selector));
 const card = style("section").backgroundColor;
-const boxes = [...document.querySelectorAll(".box")].map((box) =>
+const boxes = [...document.querySelectorAll(".wide .box")].map((box) =>
   ratio(getComputedStyle(box.querySelector("text")).fill, getComputedStyle(box.querySelector("rect")).fill));
-const words = ["h1", ".soft", ".link"].map((selector) => ratio(style(selector).color, card));
+const words = ["h1", ".soft", "th"].map((selector) => ratio(style(selector).color, card));
 return words.concat(boxes);
 """
 
@@ -681,7 +551,7 @@ def test_browser_shows_text_with_contrast(page: Page, scheme: str) -> None:
     names = [f"p{i}" for i in range(8)]
     nodes = [node(f"n{name}", partition=name) for name in names]
     page.open(LoweringPlan((method("forward", [*nodes, node("host")], {name: f"backend {name}" for name in names}),)))
-    ratios = page.driver.execute_script(_CONTRASTS)
+    ratios = page.run(_CONTRASTS)
     assert len(ratios) == 3 + 9
     assert min(ratios) >= 4.5
     page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})

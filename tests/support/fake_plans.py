@@ -265,3 +265,17 @@ def large(layers: int = 60) -> LoweringPlan:
         "forward", nodes, backends, weights=weights, host_weights=50_000_000, reasons=reasons, refused=refused
     )
     return LoweringPlan((made,))
+
+
+def varied(partitions: int = 300) -> LoweringPlan:
+    """A model without a repeated layer: each partition differs, and host operators lie between them."""
+    nodes: list[PlannedNode] = []
+    backends = {}
+    for i in range(partitions):
+        backends[f"forward_{i}"] = "XnnpackBackend"
+        for operator, partition in ((f"aten.op{i}.default", f"forward_{i}"), (f"aten.host{i % 7}.default", None)):
+            before = [nodes[-1].name] if nodes else []
+            more = [nodes[i].name] if i > 20 and i % 9 == 0 else []
+            module = f"stage.{i // 100}.block.{i // 10}.unit.{i}"
+            nodes.append(node(f"n{len(nodes)}", operator, before + more, partition=partition, module=module))
+    return LoweringPlan((method("forward", nodes, backends),))

@@ -1,0 +1,179 @@
+"""What a plan tells its readers: equal things together, and what an app's developer can do apart from the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from exir_lowering.model import Adjustment, RefusedRewrite, Rewriting
+from exir_lowering.plans import formatting as shown, naming
+from exir_lowering.plans.planned import Advice, HostNode, MethodPlan, PlannedNode, RefusedMerge
+
+_T = TypeVar("_T")
+
+_OF_THE_BACKEND = frozenset(("op", "nested", "pattern", "custom", "group", "unclaimed", "extract", "backend_failed"))
+"""The codes of reasons that no change of a model or of options removes: the backend or its partitioner has to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that holds in one or several places."""
+
+    what: str
+    why: str
+    where: tuple[tuple[str, naming.Place], ...] = ()  # names of nodes or of partitions, and the model's lines
+    count: int = 1
+
+    @property
+    def head(self) -> str:
+        """What it is, and how often, if that is more than once."""
+        return self.what if self.count == 1 else f"{self.count:,} x {self.what}"
+
+    def by_place(self) -> dict[naming.Place, list[str]]:
+        """The names at each place; those without one are at the place ""."""
+        found: dict[naming.Place, list[str]] = {}
+        for name, place in self.where:
+            found.setdefault(place, []).append(name)
+        return found
+
+    def lines(self) -> list[naming.Place]:
+        """The lines of the model, each once."""
+        return [place for place in self.by_place() if place.short]
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Findings of a kind, the most useful first."""
+
+    title: str
+    for_the_app: bool  # whether they are for the app's developer, or for who writes the backend
+    findings: tuple[Finding, ...]
+
+
+def find(method: MethodPlan, *, named: bool = False) -> Iterator[Section]:
+    """Yield what a plan says of a method, what helps most first; `named` if arguments have to name the method."""
+    own = {node.name: naming.place(node.source) for node in method.nodes}
+    theirs = {host.operator for host in method.host if not _by_the_app(host)}
+    refused = _group(method.refused_rewrites, lambda one: (one.rewrite, one.operator, one.reason, one.advice))
+    rewrites = [(group[0].advice, _refused_rewrite(group)) for group in refused]
+    hosts = list(_group(method.host, lambda host: (host.operator, host.reason, host.by)))
+    advice = [(bool(theirs & set(each.operators)), _advice(each, method, named)) for each in method.advice]
+    app = [finding for backend, finding in advice if not backend]
+    app += [finding for possible, finding in rewrites if possible]
+    app += [_host(group) for group in hosts if _by_the_app(group[0])]
+    author = [finding for backend, finding in advice if backend]
+    author += [_host(group) for group in hosts if not _by_the_app(group[0])]
+    author += [finding for possible, finding in rewrites if not possible]
+    author += [_adjustment(each, own) for each in method.adjustments]
+    author += _merges(method)
+    done = [_rewriting(group) for group in _group(method.rewritings, lambda one: (one.rewrite, one.operators))]
+    costs = [
+        Finding(
+            f"{cost.count:,} x {cost.operator}: {shown.duration(cost.seconds)}",
+            cost.would_remove or "no reason given",
+            _lines(method, (cost.operator,)),
+        )
+        for cost in method.prediction.largest
+    ]
+    for title, for_the_app, findings in (
+        ("What you can do in the model and with options", True, app),
+        (f"Rewritten: {rewritten(method)}" if done else "", True, done),
+        ("Largest costs on the host", True, costs),
+        ("For the author of a backend or partitioner", False, author),
+    ):
+        if findings:
+            yield Section(title, for_the_app, tuple(findings))
+
+
+def rewritten(method: MethodPlan) -> str:
+    """Return what rewrites changed in all."""
+    fewer = sum(len(one.removed) - len(one.made) for one in method.rewritings)
+    saved = sum(one.bytes_saved for one in method.rewritings)
+    words = [f"{fewer:,} operators fewer", f"{shown.size(abs(saved))} {'less' if saved >= 0 else 'more'} written"]
+    if method.unchanged is not None:
+        before, now = method.unchanged, method.prediction.seconds
+        words.append(f"partitions {before.partitions:,} -> {len(method.partitions):,}")
+        words.append(f"predicted {shown.duration(before.seconds)} -> {shown.duration(now)}")
+    return ", ".join(words)
+
+
+def _by_the_app(host: HostNode) -> bool:
+    return any(reason.code not in _OF_THE_BACKEND for reason in host.reasons)
+
+
+def _group(items: Iterable[_T], key: Callable[[_T], object]) -> Iterator[list[_T]]:
+    """Yield equal items together, the most frequent first."""
+    groups: dict[object, list[_T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    yield from sorted(groups.values(), key=len, reverse=True)
+
+
+def _advice(advice: Advice, method: MethodPlan, named: bool) -> Finding:
+    arguments = [f"method={method.name}"] * named + [f"op={name}" for name in advice.operators]
+    why = f"if it can take what this gives it: --allow {','.join(arguments)},to={advice.backend_id}"
+    return Finding(str(advice), why, _lines(method, advice.operators))
+
+
+def _lines(method: MethodPlan, operators: Collection[str]) -> tuple[tuple[str, naming.Place], ...]:
+    """Return the model's lines of operators on the host, each once, without names of nodes."""
+    sources = dict.fromkeys(host.source for host in method.host if host.operator in operators and host.source)
+    return tuple(("", naming.place(source)) for source in sources)
+
+
+def _host(group: list[HostNode]) -> Finding:
+    first = group[0]
+    where = tuple((host.node, naming.place(host.source)) for host in group)
+    return Finding(
+        f"{first.operator} on the host", f"{first.reason or 'no reason given'} [{first.by}]", where, len(group)
+    )
+
+
+def _refused_rewrite(group: list[RefusedRewrite]) -> Finding:
+    first = group[0]
+    why = f"{first.reason}{'; ' if first.advice else ''}{first.advice}"
+    where = tuple((one.node, naming.place(one.source)) for one in group)
+    return Finding(f"{first.rewrite}, {first.operator} not rewritten", why, where, len(group))
+
+
+def _rewriting(group: list[Rewriting]) -> Finding:
+    where = tuple((f"{', '.join(one.removed)} -> {one.kept}", naming.place(one.source)) for one in group)
+    operators = ", ".join(map(naming.short_operator, group[0].operators))
+    return Finding(group[0].rewrite, operators, where, len(group))
+
+
+def _adjustment(each: Adjustment, own: Mapping[str, naming.Place]) -> Finding:
+    where = tuple((name, own.get(name, naming.Place("", ""))) for name in each.nodes)
+    return Finding(f"{each.kind} {shown.span(each.nodes)}", f"{each.reason} [{each.by}]", where)
+
+
+def _merges(method: MethodPlan) -> Iterator[Finding]:
+    by_name = {node.name: node for node in method.nodes}
+    titles = name_partitions(method)
+    backends = {partition.id: partition.backend_id for partition in method.partitions}
+
+    def between(each: RefusedMerge) -> str:
+        found = [by_name[name] for name in each.path if name in by_name]
+        return shown.path([naming.short_operator(node.operator) for node in found] or each.path)
+
+    for group in _group(method.refused_merges, lambda each: (backends.get(each.first), between(each))):
+        where = tuple(
+            (
+                f"{titles.get(each.first, each.first)} ({each.first}) and {titles.get(each.second, each.second)} "
+                f"({each.second}): {' -> '.join(each.path)}",
+                naming.Place("", ""),
+            )
+            for each in group
+        )
+        what = f"two partitions of {backends.get(group[0].first, 'a backend')} cannot be one"
+        yield Finding(what, f"because of {between(group[0])}", where, len(group))
+
+
+def name_partitions(method: MethodPlan) -> dict[str, str]:
+    """Return the name of each partition by its id."""
+    members: dict[str, list[PlannedNode]] = {partition.id: [] for partition in method.partitions}
+    for node in method.nodes:
+        if node.partition in members:
+            members[node.partition].append(node)
+    return {identity: naming.name_nodes(nodes) for identity, nodes in members.items()}
