@@ -24,6 +24,8 @@ Call = list[Any]
 
 def read_calls(program: ExportedProgram, given: object, what: str) -> list[Call]:
     """Return calls, flat; InputError if one is not what the program takes."""
+    if isinstance(given, Mapping) and len(given) == 1:  # the calls of a method by its name, as `verify` takes them
+        (given,) = given.values()
     if not isinstance(given, Sequence) or isinstance(given, (str, bytes)) or not given:
         raise InputError(
             f"quantize: {what}: got a {type(given).__name__}{' without any' * (given in ([], ()))}, expected a list of "

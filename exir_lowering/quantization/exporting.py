@@ -39,7 +39,7 @@ def set_attribute(module: GraphModule, name: str, value: torch.Tensor) -> None:
     """Set an attribute of a module or of one in it, a buffer where it is new."""
     path, _, last = name.rpartition(".")
     owner = module.get_submodule(path)
-    if last in owner._buffers or hasattr(owner, last):
+    if hasattr(owner, last):
         setattr(owner, last, value)
     else:
         owner.register_buffer(last, value)

@@ -7,7 +7,6 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from rich import box
 from rich.console import Console, RenderableType
