@@ -64,13 +64,7 @@ def quantize(
     """
     how, kept = Recipe(recipe, dynamic, per_channel), Kept(keep)
     _check_program(program)
-    if calibration is None and not dynamic:
-        raise InputError(
-            "quantize: calibration: got None, but static quantisation takes the ranges of activations from calls. Pass "
-            "calibration=[(x,), ...] with a few typical inputs, or dynamic=True."
-        )
-    calls = [] if calibration is None else read_calls(program, calibration, "calibration")
-    measured = calls if check is None else read_calls(program, check, "check")
+    calls, measured = _read(program, calibration, check, dynamic)
     module, state = open_module(program)
     module = _prepare(module, how, kept)
     layers = find_layers(module)
@@ -82,15 +76,22 @@ def quantize(
     _remember_ranges(module)
     module = _call_torchao("convert_pt2e", module)
     meter = _Meter(module, layers, measured, state, floats)
-    layer_errors = meter.measure_layers(seen)
-    errors = Errors(
-        len(measured),
-        check is None and not dynamic,
-        meter.measure_outputs(program),
-        tuple(sorted(layer_errors, key=lambda each: (-each.gain, each.sqnr))),
-    )
+    lost = sorted(meter.measure_layers(seen), key=lambda each: (-each.gain, each.sqnr))
+    ranged = check is None and not dynamic
+    errors = Errors(len(measured), ranged, meter.measure_outputs(program), tuple(lost))
     tidy(module, layers.names)
     return Quantized(export(module, program), str(how), errors, tuple(kept.layers))
+
+
+def _read(program: ExportedProgram, calibration: object, check: object, dynamic: bool) -> tuple[list[Call], list[Call]]:
+    """Return the calls to take ranges from, and those to measure."""
+    if calibration is None and not dynamic:
+        raise InputError(
+            "quantize: calibration: got None, but static quantisation takes the ranges of activations from calls. Pass "
+            "calibration=[(x,), ...] with a few typical inputs, or dynamic=True."
+        )
+    calls = [] if calibration is None else read_calls(program, calibration, "calibration")
+    return calls, calls if check is None else read_calls(program, check, "check")
 
 
 def _check_program(program: object) -> None:
