@@ -46,6 +46,7 @@ from .plugins.registry import (
     register_partitioner as register_partitioner,
 )
 from .plugins.rewrite import Doubt as Doubt, Rewrite as Rewrite, Scope as Scope, register_rewrite as register_rewrite
+from .quantization import Quantized as Quantized, quantize as quantize
 from .runtime import Limits as Limits, LoadedProgram as LoadedProgram, load as load
 from .steps.emit import Artifact as Artifact
 from .verification import Verification as Verification, verify as verify

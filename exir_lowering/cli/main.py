@@ -13,7 +13,20 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from exir_lowering.cli import bench, cache, demo, doctor, inspect, lower, plan, plugins, run, settings, verify
+from exir_lowering.cli import (
+    bench,
+    cache,
+    demo,
+    doctor,
+    inspect,
+    lower,
+    plan,
+    plugins,
+    quantize,
+    run,
+    settings,
+    verify,
+)
 from exir_lowering.cli.command import DEFECT, INTERRUPTED, MISTAKE, OK, PIPE_CLOSED
 from exir_lowering.cli.noise import quieten
 from exir_lowering.cli.output import say
@@ -21,7 +34,9 @@ from exir_lowering.cli.wording import describe
 from exir_lowering.errors import InputError, InvariantError, LoweringError
 from exir_lowering.errors.interrupts import let_through, raised_by_handler
 
-COMMANDS = tuple(one.COMMAND for one in (lower, plan, run, inspect, verify, bench, plugins, cache, doctor, demo))
+COMMANDS = tuple(
+    one.COMMAND for one in (lower, plan, quantize, run, inspect, verify, bench, plugins, cache, doctor, demo)
+)
 """The commands, in the order of the help."""
 
 # Why a terminal, a pipe or a redirected output takes no more.

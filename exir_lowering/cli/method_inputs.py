@@ -55,6 +55,21 @@ def add_data(command: argparse.ArgumentParser, name: str = "--data", whose: str 
     )
 
 
+def read_calls(option: str, path: Path) -> Any:
+    """Read the calls of a method, or of several by name, from a file of torch.save; InputError if it is another."""
+    import torch
+
+    try:
+        # Only tensors and plain values: a torch.save file can run code otherwise.
+        return torch.load(path, weights_only=True)
+    except Exception as error:
+        let_through(error)
+        raise InputError(
+            f"{option} {str(path)!r}: not a torch.save file with only tensors, numbers, tuples, lists and dicts "
+            f"({type(error).__name__}: {first_line(error)}). Save it again: torch.save([(x, y), ...], 'inputs.pt')."
+        ) from error
+
+
 def choose_method(wanted: str | None, names: Sequence[str], source: Path) -> str:
     """Choose the method to run; InputError if the file does not have it, or it has to be named."""
     if wanted is None and "forward" not in names and len(names) == 1:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import argparse
 import math
-from pathlib import Path
-from typing import Any
 
 from exir_lowering.cli import method_inputs, program_files
 from exir_lowering.cli.command import MISTAKE, OK, Command
 from exir_lowering.cli.output import find_file, kept_from_stdout, make_console
-from exir_lowering.cli.wording import first_line
 from exir_lowering.errors import InputError
-from exir_lowering.errors.interrupts import let_through
 
 _EXAMPLES = """\
 examples:
@@ -69,7 +65,7 @@ def execute(arguments: argparse.Namespace) -> int:
         found = verify(
             source,
             program_files.read_programs(files, arguments.trust),
-            "bundled" if arguments.bundled else None if given is None else _read_inputs(given),
+            "bundled" if arguments.bundled else None if given is None else method_inputs.read_calls("--inputs", given),
             data=data or None,
             engine=arguments.engine,
             tolerance=arguments.tolerance,
@@ -80,20 +76,6 @@ def execute(arguments: argparse.Namespace) -> int:
     else:
         console.print(found.to_text(width=min(max(console.width, 60), 160)), end="", soft_wrap=True)
     return OK if found.ok else MISTAKE
-
-
-def _read_inputs(path: Path) -> Any:
-    import torch
-
-    try:
-        # Only tensors and plain values: a torch.save file can run code otherwise.
-        return torch.load(path, weights_only=True)
-    except Exception as error:
-        let_through(error)
-        raise InputError(
-            f"--inputs {str(path)!r}: not a torch.save file with only tensors, numbers, tuples, lists and dicts "
-            f"({type(error).__name__}: {first_line(error)}). Save it again: torch.save([(x, y), ...], 'inputs.pt')."
-        ) from error
 
 
 COMMAND = Command(

@@ -56,12 +56,17 @@ def read_bundled(subjects: Mapping[str, Subject], file: ProgramFile) -> dict[str
 
 def _read(subject: Subject, number: int, call: object) -> list[Any]:
     where = f"verify: call {number} of {subject.name!r}"
-    if not isinstance(call, (tuple, list)):
-        raise InputError(f"{where}: got a {type(call).__name__}, {_EXPECTED}")
-    args, kwargs = (call[0], call[1]) if _has_keywords(subject.convention, call) else (call, {})
-    leaves = subject.convention.bind(args, kwargs)
+    leaves = bind_call(where, subject.convention, call)
     prepare(where, subject.spec, leaves, subject.convention.labels)
     return leaves
+
+
+def bind_call(where: str, convention: Convention, call: object) -> list[Any]:
+    """Return the values of a call, a tuple or (args, kwargs), in the program's order; InputError if it is none."""
+    if not isinstance(call, (tuple, list)):
+        raise InputError(f"{where}: got a {type(call).__name__}, {_EXPECTED}")
+    args, kwargs = (call[0], call[1]) if _has_keywords(convention, call) else (call, {})
+    return convention.bind(args, kwargs)
 
 
 def _has_keywords(convention: Convention, call: Sequence[Any]) -> bool:

@@ -160,7 +160,7 @@ class Verification:
             "methods": methods,
             "unverified": self.unverified,
         }
-        return json.dumps(_finite(fields), indent=2, allow_nan=False)
+        return json.dumps(finite(fields), indent=2, allow_nan=False)
 
     def __str__(self) -> str:
         return self.to_text()
@@ -170,10 +170,10 @@ class Verification:
         return f"Verification({self.file}: {'off in ' + ', '.join(off) if off else 'ok'})"
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """Return a value with null for numbers that JSON does not have."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    return [_finite(each) for each in value] if isinstance(value, (list, tuple)) else value
+        return {key: finite(each) for key, each in value.items()}
+    return [finite(each) for each in value] if isinstance(value, (list, tuple)) else value

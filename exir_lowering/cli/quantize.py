@@ -1,0 +1,112 @@
+"""`exir-lower quantize`: a program in float to one in int8, and what each layer loses by it."""
+
+from __future__ import annotations
+
+import argparse
+import io
+
+from exir_lowering.cli import method_inputs, program_files
+from exir_lowering.cli.command import OK, Command
+from exir_lowering.cli.output import (
+    check_target,
+    describe_written,
+    find_file,
+    kept_from_stdout,
+    make_console,
+    say,
+    write_file,
+)
+from exir_lowering.errors import InputError
+
+_EXAMPLES = """\
+examples:
+  exir-lower quantize model.pt2 --calibration inputs.pt -o q.pt2
+  exir-lower quantize model.pt2 --calibration inputs.pt --check others.pt --keep head --keep 'blocks.*.proj' -o q.pt2
+  exir-lower quantize bert.pt2 --dynamic --check inputs.pt -o q.pt2
+  exir-lower lower q.pt2 -p xnnpack -o q.pte
+
+inputs.pt is a list of calls that torch.save wrote, such as [(x,), (y,)]: tuples of positional arguments, or (args,
+kwargs). Ranges of activations are taken from those of --calibration, and the errors against float are measured in those
+of --check, or else in the same ones. What is shown first gains most when it stays in float.
+
+A .pt2 that would run code when it is loaded is refused; give --trust if it comes from somebody you trust. The program
+in it is executed: quantise programs that you would run.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    program_files.add_models(parser)
+    parser.add_argument("-o", "--output", required=True, metavar="OUT.pt2", help="the file to write")
+    parser.add_argument("--recipe", default="xnnpack-int8", metavar="NAME", help="how (default: xnnpack-int8)")
+    parser.add_argument(
+        "--dynamic", action="store_true", help="weights in int8 only; ranges of activations are found in each call"
+    )
+    parser.add_argument(
+        "--per-tensor", action="store_true", help="one scale for a whole weight, not one for each output channel"
+    )
+    parser.add_argument(
+        "--calibration", metavar="INPUTS.pt", help="the calls that ranges of activations are taken from"
+    )
+    parser.add_argument("--check", metavar="INPUTS.pt", help="the calls that errors are measured in")
+    parser.add_argument(
+        "--keep",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="a module that stays in float with what is in it, such as head or 'blocks.*.proj'; can be given again",
+    )
+    parser.add_argument("--top", type=int, default=10, metavar="N", help="how many layers are shown (default: 10)")
+    parser.add_argument("--json", action="store_true", help="print the errors as JSON instead of tables")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Quantise the program, write it and print the errors."""
+    files = program_files.find_programs(arguments.models)
+    if len(files) > 1:
+        raise InputError(f"quantize: got {len(files)} programs, expected one: quantise each by a command of its own.")
+    target = check_target(arguments.output, ".pt2")
+    if arguments.top < 0:
+        raise InputError(f"--top: got {arguments.top}, expected a number of layers.")
+    if arguments.calibration is None and not arguments.dynamic:
+        raise InputError(
+            "--calibration: static quantisation takes the ranges of activations from calls. Give --calibration "
+            "inputs.pt, written by torch.save([(x,), ...], 'inputs.pt') with a few typical inputs, or --dynamic."
+        )
+    given = {
+        option: find_file(path)
+        for option, path in (("--calibration", arguments.calibration), ("--check", arguments.check))
+        if path is not None
+    }
+    with kept_from_stdout(arguments.json):
+        import torch
+
+        from exir_lowering.quantization import quantize
+
+        calls = {option: method_inputs.read_calls(option, path) for option, path in given.items()}
+        (program,) = program_files.read_programs(files, arguments.trust).values()
+        found = quantize(
+            program,
+            calls.get("--calibration"),
+            recipe=arguments.recipe,
+            dynamic=arguments.dynamic,
+            per_channel=not arguments.per_tensor,
+            keep=arguments.keep,
+            check=calls.get("--check"),
+        )
+        content = io.BytesIO()
+        torch.export.save(found.program, content)
+        write_file(target, content.getbuffer())
+    if arguments.json:
+        print(found.to_json())
+    else:
+        console = make_console()
+        text = found.to_text(top=arguments.top, width=min(max(console.width, 60), 160))
+        console.print(text, end="", soft_wrap=True)
+    say(f"{describe_written(target)}.", error=arguments.json)
+    return OK
+
+
+COMMAND = Command(
+    "quantize", "quantise a .pt2 file to int8, and measure what each layer loses", add_arguments, execute, _EXAMPLES
+)

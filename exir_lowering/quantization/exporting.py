@@ -1,0 +1,156 @@
+"""A quantised graph as a program again, called as the original is, with its dynamic sizes, state and names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import sympy
+import torch
+from torch.export import Dim, ExportedProgram, ShapesCollection
+from torch.export.graph_signature import InputKind
+from torch.fx import GraphModule, Node
+
+from exir_lowering import graphs
+from exir_lowering._upstream.fakes import known_size
+from exir_lowering.errors import InputError
+from exir_lowering.errors.interrupts import let_through
+from exir_lowering.graphs.measures import expression
+from exir_lowering.lowered_module import convention
+
+Place = tuple[str, int]
+"""Which operand of which node something is."""
+
+
+def open_module(program: ExportedProgram) -> tuple[GraphModule, dict[str, torch.Tensor]]:
+    """Return a program as a module whose state is its own, and the state that it begins with."""
+    module: Any = program.module(check_guards=False)
+    module.graph.eliminate_dead_code()
+    state = {}
+    for node in module.graph.find_nodes(op="get_attr"):
+        value = graphs.attribute(module, node.target)
+        if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
+            state[node.target] = value
+            set_attribute(module, node.target, value.clone())
+    return module, state
+
+
+def set_attribute(module: GraphModule, name: str, value: torch.Tensor) -> None:
+    """Set an attribute of a module or of one in it, a buffer where it is new."""
+    path, _, last = name.rpartition(".")
+    owner = module.get_submodule(path)
+    if hasattr(owner, last):
+        setattr(owner, last, value)
+    else:
+        owner.register_buffer(last, value)
+
+
+def tidy(module: GraphModule, names: Mapping[Place, str]) -> None:
+    """Name weights that became int8 as they were called before, and drop what nothing reads any more."""
+    used = {node.target for node in module.graph.find_nodes(op="get_attr")}
+    dropped = {name for name, _ in [*module.named_parameters(), *module.named_buffers()]} - used
+    for name in dropped:
+        path, _, last = name.rpartition(".")
+        delattr(module.get_submodule(path), last)
+    for user in module.graph.nodes:
+        for index, operand in enumerate(user.args):
+            name = names.get((user.name, index), "")
+            if not name or not isinstance(operand, Node) or operand.op != "call_function":
+                continue
+            for suffix, node in zip(("", "_scale", "_zero_point"), operand.args, strict=False):
+                if isinstance(node, Node) and node.op == "get_attr" and str(node.target).startswith("_"):
+                    _rename(module, node, name + suffix)
+    module.recompile()
+
+
+def _rename(module: GraphModule, node: Node, name: str) -> None:
+    path, _, last = name.rpartition(".")
+    while hasattr(module.get_submodule(path), last):
+        last += "_int8"
+    value = graphs.attribute(module, str(node.target))
+    delattr(module, str(node.target))
+    node.target = f"{path}.{last}" if path else last
+    set_attribute(module, node.target, value)
+
+
+def export(module: GraphModule, program: ExportedProgram) -> ExportedProgram:
+    """Export a module that takes what a program does; InputError where it became another one in what it takes."""
+    called = convention.of_program("forward", program)
+    nodes = inputs(program)
+    symbols = {s for node in nodes for size in _symbolic(node) for s in expression(size).free_symbols}
+    dims = {symbol: _dimension(program, symbol) for symbol in sorted(symbols, key=str)}
+    sizes = {symbol: max(dim.min, 2) for symbol, dim in dims.items()}
+    sizes.update({symbol: size for symbol, size in _known(nodes).items() if size >= sizes[symbol]})
+    shapes: Any = ShapesCollection()  # type: ignore[no-untyped-call]
+    leaves: list[Any] = []
+    for node, fixed in zip(nodes, called.inputs, strict=True):
+        fake = node.meta.get("val")
+        if isinstance(fake, torch.Tensor):
+            shape = [size if isinstance(size, int) else int(expression(size).subs(sizes)) for size in fake.shape]
+            leaves.append(torch.zeros(shape, dtype=fake.dtype))
+            shapes[leaves[-1]] = {i: _scaled(s, dims) for i, s in enumerate(fake.shape) if isinstance(s, torch.SymInt)}
+        else:
+            leaves.append(fake if fixed is None else fixed.value)
+    args, kwargs = called.arguments(leaves)
+    try:
+        again = torch.export.export(module, args, kwargs, dynamic_shapes=shapes.dynamic_shapes(module, args, kwargs))
+    except Exception as error:
+        let_through(error)
+        raise InputError(
+            f"quantize: the quantised program cannot be exported again: {type(error).__name__}: {error}. Export the "
+            "model with plainer sizes, or keep in float what the message is about."
+        ) from error
+    before, after = (_ranges(each) for each in (program, again))
+    if before != after:
+        raise InputError(
+            f"quantize: the sizes that inputs may have changed from {before} to {after} by exporting again."
+        )
+    return again
+
+
+def inputs(program: ExportedProgram) -> list[Node]:
+    """Return the placeholders of the values in a program's arguments."""
+    specs = program.graph_signature.input_specs
+    nodes = program.graph.find_nodes(op="placeholder")
+    return [node for node, spec in zip(nodes, specs, strict=True) if spec.kind is InputKind.USER_INPUT]
+
+
+def _symbolic(node: Node) -> Iterator[torch.SymInt]:
+    fake = node.meta.get("val")
+    yield from (size for size in getattr(fake, "shape", ()) if not isinstance(size, int))
+
+
+def _known(nodes: list[Node]) -> dict[Any, int]:
+    found = {}
+    for size in (size for node in nodes for size in _symbolic(node)):
+        known = known_size(size)
+        if known is not None and expression(size).is_Symbol:
+            found[expression(size)] = known
+    return found
+
+
+def _dimension(program: ExportedProgram, symbol: Any) -> Any:
+    known = program.range_constraints.get(symbol)
+    low = int(known.lower) if known is not None and known.lower.is_Integer else 0
+    return Dim(str(symbol), min=low, max=int(known.upper) if known is not None and known.upper.is_Integer else None)
+
+
+def _scaled(size: Any, dims: Mapping[Any, Any]) -> Any:
+    """Return a dimension that is a symbol, or a number of times one and something; whatever export finds for others."""
+    rest, product = expression(size).as_coeff_Add()
+    factor, symbol = product.as_coeff_Mul()
+    if symbol not in dims or not (factor.is_Integer and rest.is_Integer):
+        return Dim.AUTO
+    dim = dims[symbol] if factor == 1 else int(factor) * dims[symbol]
+    return dim + int(rest) if rest else dim
+
+
+def _ranges(program: ExportedProgram) -> list[str]:
+    """Return the sizes of the inputs, and the ranges of what is in them, whatever the symbols are called."""
+    names: dict[Any, sympy.Symbol] = {}
+    sizes = [expression(size) for node in inputs(program) for size in getattr(node.meta.get("val"), "shape", ())]
+    for symbol in (symbol for size in sizes for symbol in sorted(getattr(size, "free_symbols", ()), key=str)):
+        names.setdefault(symbol, sympy.Symbol(f"n{len(names)}"))
+    known = {name: program.range_constraints.get(symbol) for symbol, name in names.items()}
+    shown = [f"{name} from {each.lower} to {each.upper}" for name, each in known.items() if each is not None]
+    return [str(size if isinstance(size, int) else size.subs(names)) for size in sizes] + shown

@@ -1,0 +1,256 @@
+"""`quantize`: the line from a program in float, through calibration, to one in int8 and how far it is off."""
+
+from __future__ import annotations
+
+import functools
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import GraphModule, Interpreter
+
+from exir_lowering import graphs
+from exir_lowering._upstream.ambient import neutral
+from exir_lowering.errors import InputError
+from exir_lowering.errors.interrupts import let_through
+from exir_lowering.lowered_module import convention
+from exir_lowering.quantization.calls import Call, read_calls, run_calls
+from exir_lowering.quantization.exporting import export, open_module, tidy
+from exir_lowering.quantization.layers import Layers, Run, Watch, find_layers, in_float
+from exir_lowering.quantization.recipes import Kept, Recipe
+from exir_lowering.quantization.results import Errors, LayerError, OutputError, Quantized
+from exir_lowering.verification.measure import Difference, Tolerance, measure
+
+LAYER_CALLS = 4
+"""How many calls the layers are measured in: each is run once more for each layer."""
+
+_TOLERANCE = Tolerance(None, True, torch.float32)
+
+
+def quantize(
+    program: ExportedProgram,
+    calibration: Sequence[Any] | None = None,
+    *,
+    recipe: str = "xnnpack-int8",
+    dynamic: bool = False,
+    per_channel: bool = True,
+    keep: Sequence[str] = (),
+    check: Sequence[Any] | None = None,
+) -> Quantized:
+    """Quantise a program to int8, and measure how far its outputs and each layer are from float.
+
+    The program is only read. The result is called as it is, and has its dynamic sizes and its state.
+
+    Args:
+        program: A program of `torch.export.export`, before any decomposition.
+        calibration: Calls that ranges of activations are taken from, in this order: tuples of positional arguments, or
+            (args, kwargs). None is for dynamic quantisation only.
+        recipe: "xnnpack-int8": what ExecuTorch's `XNNPACKQuantizer` quantises, weights symmetrically.
+        dynamic: Whether only weights of linear layers, and convolutions, are in int8, and the ranges of activations are
+            found in each call.
+        per_channel: Whether each output channel of a weight has a scale of its own.
+        keep: Paths of modules that stay in float with what is inside them, such as "head" or "blocks.*.proj".
+        check: Calls that errors are measured in, by default those of the calibration.
+
+    Returns:
+        The program, its errors by output and by layer, and both as text and JSON.
+
+    Raises:
+        InputError: There is nothing to quantise, calls are not what the program takes, or a name is unknown.
+    """
+    how, kept = Recipe(recipe, dynamic, per_channel), Kept(keep)
+    _check_program(program)
+    calls, measured = _read(program, calibration, check, dynamic)
+    module, state = open_module(program)
+    module = _prepare(module, how, kept)
+    layers = find_layers(module)
+    if calls:
+        run_calls(calls, lambda _, call: Interpreter(module).run(*call, enable_io_processing=False), module, state)
+    else:
+        _observe_weights(module)
+    floats, seen = _run_float(module, layers, measured, state)
+    _remember_ranges(module)
+    module = _call_torchao("convert_pt2e", module)
+    meter = _Meter(module, layers, measured, state, floats)
+    lost = sorted(meter.measure_layers(seen), key=lambda each: (-each.gain, each.sqnr))
+    ranged = check is None and not dynamic
+    errors = Errors(len(measured), ranged, meter.measure_outputs(program), tuple(lost))
+    tidy(module, layers.names)
+    return Quantized(export(module, program), str(how), errors, tuple(kept.layers))
+
+
+def _read(program: ExportedProgram, calibration: object, check: object, dynamic: bool) -> tuple[list[Call], list[Call]]:
+    """Return the calls to take ranges from, and those to measure."""
+    if calibration is None and not dynamic:
+        raise InputError(
+            "quantize: calibration: got None, but static quantisation takes the ranges of activations from calls. Pass "
+            "calibration=[(x,), ...] with a few typical inputs, or dynamic=True."
+        )
+    calls = [] if calibration is None else read_calls(program, calibration, "calibration")
+    return calls, calls if check is None else read_calls(program, check, "check")
+
+
+def _check_program(program: object) -> None:
+    if not isinstance(program, ExportedProgram):
+        raise InputError(
+            f"quantize: program: got a {type(program).__name__}, expected a program of torch.export.export."
+        )
+    if program.dialect not in ("TRAINING", "ATEN"):
+        raise InputError(
+            f"quantize: program: it is in the dialect {program.dialect}, expected one of torch.export.export, before "
+            "it is converted: quantise first."
+        )
+    names = {graphs.operator_name(node) for node in program.graph.nodes if node.op == "call_function"}
+    already = sorted(name for name in names if name.startswith(("quantized_decomposed.", "torchao.")))
+    if already:
+        raise InputError(
+            f"quantize: program: it is quantised already, as it calls {already[0]}. Give the program in float."
+        )
+
+
+def _prepare(module: GraphModule, how: Recipe, kept: Kept) -> GraphModule:
+    """Put observers where a recipe wants int8."""
+    operators = dict.fromkeys(graphs.operator_name(node) for node in module.graph.nodes if node.op == "call_function")
+    module = _call_torchao("prepare_pt2e", module, how.make(kept.allows))
+    kept.check()
+    if not module.graph.find_nodes(op="call_module"):
+        reason = "all of it is kept in float" if kept.layers else f"it has {', '.join(operators) or 'no operators'}"
+        raise InputError(
+            f"quantize: there is nothing that {how} takes: {reason}. Expected linear layers"
+            f"{'' if how.dynamic else ', convolutions, additions'} in float32, as torch.export.export gives them, "
+            "before run_decompositions."
+        )
+    return module
+
+
+def _call_torchao(name: str, *args: Any) -> GraphModule:
+    from torchao.quantization.pt2e import quantize_pt2e
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            result: GraphModule = getattr(quantize_pt2e, name)(*args)
+            return result
+    except Exception as error:
+        let_through(error)
+        raise InputError(
+            f"quantize: torchao's {name} fails on this program: {type(error).__name__}: {error}. Keep in float what "
+            "the message is about, or export the model without it."
+        ) from error
+
+
+def _observe_weights(module: GraphModule) -> None:
+    """Show the weights to their observers, which calls do otherwise."""
+    for node in module.graph.find_nodes(op="call_module"):
+        (source,) = node.args
+        if isinstance(source, torch.fx.Node) and source.op == "get_attr":
+            with neutral():
+                module.get_submodule(str(node.target))(graphs.attribute(module, str(source.target)))
+
+
+def _remember_ranges(module: GraphModule) -> None:
+    """Let each observer search for its range once, which takes most of a conversion, and not for each of its places."""
+    observers: list[Any] = [
+        module.get_submodule(str(node.target)) for node in module.graph.find_nodes(op="call_module")
+    ]
+    for observer in dict.fromkeys(observers):
+        if hasattr(observer, "calculate_qparams"):
+            observer.calculate_qparams = functools.cache(observer.calculate_qparams)
+
+
+def _run_float(
+    module: GraphModule, layers: Layers, calls: Sequence[Call], state: Mapping[str, torch.Tensor]
+) -> tuple[list[Call], list[dict[str, Any]]]:
+    """Return the outputs of each call in float, and those of the layers in the first of them."""
+    wanted = {layer.output for layer in layers.all}
+    seen: list[dict[str, Any]] = [{} for _ in calls[:LAYER_CALLS]]
+
+    def run(number: int, call: Call) -> Any:
+        def watch(name: str, value: Any) -> None:
+            if number < len(seen) and name in wanted:
+                seen[number][name] = value.clone()
+
+        return Run(module, watch).run(*call, enable_io_processing=False)
+
+    return run_calls(calls, run, module, state), seen
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Meter:
+    """Measures a quantised graph against the outputs in float."""
+
+    module: GraphModule
+    layers: Layers
+    calls: Sequence[Call]
+    state: Mapping[str, torch.Tensor]
+    floats: Sequence[Call]
+
+    def measure_outputs(self, program: ExportedProgram) -> tuple[OutputError, ...]:
+        """Return the error of each output, over all calls."""
+        if not self.calls:
+            return ()
+        called = convention.of_program("forward", program)
+        first = len(called.written)
+        return tuple(
+            OutputError(
+                called.output_label(first + index).removeprefix("its output "),
+                each.largest,
+                each.sqnr,
+                each.cosine,
+                each.problem,
+            )
+            for index, each in enumerate(self._compare(self.calls))
+            if not called.is_fixed(first + index)
+        )
+
+    def measure_layers(self, seen: Sequence[Mapping[str, Any]]) -> list[LayerError]:
+        """Return the error of each layer, and what it would be of use to keep it in float."""
+        calls = self.calls[: len(seen)]
+        at: dict[str, float] = {}
+
+        def watch(number: int) -> Watch:
+            def compare(name: str, value: Any) -> None:
+                if name in seen[number]:
+                    found = _measure(seen[number][name], value).sqnr
+                    at[name] = min(found, at.get(name, math.inf))
+
+            return compare
+
+        whole = _least(self._compare(calls, watch)) if calls else math.nan
+        found = []
+        for layer in self.layers.all:
+            gain = math.nan
+            if calls:
+                with in_float(self.module, layer, self.layers):
+                    gain = _least(self._compare(calls)) - whole
+            size = sum(weight.numel() * (weight.element_size() - 1) for weight in layer.weights.values())
+            found.append(LayerError(layer.path, layer.operator, at.get(layer.output, math.nan), gain, size))
+        return found
+
+    def _compare(self, calls: Sequence[Call], watch: Callable[[int], Watch] | None = None) -> list[Difference]:
+        """Return how far each output is off over some calls, from the initial state on."""
+
+        def run(number: int, call: Call) -> Any:
+            return Run(self.module, None if watch is None else watch(number)).run(*call, enable_io_processing=False)
+
+        results = run_calls(calls, run, self.module, self.state)
+        pairs = zip(zip(*self.floats[: len(calls)], strict=True), zip(*results, strict=True), strict=True)
+        return [_measure(_join(expected), _join(got)) for expected, got in pairs]
+
+
+def _measure(expected: Any, got: Any) -> Difference:
+    return measure(expected, got, _TOLERANCE, 0.0, None)
+
+
+def _join(values: Sequence[Any]) -> Any:
+    """Return the numbers of an output in several calls as one tensor."""
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    return torch.cat([tensor.flatten() for tensor in tensors]) if tensors else values[0]
+
+
+def _least(found: Sequence[Difference]) -> float:
+    return min((each.sqnr for each in found), default=math.inf)

@@ -1,0 +1,169 @@
+"""What `quantize` returns: the program, and how far it is from float, as values, text and JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+from rich import box
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+from torch.export import ExportedProgram
+
+from exir_lowering.plans.formatting import many, size
+from exir_lowering.verification.results import finite
+
+VERSION = 1
+"""Incremented when a field of the JSON changes its meaning or is removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutputError:
+    """How far an output is from float, over all calls.
+
+    Attributes:
+        name: Where it is in what the program returns, such as "['logits']".
+        largest: The largest absolute error.
+        sqnr: The signal to error ratio in dB; inf for equal outputs.
+        cosine: The cosine of the angle between the two.
+        problem: What is wrong where it is not the size of an error, such as NaN; "" for nothing.
+    """
+
+    name: str
+    largest: float
+    sqnr: float
+    cosine: float
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class LayerError:
+    """What a layer in int8 loses; NaN where no calls were given.
+
+    Attributes:
+        path: Its module, "" for the model itself.
+        operator: The operator, such as "aten.linear.default".
+        sqnr: The signal to error ratio of its result in dB, with the errors of the layers before it; the least one of
+            the calls.
+        gain: By how many dB the SQNR of the program's outputs, the worst of them, rises when only this layer stays in
+            float.
+        extra_bytes: How many bytes its weights take more then.
+    """
+
+    path: str
+    operator: str
+    sqnr: float
+    gain: float
+    extra_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """How far a quantised program is from float.
+
+    Attributes:
+        calls: How many calls it was measured in.
+        on_calibration: Whether these are the calls that ranges were taken from.
+        outputs: The error of each output, in their order; () without calls.
+        layers: The error of each layer, the one whose float gains most first.
+    """
+
+    calls: int
+    on_calibration: bool
+    outputs: tuple[OutputError, ...]
+    layers: tuple[LayerError, ...]
+
+
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
+class Quantized:
+    """A quantised program; `print` shows how far it is from float.
+
+    Attributes:
+        program: The program, for `lower` and `torch.export.save`.
+        recipe: How it was quantised, in words.
+        errors: How far it is from float.
+        kept: The modules with operators that `keep` left in float.
+    """
+
+    program: ExportedProgram
+    recipe: str
+    errors: Errors
+    kept: tuple[str, ...]
+
+    def to_text(self, *, top: int = 10, width: int = 120) -> str:
+        """Return the errors of the outputs, and of the layers that cost most.
+
+        Args:
+            top: How many layers are shown.
+            width: How many characters a line may have.
+        """
+        out = io.StringIO()
+        # The terminal and the environment must not affect the text.
+        console = Console(file=out, width=width, force_terminal=False, color_system=None, highlight=False, emoji=False)
+        for part in self._parts(top):
+            console.print(part, markup=False)
+        return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+
+    def to_json(self) -> str:
+        """Return the errors as JSON.
+
+        It is `{"version": 1, "recipe", "kept", "calls", "on_calibration", "outputs", "layers"}`. Outputs have the
+        attributes of `OutputError`, layers those of `LayerError`. What is infinite or NaN is null.
+        """
+        fields = {"version": VERSION, "recipe": self.recipe, "kept": self.kept, **asdict(self.errors)}
+        return json.dumps(finite(fields), indent=2, allow_nan=False)
+
+    def __str__(self) -> str:
+        return self.to_text()
+
+    def __repr__(self) -> str:
+        return f"Quantized({self.recipe}: {many(len(self.errors.layers), 'layer')})"
+
+    def _parts(self, top: int) -> Iterator[RenderableType]:
+        errors = self.errors
+        saved = size(sum(layer.extra_bytes for layer in errors.layers))
+        kept = f" {many(len(self.kept), 'module')} kept in float." if self.kept else ""
+        yield Text(f"{self.recipe}: {many(len(errors.layers), 'layer')} in int8, {saved} less than in float.{kept}")
+        if not errors.calls:
+            yield Text("No errors were measured, since no calls were given.")
+            return
+        source = ", which ranges were taken from: other inputs may be worse" if errors.on_calibration else ""
+        yield Text(f"Against float, in {many(errors.calls, 'call')}{source}:\n")
+        rows = [[o.name, _ratio(o.sqnr), f"{o.cosine:.6f}", f"{o.largest:.3g}", o.problem] for o in errors.outputs]
+        yield _table(("output", "SQNR", "cosine", "largest error", ""), rows)
+        yield Text("")
+        rows = [
+            [
+                f"{each.gain:+.2f} dB",
+                size(each.extra_bytes),
+                _ratio(each.sqnr),
+                each.operator,
+                each.path or "(the model)",
+            ]
+            for each in errors.layers[:top]
+        ]
+        yield _table(("float gains", "and costs", "SQNR there", "operator", "layer"), rows)
+        if len(errors.layers) > top:
+            yield Text(f"and {len(errors.layers) - top:,} more layers")
+        yield Text(
+            "SQNR there: of the layer's result, with the errors before it. Float gains, and costs: what the outputs' "
+            "SQNR and the weights' size become more by if this layer alone stays in float."
+        )
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    for name in columns:
+        text = name in ("output", "operator", "layer", "")
+        table.add_column(name, justify="left" if text else "right", no_wrap=not text, overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def _ratio(sqnr: float) -> str:
+    return "equal" if sqnr == math.inf else f"{sqnr:.1f} dB"
