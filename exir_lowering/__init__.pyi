@@ -49,4 +49,4 @@ from .plugins.rewrite import Doubt as Doubt, Rewrite as Rewrite, Scope as Scope,
 from .quantization import Quantized as Quantized, quantize as quantize
 from .runtime import Limits as Limits, LoadedProgram as LoadedProgram, load as load
 from .steps.emit import Artifact as Artifact
-from .verification import Verification as Verification, verify as verify
+from .verification import Culprit as Culprit, Verification as Verification, bisect as bisect, verify as verify

@@ -106,6 +106,7 @@ def lower_in(
     backends: Backends | None = None,
     transform_passes: TransformPasses = None,
     preprocess_group: PreprocessGroup = preprocess_cached,
+    recovery: Recovery | None = None,
 ) -> LoweredMethods:
     """Lower programs as `lower` does; who executes them here asks what is available itself, so nothing warns of it."""
     request = arguments.read_request(programs, partitioners, transform_passes)
@@ -113,7 +114,7 @@ def lower_in(
     registry.check_backends(backends)
     with session.progress:
         given = to_edge(request.methods, session)
-        return _lower(given, chosen, request.constant_methods, backends, session, preprocess_group)
+        return _lower(given, chosen, request.constant_methods, backends, session, preprocess_group, recovery)
 
 
 def plan(
@@ -224,6 +225,7 @@ def _lower(
     backends: Backends | None,
     session: Session,
     preprocess_group: PreprocessGroup = preprocess_cached,
+    recovery: Recovery | None = None,
 ) -> LoweredMethods:
     """Lower methods in Edge dialect: the line."""
     with collector.heap_frozen() as set_aside:
@@ -235,7 +237,7 @@ def _lower(
         def lower_group(group: BackendGroup) -> list[LoweredPartition]:
             return preprocess_group(group, found[group.backend_id], session)
 
-        recovery = Recovery(session.options.on_backend_error)
+        recovery = recovery or Recovery(session.options.on_backend_error)
         results: list[LoweredPartition] | None = None
         while results is None:  # again only where a backend fails, and that is no error
             with locks.conversion(), converting([method.program for method in methods], gradients=True):

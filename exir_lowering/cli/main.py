@@ -15,6 +15,7 @@ from typing import Any
 
 from exir_lowering.cli import (
     bench,
+    bisect,
     cache,
     demo,
     doctor,
@@ -35,7 +36,7 @@ from exir_lowering.errors import InputError, InvariantError, LoweringError
 from exir_lowering.errors.interrupts import let_through, raised_by_handler
 
 COMMANDS = tuple(
-    one.COMMAND for one in (lower, plan, quantize, run, inspect, verify, bench, plugins, cache, doctor, demo)
+    one.COMMAND for one in (lower, plan, quantize, run, inspect, verify, bisect, bench, plugins, cache, doctor, demo)
 )
 """The commands, in the order of the help."""
 
@@ -50,6 +51,7 @@ examples:
   exir-lower lower model.pt2 --partitioner xnnpack -o model.pte
   exir-lower run model.pte --input randn:1x3x224x224
   exir-lower verify model.pte model.pt2
+  exir-lower bisect model.pt2 --partitioner xnnpack
 
 `exir-lower COMMAND --help` explains a command.
 Exit code: 0 success, 2 a mistake in what was given, 1 any other failure.

@@ -184,6 +184,16 @@ class Case:
     finite: bool = True
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """A call of a method in a case: with which inputs, flat, and which of its calls in the case it is, from 0."""
+
+    method: str
+    inputs: list[Any]
+    case: Case
+    number: int
+
+
 class Generated:
     """The cases of a method."""
 

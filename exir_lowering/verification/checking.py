@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal
@@ -29,7 +29,7 @@ from exir_lowering.runtime.program import check_arguments, open_file, read_file
 from exir_lowering.runtime.source import ProgramFile
 from exir_lowering.steps.emit import Artifact
 from exir_lowering.verification import local_errors, measure
-from exir_lowering.verification.cases import SEED, Case, Generated
+from exir_lowering.verification.cases import SEED, Call, Case, Generated
 from exir_lowering.verification.eager import Eager, find_sharing
 from exir_lowering.verification.given import read_bundled, read_inputs
 from exir_lowering.verification.measure import Difference, Tolerance
@@ -85,7 +85,7 @@ def verify(
     if tolerance is not None and not (type(tolerance) in (int, float) and 0 < tolerance < math.inf):
         raise InputError(f"verify: tolerance: got {tolerance!r}, expected a number above 0, such as 1e-3, or None.")
     executed = check_arguments(delegates, engine, "error")
-    file, debug = _read(source, data)
+    file, debug = read(source, data)
     subjects = match(programs, file.methods, file.name)
     calls = None if inputs is None else _calls(subjects, inputs, file)
     with torch.random.fork_rng(devices=()):
@@ -93,9 +93,7 @@ def verify(
         comparison.run(calls)
         for name, tally in comparison.tallies.items():
             tally.locate(subjects, file, executed, debug(name))
-    methods = {name: tally.result() for name, tally in comparison.tallies.items()}
-    rest = tuple(name for name in file.methods if name not in subjects)
-    return Verification(file.name, engine, SEED if inputs is None else None, MappingProxyType(methods), rest)
+    return conclude(comparison, engine, generated=inputs is None, complete=True)
 
 
 def _calls(subjects: Mapping[str, Subject], inputs: object, file: ProgramFile) -> dict[str, list[list[Any]]]:
@@ -106,7 +104,15 @@ def _calls(subjects: Mapping[str, Subject], inputs: object, file: ProgramFile) -
     )
 
 
-def _read(source: object, data: data_files.Given) -> tuple[ProgramFile, Callable[[str], MethodDebug | None]]:
+def conclude(comparison: Comparison, engine: str, *, generated: bool, complete: bool) -> Verification:
+    """Return what a comparison found; it may have ended, incomplete, before it got to all methods."""
+    file, tallies = comparison.file, comparison.tallies
+    methods = {name: tally.result() for name, tally in tallies.items() if tally.calls or complete}
+    rest = tuple(name for name in file.methods if name not in tallies)
+    return Verification(file.name, engine, SEED if generated else None, MappingProxyType(methods), rest)
+
+
+def read(source: object, data: data_files.Given) -> tuple[ProgramFile, Callable[[str], MethodDebug | None]]:
     """Return a file, and a function that returns what its debug handles stand for."""
     if not isinstance(source, Artifact):
         file = read_file(source, data, None, True)
@@ -133,7 +139,8 @@ class _Tally:
     reason: str = ""
     problem: str = ""
     furthest: float = 1.0  # the score of the call that is the furthest off
-    replay: tuple[tuple[str, list[Any]], ...] = ()  # that call, behind those before it in its case
+    replay: tuple[Call, ...] = ()  # that call, behind those before it in its case
+    failed: tuple[Call, ...] = ()  # the same for the first call in which the file failed
     errors: tuple[LocalError, ...] = ()
 
     def add(self, index: int, case: Case, call: int, expected: Any, found: Difference) -> None:
@@ -215,11 +222,14 @@ class Comparison:
         subjects: Mapping[str, Subject],
         load: Callable[[], LoadedProgram],
         share: float | None,
+        *,
+        strict: bool = False,
     ) -> None:
-        self.file, self.subjects, self._load = file, subjects, load
+        """Open the file; where it fails in a call, the error is noted, and raised if this is strict."""
+        self.file, self.subjects, self._load, self._strict = file, subjects, load, strict
         self.program, self.eager = load(), Eager(subjects, find_sharing(file))
         self._fresh = True
-        self._history: list[tuple[str, list[Any]]] = []  # the calls of this case so far
+        self._history: list[Call] = []  # those of this case so far
         self.tallies = {
             name: _Tally(subject, Tolerance(share, subject.quantized, subject.coarsest))
             for name, subject in subjects.items()
@@ -233,6 +243,21 @@ class Comparison:
             self._run_given(given)
         for name, tally in self.tallies.items():
             tally.stateful = self.eager.is_stateful(name)
+
+    def measure_as(self, other: Comparison) -> None:
+        """Allow the errors that another comparison of these programs allows."""
+        for name, tally in self.tallies.items():
+            tally.tolerance, tally.typical = other.tallies[name].tolerance, dict(other.tallies[name].typical)
+
+    def repeat(self, calls: Sequence[Call]) -> None:
+        """Compare calls of another comparison."""
+        for call in calls:
+            self._call(call.method, replace(call.case, sizes=({},)), call.number, partial(_take, call.inputs))
+
+    @property
+    def is_off(self) -> bool:
+        """Whether any output was off in any call so far."""
+        return any(tally.off for tally in self.tallies.values())
 
     def _run_given(self, given: Mapping[str, list[list[Any]]]) -> None:
         for number in range(max(map(len, given.values()))):
@@ -277,13 +302,16 @@ class Comparison:
         else:
             tally.skipped += 1
             return
-        self._history.append((name, inputs))
+        self._history.append(Call(name, inputs, case, call))
         tally.calls += 1
         tally.cases.setdefault(case.name)
         try:
             got = self.program.run(name, *inputs)
         except LoweringError as error:
             tally.problem = tally.problem or f'in "{case.name}", call {call + 1}: {error}'
+            tally.failed = tally.failed or tuple(self._history)
+            if self._strict:
+                raise
             return
         if len(got) != len(expected):
             tally.problem = f"it returns {len(got)} outputs, and the program {len(expected)}"

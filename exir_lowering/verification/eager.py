@@ -23,7 +23,7 @@ from exir_lowering.verification.subjects import Subject
 _STATE = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
 
 Watch = Callable[[Node, Any], None]
-"""Is given each node of a program with its value."""
+"""Is given each input and operator of a program with its value."""
 
 
 Sharing = Mapping[str, Mapping[str, bool]]
@@ -142,7 +142,7 @@ class _Run(Interpreter):
     def run_node(self, n: Node) -> Any:
         """Run a node."""
         result = super().run_node(n)
-        if self._watch is not None and n.op == "call_function":
+        if self._watch is not None and n.op in ("placeholder", "call_function"):
             self._watch(n, result)
         return result
 

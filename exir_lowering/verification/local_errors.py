@@ -23,20 +23,18 @@ from exir_lowering.runtime.interpreter.kernels import MethodState
 from exir_lowering.runtime.interpreter.memory import Slot
 from exir_lowering.runtime.program import LoadedProgram
 from exir_lowering.runtime.source import ProgramFile
+from exir_lowering.verification.cases import Call
 from exir_lowering.verification.eager import Eager, find_sharing
 from exir_lowering.verification.measure import Difference, Tolerance, measure
 from exir_lowering.verification.results import LocalError
 from exir_lowering.verification.subjects import Subject
-
-Calls = Sequence[tuple[str, list[Any]]]
-"""Methods with their inputs, flat, in order."""
 
 
 def find(
     file: ProgramFile,
     delegates: Mapping[str, Any],
     subjects: Mapping[str, Subject],
-    calls: Calls,
+    calls: Sequence[Call],
     debug: MethodDebug,
     tolerance: Tolerance,
 ) -> list[LocalError]:
@@ -44,7 +42,7 @@ def find(
 
     An error of ours is raised where the interpreter cannot execute the file.
     """
-    method = calls[-1][0]
+    method = calls[-1].method
     spec = subjects[method].spec
     places = list(_places(subjects[method], debug))
     found: list[dict[int, tuple[_Place, Difference]]] = []
@@ -56,12 +54,12 @@ def find(
         with locks.engine():
             engine.set_up_delegated()
         program, eager = LoadedProgram(file, engine), Eager(subjects, find_sharing(file))
-        for number, (name, inputs) in enumerate(calls):
-            last = number == len(calls) - 1
+        for call in calls:
+            last = call is calls[-1]
             watch.values = {}
-            eager.run(name, inputs, watch.keep if last else None)
+            eager.run(call.method, call.inputs, watch.keep if last else None)
             watch.active = last
-            program.run(name, *inputs)
+            program.run(call.method, *call.inputs)
         found.append(watch.found)
     return [
         LocalError(

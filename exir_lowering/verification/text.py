@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -27,18 +27,23 @@ _WIDE = 100
 
 def to_text(found: Verification, width: int) -> str:
     """Return what was found as plain text."""
+    return render(_parts(found, width), width)
+
+
+def render(parts: Iterable[RenderableType], width: int) -> str:
+    """Return parts as plain text."""
     out = io.StringIO()
     # The terminal and the environment must not affect the text.
     console = Console(file=out, width=width, force_terminal=False, color_system=None, highlight=False, emoji=False)
-    for part in _parts(found, width):
+    for part in parts:
         console.print(part, markup=False)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
 def _parts(found: Verification, width: int) -> Iterator[RenderableType]:
-    yield Text(_summary(found))
+    yield Text(summary(found))
     for method in found.methods.values():
-        for line in _problems(method):
+        for line in problems(method):
             yield Padding(Text(line), (0, 0, 0, 2))
     for method in found.methods.values():
         yield from _where(method, found.engine)
@@ -54,7 +59,8 @@ def _parts(found: Verification, width: int) -> Iterator[RenderableType]:
     yield Text(f"Run in {engine} and in eager PyTorch.{drawn}")
 
 
-def _summary(found: Verification) -> str:
+def summary(found: Verification) -> str:
+    """Say in a sentence whether a file is right."""
     off = [name for name, method in found.methods.items() if not method.ok]
     calls = many(sum(method.calls for method in found.methods.values()), "call")
     if not off:
@@ -62,7 +68,8 @@ def _summary(found: Verification) -> str:
     return f"{found.file} is off: {_some(off)} of {many(len(found.methods), 'method')}, in {calls}."
 
 
-def _problems(method: MethodResult) -> Iterator[str]:
+def problems(method: MethodResult) -> Iterator[str]:
+    """Say in sentences what is off in a method, the worst first."""
     if method.problem:
         yield f"{method.name} failed: {method.problem}"
     off = sorted((output for output in method.outputs if not output.ok), key=_badness, reverse=True)

@@ -107,6 +107,13 @@ class Apart:
             raise
         return worker
 
+    def restart(self) -> None:
+        """Open the file anew, in its initial state, and in the same process if that is there; it raises as `start`."""
+        if self._worker is None:
+            self.start()
+        else:
+            self._ask(self._file.name, self._worker, self._opening)
+
     def _ask(self, where: str, worker: Worker, message: Message) -> Message:
         """Send a message, and return the reply; end the process when that does not come, or says that it is over."""
         seconds, done = self._limits.seconds, False

@@ -1,0 +1,64 @@
+"""`exir-lower bisect`: which operator goes wrong in a backend."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from exir_lowering.cli import method_inputs, partitioning, program_files
+from exir_lowering.cli.command import MISTAKE, OK, Command
+from exir_lowering.cli.output import find_file, kept_from_stdout, make_console, say
+from exir_lowering.errors import InputError
+
+_EXAMPLES = """\
+examples:
+  exir-lower bisect model.pt2 -p xnnpack
+  exir-lower bisect prefill=prefill.pt2 decode=decode.pt2 -p xnnpack --inputs inputs.pt
+  exir-lower bisect model.pt2 -p ./mine.py:MyPartitioner --save-repro repro
+
+The programs are lowered and verified, as `exir-lower verify` does; if the file is off, fails or ends the process, they
+are lowered with fewer and fewer operators in backends. The exit code is 2 when a culprit was found. What lowering
+raises is an error; `exir-lower lower --on-backend-error split` finds those operators.
+
+A .pt2 that would run code when it is loaded is refused; give --trust if it comes from somebody you trust. The program
+in it is executed: bisect programs that you would run.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    program_files.add_arguments(parser)
+    parser.add_argument("--inputs", metavar="INPUTS.pt", help="the calls to compare, instead of generated ones")
+    parser.add_argument(
+        "--save-repro", metavar="FOLDER", help="write what shows the error there: a program, its inputs and a script"
+    )
+    parser.add_argument("--json", action="store_true", help="print the result as JSON instead of text")
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """Search, and print what was found; return `MISTAKE` when something is wrong."""
+    files = program_files.find_programs(arguments.models)
+    choice = partitioning.read_choice(arguments, files)
+    given = None if arguments.inputs is None else find_file(arguments.inputs)
+    if arguments.save_repro is not None and Path(arguments.save_repro).is_file():
+        raise InputError(f"--save-repro {arguments.save_repro!r}: it is a file, expected a folder.")
+    with kept_from_stdout(arguments.json):
+        from exir_lowering.verification import bisect
+
+        found = bisect(
+            program_files.read_programs(files, arguments.trust),
+            choice.make(),
+            inputs=None if given is None else method_inputs.read_calls("--inputs", given),
+            options=program_files.make_options(arguments),
+        )
+    if arguments.json:
+        print(found.to_json())
+    else:
+        console = make_console()
+        console.print(found.to_text(width=min(max(console.width, 60), 160)), end="", soft_wrap=True)
+    if arguments.save_repro is not None and found.operators:
+        say(f"Wrote {found.save(arguments.save_repro)}.", error=arguments.json)
+    return OK if found.ok else MISTAKE
+
+
+COMMAND = Command("bisect", "find the operator that goes wrong in a backend", add_arguments, execute, _EXAMPLES)

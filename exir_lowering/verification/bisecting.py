@@ -1,0 +1,316 @@
+"""Which operator goes wrong in a backend: fewer operators are given to it, and the others stay on the host.
+
+Of the delegated operators in execution order, the fewest from the first one on are looked for with which the file is
+wrong as a whole: the last of these is the culprit. Where it is right alone, as in a fusion, what it needs is looked for
+in the same way. The whole file runs in a process of its own first, as it may end it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import networkx
+import torch
+from torch.export import ExportedProgram
+
+from exir_lowering.errors import BackendFailure, LimitError, LoweringError
+from exir_lowering.lowered import LoweredMethods
+from exir_lowering.options import LoweringOptions
+from exir_lowering.pipeline import lower_in
+from exir_lowering.plans.planned import MethodPlan, PlannedNode
+from exir_lowering.plugins.backend import PartitionerLike
+from exir_lowering.plugins.delegate import Delegate
+from exir_lowering.plugins.processes.workers import WorkerDiedError
+from exir_lowering.runtime import Limits, LoadedProgram
+from exir_lowering.runtime.apart.engine import open_apart
+from exir_lowering.runtime.program import check_arguments, open_file
+from exir_lowering.steps import arguments
+from exir_lowering.steps.emit import Artifact
+from exir_lowering.steps.recovery import Recovery
+from exir_lowering.steps.session import Session
+from exir_lowering.verification.cases import Call
+from exir_lowering.verification.checking import Comparison, conclude, read
+from exir_lowering.verification.culprit import Culprit, Kind, Suspect, Where
+from exir_lowering.verification.given import read_inputs
+from exir_lowering.verification.repro import Repro
+from exir_lowering.verification.subjects import match
+from exir_lowering.verification.text import problems
+
+PATIENCE = 300.0
+"""How many seconds a call may take in a process of its own; then it hangs."""
+
+_MOST_UNTRIED = 8
+"""How often a piece may fail to lower or run before the search ends with what it has."""
+
+_Units = tuple[int, ...]
+"""Units by their numbers: what goes to a backend together, in execution order."""
+
+
+def bisect(
+    programs: ExportedProgram | Mapping[str, ExportedProgram],
+    partitioners: PartitionerLike,
+    *,
+    inputs: Sequence[Any] | Mapping[str, Sequence[Any]] | None = None,
+    backends: Mapping[str, Any] | None = None,
+    delegates: Mapping[str, Delegate | type[Delegate]] | Sequence[Delegate | type[Delegate]] | None = None,
+    options: LoweringOptions | None = None,
+) -> Culprit:
+    """Find the operator that goes wrong in a backend: its result is off, or it fails, hangs or ends the process.
+
+    The programs are lowered and verified. If the file is wrong, they are lowered with fewer operators in backends,
+    about log2(operators) + 4 times in all. Of several culprits the first in execution order is found: deny it, and call
+    again. What ends the process or hangs is found if another one can import the delegates: give classes of modules.
+
+    Args:
+        programs: The programs from `torch.export`, as for `verify`.
+        partitioners: As for `lower`.
+        inputs: Calls to compare instead of generated ones, as for `verify`.
+        backends: As for `lower`.
+        delegates: As for `load`.
+        options: As for `lower`. `on_backend_error="split"` finds what a backend cannot lower, which is an error here.
+
+    Returns:
+        The operator, with its partition, module and source line; `ok` if nothing is wrong. `print` shows it.
+
+    Raises:
+        InputError: An argument is invalid, or PyTorch refused all inputs of a method.
+        LoweringError: The programs cannot be lowered or the file cannot be loaded; see `lower` and `load`.
+    """
+    given = check_arguments(delegates, "runtime", "error")
+    with torch.random.fork_rng(devices=()):
+        return _Search(programs, partitioners, inputs, backends, given, arguments.check_options(options)).run()
+
+
+class _Only(Recovery):
+    """Leaves to the host all operators but some."""
+
+    knows = True
+
+    def __init__(self, kept: set[tuple[str, str, str]], known: set[tuple[str, str]]) -> None:
+        super().__init__("raise")
+        self._kept, self._known = kept, known
+
+    def treatment(self, method: str, backend_id: str, node: str) -> str | None:
+        """Return why an operator stays on the host, None for one that does not, and for a getitem."""
+        left = (method, node) in self._known and (method, backend_id, node) not in self._kept
+        return "bisect leaves it out" if left else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Outcome:
+    """How a file ran."""
+
+    kind: Kind
+    comparison: Comparison | None = None  # None if the file could not be opened
+    error: str = ""
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """The calls in which the first method that goes wrong does so."""
+        tallies = self.comparison.tallies.values() if self.comparison is not None else ()
+        return next((found for tally in tallies if (found := tally.failed or tally.replay)), ())
+
+    def describe(self) -> str:
+        """Say what is wrong."""
+        if self.error or self.comparison is None:
+            return self.error
+        found = conclude(self.comparison, "runtime", generated=True, complete=False)
+        return next((line for method in found.methods.values() for line in problems(method)), "")
+
+
+@dataclass(slots=True, eq=False)
+class _Search:
+    """The search for one culprit."""
+
+    programs: Any
+    partitioners: PartitionerLike
+    inputs: Any
+    backends: Mapping[str, Any] | None
+    delegates: Mapping[str, Any]
+    options: LoweringOptions
+    lowerings: int = 1
+    apart: bool = True  # whether files run in a process of their own
+    calls: tuple[Call, ...] | None = None  # with which calls, None for all
+    whole: _Outcome = _Outcome("")
+    units: list[tuple[Suspect, ...]] = field(default_factory=list)
+    tried: dict[_Units, bool | None] = field(default_factory=dict)
+    untried: int = 0
+    lowered: Any = None  # the whole lowering
+    smallest: tuple[LoweredMethods, _Outcome] | None = None  # the last one that was wrong
+
+    def run(self) -> Culprit:
+        """Lower everything, and search if it is wrong."""
+        self.lowered = lower_in(Session(self.options), self.programs, self.partitioners, backends=self.backends)
+        artifact = self.lowered.emit()
+        try:
+            self.whole = self._execute(artifact)
+        except LoweringError:  # such as delegates that another process cannot have; else it is raised again
+            self.apart = False
+            self.whole = self._execute(artifact)
+        if not self.whole.kind:
+            return self._conclude("")
+        self.units = [unit for method in self.lowered.report.methods for unit in _list_units(method)]
+        everything = tuple(range(len(self.units)))
+        self.smallest, self.tried[everything] = (self.lowered, self.whole), True
+        if not self._choose_calls(artifact):
+            return self._conclude("unsteady")
+        if not everything or self._is_wrong(()):
+            return self._conclude("host")
+        found = self._find(everything)
+        smallest, rest = self.smallest, tuple(unit for unit in everything if unit not in set(found))
+        others = self._is_wrong(rest) if rest else False
+        self.smallest = smallest
+        return self._conclude("backend", found, others)
+
+    def _choose_calls(self, artifact: Artifact) -> bool:
+        """Choose how and with which calls the error is seen again, the fastest way; False if it is not."""
+        calls = self.whole.calls
+        ways = [(True, calls)] if self.whole.kind in ("crashes", "hangs") else [(False, calls), (False, None)]
+        for apart, chosen in [*ways, (True, None)] if self.apart else ways:
+            self.apart, self.calls = apart, chosen
+            if self._execute(artifact).kind == self.whole.kind:
+                return True
+        return False
+
+    def _find(self, everything: _Units) -> _Units:
+        """Return the first unit with which those before it become wrong, after what it needs of them."""
+        right, wrong = self._narrow(0, len(everything), lambda count: everything[:count])
+        if right == 0 or self._is_wrong(everything[right:wrong]):
+            return everything[right:wrong]
+        before, size = 0, 1
+        while size < right and not self._is_wrong(everything[right - size : wrong]):
+            before, size = size, 2 * size
+        low, high = self._narrow(before, min(size, right), lambda more: everything[right - more : wrong])
+        ends = (*everything[right - high : right - low], *everything[right:wrong])
+        return ends if self._is_wrong(ends) else everything[right - high : wrong]
+
+    def _narrow(self, right: int, wrong: int, choose: Callable[[int], _Units]) -> tuple[int, int]:
+        """Return the numbers between which what is chosen becomes wrong, apart where what is between cannot run."""
+        untried: set[int] = set()
+        while self.untried <= _MOST_UNTRIED:
+            left = [number for number in range(right + 1, wrong) if number not in untried]
+            if not left:
+                break
+            # Beside what cannot be tried there is often more of that: the places are spread.
+            middle = left[int(len(left) * ((0.5 + 0.618 * len(untried)) % 1))]
+            verdict = self._is_wrong(choose(middle))
+            if verdict is None:
+                untried.add(middle)
+                self.untried += 1
+            elif verdict:
+                wrong = middle
+            else:
+                right = middle
+        return right, wrong
+
+    def _is_wrong(self, chosen: _Units) -> bool | None:
+        """Return whether it goes wrong with only some units in backends; None if that cannot be tried."""
+        if chosen not in self.tried:
+            self.tried[chosen] = self._try(chosen)
+        return self.tried[chosen]
+
+    def _try(self, chosen: _Units) -> bool | None:
+        kept = {(one.method, one.backend_id, one.node.name) for unit in chosen for one in self.units[unit]}
+        known = {(method.name, node.name) for method in self.lowered.report.methods for node in method.nodes}
+        # The programs are rewritten already, and pieces may be fewer and in more parts than the whole has to be.
+        options = replace(self.options, rewrites="none", assume={}, require_coverage=0.0, require_full=False)
+        session = Session(replace(options, non_convex="split", on_backend_error="raise", progress=False))
+        edge, recovery = self.lowered.edge_programs, _Only(kept, known)
+        self.lowerings += 1
+        try:
+            lowered = lower_in(session, edge, self.partitioners, backends=self.backends, recovery=recovery)
+            outcome = self._execute(lowered.emit())
+        except LoweringError:  # a backend does not take a piece, or the host has no kernel for the rest
+            return None
+        if outcome.kind == self.whole.kind:
+            self.smallest = lowered, outcome
+            return True
+        return False if outcome.kind in ("", "off") else None
+
+    def _execute(self, artifact: Artifact) -> _Outcome:
+        """Run a file and compare; an error of ours is raised if it says nothing of the file."""
+        file, _ = read(artifact, None)
+        subjects = match(self.programs, file.methods, file.name)
+        given = None if self.inputs is None else read_inputs(subjects, self.inputs)
+        comparison, process = None, None
+
+        def load() -> LoadedProgram:
+            nonlocal process
+            if not self.apart:
+                return open_file(file, self.delegates, "runtime")
+            if process is None:
+                process = open_apart(file, "runtime", self.delegates, "error", Limits(seconds=PATIENCE))
+            else:
+                process.restart()
+            return LoadedProgram(file, process)
+
+        try:
+            comparison = Comparison(file, subjects, load, None, strict=True)
+            if self.whole.comparison is not None:
+                comparison.measure_as(self.whole.comparison)
+            if self.calls is None:
+                comparison.run(given)
+            else:
+                comparison.repeat(self.calls)
+        except LoweringError as error:
+            kind = _kind_of(error, comparison)
+            if kind is None:
+                raise
+            return _Outcome(kind, comparison, str(error))
+        return _Outcome("off" if comparison.is_off else "", comparison)
+
+    def _conclude(self, where: Where, found: _Units = (), others: bool | None = None) -> Culprit:
+        generated, complete = self.inputs is None, self.whole.kind in ("", "off")
+        comparison, repro, error = self.whole.comparison, None, self.whole.describe()
+        verification = None
+        if comparison is not None:
+            verification = conclude(comparison, "runtime", generated=generated, complete=complete)
+        suspects = [suspect for unit in reversed(found) for suspect in reversed(self.units[unit])]
+        suspects.sort(key=lambda suspect: suspect.node.operator.startswith(_QUANTIZED))
+        if self.smallest is not None:
+            lowered, outcome = self.smallest
+            error, calls = outcome.describe(), self.calls or self.whole.calls
+            repro = Repro(lowered, self.lowered.edge_programs, outcome.comparison, calls, self.backends, self.delegates)
+        return Culprit(self.whole.kind, where, tuple(suspects), others, error, self.lowerings, verification, repro)
+
+
+def _kind_of(error: LoweringError, comparison: Comparison | None) -> Kind | None:
+    """Return how a file went wrong that could not be opened or run; None if the error is about something else."""
+    if isinstance(error, LimitError):
+        return "hangs"
+    if isinstance(error.__cause__, WorkerDiedError):
+        return "crashes"
+    failed = comparison is not None and any(tally.failed for tally in comparison.tallies.values())
+    return "fails" if failed or isinstance(error, BackendFailure) else None
+
+
+_QUANTIZED = "quantized_decomposed."
+
+
+def _list_units(method: MethodPlan) -> list[tuple[Suspect, ...]]:
+    """Return the delegated operators in execution order, each with what quantises and dequantises for it."""
+    backend_ids = {partition.id: partition.backend_id for partition in method.partitions}
+    nodes = {node.name: node for node in method.nodes if node.partition is not None}
+    places = {name: place for place, name in enumerate(nodes)}
+    together = networkx.Graph(_ties(nodes))
+    together.add_nodes_from(nodes)
+    groups = sorted(sorted(group, key=places.__getitem__) for group in networkx.connected_components(together))
+    groups.sort(key=lambda group: places[group[0]])
+    return [
+        tuple(Suspect(method.name, backend_ids[str(nodes[name].partition)], nodes[name]) for name in group)
+        for group in groups
+    ]
+
+
+def _ties(nodes: Mapping[str, PlannedNode]) -> Iterator[tuple[str, str]]:
+    """Yield operators that stay together: backends take a quantised one with what is around it."""
+    for node in nodes.values():
+        for source in (nodes[name] for name in node.inputs if name in nodes):
+            quantized = any(operator.startswith(_QUANTIZED) for operator in (source.operator, node.operator))
+            # With a scale that is not computed, this is where one quantised operator ends and the next begins.
+            ends = source.operator.startswith(f"{_QUANTIZED}quantize_per") and source.operator.endswith(".default")
+            between = ends and node.operator.startswith(f"{_QUANTIZED}dequantize")
+            if quantized and not between and source.partition == node.partition:
+                yield source.name, node.name

@@ -1,0 +1,148 @@
+"""What shows an error without the rest of the model: a partition, its inputs, and a script."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.fx import Node
+
+from exir_lowering import graphs
+from exir_lowering._upstream.operators import wrapped_operator
+from exir_lowering.errors import InputError
+from exir_lowering.lowered import LoweredMethods
+from exir_lowering.plugins import registry
+from exir_lowering.plugins.addresses import NoAddressError, find_address, find_delegate_address
+from exir_lowering.verification.cases import Call
+from exir_lowering.verification.eager import Eager
+
+if TYPE_CHECKING:
+    from exir_lowering.verification.checking import Comparison
+    from exir_lowering.verification.culprit import Suspect
+
+_SCRIPT = '''\
+"""Lowers, runs, times and compares {operators} in {backend_id}."""
+
+import time
+from pathlib import Path
+
+import torch
+from exir_lowering import CompileSpec, load, lower, verify
+from exir_lowering.partitioners import SupportPartitioner, everything
+{imports}
+folder, specs, backends, delegates = Path(__file__).parent, {specs}, {backends}, {delegates}
+program, calls = torch.export.load(folder / "partition.pt2"), torch.load(folder / "inputs.pt", weights_only=True)
+partitioner = SupportPartitioner({{{backend_id!r}: everything()}}, compile_specs=specs, own_state=True)
+artifact = lower(program, partitioner, backends=backends).emit()
+loaded, begun = load(artifact.buffer, delegates=delegates), time.perf_counter()
+outputs = [loaded.run("forward", *call) for call in calls]
+print(f"{{(time.perf_counter() - begun) / len(calls) * 1e3:.3f}} ms for a call, of {{len(calls)}}")
+found = verify(artifact, program, calls, delegates=delegates)
+print(found)
+raise SystemExit(0 if found.ok else 2)
+'''
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Repro:
+    """A lowering that shows an error, and in which calls."""
+
+    lowered: LoweredMethods
+    edge: Mapping[str, ExportedProgram]
+    comparison: Comparison | None
+    calls: Sequence[Call]
+    backends: Mapping[str, Any] | None
+    delegates: Mapping[str, Any]
+
+    def save(self, folder: Path, suspects: Sequence[Suspect]) -> Path:
+        """Write the files; InputError if that is impossible."""
+        node, module = self._find(suspects[0])
+        program, inputs = _as_aten(module.original_module), self._list_inputs(suspects[0].method, node)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            torch.export.save(program, folder / "partition.pt2")
+            torch.save(inputs, folder / "inputs.pt")
+            (folder / "repro.py").write_text(self._write(suspects, module), encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"Cannot write to {str(folder)!r}: {error.strerror or error}.") from error
+        return folder / "repro.py"
+
+    def _find(self, suspect: Suspect) -> tuple[Node, Any]:
+        """Return the call of the delegate that has an operator, and the delegate."""
+        owner = self.lowered.programs[suspect.method].graph_module
+        for node in filter(graphs.is_delegate_call, owner.graph.nodes):
+            module = graphs.attribute(owner, str(node.args[0].target))
+            if any(
+                graphs.is_operator(one) and one.name == suspect.node.name for one in module.original_module.graph.nodes
+            ):
+                return node, module
+        raise InputError(f"Culprit.save: {suspect.node.name} is in a branch or loop, which cannot be saved alone.")
+
+    def _list_inputs(self, method: str, node: Node) -> list[tuple[Any, ...]]:
+        """Return what the delegate is given in each call, by PyTorch."""
+        wanted = [argument.name for argument in node.args[1:] if isinstance(argument, Node)]
+        found: list[tuple[Any, ...]] = []
+        values: dict[str, Any] = {}
+        if self.comparison is None:
+            return found
+        compared = self.comparison.subjects.items()
+        subjects = {name: replace(subject, program=self.edge[name]) for name, subject in compared}
+        eager = Eager(subjects, self.comparison.file.sharing)
+
+        def keep(seen: Node, value: Any) -> None:
+            if seen.name in wanted:
+                values[seen.name] = value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+        for call in self.calls:
+            eager.run(call.method, call.inputs, keep if call.method == method else None)
+            if call.method == method:
+                if not values.keys() >= set(wanted):
+                    raise InputError(
+                        "Culprit.save: the delegate reads what another one writes; it cannot be saved alone."
+                    )
+                found.append(tuple(map(values.__getitem__, wanted)))
+        return found
+
+    def _write(self, suspects: Sequence[Suspect], module: Any) -> str:
+        """Return the script; what no other process can import is left to the reader, with the reason."""
+        backend_id = suspects[0].backend_id
+        specs = ", ".join(f"CompileSpec({spec.key!r}, {bytes(spec.value)!r})" for spec in module.compile_specs)
+        imports, names = "", []
+        given = self.delegates.get(backend_id)
+        backend = registry.find_backend(backend_id, self.backends)
+        for plugin, find in ((backend, find_address), (given, find_delegate_address)):
+            line, name = ("", "None") if plugin is None else _import(plugin, find)
+            imports += line
+            names.append(name if name == "None" else f"{{{backend_id!r}: {name}}}")
+        return _SCRIPT.format(
+            operators=", ".join(dict.fromkeys(one.node.operator for one in suspects)),
+            backend_id=backend_id,
+            imports=imports,
+            specs=f"{{{backend_id!r}: [{specs}]}}",
+            backends=names[0],
+            delegates=names[1],
+        )
+
+
+def _import(plugin: Any, find: Callable[[Any], str]) -> tuple[str, str]:
+    """Return a line that imports a plug-in, and its name."""
+    try:
+        module, _, name = find(plugin).partition(":")
+    except NoAddressError as error:
+        return f"# To do: {error}.\n", "None"
+    return f"from {module} import {name.partition('.')[0]}\n", name
+
+
+def _as_aten(program: ExportedProgram) -> ExportedProgram:
+    """Return an Edge program as one that can be saved: Edge operators wrap those of ATen."""
+    copied = graphs.copy_graph_module(program.graph_module)
+    for _, module in graphs.walk(copied):
+        for node in module.graph.nodes:
+            node.target = wrapped_operator(node.target) if node.op == "call_function" else node.target
+        module.recompile()
+    own = (program.state_dict, program.range_constraints, program.module_call_graph)
+    return ExportedProgram(copied, copied.graph, graphs.copy_signature(program), *own, constants=program.constants)

@@ -1,0 +1,183 @@
+"""`bisect` names the operator that goes wrong in a backend."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import culprits
+import pytest
+import torch
+from culprits import Chain, Planted
+from torch.export import ExportedProgram, export, save
+
+from exir_lowering import BackendFailure, Culprit, InputError, bisect, cli
+from exir_lowering.backends.reference import ReferenceBackend, reference_partitioner
+from exir_lowering.partitioners import RuledPartitioner, deny
+from exir_lowering.testing.trial import take_fingerprint
+from exir_lowering.verification import bisecting
+
+
+def chain(count: int, odd: dict[int, Callable[..., Any]] | None = None) -> ExportedProgram:
+    return export(Chain(count, odd).eval(), (torch.randn(2, 4),))
+
+
+def planted(*names: str, operator: str = "exp.default", args: tuple[Any, ...] = ()) -> dict[str, Any]:
+    return {"reference": Planted(*names, operator=operator, args=args)}
+
+
+def names(found: Culprit) -> list[str]:
+    return [one.node.name for one in found.operators]
+
+
+@pytest.mark.parametrize("place", [0, 199, *random.Random(0).sample(range(1, 199), 2)])
+def test_one_operator_of_two_hundred_is_named(place: int) -> None:
+    program = chain(200)
+    before, random_state = take_fingerprint({"": program}), torch.get_rng_state()
+    name = f"aten_sin_default_{place}".removesuffix("_0")
+    found = bisect(program, "reference", backends=planted(name))
+    assert found.kind == "off" and names(found) == [name] and found.others is False, str(found)
+    assert found.lowerings <= math.log2(200) + 5
+    assert found.operators[0].node.module == f"blocks.{place}"
+    assert "return self.function(x)" in found.operators[0].node.source
+    assert f"blocks.{place}\n" in str(found) and f"--deny method=forward,name={name}" in str(found)
+    assert take_fingerprint({"": program}) == before and torch.equal(torch.get_rng_state(), random_state)
+
+
+def test_the_first_of_several_is_named_and_then_the_next() -> None:
+    program, backends = chain(40), planted("aten_sin_default_9", "aten_sin_default_30")
+    found = bisect(program, "reference", backends=backends)
+    assert names(found) == ["aten_sin_default_9"] and found.others and "another culprit" in str(found)
+    rest = RuledPartitioner(reference_partitioner(), deny(name="aten_sin_default_9"))
+    assert names(bisect(program, rest, backends=backends)) == ["aten_sin_default_30"]
+
+
+def test_what_only_some_values_show() -> None:
+    program, saturating = (
+        chain(20, {0: lambda x: x * 3, 9: torch.tanh}),
+        planted("aten_mul_tensor", operator="clamp.default", args=(None, 8.0)),
+    )
+    assert bisect(program, "reference", inputs=[(torch.ones(2, 4),)], backends=saturating).ok
+    found = bisect(program, "reference", backends=saturating)
+    assert names(found) == ["aten_mul_tensor"] and found.error.endswith('in "ramp from 0 to 255", call 1.')
+    even = planted("aten_round_default", operator="floor.default", args=())
+    found = bisect(chain(9, {4: torch.round, 5: torch.floor}), "reference", backends=planted("aten_floor_default"))
+    assert names(found) == ["aten_floor_default"], str(even)
+
+
+class Memory(torch.nn.Module):
+    """Writes what the other method reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kept", torch.zeros(4, 3))
+
+    def forward(self, x: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+        if len(place) > 1:
+            self.kept[place] = x.sin().atan()
+            return x.cos().erf()
+        return (self.kept[place] + x).erf().sin()
+
+
+@pytest.mark.parametrize(("name", "method"), [("aten_atan_default", "write"), ("aten_add_tensor", "read")])
+def test_methods_that_share_state(name: str, method: str) -> None:
+    model, x = Memory().eval(), torch.randn(2, 3)
+    programs = {
+        "write": export(model, (x, torch.tensor([0, 1]))),
+        "read": export(model, (x[:1], torch.tensor([0]))),
+    }
+    found = bisect(programs, "reference", backends=planted(name))
+    assert names(found) == [name] and found.operators[0].method == method and not found.others, str(found)
+
+
+def test_the_third_call() -> None:
+    program = chain(12, {5: torch.atan})
+    found = bisect(program, "reference", delegates=[culprits.ThirdCall])
+    assert names(found) == ["aten_atan_default"] and "call 3" in found.error
+    assert not bisect(program, "reference", delegates=[culprits.ThirdCall()]).ok
+
+
+@pytest.mark.parametrize(
+    ("delegate", "kind", "error"),
+    [
+        (culprits.Dying, "crashes", "SIGSEGV"),
+        (culprits.Hanging, "hangs", "took more"),
+        (culprits.Failing, "fails", "out of order"),
+    ],
+)
+def test_what_ends_the_process_hangs_or_fails(
+    delegate: Any, kind: str, error: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bisecting, "PATIENCE", 1.0 if kind == "hangs" else 60.0)
+    program = chain(9, {5: torch.atan})
+    found = bisect(program, "reference", delegates=[delegate])
+    assert names(found) == ["aten_atan_default"] and found.kind == kind and error in found.error, str(found)
+
+
+@pytest.mark.parametrize("apart", [1, 9])
+def test_what_goes_wrong_only_together(apart: int) -> None:
+    program = chain(20, {8: torch.atan, 8 + apart: torch.erf})
+    found = bisect(program, "reference", delegates=[culprits.Fused])
+    between = [] if apart == 1 else [f"aten_sin_default_{number}" for number in range(15, 7, -1)]
+    assert names(found) == ["aten_erf_default", *between, "aten_atan_default"] and found.others is False, str(found)
+
+
+def test_nothing_wrong_and_wrong_on_the_host() -> None:
+    found = bisect(chain(5), "reference")
+    assert found.ok and found.lowerings == 1 and not found.operators
+    assert "gives what eager PyTorch gives" in str(found) and json.loads(found.to_json())["ok"]
+    with pytest.raises(InputError, match="no operator was found"):
+        found.save("nowhere")
+
+
+def test_mistakes_are_named(tmp_path: Path) -> None:
+    program = chain(3)
+    with pytest.raises(InputError, match="there is no program for 'other'"):
+        bisect(program, "reference", inputs={"other": [(torch.ones(2, 4),)]})
+    with pytest.raises(InputError, match="call 0 of 'forward'"):
+        bisect(program, "reference", inputs=[torch.ones(2, 4)])
+
+    class Refusing(ReferenceBackend):
+        def preprocess(self, *given: Any, **also: Any) -> Any:
+            raise ValueError("not today")
+
+    with pytest.raises(BackendFailure, match="not today"):
+        bisect(program, "reference", backends={"reference": Refusing})
+    found = bisect(program, "reference", backends=planted("aten_sin_default"))
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="Cannot write to"):
+        found.save(tmp_path / "file")
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    save(chain(12, {4: torch.atan}), "model.pt2")
+    torch.save([(torch.zeros(2, 4),), (torch.ones(2, 4),)], "inputs.pt")
+    return tmp_path
+
+
+def test_the_repro_shows_the_error(shell: Path) -> None:
+    program = chain(12, {4: torch.atan})
+    found = bisect(program, "reference", delegates=[culprits.Wrong])
+    ran = subprocess.run(
+        [sys.executable, str(found.save(shell / "repro"))],
+        env={"PYTHONPATH": str(Path(culprits.__file__).parent)},
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 2, ran.stderr
+    assert "ms for a call, of 1" in ran.stdout and "is off by 1" in ran.stdout
+    script = (shell / "repro" / "repro.py").read_text()
+    assert len([line for line in script.splitlines() if line]) <= 22
+
+
+def test_the_command(shell: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bisect", "model.pt2", "-p", "reference", "--inputs", "inputs.pt"]) == 0
+    assert "gives what eager PyTorch gives, in 2 calls" in capsys.readouterr().out
