@@ -32,7 +32,7 @@ from exir_lowering.steps.recovery import Recovery
 from exir_lowering.steps.session import Session
 from exir_lowering.verification.cases import Call
 from exir_lowering.verification.checking import Comparison, conclude, read
-from exir_lowering.verification.culprit import Culprit, Kind, Suspect, Where
+from exir_lowering.verification.culprit import QUANTIZED, Culprit, Kind, Suspect, Where
 from exir_lowering.verification.given import read_inputs
 from exir_lowering.verification.repro import Repro
 from exir_lowering.verification.subjects import match
@@ -267,8 +267,8 @@ class _Search:
         verification = None
         if comparison is not None:
             verification = conclude(comparison, "runtime", generated=generated, complete=complete)
-        suspects = [suspect for unit in reversed(found) for suspect in reversed(self.units[unit])]
-        suspects.sort(key=lambda suspect: suspect.node.operator.startswith(_QUANTIZED))
+        suspects = [suspect for unit in reversed(found) for suspect in self.units[unit]]
+        suspects.sort(key=lambda suspect: suspect.node.operator.startswith(QUANTIZED))
         if self.smallest is not None:
             lowered, outcome = self.smallest
             error, calls = outcome.describe(), self.calls or self.whole.calls
@@ -286,9 +286,6 @@ def _kind_of(error: LoweringError, comparison: Comparison | None) -> Kind | None
     return "fails" if failed or isinstance(error, BackendFailure) else None
 
 
-_QUANTIZED = "quantized_decomposed."
-
-
 def _list_units(method: MethodPlan) -> list[tuple[Suspect, ...]]:
     """Return the delegated operators in execution order, each with what quantises and dequantises for it."""
     backend_ids = {partition.id: partition.backend_id for partition in method.partitions}
@@ -297,7 +294,7 @@ def _list_units(method: MethodPlan) -> list[tuple[Suspect, ...]]:
     together = networkx.Graph(_ties(nodes))
     together.add_nodes_from(nodes)
     groups = sorted(sorted(group, key=places.__getitem__) for group in networkx.connected_components(together))
-    groups.sort(key=lambda group: places[group[0]])
+    groups.sort(key=lambda group: places[group[-1]])
     return [
         tuple(Suspect(method.name, backend_ids[str(nodes[name].partition)], nodes[name]) for name in group)
         for group in groups
@@ -306,11 +303,20 @@ def _list_units(method: MethodPlan) -> list[tuple[Suspect, ...]]:
 
 def _ties(nodes: Mapping[str, PlannedNode]) -> Iterator[tuple[str, str]]:
     """Yield operators that stay together: backends take a quantised one with what is around it."""
+
+    def sources(node: PlannedNode) -> Iterator[PlannedNode]:
+        return (nodes[name] for name in node.inputs if name in nodes and nodes[name].partition == node.partition)
+
     for node in nodes.values():
-        for source in (nodes[name] for name in node.inputs if name in nodes):
-            quantized = any(operator.startswith(_QUANTIZED) for operator in (source.operator, node.operator))
-            # With a scale that is not computed, this is where one quantised operator ends and the next begins.
-            ends = source.operator.startswith(f"{_QUANTIZED}quantize_per") and source.operator.endswith(".default")
-            between = ends and node.operator.startswith(f"{_QUANTIZED}dequantize")
-            if quantized and not between and source.partition == node.partition:
+        dequantizes = node.operator.startswith(f"{QUANTIZED}dequantize")
+        for source in sources(node):
+            # Where the scale is no result, one quantised operator ends at a quantize, and the next begins.
+            ends = _quantizes(source) and dequantizes
+            if not ends and any(operator.startswith(QUANTIZED) for operator in (source.operator, node.operator)):
                 yield source.name, node.name
+            for fused in sources(source) if _quantizes(node) else ():  # what an activation is fused with
+                yield fused.name, source.name
+
+
+def _quantizes(node: PlannedNode) -> bool:
+    return node.operator.startswith(f"{QUANTIZED}quantize") and node.operator.endswith(".default")

@@ -26,6 +26,9 @@ VERSION = 1
 Kind = Literal["", "off", "fails", "hangs", "crashes"]
 Where = Literal["", "backend", "host", "unsteady"]
 
+QUANTIZED = "quantized_decomposed."
+_LISTED = 6
+
 _WORDS = {"": "is right", "off": "is wrong", "fails": "fails", "hangs": "hangs", "crashes": "ends the process"}
 _WITHOUT = {True: "still does: there is another culprit", False: "does not", None: "cannot be tried"}
 
@@ -108,10 +111,13 @@ class Culprit:
         first, several = self.operators[0], len(self.operators) > 1
         more = f" with {many(len(self.operators) - 1, 'other')}" if several else ""
         yield f"{first.node.operator}{more} {does} in {first.backend_id}: {self.error}"
-        for one in self.operators:
+        named = [one for one in self.operators if not one.node.operator.startswith(QUANTIZED)] or self.operators
+        for one in named[:_LISTED]:
             yield f"\n  operator   {one.node.name} ({one.node.operator}) of {one.method}"
             yield f"  partition  {one.node.partition}, {one.backend_id}"
             yield f"  module     {one.node.module or 'not known'}\n  source     {one.node.source or 'not known'}"
+        if left := len(self.operators) - len(named[:_LISTED]):
+            yield f"\n  and {left} more"
         only = "these operators" if several else "this operator"
         yield f"\nWith only {only} in a backend the file {does}; without, it {_WITHOUT[self.others]}. {tries}"
         yield f"Next: --deny method={first.method},name={first.node.name} keeps it on the host. --save-repro FOLDER, or"

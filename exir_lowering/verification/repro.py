@@ -112,7 +112,7 @@ class Repro:
         backend_id = suspects[0].backend_id
         specs = ", ".join(f"CompileSpec({spec.key!r}, {bytes(spec.value)!r})" for spec in module.compile_specs)
         imports, names = "", []
-        given = self.delegates.get(backend_id)
+        given = {**registry.registered(registry.DELEGATES), **self.delegates}.get(backend_id)
         backend = registry.find_backend(backend_id, self.backends)
         for plugin, find in ((backend, find_address), (given, find_delegate_address)):
             line, name = ("", "None") if plugin is None else _import(plugin, find)

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from executorch.backends.xnnpack.xnnpack_preprocess import XnnpackBackend
+from executorch.exir.backend.backend_details import BackendDetails
 from executorch.exir.dialects._ops import ops as exir_ops
 
 from exir_lowering.backends.reference import ReferenceBackend, ReferenceDelegate
@@ -117,3 +119,47 @@ class Step(torch.nn.Module):
 class Wrong(_Marked):
     def spoil(self, outputs: Any, call: int) -> Any:
         return [output + 1 for output in outputs]
+
+
+class LastId(ReferenceDelegate):
+    """Adds 1 where it reads nothing but the last token id."""
+
+    def execute(self, handle: Any, inputs: list[Any]) -> Any:
+        last = any(value.dtype == torch.int64 and bool((value == 49).all()) for value in inputs)
+        return [output + last for output in super().execute(handle, inputs)]
+
+
+class Table(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = torch.nn.Embedding(50, 4)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return (self.table(ids).sin() * 2).cos()
+
+
+class WrongBackend(ReferenceBackend):
+    backend_id = "wrong"
+
+
+class WrongDelegate(Wrong):
+    delegate_id = "wrong"
+
+
+def negating(name: str) -> Any:
+    """Return XNNPACK's backend, which takes the weight of one operator with the other sign."""
+
+    def preprocess(program: Any, compile_specs: Any) -> Any:
+        targets = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs}
+        for node in program.graph.nodes:
+            if node.op == "call_function" and node.name == name:
+                weight = node.args[1]
+                while weight.op != "placeholder":
+                    weight = weight.args[0]
+                target = targets[weight.name]
+                tensors = program.state_dict if target in program.state_dict else program.constants
+                tensors[target] = -tensors[target]
+        return XnnpackBackend.preprocess(program, compile_specs)
+
+    return type("XnnpackBackend", (BackendDetails,), {"preprocess": staticmethod(preprocess)})

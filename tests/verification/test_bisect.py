@@ -13,13 +13,15 @@ from typing import Any
 
 import culprits
 import pytest
+import quantized_models
 import torch
 from culprits import Chain, Planted
 from torch.export import ExportedProgram, export, save
 
-from exir_lowering import BackendFailure, Culprit, InputError, bisect, cli
+from exir_lowering import BackendFailure, Culprit, InputError, LoweringOptions, Rewrite, bisect, cli
 from exir_lowering.backends.reference import ReferenceBackend, reference_partitioner
 from exir_lowering.partitioners import RuledPartitioner, deny
+from exir_lowering.plugins import registry
 from exir_lowering.testing.trial import take_fingerprint
 from exir_lowering.verification import bisecting
 
@@ -66,9 +68,10 @@ def test_what_only_some_values_show() -> None:
     assert bisect(program, "reference", inputs=[(torch.ones(2, 4),)], backends=saturating).ok
     found = bisect(program, "reference", backends=saturating)
     assert names(found) == ["aten_mul_tensor"] and found.error.endswith('in "ramp from 0 to 255", call 1.')
-    even = planted("aten_round_default", operator="floor.default", args=())
-    found = bisect(chain(9, {4: torch.round, 5: torch.floor}), "reference", backends=planted("aten_floor_default"))
-    assert names(found) == ["aten_floor_default"], str(even)
+    table = export(culprits.Table().eval(), (torch.tensor([[1, 2]]),))
+    assert bisect(table, "reference", inputs=[(torch.tensor([[3, 4]]),)], delegates=[culprits.LastId]).ok
+    found = bisect(table, "reference", delegates=[culprits.LastId])
+    assert names(found) == ["aten_embedding_default"] and '"last token id"' in found.error, str(found)
 
 
 class Memory(torch.nn.Module):
@@ -128,7 +131,29 @@ def test_what_goes_wrong_only_together(apart: int) -> None:
     assert names(found) == ["aten_erf_default", *between, "aten_atan_default"] and found.others is False, str(found)
 
 
+def test_a_quantised_operator_with_what_is_around_it() -> None:
+    found = bisect(
+        quantized_models.quantized(False),
+        quantized_models.partitioners(False),
+        backends={"XnnpackBackend": culprits.negating("aten_linear_default_1")},
+    )
+    assert names(found)[0] == "aten_linear_default_1" and found.others is False, str(found)
+    assert all(name.startswith("quantized_decomposed") for name in names(found)[1:])
+    assert names(found)[0] in str(found) and "and 3 more" in str(found) and len(str(found).splitlines()) < 15
+
+
+class Forgets(Rewrite):
+    name, operators, exactness = "forgets", ("aten.atan.default",), "bits"
+
+    def rewrite(self, node: Any, scope: Any) -> Any:
+        return node.args[0]
+
+
 def test_nothing_wrong_and_wrong_on_the_host() -> None:
+    wrong = LoweringOptions(rewrites=[Forgets()])
+    found = bisect(chain(5, {3: torch.atan}), "reference", options=wrong)
+    assert found.where == "host" and not found.ok and not found.operators, str(found)
+    assert "is wrong, without any backend too: forward, output 0" in str(found)
     found = bisect(chain(5), "reference")
     assert found.ok and found.lowerings == 1 and not found.operators
     assert "gives what eager PyTorch gives" in str(found) and json.loads(found.to_json())["ok"]
@@ -155,6 +180,16 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         found.save(tmp_path / "file")
 
 
+PARTITIONER = """
+from exir_lowering.backends.reference import executable
+from exir_lowering.partitioners import SupportPartitioner
+
+
+def make():
+    return SupportPartitioner({"wrong": executable()})
+"""
+
+
 @pytest.fixture
 def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
@@ -178,6 +213,21 @@ def test_the_repro_shows_the_error(shell: Path) -> None:
     assert len([line for line in script.splitlines() if line]) <= 22
 
 
-def test_the_command(shell: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["bisect", "model.pt2", "-p", "reference", "--inputs", "inputs.pt"]) == 0
+def test_the_command(shell: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ["bisect", "model.pt2", "-p", "reference", "--inputs", "inputs.pt"]
+    assert cli.main(command) == 0
     assert "gives what eager PyTorch gives, in 2 calls" in capsys.readouterr().out
+    assert cli.main([*command, "--save-repro", "model.pt2"]) == 2
+    assert "it is a file, expected a folder" in capsys.readouterr().err
+    for group, plugin in ((registry.BACKENDS, culprits.WrongBackend), (registry.DELEGATES, culprits.WrongDelegate)):
+        monkeypatch.setitem(registry._registered[group], "wrong", plugin)
+    (shell / "mine.py").write_text(PARTITIONER)
+    command[2:4] = ["-p", "./mine.py:make"]
+    assert cli.main([*command, "--save-repro", "repro", "--json"]) == 2
+    printed = capsys.readouterr()
+    found = json.loads(printed.out)
+    assert found["operators"][0]["node"]["name"] == "aten_atan_default" and found["kind"] == "off"
+    assert found["version"] == 1 and not found["verification"]["ok"] and "Wrote repro" in printed.err
+    script = (shell / "repro" / "repro.py").read_text()
+    assert "from culprits import WrongBackend\nfrom culprits import WrongDelegate\n" in script
+    assert cli.main([*command, "--deny", "name=aten_atan_default"]) == 0
