@@ -2,6 +2,7 @@
 
 `subjects` says what is compared, `sizes`, `positions` and `cases` make inputs, `eager` runs the programs, `measure`
 compares, `local_errors` finds where an error arises, `results` and `text` say what was found; `checking` has `verify`.
+`bisecting` has `bisect`: `culprit` is what it finds, `repro` what it saves of that.
 """
 
 import lazy_loader

@@ -271,8 +271,9 @@ class _Search:
         suspects.sort(key=lambda suspect: suspect.node.operator.startswith(QUANTIZED))
         if self.smallest is not None:
             lowered, outcome = self.smallest
-            error, calls = outcome.describe(), self.calls or self.whole.calls
-            repro = Repro(lowered, self.lowered.edge_programs, outcome.comparison, calls, self.backends, self.delegates)
+            error, calls, edge = outcome.describe(), self.calls or self.whole.calls, self.lowered.edge_programs
+            if suspects:
+                repro = Repro(lowered, edge, outcome.comparison, calls, self.backends, self.delegates)
         return Culprit(self.whole.kind, where, tuple(suspects), others, error, self.lowerings, verification, repro)
 
 

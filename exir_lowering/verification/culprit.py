@@ -84,7 +84,7 @@ class Culprit:
         Raises:
             InputError: No operator was found, its partition cannot be saved alone, or nothing can be written there.
         """
-        if self._repro is None or not self.operators:
+        if self._repro is None:
             raise InputError("Culprit.save: there is nothing to show, as no operator was found that goes wrong.")
         return self._repro.save(Path(folder), self.operators)
 

@@ -175,6 +175,7 @@ SECONDS: dict[str, float] = {
     "test_upstream_suite:ours test_backends_lifted.py": 28,
     "test_upstream_suite:convex test_backends_lifted.py": 28,
     "test_verify": 25,
+    "test_bisect": 35,
     "test_runtime": 25,
     "test_determinism": 25,
     "test_both_ways": 50,
