@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from executorch.backends.xnnpack.xnnpack_preprocess import XnnpackBackend
-from executorch.exir.backend.backend_details import BackendDetails
 from executorch.exir.dialects._ops import ops as exir_ops
 
+from exir_lowering import Backend
 from exir_lowering.backends.reference import ReferenceBackend, ReferenceDelegate
 from exir_lowering.backends.reference.payload import FORMAT
 
@@ -147,13 +147,18 @@ class WrongDelegate(Wrong):
     delegate_id = "wrong"
 
 
-def negating(name: str) -> Any:
-    """Return XNNPACK's backend, which takes the weight of one operator with the other sign."""
+class Negating(Backend):
+    """XNNPACK's backend, which takes the weight of one operator with the other sign."""
 
-    def preprocess(program: Any, compile_specs: Any) -> Any:
+    backend_id = "XnnpackBackend"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def preprocess(self, program: Any, compile_specs: Any) -> Any:
         targets = {spec.arg.name: spec.target for spec in program.graph_signature.input_specs}
         for node in program.graph.nodes:
-            if node.op == "call_function" and node.name == name:
+            if node.op == "call_function" and node.name == self.name:
                 weight = node.args[1]
                 while weight.op != "placeholder":
                     weight = weight.args[0]
@@ -161,5 +166,3 @@ def negating(name: str) -> Any:
                 tensors = program.state_dict if target in program.state_dict else program.constants
                 tensors[target] = -tensors[target]
         return XnnpackBackend.preprocess(program, compile_specs)
-
-    return type("XnnpackBackend", (BackendDetails,), {"preprocess": staticmethod(preprocess)})

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import math
 import random
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import culprits
+import forked
 import pytest
 import quantized_models
 import torch
@@ -38,7 +37,7 @@ def names(found: Culprit) -> list[str]:
     return [one.node.name for one in found.operators]
 
 
-@pytest.mark.parametrize("place", [0, 199, *random.Random(0).sample(range(1, 199), 2)])
+@pytest.mark.parametrize("place", [0, 199, random.Random(0).randrange(1, 199)])
 def test_one_operator_of_two_hundred_is_named(place: int) -> None:
     program = chain(200)
     before, random_state = take_fingerprint({"": program}), torch.get_rng_state()
@@ -135,7 +134,7 @@ def test_a_quantised_operator_with_what_is_around_it() -> None:
     found = bisect(
         quantized_models.quantized(False),
         quantized_models.partitioners(False),
-        backends={"XnnpackBackend": culprits.negating("aten_linear_default_1")},
+        backends={"XnnpackBackend": culprits.Negating("aten_linear_default_1")},
     )
     assert names(found)[0] == "aten_linear_default_1" and found.others is False, str(found)
     assert all(name.startswith("quantized_decomposed") for name in names(found)[1:])
@@ -201,12 +200,8 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_repro_shows_the_error(shell: Path) -> None:
     program = chain(12, {4: torch.atan})
     found = bisect(program, "reference", delegates=[culprits.Wrong])
-    ran = subprocess.run(
-        [sys.executable, str(found.save(shell / "repro"))],
-        env={"PYTHONPATH": str(Path(culprits.__file__).parent)},
-        capture_output=True,
-        text=True,
-    )
+    path, saved = str(Path(culprits.__file__).parent), str(found.save(shell / "repro"))
+    ran = forked.run(f"import runpy, sys; sys.path.append({path!r}); runpy.run_path({saved!r})")
     assert ran.returncode == 2, ran.stderr
     assert "ms for a call, of 1" in ran.stdout and "is off by 1" in ran.stdout
     script = (shell / "repro" / "repro.py").read_text()
