@@ -18,7 +18,7 @@ from exir_lowering.lowered import LoweredMethods
 from exir_lowering.plugins import registry
 from exir_lowering.plugins.addresses import NoAddressError, find_address, find_delegate_address
 from exir_lowering.verification.cases import Call
-from exir_lowering.verification.eager import Eager
+from exir_lowering.verification.eager import Eager, find_sharing
 
 if TYPE_CHECKING:
     from exir_lowering.verification.checking import Comparison
@@ -91,7 +91,7 @@ class Repro:
             return found
         compared = self.comparison.subjects.items()
         subjects = {name: replace(subject, program=self.edge[name]) for name, subject in compared}
-        eager = Eager(subjects, self.comparison.file.sharing)
+        eager = Eager(subjects, find_sharing(self.comparison.file))
 
         def keep(seen: Node, value: Any) -> None:
             if seen.name in wanted:
