@@ -180,7 +180,10 @@ def _print_tables(arguments: argparse.Namespace, lowered: LoweredMethods, artifa
         make_console().print(cache.make_explanation(lowered.report.cache))
     host = sum(len(method.host) for method in lowered.report.methods)
     if host and arguments.partitioner:
-        say(f"{host} operators stay on the host; `exir-lower plan` with the same arguments shows why.")
+        from exir_lowering.plans.formatting import many
+
+        stay = f"{many(host, 'operator')} {'stays' if host == 1 else 'stay'} on the host"
+        say(f"{stay}; `exir-lower plan` with the same arguments shows why.")
 
 
 def _list_written(target: Path, artifact: Artifact, values: Mapping[str, Any]) -> str:
