@@ -11,6 +11,7 @@ from exir_lowering.plans import formatting as shown, naming
 from exir_lowering.plans.data import coverages
 from exir_lowering.plans.findings import Finding, find, name_partitions
 from exir_lowering.plans.planned import MethodPlan
+from exir_lowering.pte.signatures import printable
 
 if TYPE_CHECKING:
     from exir_lowering.plans.lowering_plan import LoweringPlan
@@ -37,7 +38,7 @@ def to_text(plan: LoweringPlan, width: int = 120, *, everything: bool = False, m
         most: How many lines there are at most, if that is not everything.
     """
     lines = _all(plan, width) if everything else _summary(plan, width, most)
-    return "\n".join(line.rstrip() for line in lines) + "\n"
+    return "\n".join(printable(line.rstrip()) for line in lines) + "\n"
 
 
 def facts(plan: LoweringPlan) -> dict[str, str]:
