@@ -66,6 +66,8 @@ def execute(arguments: argparse.Namespace) -> int:
     if len(files) > 1:
         raise InputError(f"quantize: got {len(files)} programs, expected one: quantise each by a command of its own.")
     target = check_target(arguments.output, ".pt2")
+    if target.exists() and any(map(target.samefile, files.values())):
+        raise InputError(f"-o {arguments.output!r}: this is the program in float; give the one in int8 another name.")
     if arguments.top < 0:
         raise InputError(f"--top: got {arguments.top}, expected a number of layers.")
     if arguments.calibration is None and not arguments.dynamic:
