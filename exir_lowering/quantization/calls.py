@@ -27,8 +27,9 @@ def read_calls(program: ExportedProgram, given: object, what: str) -> list[Call]
     if isinstance(given, Mapping) and len(given) == 1:  # the calls of a method by its name, as `verify` takes them
         (given,) = given.values()
     if not isinstance(given, Sequence) or isinstance(given, (str, bytes)) or not given:
+        article = "an empty" if isinstance(given, (list, tuple)) else "a"
         raise InputError(
-            f"quantize: {what}: got a {type(given).__name__}{' without any' * (given in ([], ()))}, expected a list of "
+            f"quantize: {what}: got {article} {type(given).__name__}, expected a list of "
             "calls, each a tuple of positional arguments or (args, kwargs), such as [(x,), (y,)]."
         )
     called, nodes = convention.of_program("forward", program), inputs(program)
@@ -54,14 +55,12 @@ def _check(who: str, fake: Any, value: Any) -> None:
 
 
 def run_calls(
-    calls: Sequence[Call],
-    run: Callable[[int, Call], Any],
-    module: GraphModule,
-    state: Mapping[str, torch.Tensor],
+    calls: Sequence[Call], run: Callable[[int, Call], Any], module: GraphModule, state: Mapping[str, torch.Tensor]
 ) -> list[Any]:
     """Return what `run` gives for each call and its number, with the state of one call for the next one."""
     results = []
     with neutral():
+        torch.manual_seed(0)  # in float and in int8 a call draws the same numbers
         try:
             for number, call in enumerate(calls):
                 given = [value.clone() if isinstance(value, torch.Tensor) else value for value in call]

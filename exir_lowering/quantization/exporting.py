@@ -12,6 +12,7 @@ from torch.export.graph_signature import InputKind
 from torch.fx import GraphModule, Node
 
 from exir_lowering import graphs
+from exir_lowering._upstream import operators
 from exir_lowering._upstream.fakes import known_size
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
@@ -24,6 +25,16 @@ Place = tuple[str, int]
 
 def open_module(program: ExportedProgram) -> tuple[GraphModule, dict[str, torch.Tensor]]:
     """Return a program as a module whose state is its own, and the state that it begins with."""
+    if any(map(_writes_elsewhere, program.graph.nodes)):
+        # What is in int8 is a copy: it would miss what is written later, and so would others what is written into it.
+        try:
+            program = program.run_decompositions({})
+        except Exception as error:
+            let_through(error)
+            raise InputError(
+                "quantize: the program writes into parts of tensors, and PyTorch cannot make copies of that: "
+                f"{type(error).__name__}: {error}. Change the model so that it makes new tensors there."
+            ) from error
     module: Any = program.module(check_guards=False)
     module.graph.eliminate_dead_code()
     state = {}
@@ -33,6 +44,14 @@ def open_module(program: ExportedProgram) -> tuple[GraphModule, dict[str, torch.
             state[node.target] = value
             set_attribute(module, node.target, value.clone())
     return module, state
+
+
+def _writes_elsewhere(node: Node) -> bool:
+    """Return whether a node writes into a tensor that others read by another name."""
+    if node.op != "call_function" or not graphs.is_mutating(node):
+        return False
+    written = node.all_input_nodes[0]
+    return len(written.users) > 1 or graphs.is_getitem(written) or operators.is_view(written.target)
 
 
 def set_attribute(module: GraphModule, name: str, value: torch.Tensor) -> None:
@@ -47,7 +66,11 @@ def set_attribute(module: GraphModule, name: str, value: torch.Tensor) -> None:
 
 def tidy(module: GraphModule, names: Mapping[Place, str]) -> None:
     """Name weights that became int8 as they were called before, and drop what nothing reads any more."""
-    used = {node.target for node in module.graph.find_nodes(op="get_attr")}
+    used = {
+        ".".join((*path, str(node.target)))
+        for path, nested in graphs.walk(module)
+        for node in nested.graph.find_nodes(op="get_attr")
+    }
     dropped = {name for name, _ in [*module.named_parameters(), *module.named_buffers()]} - used
     for name in dropped:
         path, _, last = name.rpartition(".")
@@ -121,12 +144,8 @@ def _symbolic(node: Node) -> Iterator[torch.SymInt]:
 
 
 def _known(nodes: list[Node]) -> dict[Any, int]:
-    found = {}
-    for size in (size for node in nodes for size in _symbolic(node)):
-        known = known_size(size)
-        if known is not None and expression(size).is_Symbol:
-            found[expression(size)] = known
-    return found
+    sizes = [size for node in nodes for size in _symbolic(node) if expression(size).is_Symbol]
+    return {expression(size): known for size in sizes if (known := known_size(size)) is not None}
 
 
 def _dimension(program: ExportedProgram, symbol: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import warnings
@@ -14,7 +15,8 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule, Interpreter
 
 from exir_lowering import graphs
-from exir_lowering._upstream.ambient import neutral
+from exir_lowering._upstream import locks
+from exir_lowering._upstream.ambient import neutral, set_aside
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.lowered_module import convention
@@ -65,22 +67,20 @@ def quantize(
     how, kept = Recipe(recipe, dynamic, per_channel), Kept(keep)
     _check_program(program)
     calls, measured = _read(program, calibration, check, dynamic)
-    module, state = open_module(program)
-    module = _prepare(module, how, kept)
-    layers = find_layers(module)
-    if calls:
-        run_calls(calls, lambda _, call: Interpreter(module).run(*call, enable_io_processing=False), module, state)
-    else:
-        _observe_weights(module)
-    floats, seen = _run_float(module, layers, measured, state)
-    _remember_ranges(module)
-    module = _call_torchao("convert_pt2e", module)
-    meter = _Meter(module, layers, measured, state, floats)
-    lost = sorted(meter.measure_layers(seen), key=lambda each: (-each.gain, each.sqnr))
-    ranged = check is None and not dynamic
-    errors = Errors(len(measured), ranged, meter.measure_outputs(program), tuple(lost))
-    tidy(module, layers.names)
-    return Quantized(export(module, program), str(how), errors, tuple(kept.layers))
+    # Torch's interpreter of graphs, its random numbers and what torchao traces with belong to the whole process.
+    with locks.conversion(), set_aside(torch.float32, gradients=True), torch.random.fork_rng(devices=()):
+        module, state = open_module(program)
+        module = _prepare(module, how, kept)
+        layers = find_layers(module)
+        _observe(module, calls, state)
+        floats, seen = _run_float(module, layers, measured, state)
+        _remember_ranges(module)
+        module = _call_torchao("convert_pt2e", module)
+        meter = _Meter(module, layers, measured, state, floats)
+        lost, ranged = meter.measure_layers(seen), check is None and not dynamic
+        errors = Errors(len(measured), ranged, meter.measure_outputs(program), lost)
+        tidy(module, layers.names)
+        return Quantized(export(module, program), str(how), errors, tuple(kept.layers))
 
 
 def _read(program: ExportedProgram, calibration: object, check: object, dynamic: bool) -> tuple[list[Call], list[Call]]:
@@ -143,8 +143,11 @@ def _call_torchao(name: str, *args: Any) -> GraphModule:
         ) from error
 
 
-def _observe_weights(module: GraphModule) -> None:
-    """Show the weights to their observers, which calls do otherwise."""
+def _observe(module: GraphModule, calls: Sequence[Call], state: Mapping[str, torch.Tensor]) -> None:
+    """Show the calls to the observers, or without any the weights to theirs."""
+    if calls:
+        run_calls(calls, lambda _, call: Interpreter(module).run(*call, enable_io_processing=False), module, state)
+        return
     for node in module.graph.find_nodes(op="call_module"):
         (source,) = node.args
         if isinstance(source, torch.fx.Node) and source.op == "get_attr":
@@ -154,10 +157,8 @@ def _observe_weights(module: GraphModule) -> None:
 
 def _remember_ranges(module: GraphModule) -> None:
     """Let each observer search for its range once, which takes most of a conversion, and not for each of its places."""
-    observers: list[Any] = [
-        module.get_submodule(str(node.target)) for node in module.graph.find_nodes(op="call_module")
-    ]
-    for observer in dict.fromkeys(observers):
+    for node in module.graph.find_nodes(op="call_module"):
+        observer: Any = module.get_submodule(str(node.target))
         if hasattr(observer, "calculate_qparams"):
             observer.calculate_qparams = functools.cache(observer.calculate_qparams)
 
@@ -207,8 +208,8 @@ class _Meter:
             if not called.is_fixed(first + index)
         )
 
-    def measure_layers(self, seen: Sequence[Mapping[str, Any]]) -> list[LayerError]:
-        """Return the error of each layer, and what it would be of use to keep it in float."""
+    def measure_layers(self, seen: Sequence[Mapping[str, Any]]) -> tuple[LayerError, ...]:
+        """Return the error of each layer, and what is gained by keeping it in float: those that gain most first."""
         calls = self.calls[: len(seen)]
         at: dict[str, float] = {}
 
@@ -226,10 +227,11 @@ class _Meter:
             gain = math.nan
             if calls:
                 with in_float(self.module, layer, self.layers):
-                    gain = _least(self._compare(calls)) - whole
+                    alone = _least(self._compare(calls))
+                gain = 0.0 if alone == whole else alone - whole
             size = sum(weight.numel() * (weight.element_size() - 1) for weight in layer.weights.values())
             found.append(LayerError(layer.path, layer.operator, at.get(layer.output, math.nan), gain, size))
-        return found
+        return tuple(sorted(found, key=lambda each: (-each.gain, each.sqnr)))
 
     def _compare(self, calls: Sequence[Call], watch: Callable[[int], Watch] | None = None) -> list[Difference]:
         """Return how far each output is off over some calls, from the initial state on."""
@@ -243,7 +245,8 @@ class _Meter:
 
 
 def _measure(expected: Any, got: Any) -> Difference:
-    return measure(expected, got, _TOLERANCE, 0.0, None)
+    found = measure(expected, got, _TOLERANCE, 0.0, None)
+    return dataclasses.replace(found, sqnr=-math.inf, cosine=math.nan) if found.problem else found
 
 
 def _join(values: Sequence[Any]) -> Any:

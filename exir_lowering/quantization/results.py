@@ -28,8 +28,8 @@ class OutputError:
     Attributes:
         name: Where it is in what the program returns, such as "['logits']".
         largest: The largest absolute error.
-        sqnr: The signal to error ratio in dB; inf for equal outputs.
-        cosine: The cosine of the angle between the two.
+        sqnr: The signal to error ratio in dB; inf for equal outputs, -inf where there is a problem.
+        cosine: The cosine of the angle between the two; NaN where there is a problem.
         problem: What is wrong where it is not the size of an error, such as NaN; "" for nothing.
     """
 
@@ -137,14 +137,8 @@ class Quantized:
         yield _table(("output", "SQNR", "cosine", "largest error", ""), rows)
         yield Text("")
         rows = [
-            [
-                f"{each.gain:+.2f} dB",
-                size(each.extra_bytes),
-                _ratio(each.sqnr),
-                each.operator,
-                each.path or "(the model)",
-            ]
-            for each in errors.layers[:top]
+            [f"{one.gain:+.2f} dB", size(one.extra_bytes), _ratio(one.sqnr), one.operator, one.path or "(the model)"]
+            for one in errors.layers[:top]
         ]
         yield _table(("float gains", "and costs", "SQNR there", "operator", "layer"), rows)
         if len(errors.layers) > top:
@@ -166,4 +160,4 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
 
 
 def _ratio(sqnr: float) -> str:
-    return "equal" if sqnr == math.inf else f"{sqnr:.1f} dB"
+    return {math.inf: "equal", -math.inf: "none"}.get(sqnr, f"{sqnr:.1f} dB")

@@ -6,6 +6,7 @@ import json
 import pickle
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,91 @@ def test_a_size_that_depends_on_another_one_stays() -> None:
     torch.testing.assert_close(found.program.module()(*x), program.module()(*x), atol=0.1, rtol=0.1)
 
 
+class Written(torch.nn.Module):
+    """Writes into parts of what it computes and of its state, and draws numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.norm, self.out = torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.Linear(8, 8)
+        self.register_buffer("rows", torch.zeros(2, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(self.conv(x)).mean((2, 3))
+        y[:, :4] += 5.0
+        self.rows[1:] = y[:1]
+        y = self.out(self.rows + y)
+        return y + torch.rand_like(y)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_what_is_written_in_place_is_seen(dynamic: bool) -> None:
+    calls = images()
+    program = export(Written().eval(), calls[0])
+    drawn = torch.get_rng_state()
+    with torch.inference_mode(), torch.device("meta"):
+        found = quantize(program, calls, dynamic=dynamic)
+    torch.testing.assert_close(torch.get_rng_state(), drawn)
+    assert found.errors.outputs[0].sqnr > 30, str(found)
+    assert {layer.path for layer in found.errors.layers} == ({"conv", "out"} if dynamic else {"conv", "out", ""})
+    quantised, original = found.program.module(), program.module()
+    for call in calls:
+        torch.manual_seed(1)
+        expected = original(*call)
+        torch.manual_seed(1)
+        torch.testing.assert_close(quantised(*call), expected, atol=0.1, rtol=0.05)
+    torch.testing.assert_close(quantised.rows, original.rows, atol=0.1, rtol=0.05)
+
+
+class Branches(torch.nn.Module):
+    """Has a constant in a branch, and writes into a part of a tensor if it is told to."""
+
+    def __init__(self, writes: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.out, self.writes = torch.nn.Linear(8, 8), writes
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.out(x)
+        if self.writes:
+            y[:, 1:] += 1.0
+        return torch.cond(y.sum() > 0, lambda t: t * torch.tensor([1.0, 2.0] * 4), lambda t: t - 1.0, (y,))
+
+
+def test_constants_of_branches_stay() -> None:
+    calls = [(torch.ones(2, 8),), (-torch.ones(2, 8),)]
+    found = quantize(export(Branches(False), calls[0]), calls)
+    assert found.errors.outputs[0].sqnr > 30, str(found)
+    with pytest.raises(InputError, match=r"writes into parts of tensors, and PyTorch cannot make copies of that"):
+        quantize(export(Branches(True), calls[0]), calls)
+
+
+def test_several_threads_quantise() -> None:
+    program, calls = planted()
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda _: quantize(program, calls, dynamic=True), range(3)))
+    assert len({str(each) for each in found}) == 1
+
+
+class Masked(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.out = torch.nn.Linear(8, 8)
+        self.register_buffer("mask", torch.full((8, 8), -torch.inf).triu(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(x) + self.mask
+
+
+def test_lost_infinities_are_no_equal_outputs() -> None:
+    found = quantize(export(Masked(), (torch.randn(8, 8),)), [(torch.randn(8, 8),)])
+    (output,), (first, _) = found.errors.outputs, found.errors.layers
+    assert output.sqnr == -torch.inf and "infinity" in output.problem
+    assert (first.operator, first.sqnr, first.gain) == ("aten.add.Tensor", -torch.inf, torch.inf)
+    assert "equal" not in str(found) and json.loads(found.to_json())["outputs"][0]["sqnr"] is None
+
+
 class Refused:
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return Path.touch, (Path("executed"),)
@@ -183,7 +269,8 @@ class Refused:
         (images(), ["--keep", "secnd"], "is called 'secnd'. Did you mean 'second'"),
         (images(), ["--dynamic", "--keep", "*"], "all of it is kept in float"),
         (images(), ["-o", "missing/q.pt2"], "there is no directory 'missing'"),
-        ([], [], "--calibration: got a list without any, expected a list of calls"),
+        (images(), ["-o", "IMAGES"], "this is the program in float; give the one in int8 another name"),
+        ([], [], "--calibration: got an empty list, expected a list of calls"),
         (torch.ones(2), [], "--calibration: got a Tensor, expected a list of calls"),
         ([torch.ones(2, 3, 12, 12)], [], "--calibration: call 0: got a Tensor"),
         ([(torch.ones(2, 3, 12),)], [], "call 0: argument 'x' is a tensor of float32 of shape [2, 3, 12], expected"),
@@ -208,7 +295,9 @@ def test_mistakes(
         Path("given.pt").write_bytes(pickle.dumps(calls))
     else:
         torch.save(calls, "given.pt")
-    assert cli.main(["quantize", str(files / "images.pt2"), "-o", "q.pt2", *given, *options]) == 2
+    model = str(files / "images.pt2")
+    options = [model if each == "IMAGES" else each for each in options]
+    assert cli.main(["quantize", model, "-o", "q.pt2", *given, *options]) == 2
     error = " ".join(capsys.readouterr().err.split())
     assert said in error and "Traceback" not in error, error
     assert not Path("executed").exists() and not Path("q.pt2").exists()
