@@ -256,8 +256,12 @@ class Comparison:
 
     @property
     def is_off(self) -> bool:
-        """Whether any output was off in any call so far."""
-        return any(tally.off for tally in self.tallies.values())
+        """Whether any output was off in any call so far, or there were too many or too few."""
+        return any(tally.off or tally.problem for tally in self.tallies.values())
+
+    def close(self) -> None:
+        """Let go of the open file, and of the state of the programs; what was found stays."""
+        del self.program, self._load, self.eager
 
     def _run_given(self, given: Mapping[str, list[list[Any]]]) -> None:
         for number in range(max(map(len, given.values()))):
