@@ -269,7 +269,7 @@ class _Search:
         return _Outcome("off" if comparison.is_off else "", comparison)
 
     def _conclude(self, where: Where, found: _Units = (), others: bool | None = None) -> Culprit:
-        generated, complete = self.inputs is None, self.whole.kind in ("", "off")
+        generated, complete = self.inputs is None, not self.whole.kind
         comparison, repro, error = self.whole.comparison, None, self.whole.describe()
         verification = None
         if comparison is not None:

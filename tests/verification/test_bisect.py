@@ -98,6 +98,10 @@ def test_methods_that_share_state(name: str, method: str) -> None:
     }
     found = bisect(programs, "reference", backends=planted(name))
     assert names(found) == [name] and found.operators[0].method == method and not found.others, str(found)
+    if method == "write":
+        inputs = {"write": [(x.square(), torch.tensor([0, 1]))]}
+        wrong = planted("aten_cos_default")
+        assert names(bisect(programs, "reference", inputs=inputs, backends=wrong)) == ["aten_cos_default"]
 
 
 def test_the_third_call() -> None:
