@@ -72,7 +72,7 @@ class Repro:
             (folder / "repro.py").write_text(script, encoding="utf-8")
         except Exception as error:  # torch raises a RuntimeError where it cannot write
             let_through(error)
-            reason = getattr(error, "strerror", None) or error
+            reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]  # torch adds tracebacks
             raise InputError(f"Cannot write to {str(folder)!r}: {reason}.") from error
         return folder / "repro.py"
 
