@@ -56,8 +56,9 @@ def execute(arguments: argparse.Namespace) -> int:
     else:
         console = make_console()
         console.print(found.to_text(width=min(max(console.width, 60), 160)), end="", soft_wrap=True)
-    if arguments.save_repro is not None and found.operators:
-        say(f"Wrote {found.save(arguments.save_repro)}.", error=arguments.json)
+    if arguments.save_repro is not None:
+        none = "No repro was written, as no operator was found that goes wrong."
+        say(f"Wrote {found.save(arguments.save_repro)}." if found.operators else none, error=arguments.json)
     return OK if found.ok else MISTAKE
 
 

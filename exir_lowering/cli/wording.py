@@ -13,7 +13,7 @@ _OPTIONS = (
     (re.compile(r"\bshare_state=False\b"), "--share-state none"),
     (re.compile(r"^share_state:"), "--share-state:"),
     (re.compile(r"^(?:verify: (?=inputs|tolerance)|quantize: (?=recipe|keep|calibration|check))(\w+)\b"), r"--\1"),
-    (re.compile(r"^quantize: "), ""),
+    (re.compile(r"^(?:verify|quantize): "), ""),
     (re.compile(r"\bas data=(?=[.;, ])"), "with --data"),
     (
         re.compile(r"Give rules for some methods only to those methods' partitioners, or use required=False"),

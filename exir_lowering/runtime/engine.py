@@ -79,7 +79,7 @@ class Engine(ABC, Generic[Prepared]):
     def set_up_delegated(self) -> None:
         """Set up the methods that call Python delegates, except those that lack a kernel, which fail when run."""
         for method in self.file.methods.values():
-            if self.calls_delegates(method) and not _missing_kernels(method):
+            if self.calls_delegates(method) and not missing_kernels(method):
                 self.prepare(method)
 
     def calls_delegates(self, method: MethodSpec) -> bool:
@@ -90,7 +90,7 @@ class Engine(ABC, Generic[Prepared]):
         """Return a method, set up at its first use; raise an InputError when the runtime lacks a kernel for it."""
         if method.name in self.ready:
             return self.ready[method.name]
-        missing = _missing_kernels(method)
+        missing = missing_kernels(method)
         if missing:
             raise InputError(
                 f"{self.file.where(method.name)} cannot run: the ExecuTorch runtime here has no kernel for "
@@ -110,7 +110,7 @@ class Engine(ABC, Generic[Prepared]):
         return self.ready[method.name]
 
 
-def _missing_kernels(method: MethodSpec) -> list[str]:
+def missing_kernels(method: MethodSpec) -> list[str]:
     """Return the operators of a method that the runtime has no kernel for; none when it cannot be asked."""
     kernels = installed.kernels()
     return [] if kernels is None else sorted(set(method.operators) - kernels)

@@ -25,9 +25,10 @@ from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.plugins.processes.workers import WorkerDiedError
 from exir_lowering.runtime import Limits, LoadedProgram
 from exir_lowering.runtime.apart.engine import open_apart
+from exir_lowering.runtime.engine import missing_kernels
 from exir_lowering.runtime.program import check_arguments, open_file
+from exir_lowering.runtime.source import ProgramFile
 from exir_lowering.steps import arguments
-from exir_lowering.steps.emit import Artifact
 from exir_lowering.steps.recovery import Recovery
 from exir_lowering.steps.session import Session
 from exir_lowering.verification.cases import Call
@@ -143,20 +144,20 @@ class _Search:
     def run(self) -> Culprit:
         """Lower everything, and search if it is wrong."""
         self.lowered = lower_in(Session(self.options), self.programs, self.partitioners, backends=self.backends)
-        artifact = self.lowered.emit()
+        file, _ = read(self.lowered.emit(), None)
         try:
-            self.whole = self._execute(artifact)
+            self.whole = self._execute(file)
         except LoweringError:  # such as delegates that another process cannot have; else it is raised again
             self.apart = False
-            self.whole = self._execute(artifact)
+            self.whole = self._execute(file)
         if not self.whole.kind:
             return self._conclude("")
         self.units = [unit for method in self.lowered.report.methods for unit in _list_units(method)]
         everything = tuple(range(len(self.units)))
         self.smallest, self.tried[everything] = (self.lowered, self.whole), True
-        if not self._choose_calls(artifact):
+        if not self._choose_calls(file):
             return self._conclude("unsteady")
-        if not everything or self._is_wrong(()):
+        if not everything or _lacks_kernels(file) or self._is_wrong(()):
             return self._conclude("host")
         found = self._find(everything)
         smallest, rest = self.smallest, tuple(unit for unit in everything if unit not in set(found))
@@ -164,13 +165,13 @@ class _Search:
         self.smallest = smallest
         return self._conclude("backend", found, others)
 
-    def _choose_calls(self, artifact: Artifact) -> bool:
+    def _choose_calls(self, file: ProgramFile) -> bool:
         """Choose how and with which calls the error is seen again, the fastest way; False if it is not."""
         calls = self.whole.calls
         ways = [(True, calls)] if self.whole.kind in ("crashes", "hangs") else [(False, calls), (False, None)]
         for apart, chosen in [*ways, (True, None)] if self.apart else ways:
             self.apart, self.calls = apart, chosen
-            if self._execute(artifact).kind == self.whole.kind:
+            if self._execute(file).kind == self.whole.kind:
                 return True
         return False
 
@@ -221,17 +222,20 @@ class _Search:
         self.lowerings += 1
         try:
             lowered = lower_in(session, edge, self.partitioners, backends=self.backends, recovery=recovery)
-            outcome = self._execute(lowered.emit())
-        except LoweringError:  # a backend does not take a piece, or the host has no kernel for the rest
+            lowered = replace(lowered, in_place=self.lowered.in_place)  # as the rewrites had it
+            file, _ = read(lowered.emit(), None)
+            if _lacks_kernels(file):  # for what is left out: that it fails says nothing of the rest
+                return None
+            outcome = self._execute(file)
+        except LoweringError:  # a backend does not take a piece
             return None
         if outcome.kind == self.whole.kind:
             self.smallest = lowered, outcome
             return True
         return False if outcome.kind in ("", "off") else None
 
-    def _execute(self, artifact: Artifact) -> _Outcome:
+    def _execute(self, file: ProgramFile) -> _Outcome:
         """Run a file and compare; an error of ours is raised if it says nothing of the file."""
-        file, _ = read(artifact, None)
         subjects = match(self.programs, file.methods, file.name)
         given = None if self.inputs is None else read_inputs(subjects, self.inputs)
         comparison, process = None, None
@@ -259,10 +263,13 @@ class _Search:
             if kind is None:
                 raise
             return _Outcome(kind, comparison, str(error))
+        finally:
+            if comparison is not None:
+                comparison.close()  # what was found is kept, and a process with the file is not
         return _Outcome("off" if comparison.is_off else "", comparison)
 
     def _conclude(self, where: Where, found: _Units = (), others: bool | None = None) -> Culprit:
-        generated, complete = self.inputs is None, self.whole.kind in ("", "off")
+        generated, complete = self.inputs is None, not self.whole.kind
         comparison, repro, error = self.whole.comparison, None, self.whole.describe()
         verification = None
         if comparison is not None:
@@ -285,6 +292,10 @@ def _kind_of(error: LoweringError, comparison: Comparison | None) -> Kind | None
         return "crashes"
     failed = comparison is not None and any(tally.failed for tally in comparison.tallies.values())
     return "fails" if failed or isinstance(error, BackendFailure) else None
+
+
+def _lacks_kernels(file: ProgramFile) -> bool:
+    return any(map(missing_kernels, file.methods.values()))
 
 
 def _list_units(method: MethodPlan) -> list[tuple[Suspect, ...]]:

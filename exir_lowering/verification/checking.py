@@ -18,6 +18,7 @@ from typing import Any, Literal
 import torch
 from torch.export import ExportedProgram
 
+from exir_lowering._upstream.ambient import neutral
 from exir_lowering.errors import InputError, LoweringError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.plugins.delegate import Delegate
@@ -87,21 +88,14 @@ def verify(
     executed = check_arguments(delegates, engine, "error")
     file, debug = read(source, data)
     subjects = match(programs, file.methods, file.name)
-    calls = None if inputs is None else _calls(subjects, inputs, file)
+    bundled = isinstance(inputs, str) and inputs == "bundled"
+    calls = None if inputs is None else read_bundled(subjects, file) if bundled else read_inputs(subjects, inputs)
     with torch.random.fork_rng(devices=()):
         comparison = Comparison(file, subjects, lambda: open_file(file, delegates, engine), tolerance)
         comparison.run(calls)
         for name, tally in comparison.tallies.items():
             tally.locate(subjects, file, executed, debug(name))
     return conclude(comparison, engine, generated=inputs is None, complete=True)
-
-
-def _calls(subjects: Mapping[str, Subject], inputs: object, file: ProgramFile) -> dict[str, list[list[Any]]]:
-    return (
-        read_bundled(subjects, file)
-        if isinstance(inputs, str) and inputs == "bundled"
-        else read_inputs(subjects, inputs)
-    )
 
 
 def conclude(comparison: Comparison, engine: str, *, generated: bool, complete: bool) -> Verification:
@@ -174,9 +168,10 @@ class _Tally:
         """Return what was found; InputError if nothing was compared."""
         name = self.subject.name
         if not self.calls and not self.problem:
+            refused = f"PyTorch refused each of {self.skipped} calls, the first because of: {self.reason}"
             raise InputError(
-                f"verify: nothing of method {name!r} was compared: PyTorch refused each of {self.skipped} calls, the "
-                f"first because of: {self.reason}. Give inputs that the program takes: inputs={{{name!r}: [(...)]}}."
+                f"verify: nothing of method {name!r} was compared: {refused if self.skipped else 'it has no calls'}. "
+                f"Give inputs that the program takes: inputs={{{name!r}: [(...)]}}."
             )
         outputs = tuple(self._output(index) for index in sorted(self.worst))
         counts = tuple(self.cases), self.calls, self.skipped, self.reason
@@ -237,10 +232,11 @@ class Comparison:
 
     def run(self, given: Mapping[str, list[list[Any]]] | None) -> None:
         """Compare calls that are given, or generated ones."""
-        if given is None:
-            self._run_generated()
-        else:
-            self._run_given(given)
+        with neutral():  # what is drawn is on the CPU, also where another device is the default
+            if given is None:
+                self._run_generated()
+            else:
+                self._run_given(given)
         for name, tally in self.tallies.items():
             tally.stateful = self.eager.is_stateful(name)
 
@@ -251,13 +247,18 @@ class Comparison:
 
     def repeat(self, calls: Sequence[Call]) -> None:
         """Compare calls of another comparison."""
-        for call in calls:
-            self._call(call.method, replace(call.case, sizes=({},)), call.number, partial(_take, call.inputs))
+        with neutral():
+            for call in calls:
+                self._call(call.method, replace(call.case, sizes=({},)), call.number, partial(_take, call.inputs))
 
     @property
     def is_off(self) -> bool:
-        """Whether any output was off in any call so far."""
-        return any(tally.off for tally in self.tallies.values())
+        """Whether any output was off in any call so far, or there were too many or too few."""
+        return any(tally.off or tally.problem for tally in self.tallies.values())
+
+    def close(self) -> None:
+        """Let go of the open file, and of the state of the programs; what was found stays."""
+        del self.program, self._load, self.eager
 
     def _run_given(self, given: Mapping[str, list[list[Any]]]) -> None:
         for number in range(max(map(len, given.values()))):

@@ -30,7 +30,7 @@ QUANTIZED = "quantized_decomposed."
 _LISTED = 6
 
 _WORDS = {"": "is right", "off": "is wrong", "fails": "fails", "hangs": "hangs", "crashes": "ends the process"}
-_WITHOUT = {True: "still does: there is another culprit", False: "does not", None: "cannot be tried"}
+_WITHOUT = {True: "it still {}: there is another culprit", False: "it {} not", None: "it cannot be tried"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,8 @@ class Culprit:
         if left := len(self.operators) - len(named[:_LISTED]):
             yield f"\n  and {left} more"
         only = "these operators" if several else "this operator"
-        yield f"\nWith only {only} in a backend the file {does}; without, it {_WITHOUT[self.others]}. {tries}"
+        without = _WITHOUT[self.others].format("is" if self.kind == "off" else "does")
+        yield f"\nWith only {only} in a backend the file {does}; without, {without}. {tries}"
         yield f"Next: --deny method={first.method},name={first.node.name} keeps it on the host. --save-repro FOLDER, or"
         yield f"save(folder), writes a script for the authors of {first.backend_id}."
 

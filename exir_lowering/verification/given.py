@@ -28,11 +28,14 @@ def read_inputs(subjects: Mapping[str, Subject], inputs: object) -> dict[str, li
         methods = dict.fromkeys(subjects, inputs)
     else:
         raise InputError(f"verify: inputs: got a {type(inputs).__name__} for {len(subjects)} methods, {_EXPECTED}")
+    if not methods:
+        raise InputError(f"verify: inputs: got an empty mapping, {_EXPECTED}")
     for name, calls in methods.items():
         if name not in subjects:
             raise InputError(f"verify: inputs: there is no program for {name!r}, only for {', '.join(subjects)}.")
         if not isinstance(calls, Sequence) or isinstance(calls, (str, bytes)) or not calls:
-            raise InputError(f"verify: inputs of {name!r}: got {type(calls).__name__}, or none at all; {_EXPECTED}")
+            got = "no calls" if isinstance(calls, Sequence) and not calls else f"a {type(calls).__name__}"
+            raise InputError(f"verify: inputs of {name!r}: got {got}, {_EXPECTED}")
     return {
         name: [_read(subjects[name], number, call) for number, call in enumerate(calls)]
         for name, calls in methods.items()

@@ -14,6 +14,7 @@ from torch.fx import Node
 from exir_lowering import graphs
 from exir_lowering._upstream.operators import wrapped_operator
 from exir_lowering.errors import InputError
+from exir_lowering.errors.interrupts import let_through
 from exir_lowering.lowered import LoweredMethods
 from exir_lowering.plugins import registry
 from exir_lowering.plugins.addresses import NoAddressError, find_address, find_delegate_address
@@ -40,8 +41,8 @@ partitioner = SupportPartitioner({{{backend_id!r}: everything()}}, compile_specs
 artifact = lower(program, partitioner, backends=backends).emit()
 loaded, begun = load(artifact.buffer, delegates=delegates), time.perf_counter()
 outputs = [loaded.run("forward", *call) for call in calls]
-print(f"{{(time.perf_counter() - begun) / len(calls) * 1e3:.3f}} ms for a call, of {{len(calls)}}")
-found = verify(artifact, program, calls, delegates=delegates)
+print(f"{{(time.perf_counter() - begun) / max(len(calls), 1) * 1e3:.3f}} ms for a call, of {{len(calls)}}")
+found = verify(artifact, program, calls or None, delegates=delegates)
 print(found)
 raise SystemExit(0 if found.ok else 2)
 '''
@@ -61,14 +62,18 @@ class Repro:
     def save(self, folder: Path, suspects: Sequence[Suspect]) -> Path:
         """Write the files; InputError if that is impossible."""
         node, module = self._find(suspects[0])
-        program, inputs = _as_aten(module.original_module), self._list_inputs(suspects[0].method, node)
+        with torch.random.fork_rng(devices=()):
+            program, inputs = _as_aten(module.original_module), self._list_inputs(suspects[0].method, node)
+        script = self._write(suspects, module)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             torch.export.save(program, folder / "partition.pt2")
             torch.save(inputs, folder / "inputs.pt")
-            (folder / "repro.py").write_text(self._write(suspects, module), encoding="utf-8")
-        except OSError as error:
-            raise InputError(f"Cannot write to {str(folder)!r}: {error.strerror or error}.") from error
+            (folder / "repro.py").write_text(script, encoding="utf-8")
+        except Exception as error:  # torch raises a RuntimeError where it cannot write
+            let_through(error)
+            reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]  # torch adds tracebacks
+            raise InputError(f"Cannot write to {str(folder)!r}: {reason}.") from error
         return folder / "repro.py"
 
     def _find(self, suspect: Suspect) -> tuple[Node, Any]:

@@ -40,6 +40,8 @@ def test_verify(files: Path, capsys: pytest.CaptureFixture[str], monkeypatch: py
     assert cli.main(["verify", "model.pte", *right, "--tolerance", "-1"]) == 2
     assert cli.main(["verify", "model.pte", *right, "--inputs", "one.pt2"]) == 2
     assert "torch.save([(x, y), ...]" in capsys.readouterr().err
+    assert cli.main(["verify", "model.pte", *right, "--bundled"]) == 2
+    assert "exir-lower verify: 'model.pte' has no bundled inputs" in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_old_name_of_the_check_of_digests(files: Path, capsys: pytest.CaptureFixture[str]) -> None:

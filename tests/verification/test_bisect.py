@@ -21,6 +21,7 @@ from exir_lowering import BackendFailure, Culprit, InputError, LoweringOptions, 
 from exir_lowering.backends.reference import ReferenceBackend, reference_partitioner
 from exir_lowering.partitioners import RuledPartitioner, deny
 from exir_lowering.plugins import registry
+from exir_lowering.runtime.apart.engine import WORKERS
 from exir_lowering.testing.trial import take_fingerprint
 from exir_lowering.verification import bisecting
 
@@ -49,6 +50,7 @@ def test_one_operator_of_two_hundred_is_named(place: int) -> None:
     assert "return self.function(x)" in found.operators[0].node.source
     assert f"blocks.{place}\n" in str(found) and f"--deny method=forward,name={name}" in str(found)
     assert take_fingerprint({"": program}) == before and torch.equal(torch.get_rng_state(), random_state)
+    assert "in a backend the file is wrong; without, it is not." in " ".join(str(found).split())
 
 
 def test_the_first_of_several_is_named_and_then_the_next() -> None:
@@ -96,6 +98,10 @@ def test_methods_that_share_state(name: str, method: str) -> None:
     }
     found = bisect(programs, "reference", backends=planted(name))
     assert names(found) == [name] and found.operators[0].method == method and not found.others, str(found)
+    if method == "write":
+        inputs = {"write": [(x.square(), torch.tensor([0, 1]))]}
+        wrong = planted("aten_cos_default")
+        assert names(bisect(programs, "reference", inputs=inputs, backends=wrong)) == ["aten_cos_default"]
 
 
 def test_the_third_call() -> None:
@@ -120,6 +126,20 @@ def test_what_ends_the_process_hangs_or_fails(
     program = chain(9, {5: torch.atan})
     found = bisect(program, "reference", delegates=[delegate])
     assert names(found) == ["aten_atan_default"] and found.kind == kind and error in found.error, str(found)
+    assert "without, it does not." in " ".join(str(found).split())
+
+
+def test_what_the_host_has_no_kernel_for_is_not_taken_for_the_failure() -> None:
+    program = chain(9, {2: lambda x: x.sort().values, 5: torch.atan})
+    found = bisect(program, "reference", delegates=[culprits.Failing])
+    assert found.where == "backend" and names(found) == ["aten_atan_default", "aten_sort_default"], str(found)
+    assert "out of order" in found.error and found.others is None
+
+
+def test_no_process_is_left() -> None:
+    before = set(WORKERS._all)
+    found = bisect(chain(1, {0: torch.atan}), "reference", delegates=[culprits.Wrong])
+    assert names(found) == ["aten_atan_default"] and all(worker._ended for worker in set(WORKERS._all) - before)
 
 
 @pytest.mark.parametrize("apart", [1, 9])
@@ -177,6 +197,9 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="Cannot write to"):
         found.save(tmp_path / "file")
+    (tmp_path / "inputs.pt").mkdir()
+    with pytest.raises(InputError, match="Cannot write to"):
+        found.save(tmp_path)
 
 
 PARTITIONER = """
@@ -212,6 +235,8 @@ def test_the_command(shell: Path, capsys: pytest.CaptureFixture[str], monkeypatc
     command = ["bisect", "model.pt2", "-p", "reference", "--inputs", "inputs.pt"]
     assert cli.main(command) == 0
     assert "gives what eager PyTorch gives, in 2 calls" in capsys.readouterr().out
+    assert cli.main([*command, "--save-repro", "none"]) == 0 and not Path("none").exists()
+    assert "No repro was written" in capsys.readouterr().out
     assert cli.main([*command, "--save-repro", "model.pt2"]) == 2
     assert "it is a file, expected a folder" in capsys.readouterr().err
     for group, plugin in ((registry.BACKENDS, culprits.WrongBackend), (registry.DELEGATES, culprits.WrongDelegate)):

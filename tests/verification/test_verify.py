@@ -77,6 +77,16 @@ def language() -> dict[str, Any]:
     }
 
 
+def test_a_default_device_and_methods_without_calls() -> None:
+    linear = torch.nn.Linear(4, 3).eval()
+    programs = {"one": export(linear, (torch.ones(2, 4),)), "other": export(linear, (torch.ones(1, 4),))}
+    artifact = lower(programs).emit()
+    with torch.device("meta"):
+        assert verify(artifact, programs).ok
+    with pytest.raises(InputError, match="nothing of method 'other' was compared: it has no calls"):
+        verify(artifact, programs, {"one": [(torch.ones(2, 4),)]})
+
+
 def test_methods_share_state_as_in_the_file() -> None:
     programs = language()
     before = take_fingerprint(programs)
@@ -165,7 +175,9 @@ def test_mistakes_are_named() -> None:
         ((program, [(torch.ones(2, 5),)]), {}, r"of shape \[2, 5\], expected a tensor of float32 of shape \[2, 4\]"),
         ((program, {"other": []}), {}, "there is no program for 'other'"),
         ((program, "bundled"), {}, "has no bundled inputs for forward: a file has them that was saved"),
-        ((program, "others"), {}, "got str, or none at all"),
+        ((program, "others"), {}, "got a str, expected a sequence of calls"),
+        ((program, []), {}, "inputs of 'forward': got no calls, expected"),
+        ((program, {}), {}, "got an empty mapping, expected a sequence of calls"),
         ((program,), {"tolerance": -1.0}, "expected a number above 0"),
         ((program,), {"engine": "none"}, "engine"),
     ):
