@@ -64,14 +64,26 @@ def _is_whole(node: Node) -> bool:
     return node.op == "call_function" and isinstance(value, torch.Tensor) and not value.is_floating_point()
 
 
+_MASKING = 1e30
+"""From this magnitude on a constant is there to mask: nothing else is left in a range that holds it."""
+
+
 def _can_be(node: Node) -> bool:
-    """Return whether a node may be int8: state stays exact, and XNNPACK fails on operands without dimensions."""
+    """Return whether a node may be int8: state stays exact, masks too, and XNNPACK needs operands with dimensions."""
     if node.op != "call_function":
         return True
     if graphs.is_mutating(node) and node.all_input_nodes[0].op == "get_attr":
         return False
+    if any(_masks(each) for each in node.all_input_nodes if each.op == "get_attr"):
+        return False
     values = [each.meta.get("val") for each in node.all_input_nodes if each.op != "get_attr"]
     return all(not isinstance(value, torch.Tensor) or value.ndim for value in values)
+
+
+def _masks(node: Node) -> bool:
+    module: Any = node.graph.owning_module
+    value = graphs.attribute(module, str(node.target))
+    return isinstance(value, torch.Tensor) and value.is_floating_point() and not bool((value.abs() < _MASKING).all())
 
 
 class Kept:

@@ -238,18 +238,23 @@ def test_several_threads_quantise() -> None:
 
 
 class Masked(torch.nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, computes: bool = False) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.out = torch.nn.Linear(8, 8)
+        self.out, self.computes = torch.nn.Linear(8, 8), computes
         self.register_buffer("mask", torch.full((8, 8), -torch.inf).triu(1))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.out(x) + self.mask
+        return self.out(x) + (torch.full((8, 8), -torch.inf).triu(1) if self.computes else self.mask)
+
+
+def test_masks_stay_in_float() -> None:
+    found = quantize(export(Masked(), (torch.randn(8, 8),)), [(torch.randn(8, 8),)])
+    assert found.errors.outputs[0].sqnr > 30 and [each.path for each in found.errors.layers] == ["out"]
 
 
 def test_lost_infinities_are_no_equal_outputs() -> None:
-    found = quantize(export(Masked(), (torch.randn(8, 8),)), [(torch.randn(8, 8),)])
+    found = quantize(export(Masked(computes=True), (torch.randn(8, 8),)), [(torch.randn(8, 8),)])
     (output,), (first, _) = found.errors.outputs, found.errors.layers
     assert output.sqnr == -torch.inf and "infinity" in output.problem
     assert (first.operator, first.sqnr, first.gain) == ("aten.add.Tensor", -torch.inf, torch.inf)

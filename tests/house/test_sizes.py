@@ -29,7 +29,7 @@ BUDGETS = {
     "exir_lowering/plans": 2360,
     "exir_lowering/plugins": 2450,
     "exir_lowering/pte": 4600,
-    "exir_lowering/quantization": 930,
+    "exir_lowering/quantization": 945,
     "exir_lowering/rewrites": 1150,
     "exir_lowering/runtime": 3700,
     "exir_lowering/steps": 5500,
