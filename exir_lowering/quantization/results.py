@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from rich import box
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 from torch.export import ExportedProgram
 
 from exir_lowering.plans.formatting import many, size
 from exir_lowering.verification.results import finite
+from exir_lowering.verification.text import render
 
 VERSION = 1
 """Incremented when a field of the JSON changes its meaning or is removed."""
@@ -101,12 +101,7 @@ class Quantized:
             top: How many layers are shown.
             width: How many characters a line may have.
         """
-        out = io.StringIO()
-        # The terminal and the environment must not affect the text.
-        console = Console(file=out, width=width, force_terminal=False, color_system=None, highlight=False, emoji=False)
-        for part in self._parts(top):
-            console.print(part, markup=False)
-        return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+        return render(self._parts(top), width)
 
     def to_json(self) -> str:
         """Return the errors as JSON.

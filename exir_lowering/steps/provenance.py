@@ -71,7 +71,7 @@ def describe(
         ends = tuple(_inputs(original)), tuple(_outputs(original, method.program))
         made[method.name] = MethodProvenance(names, dict(sorted(counts.items())), *ends)
     return Provenance(
-        versions(),
+        dict(planned.versions),
         _differing(options, LoweringOptions(), _OPTIONS),
         {backend_id: str(backend.version) for backend_id, backend in sorted(backends.items())},
         {},
