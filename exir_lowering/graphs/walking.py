@@ -109,7 +109,12 @@ OPERAND_LAYOUTS: Mapping[Any, OperandLayout] = {
 
 
 def calls_graphs(graph_module: GraphModule, node: Node) -> bool:
-    """Return whether a node is a higher-order call."""
+    """Return whether a node is a higher-order call: one that calls graphs.
+
+    Args:
+        graph_module: The graph that the node is in.
+        node: The node.
+    """
     return any(True for _ in nested_graphs(graph_module, node))
 
 

@@ -1,4 +1,4 @@
-"""The reference on the site has every public name, and says of each function what it takes and returns."""
+"""The reference on the site has every public name, and functions say what they take and return."""
 
 from __future__ import annotations
 
@@ -83,3 +83,31 @@ def test_the_reference_has_every_error() -> None:
 def test_the_reference_has_the_conformance_suite() -> None:
     (listed,) = re.findall(r"__all__ = \[(.*?)\]", (PACKAGE / "testing" / "__init__.py").read_text(), re.DOTALL)
     assert {f"exir_lowering.testing.{name}" for name in ast.literal_eval(f"[{listed}]")} <= SHOWN
+
+
+@pytest.mark.parametrize("stub", STUBS, ids=_module)
+def test_public_names_say_what_they_take_and_return(stub: Path) -> None:
+    found = {name: _definition(_defined(name)) for name in _names(stub)}
+    assert not [name for name, node in found.items() if node is not None and not ast.get_docstring(node)]
+    functions = {name: node for name, node in found.items() if isinstance(node, ast.FunctionDef)}
+    assert not [name for name, node in functions.items() if not _says_enough(node)]
+
+
+def _definition(origin: str) -> ast.FunctionDef | ast.ClassDef | None:
+    """Return the function or class that a name stands for; None for constants, modules and what is ExecuTorch's.
+
+    Of overloads it is the last one, which they are for.
+    """
+    module, _, last = origin.rpartition(".")
+    file = ROOT / f"{module.replace('.', '/')}.py"
+    nodes = ast.parse(file.read_text()).body if module.startswith("exir_lowering") and file.exists() else []
+    return next((n for n in reversed(nodes) if isinstance(n, ast.FunctionDef | ast.ClassDef) and n.name == last), None)
+
+
+def _says_enough(function: ast.FunctionDef) -> bool:
+    """Return whether sections, or the first sentence, say what a function takes and returns."""
+    text, given = ast.get_docstring(function) or "", function.args
+    many = len(given.posonlyargs + given.args + given.kwonlyargs) > 1
+    nothing = function.returns is None or ast.unparse(function.returns) == "None"
+    takes = not many or "Args:" in text
+    return takes and (nothing or text.startswith(("Return ", "Yield ")) or "Returns:" in text or "Yields:" in text)
