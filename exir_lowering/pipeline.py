@@ -168,8 +168,17 @@ def to_backend(
 
     Nothing is rewritten unless `options.rewrites` says so.
 
+    Args:
+        method_to_program: As `programs` of `lower`.
+        method_to_partitioner: As `partitioners` of `lower`.
+        backends: As for `lower`.
+        options: As for `lower`.
+
+    Returns:
+        As `lower`.
+
     Raises:
-        InputError: Also when a program is not in Edge dialect.
+        InputError: Also when a program is not in Edge dialect. The other errors are those of `lower`.
     """
     session = Session(arguments.check_options(options))
     request = arguments.read_request(method_to_program, method_to_partitioner)

@@ -75,6 +75,12 @@ class CostTable:
     def load(cls, path: str | os.PathLike[str]) -> CostTable:
         """Read a table that `save` wrote.
 
+        Args:
+            path: The file.
+
+        Returns:
+            The table.
+
         Raises:
             InputError: The file cannot be read, has another version, or has invalid content.
         """

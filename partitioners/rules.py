@@ -82,6 +82,9 @@ def allow(
         to: The backend, if the partitioner has several.
         required: Whether it is an error if a name, path or class does not occur in a program.
 
+    Returns:
+        The rule, for `RuledPartitioner`.
+
     Raises:
         InputError: No criterion is given, or an operator does not exist.
     """
@@ -96,7 +99,21 @@ def deny(
     module_class: Any = None,
     required: bool = True,
 ) -> Rule:
-    """Keep operators on the host. Arguments and errors as for `allow`."""
+    """Keep operators on the host.
+
+    Args:
+        op: As for `allow`.
+        name: As for `allow`.
+        module: As for `allow`.
+        module_class: As for `allow`.
+        required: As for `allow`.
+
+    Returns:
+        The rule.
+
+    Raises:
+        InputError: As for `allow`.
+    """
     return _rule("deny", op, name, module, module_class, HOST, (), required)
 
 
@@ -110,7 +127,23 @@ def pin(
     compile_specs: Sequence[CompileSpec] = (),
     required: bool = True,
 ) -> Rule:
-    """Fix where operators go: to a backend, by id, or to the "host". Other arguments and errors as for `allow`."""
+    """Fix where operators go.
+
+    Args:
+        to: The backend, by id, or "host".
+        op: As for `allow`.
+        name: As for `allow`.
+        module: As for `allow`.
+        module_class: As for `allow`.
+        compile_specs: What the backend is told about them.
+        required: As for `allow`.
+
+    Returns:
+        The rule.
+
+    Raises:
+        InputError: As for `allow`.
+    """
     return _rule("pin", op, name, module, module_class, to, tuple(compile_specs), required)
 
 

@@ -33,7 +33,11 @@ def reference_partitioner(*, own_state: bool = True) -> Partitioner:
 
 
 def executable() -> Support:
-    """Support what the reference delegate can execute."""
+    """Support what the reference delegate can execute.
+
+    Returns:
+        The support, for a partitioner of your own.
+    """
     return ReferenceSupport()
 
 

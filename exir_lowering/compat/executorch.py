@@ -218,6 +218,9 @@ def serve_delegates(
     Args:
         delegates: Delegates by id, or a sequence of delegates.
 
+    Yields:
+        Nothing.
+
     Raises:
         InputError: The delegates are invalid, or the runtime has its own backend with that id.
         BackendUnavailableError: Python delegates cannot be used here.

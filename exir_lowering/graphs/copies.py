@@ -22,7 +22,14 @@ _STATE = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
 
 
 def copy_graph_module(graph_module: GraphModule) -> GraphModule:
-    """Copy a graph and the graphs nested in it. Tensors, lowered modules and metadata values are shared."""
+    """Copy a graph and the graphs nested in it. Tensors, lowered modules and metadata values are shared.
+
+    Args:
+        graph_module: The graph. It is not changed.
+
+    Returns:
+        The copy.
+    """
     graph = Graph()
     root: dict[str, Any] = {}
     env: dict[Node, Node] = {}
@@ -39,7 +46,16 @@ def copy_graph_module(graph_module: GraphModule) -> GraphModule:
 def copy_program(
     program: ExportedProgram, graph_module: GraphModule | None = None, *, kind: type[ExportedProgram] = ExportedProgram
 ) -> ExportedProgram:
-    """Copy a program's graph (or use another one), signature and tables; the tensors are shared."""
+    """Copy a program's graph (or use another one), signature and tables; the tensors are shared.
+
+    Args:
+        program: The program. It is not changed.
+        graph_module: The graph to use, which is not copied; None for a copy of the program's.
+        kind: The class of the result.
+
+    Returns:
+        The copy.
+    """
     return assemble_program(
         graph_module=graph_module or copy_graph_module(program.graph_module),
         signature=copy_signature(program),
@@ -55,7 +71,11 @@ def copy_program(
 
 
 def copy_signature(program: ExportedProgram) -> ExportGraphSignature:
-    """Copy a program's signature, including its names: torch renames them in place when a node is replaced."""
+    """Copy a program's signature, including its names: torch renames them in place when a node is replaced.
+
+    Returns:
+        The copy.
+    """
     signature = program.graph_signature
     inputs = [replace(spec, arg=copy.copy(spec.arg)) for spec in signature.input_specs]
     outputs = [replace(spec, arg=copy.copy(spec.arg)) for spec in signature.output_specs]

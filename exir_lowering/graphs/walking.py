@@ -55,12 +55,28 @@ def is_operator(node: Node) -> bool:
 
 
 def qualified_name(path: tuple[str, ...], node: Node) -> str:
-    """Return a node's name, with the path of the nested graph that holds it."""
+    """Return a node's name, with the path of the nested graph that holds it.
+
+    Args:
+        path: The path of the graph, as `walk` yields it.
+        node: The node.
+
+    Returns:
+        Both, joined by dots.
+    """
     return ".".join((*path, node.name))
 
 
 def attribute(module: torch.nn.Module, target: str) -> Any:
-    """Return the attribute that a get_attr node names."""
+    """Return the attribute that a get_attr node names.
+
+    Args:
+        module: The graph module.
+        target: The node's target, with dots.
+
+    Returns:
+        The value.
+    """
     value: Any = module
     for atom in target.split("."):
         value = getattr(value, atom)
@@ -89,15 +105,26 @@ OPERAND_LAYOUTS: Mapping[Any, OperandLayout] = {
     _HOPS.scan: OperandLayout(graphs=(0,), before=(1, 2), unchanged=3),
     _HOPS.while_loop: OperandLayout(graphs=(0, 1), before=(2,), unchanged=3),
 }
+"""The layout of each higher-order operator that is known here."""
 
 
 def calls_graphs(graph_module: GraphModule, node: Node) -> bool:
-    """Return whether a node is a higher-order call."""
+    """Return whether a node is a higher-order call: one that calls graphs.
+
+    Args:
+        graph_module: The graph that the node is in.
+        node: The node.
+    """
     return any(True for _ in nested_graphs(graph_module, node))
 
 
 def nested_graphs(graph_module: GraphModule, node: Node) -> Iterator[NestedGraph]:
-    """Yield the graphs that a node calls: of cond, map, scan and while_loop, and of operators not known here."""
+    """Yield the graphs that a node calls: of cond, map, scan and while_loop, and of operators not known here.
+
+    Args:
+        graph_module: The graph that the node is in.
+        node: The node.
+    """
     if node.op != "call_function" or is_delegate_call(node):
         return
     for argument in dict.fromkeys(node.all_input_nodes):
@@ -125,7 +152,12 @@ def _bound_operands(node: Node, module: GraphModule) -> tuple[Node | None, ...]:
 
 
 def walk(graph_module: GraphModule, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], GraphModule]]:
-    """Yield a graph module and every graph nested in it, each once, with its attribute path."""
+    """Yield a graph module and every graph nested in it, each once, with its attribute path.
+
+    Args:
+        graph_module: The outermost graph, which comes first.
+        path: The path that the paths begin with.
+    """
     yield path, graph_module
     seen: set[str] = set()
     for node in graph_module.graph.nodes:
@@ -138,7 +170,12 @@ def walk(graph_module: GraphModule, path: tuple[str, ...] = ()) -> Iterator[tupl
 def delegates(
     graph_module: GraphModule, path: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], GraphModule, str]]:
-    """Yield the path, graph and attribute of each delegate call, in the order in which a file numbers them."""
+    """Yield the path, graph and attribute of each delegate call, in the order in which a file numbers them.
+
+    Args:
+        graph_module: The outermost graph.
+        path: The path that the paths begin with.
+    """
     for node in graph_module.graph.nodes:
         if is_delegate_call(node):
             yield path, graph_module, str(node.args[0].target)
@@ -147,7 +184,12 @@ def delegates(
 
 
 def staying_nodes(graph_module: GraphModule, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Node]]:
-    """Yield every node with the path of its graph, except nodes of graphs that move with a tagged call."""
+    """Yield every node with the path of its graph, except nodes of graphs that move with a tagged call.
+
+    Args:
+        graph_module: The outermost graph.
+        path: The path that the paths begin with.
+    """
     seen: set[str] = set()
     for node in graph_module.graph.nodes:
         yield path, node

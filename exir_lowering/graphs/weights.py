@@ -43,6 +43,12 @@ class WeightRef:
     def from_json(cls, fields: Any) -> WeightRef:
         """Make a reference from what `to_json` returned.
 
+        Args:
+            fields: The list, as it was read from the payload.
+
+        Returns:
+            The reference.
+
         Raises:
             InputError: It is something else.
         """
@@ -59,6 +65,12 @@ class WeightRef:
 
     def load(self, named_data: Callable[[str], bytes | None]) -> torch.Tensor:
         """Load the tensor into its own memory.
+
+        Args:
+            named_data: Returns named data by key, such as `DelegateContext.named_data`.
+
+        Returns:
+            The tensor.
 
         Raises:
             InputError: The data is missing, or too short.

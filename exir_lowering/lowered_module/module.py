@@ -266,6 +266,12 @@ class LoweredModule(nn.Module):
     def train(self, mode: bool = True) -> LoweredModule:
         """Do nothing for False.
 
+        Args:
+            mode: Whether the module is to be trained.
+
+        Returns:
+            The module.
+
         Raises:
             NotImplementedError: The mode is True: lowered methods are for inference.
         """

@@ -78,7 +78,15 @@ class Report(LoweringPlan):
         return table
 
     def to_text(self, *, width: int = 120, everything: bool = False) -> str:
-        """Return the plan's text, the delegation table and the times, as plain text."""
+        """Return the plan's text, the delegation table and the times, as plain text.
+
+        Args:
+            width: The most columns of a line.
+            everything: Whether every partition and every operator on the host is listed.
+
+        Returns:
+            The text.
+        """
         console = Console(width=width, no_color=True, highlight=False)
         with console.capture() as capture:
             console.print(self.table())

@@ -170,7 +170,15 @@ class Backend(ABC):
         return self.parallel != "none"
 
     def lend(self, program: ExportedProgram, compile_specs: list[CompileSpec]) -> ExportedProgram | None:
-        """Make the backend's own copy of a partition; None (the default) for a copy that shares the weights."""
+        """Make the backend's own copy of a partition, which `preprocess` may change.
+
+        Args:
+            program: The partition. It is not changed.
+            compile_specs: The partitioner's options for the backend.
+
+        Returns:
+            The copy, or None (the default) for one that shares the weights.
+        """
         return None
 
 

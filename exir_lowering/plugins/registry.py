@@ -42,6 +42,9 @@ _registered: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
 def register_backend(backend: _Class) -> _Class:
     """Register a `Backend` class in this process, under its `backend_id`; a class decorator.
 
+    Args:
+        backend: The class.
+
     Returns:
         The class.
 
@@ -56,6 +59,9 @@ def register_backend(backend: _Class) -> _Class:
 
 def register_delegate(delegate: _Class) -> _Class:
     """Register a `Delegate` class in this process, under its `delegate_id`; a class decorator.
+
+    Args:
+        delegate: The class.
 
     Returns:
         The class.

@@ -49,6 +49,9 @@ class Scope(Protocol):
 
         Args:
             tensor: Its content, which nothing may change any more.
+
+        Returns:
+            The node.
         """
 
     def exists(self, node: Node) -> bool:
@@ -98,6 +101,9 @@ def register_rewrite(rewrite: _Class) -> _Class:
     """Register a `Rewrite` class in this process, under its `name`; a class decorator.
 
     It runs where `LoweringOptions(rewrites=[...])` names it.
+
+    Args:
+        rewrite: The class.
 
     Returns:
         The class.

@@ -23,3 +23,4 @@ SAFE = (
     WideDepthwise,
     CommonSubexpressions,
 )
+"""Every rewrite of this package, in order: what `LoweringOptions(rewrites="safe")` stands for."""

@@ -121,6 +121,9 @@ def contract(
         label_of: The backend of each supported node; getitems need none.
         groups: Nodes that must stay together.
         keep_apart: Whether parts that share no edge are kept apart.
+
+    Returns:
+        The partitions, as few as it can find.
     """
     with collector.paused():
         units = _contract_nodes(nodes, label_of, groups)

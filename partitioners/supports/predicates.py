@@ -23,6 +23,9 @@ def ops(*operators: Any) -> Support:
         operators: Names such as "aten.add.Tensor", or "aten.add" for every overload, or operators themselves,
             `torch.ops.aten.add.Tensor` or `exir_ops.edge.aten.add.Tensor`.
 
+    Returns:
+        The support.
+
     Raises:
         InputError: An aten name does not exist.
     """
@@ -63,7 +66,14 @@ def check_operator(name: str) -> None:
 
 
 def dtypes(*allowed: torch.dtype) -> Support:
-    """Support nodes whose inputs and results all have one of these dtypes."""
+    """Support nodes whose inputs and results all have one of these dtypes.
+
+    Args:
+        allowed: The dtypes.
+
+    Returns:
+        The support.
+    """
     supported = _join(map(_shorten, allowed))
 
     def fault(tensor: torch.Tensor) -> str:
@@ -73,7 +83,15 @@ def dtypes(*allowed: torch.dtype) -> Support:
 
 
 def ranks(least: int, most: int) -> Support:
-    """Support nodes whose inputs and results all have between `least` and `most` dimensions."""
+    """Support nodes whose inputs and results all have between `least` and `most` dimensions.
+
+    Args:
+        least: The fewest dimensions.
+        most: The most dimensions.
+
+    Returns:
+        The support.
+    """
 
     def fault(tensor: torch.Tensor) -> str:
         return "" if least <= tensor.dim() <= most else f"has rank {tensor.dim()}, supported: {least} to {most}"
@@ -82,7 +100,11 @@ def ranks(least: int, most: int) -> Support:
 
 
 def static_shapes() -> Support:
-    """Support nodes whose inputs and results all have sizes that are known ahead of time."""
+    """Support nodes whose inputs and results all have sizes that are known ahead of time.
+
+    Returns:
+        The support.
+    """
 
     def fault(tensor: torch.Tensor) -> str:
         static = all(isinstance(size, int) for size in tensor.shape)
@@ -93,7 +115,14 @@ def static_shapes() -> Support:
 
 
 def memory_format(*formats: torch.memory_format) -> Support:
-    """Support nodes whose inputs and results all have one of these memory formats."""
+    """Support nodes whose inputs and results all have one of these memory formats.
+
+    Args:
+        formats: The memory formats; `torch.channels_last` fits four dimensions only, `torch.channels_last_3d` five.
+
+    Returns:
+        The support.
+    """
 
     def fault(tensor: torch.Tensor) -> str:
         known = any(_fits(tensor, wanted) for wanted in formats)
@@ -123,7 +152,14 @@ def _fits(tensor: torch.Tensor, wanted: torch.memory_format) -> bool:
 
 
 def constant_arguments(*names: str) -> Support:
-    """Support nodes whose arguments with these names, if the operator has them, are numbers known ahead of time."""
+    """Support nodes whose arguments with these names, if the operator has them, are numbers known ahead of time.
+
+    Args:
+        names: The names in the operators' schemas.
+
+    Returns:
+        The support.
+    """
 
     def fault(name: str, value: Any, scope: GraphScope) -> str:
         held: list[Node] = []
@@ -139,6 +175,9 @@ def argument_values(**allowed: Any) -> Support:
     Args:
         allowed: For each argument, a value, a collection of values, or a function from the value to a bool. An
             argument that a node leaves out, or that its operator does not have, is not checked.
+
+    Returns:
+        The support.
     """
 
     def fault(name: str, value: Any, scope: GraphScope) -> str:
@@ -158,6 +197,9 @@ def constant_weights(*names: str) -> Support:
 
     Args:
         names: Names of arguments such as "weight"; by default weight, bias, running_mean, running_var.
+
+    Returns:
+        The support.
     """
 
     def fault(name: str, value: Any, scope: GraphScope) -> str:
@@ -181,7 +223,11 @@ def _check_arguments(
 
 
 def everything() -> Support:
-    """Support every operator."""
+    """Support every operator.
+
+    Returns:
+        The support.
+    """
     return ReasonedCheck("everything()", "op", lambda node, scope: "")
 
 

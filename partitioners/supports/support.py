@@ -289,6 +289,9 @@ def where(predicate: Callable[[Node], bool], reason: str = "", *, code: str = "c
         predicate: The function.
         reason: The reason to give if it returns False.
         code: The reason's code.
+
+    Returns:
+        The support.
     """
     name = getattr(predicate, "__qualname__", type(predicate).__name__)
     text = reason or f"{name} returned False"

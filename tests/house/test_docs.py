@@ -73,7 +73,7 @@ def test_python_blocks_run(page: Path, tmp_path: Path) -> None:
     code = "\n".join(block + "".join(CLAIMS[text] for text in CLAIMS if text in block) for block in blocks)
     script = tmp_path / "page.py"
     script.write_text(code)
-    done = forked.run(script, cwd=tmp_path, quiet=False, fresh=page.name == "README.md")
+    done = forked.run(script, cwd=tmp_path, quiet=False, fresh=page == ROOT / "README.md")
     assert done.returncode == 0, done.stderr[-3000:]
     printed = {"python": _plain(done.stdout), "bash": _plain(_run_commands(page.read_text(), tmp_path))}
     for language, shown in SHOWN.findall(page.read_text()):

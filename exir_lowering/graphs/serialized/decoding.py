@@ -24,10 +24,18 @@ from exir_lowering.graphs.serialized.tensors import TensorReader
 
 
 def decode(graph: bytes, pieces: Sequence[torch.Tensor]) -> ExportedProgram:
-    """Read the program that `encode` made these bytes and pieces of; its tensors share the memory of the pieces.
+    """Read the program that `encode` made these bytes and pieces of.
 
-    InputError: The bytes are not a serialised program, or are damaged; the program has an operator or a type that this
-    process does not know; or the pieces do not fit.
+    Args:
+        graph: `Encoded.graph`.
+        pieces: `Encoded.pieces`, or tensors with their content.
+
+    Returns:
+        The program; its tensors share the memory of the pieces.
+
+    Raises:
+        InputError: The bytes are not a serialised program, or are damaged; the program has an operator or a type that
+            this process does not know; or the pieces do not fit.
     """
     tree = PROGRAM.unpack(graph)
     try:

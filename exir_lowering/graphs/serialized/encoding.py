@@ -44,13 +44,19 @@ class Encoded:
 def encode(program: ExportedProgram, *, leave_out: Collection[str] = ()) -> Encoded:
     """Serialise a program of `torch.export`, in Edge dialect, or a partition, exactly; it is not changed.
 
-    Keys of `node.meta` can be left out: without "debug_handle", "from_node", "stack_trace" and "nn_module_stack", the
-    bytes depend on what a program computes, and not on where that was written. What is always left out is told in
-    `metadata`.
+    Args:
+        program: The program.
+        leave_out: Keys of `node.meta`. Without "debug_handle", "from_node", "stack_trace" and "nn_module_stack", the
+            bytes depend on what a program computes, and not on where that was written. What is always left out is told
+            in `metadata`.
 
-    NotSerialisableError: It has something that cannot be read back exactly: sizes that depend on data, objects of
-    scripts, lowered modules, tensors of subclasses, sparse or on other devices, operators without a registered name,
-    other objects in `node.meta`.
+    Returns:
+        The bytes, and the memory of its tensors.
+
+    Raises:
+        NotSerialisableError: It has something that cannot be read back exactly: sizes that depend on data, objects of
+            scripts, lowered modules, tensors of subclasses, sparse or on other devices, operators without a registered
+            name, other objects in `node.meta`.
     """
     return _Encoder(leave_out).encode(program)
 
