@@ -180,7 +180,7 @@ def _one_thread() -> Iterator[None]:
 
 
 _FAST = settings(
-    max_examples=MORE or 400,
+    max_examples=MORE or 200,
     derandomize=not MORE,
     deadline=None,
     database=None,
@@ -216,7 +216,7 @@ def test_lowering_keeps_every_promise(case: tuple[int, dict[str, list[Tags]]]) -
     _require_one_call(lowering, lowered)
 
 
-@settings(_FAST, max_examples=MORE or 60)
+@settings(_FAST, max_examples=MORE or 30)
 @given(_cases())
 def test_lowering_twice_gives_the_same(case: tuple[int, dict[str, list[Tags]]]) -> None:
     which, tags = case
@@ -247,7 +247,7 @@ def test_torch_runs_most_programs_as_modules() -> None:
     assert sum(runs) >= 0.8 * len(runs), "otherwise the next test shows too little"
 
 
-@settings(_FAST, max_examples=MORE or 60)
+@settings(_FAST, max_examples=MORE or 30)
 @given(_cases())
 def test_lowered_programs_run_as_modules(case: tuple[int, dict[str, list[Tags]]]) -> None:
     which, tags = case
@@ -261,7 +261,7 @@ def test_lowered_programs_run_as_modules(case: tuple[int, dict[str, list[Tags]]]
             _require_close(results, program.expected[name])
 
 
-@settings(_FAST, max_examples=MORE or 60)
+@settings(_FAST, max_examples=MORE or 30)
 @given(_cases(), st.data())
 def test_lowered_programs_can_be_lowered_again(case: tuple[int, dict[str, list[Tags]]], data: st.DataObject) -> None:
     """A delegate call is an operator like any other then: it may end up in a delegate itself."""

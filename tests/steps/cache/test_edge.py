@@ -80,7 +80,7 @@ def test_random_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     exported = "to_edge", lambda program, compile_config: SimpleNamespace(exported_program=lambda: program)
     monkeypatch.setattr(random_programs, *exported)
     hits = []
-    for made in random_programs.random_programs(0, 8):
+    for made in random_programs.random_programs(0, 3):
         plain, _, warm = (_lower(made.methods, folder) for folder in (False, tmp_path, tmp_path))
         found = uses(warm, "edge")
         assert all(use.hit or use.reason for use in found)

@@ -10,7 +10,7 @@ from random_kinds import KINDS
 
 from exir_lowering.errors import InputError
 
-COUNTS = {"attention": 12, "state": 6, "ops": 2, "random": 4, "methods": 4}
+COUNTS = {"attention": 6, "state": 3, "ops": 2, "random": 2, "methods": 2}
 
 
 @pytest.mark.parametrize("kind", COUNTS)
