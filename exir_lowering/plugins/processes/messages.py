@@ -77,6 +77,8 @@ def _wait_until(connection: socket.socket, deadline: float | None) -> None:
 
 def describe_error(error: BaseException, raised: BaseException) -> dict[str, Any]:
     """Return the header that reports an error, with the traceback of what was raised."""
+    cause = error.__cause__
+    too_large = isinstance(cause, errors.PartitionTooLargeError)
     return {
         "kind": "error",
         "type": "MemoryError" if isinstance(error, MemoryError) else type(error).__name__,
@@ -84,6 +86,7 @@ def describe_error(error: BaseException, raised: BaseException) -> dict[str, Any
         "trace": "".join(traceback.format_exception(raised)),
         "debug_handle": getattr(error, "debug_handle", None),
         "limit": getattr(error, "limit", None),
+        "too_large": [str(cause), cause.operators, cause.bytes] if too_large else None,
     }
 
 
@@ -104,4 +107,8 @@ def raise_error(header: dict[str, Any]) -> None:
     elif name == "MemoryError":
         kind = MemoryError
     more = {each: header[each] for each in _MORE.get(name, ())}
-    raise kind(header["text"], **more) from InWorkerError(f"in the worker:\n{header['trace']}")
+    cause: Exception = InWorkerError(f"in the worker:\n{header['trace']}")
+    if header["too_large"] is not None:
+        text, operators, size = header["too_large"]
+        cause, cause.__cause__ = errors.PartitionTooLargeError(text, operators=operators, bytes=size), cause
+    raise kind(header["text"], **more) from cause
