@@ -265,6 +265,7 @@ def _lower(
         in_place=any(method.rewrites for method in methods),
         unchanged={method.name: method.unchanged for method in methods if method.unchanged is not None},
         made_by=made_by,
+        failed=tuple(recovery.failed),
     )
 
 

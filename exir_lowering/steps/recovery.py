@@ -23,6 +23,7 @@ from exir_lowering.graphs.measures import value_bytes
 from exir_lowering.model import BackendGroup, Partition, RefusedPartition
 
 _Place = tuple[str, str, str]
+_Places = tuple[_Place, ...]
 """A method, a backend, and an operator of the method."""
 
 _Lower = Callable[[BackendGroup], object]
@@ -50,11 +51,6 @@ class _Limits:
                 return place
         return len(weights)
 
-    def and_of(self, error: PartitionTooLargeError) -> _Limits:
-        """Return these limits and those that a backend names."""
-        most = math.inf if error.bytes is None else error.bytes
-        return _Limits(min(self.operators, error.operators or math.inf), min(self.bytes, most))
-
 
 class Recovery:
     """What was learned from the failures of one lowering, and what is done about them."""
@@ -69,7 +65,7 @@ class Recovery:
         self._reasons: dict[_Place, str] = {}  # why a backend does not get an operator
         self._pieces: dict[_Place, int] = {}  # the number of the piece that an operator is in
         self._apart: dict[_Place, int] | None = None  # the pieces that work, when they have been put together again
-        self._fine: set[tuple[str, str, tuple[str, ...]]] = set()  # partitions that the backend lowers by themselves
+        self._fine: set[_Places] = set()  # partitions that the backend lowers by themselves
 
     def begin(self, backend_id: str, failure: BackendFailure) -> bool:
         """Begin to look for what fails; return False if nothing is to be done, or it was looked for already."""
@@ -99,33 +95,35 @@ class Recovery:
 
     def _works(self, partition: Partition, lower: _Lower) -> bool:
         """Return whether the backend lowers a partition by itself; one that it does not lower is cut, or refused."""
-        key = (partition.method, partition.backend_id, partition.nodes)
-        if key in self._fine:
+        places = tuple((partition.method, partition.backend_id, name) for name in partition.nodes)
+        if places in self._fine:
             return True
         weights, limits = _find_weights(partition), self._limits[partition.backend_id]
         if self._mode == "split" and limits.within(weights) < len(weights):
-            self._cut(partition, weights)
+            self._cut(partition, places, weights)
             return False
         try:
             lower(BackendGroup(partition.backend_id, (partition,)))
         except BackendFailure as failure:
             self._note(partition.backend_id, failure)
             if self._mode == "split" and len(weights) > 1:
-                self._cut(partition, weights)
+                self._cut(partition, places, weights)
             else:
-                self._refuse(partition, weights, failure)
+                self._refuse(partition, places, weights, failure)
             return False
-        self._fine.add(key)
+        self._fine.add(places)
         return True
 
     def _note(self, backend_id: str, failure: BackendFailure) -> None:
         """Note how large partitions may be, if the backend says it; of what it says at different times, the least."""
-        if isinstance(failure.__cause__, PartitionTooLargeError):
-            self._limits[backend_id] = self._limits[backend_id].and_of(failure.__cause__)
+        said, known = failure.__cause__, self._limits[backend_id]
+        if isinstance(said, PartitionTooLargeError):
+            size = math.inf if said.bytes is None else said.bytes
+            self._limits[backend_id] = _Limits(min(known.operators, said.operators or math.inf), min(known.bytes, size))
 
-    def _cut(self, partition: Partition, weights: _Weights) -> None:
+    def _cut(self, partition: Partition, places: _Places, weights: _Weights) -> None:
         """Cut a partition: into the pieces that work, if it was put together of these, else into new ones."""
-        places, apart = _places(partition), self._apart or {}
+        apart = self._apart or {}
         known = {place: apart[place] for place in places if place in apart and place not in self._pieces}
         if known:
             self._pieces.update(known)
@@ -134,21 +132,16 @@ class Recovery:
         for begin, end in itertools.pairwise(ends):
             self._pieces.update(dict.fromkeys(places[begin:end], next(self._numbers)))
 
-    def _refuse(self, partition: Partition, weights: _Weights, failure: BackendFailure) -> None:
+    def _refuse(self, partition: Partition, places: _Places, weights: _Weights, failure: BackendFailure) -> None:
         backend_id = partition.backend_id
         reason = str(failure).partition("\n")[0].removeprefix(f"Backend {backend_id!r} failed: ")
-        limits, read = self._limits[backend_id], dict(itertools.chain(*map(dict.items, weights)))
-        size = sum(read.values())
-        if size > limits.bytes:
-            reason += f" (it reads {size:,} bytes of weights, and the limit is {limits.bytes:,})"
-        self._reasons.update(dict.fromkeys(_places(partition), f"{backend_id!r} failed on it: {reason}"))
+        size = sum(dict(itertools.chain(*map(dict.items, weights))).values())
+        if size > (limit := self._limits[backend_id].bytes):
+            reason += f" (it reads {size:,} bytes of weights, and the limit is {limit:,})"
+        self._reasons.update(dict.fromkeys(places, f"{backend_id!r} failed on it: {reason}"))
         lines = tuple(dict.fromkeys(filter(None, map(graphs.source_line, _operators(partition)))))
         self.refused.append(RefusedPartition(partition.method, backend_id, partition.nodes, lines, str(failure)))
         self.failed.append(partition)
-
-
-def _places(partition: Partition) -> list[_Place]:
-    return [(partition.method, partition.backend_id, name) for name in partition.nodes]
 
 
 def _operators(partition: Partition) -> list[Node]:
@@ -158,38 +151,31 @@ def _operators(partition: Partition) -> list[Node]:
 
 def _find_weights(partition: Partition) -> _Weights:
     """Return the parameters, buffers and constants that each operator reads; those of branches are operands too."""
-    lifted = graphs.lifted_inputs(partition.program)
-    operators = _operators(partition)
-    return [{read: value_bytes(read) for read in node.all_input_nodes if read in lifted} for node in operators]
+    sizes = {node: value_bytes(node) for node in graphs.lifted_inputs(partition.program)}
+    return [{read: sizes[read] for read in node.all_input_nodes if read in sizes} for node in _operators(partition)]
 
 
 def _find_ends(partition: Partition, weights: _Weights, limits: _Limits) -> list[int]:
-    """Return where the pieces of a partition begin and end: in two, or within the limits where it is above them.
+    """Return where the pieces of a partition begin and end: within the limits if it is above them, else two.
 
-    The end of a piece is where the fewest bytes cross, in the middle half of the partition, or the latter half of what
-    is within the limits.
+    A piece ends where the fewest bytes cross: in the latter half of what is within the limits, or the middle half of
+    the partition.
     """
-    crossing, count = _find_crossing(_operators(partition)), len(weights)
+    operators, count, ends = _operators(partition), len(weights), [0]
+    places, changes = {node: place for place, node in enumerate(operators)}, [0] * (count + 2)
+    for node, place in places.items():
+        last = max((places.get(user, place) for user in _readers(node)), default=place)
+        changes[place + 1] += value_bytes(node)
+        changes[last + 1] -= value_bytes(node)
+    crossing = list(itertools.accumulate(changes))
     if limits.within(weights) == count:
         middle = range(max(1, count // 4), max(2, count - count // 4))
         return [0, min(middle, key=lambda place: (crossing[place], abs(2 * place - count))), count]
-    ends = [0]
     while ends[-1] < count:
         begin, end = ends[-1], limits.within(weights, ends[-1])
         latter = range(begin + (end - begin + 1) // 2, end + 1)
         ends.append(count if end == count else min(latter, key=lambda place: (crossing[place], -place)))
     return ends
-
-
-def _find_crossing(operators: Sequence[Node]) -> list[int]:
-    """Return, for each place between operators, the bytes of the results before it that are read after it."""
-    places = {node: place for place, node in enumerate(operators)}
-    changes = [0] * (len(operators) + 2)
-    for node, place in places.items():
-        last = max((places.get(user, place) for user in _readers(node)), default=place)
-        changes[place + 1] += value_bytes(node)
-        changes[last + 1] -= value_bytes(node)
-    return list(itertools.accumulate(changes))
 
 
 def _readers(node: Node) -> Iterator[Node]:

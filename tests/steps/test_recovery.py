@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gc
 import json
 import pickle
 import random
+import sys
+import weakref
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
 from delegate_support import runner
@@ -23,11 +29,14 @@ from exir_lowering import (
     InputError,
     LoweringOptions,
     PartitionTooLargeError,
+    cli,
     load,
     lower,
+    save_repro,
 )
 from exir_lowering.backends.reference import ReferenceBackend, ReferenceDelegate
 from exir_lowering.graphs import is_operator, operator_name, walk
+from exir_lowering.plugins import registry
 from exir_lowering.plugins.processes.messages import describe_error, raise_error
 
 SPLIT, FALLBACK = (LoweringOptions(on_backend_error=mode, rewrites="none") for mode in ("split", "fallback"))
@@ -262,6 +271,72 @@ def test_a_limit_comes_from_another_process() -> None:
             raise_error(json.loads(json.dumps(describe_error(failure, failure))))
         cause = raised.value.__cause__
         assert isinstance(cause, PartitionTooLargeError) and vars(cause) == vars(given) and str(cause) == "large"
+
+
+class NoTanh(ReferenceBackend):
+    """A backend that another process can import; it fails on one operator."""
+
+    def preprocess(self, program: ExportedProgram, *given: Any, **also: Any) -> Any:
+        nodes = [node for _, module in walk(program.graph_module) for node in module.graph.nodes if is_operator(node)]
+        if any(operator_name(node) == "aten.tanh.default" for node in nodes):
+            raise RuntimeError("no kernel for aten.tanh.default")
+        return super().preprocess(program, *given, **also)
+
+
+def test_a_repro_of_each_failure(program: ExportedProgram, tmp_path: Path) -> None:
+    lowered = lower(program, everything(), backends={"reference": NoTanh}, options=SPLIT)
+    first, call, nested = lowered.report.refused
+    script = save_repro(lowered, first, tmp_path / "first", backends={"reference": NoTanh})
+    ran = forked.run(
+        f"import runpy, sys; sys.path += {[str(Path(__file__).parent), *sys.path]}; runpy.run_path({str(script)!r})"
+    )
+    assert ran.returncode == 1 and "no kernel for aten.tanh.default" in ran.stderr, ran.stderr
+    partition = torch.export.load(script.parent / "partition.pt2")
+    assert [str(node.target) for node in partition.graph.nodes if node.op == "call_function"] == ["aten.tanh.default"]
+    ((given,),) = torch.load(script.parent / "inputs.pt", weights_only=True)
+    x = X
+    for _ in range(6):
+        x = torch.sin(x) * program.state_dict["weight"] + 1
+    torch.testing.assert_close(given, x.detach())
+    # In a branch there are no inputs, and `verify` makes some.
+    script = save_repro(lowered, nested, tmp_path / "nested", backends={"reference": NoTanh})
+    assert torch.load(script.parent / "inputs.pt", weights_only=True) == []
+    with pytest.raises(InputError, match=r"Cannot write to .*Failed serializing node cond"):
+        save_repro(lowered, call, tmp_path / "call")
+    with pytest.raises(InputError, match=r"expected one of `lowered\.report\.refused`"):
+        save_repro(lowered, dataclasses.replace(first, method="other"), tmp_path)
+    # The weights are the model's, and a report keeps no program alive.
+    (kept,) = lower(program, "reference", backends={"reference": NoTanh}, options=FALLBACK).failed
+    assert kept.program.state_dict["weight"].data_ptr() == program.state_dict["weight"].data_ptr()
+    report, graph = lowered.report, weakref.ref(lowered.failed[0].program.graph_module)
+    del lowered, partition
+    gc.collect()
+    assert graph() is None and pickle.loads(pickle.dumps(report.refused)) == report.refused
+
+
+def test_the_command_writes_repros(
+    program: ExportedProgram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.export.save(program, "model.pt2")
+    monkeypatch.setitem(registry._registered[registry.BACKENDS], "mine", NoTanh)
+    Path("mine.py").write_text(PARTITIONER)
+    command = ["lower", "model.pt2", "-p", "./mine.py:make", "-o", "out.pte", "--no-cache", "--save-repro", "repros"]
+    assert cli.main(command) == 2 and "--on-backend-error fallback or split too" in capsys.readouterr().err
+    assert cli.main([*command, "--on-backend-error", "split"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Wrote repros/1/repro.py: forward: mine failed on aten_tanh_default" in printed and Path("out.pte").is_file()
+    assert f"from {NoTanh.__module__} import NoTanh\n" in Path("repros/1/repro.py").read_text()
+
+
+PARTITIONER = """
+from exir_lowering.backends.reference import executable
+from exir_lowering.partitioners import SupportPartitioner
+
+
+def make():
+    return SupportPartitioner({"mine": executable()})
+"""
 
 
 def test_tags_that_look_like_those_of_pieces() -> None:

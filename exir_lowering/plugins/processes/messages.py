@@ -77,8 +77,7 @@ def _wait_until(connection: socket.socket, deadline: float | None) -> None:
 
 def describe_error(error: BaseException, raised: BaseException) -> dict[str, Any]:
     """Return the header that reports an error, with the traceback of what was raised."""
-    cause = error.__cause__
-    too_large = isinstance(cause, errors.PartitionTooLargeError)
+    said = error.__cause__ if isinstance(error.__cause__, errors.PartitionTooLargeError) else None
     return {
         "kind": "error",
         "type": "MemoryError" if isinstance(error, MemoryError) else type(error).__name__,
@@ -86,7 +85,7 @@ def describe_error(error: BaseException, raised: BaseException) -> dict[str, Any
         "trace": "".join(traceback.format_exception(raised)),
         "debug_handle": getattr(error, "debug_handle", None),
         "limit": getattr(error, "limit", None),
-        "too_large": [str(cause), cause.operators, cause.bytes] if too_large else None,
+        "too_large": said and [str(said), said.operators, said.bytes],
     }
 
 
