@@ -69,11 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what to do when a backend fails on a partition: end with its error (default); leave its operators to the "
         "next partitioner or the host (fallback); or cut it until what fails is isolated, and leave only that (split)",
     )
-    parser.add_argument(
-        "--save-repro",
-        metavar="FOLDER",
-        help="write what shows each failure that is not raised: a program, its inputs and a script in FOLDER/1, ...",
-    )
+    parser.add_argument("--save-repro", metavar="FOLDER", help="write what shows each of these failures: FOLDER/1, ...")
     parser.add_argument(
         "--no-provenance",
         action="store_true",
