@@ -111,6 +111,8 @@ def execute(arguments: argparse.Namespace) -> int:
         lowered = lower(program_files.read_programs(files, arguments.trust), partitioners, options=options)
         for number, refused in enumerate(lowered.report.refused if arguments.save_repro is not None else (), 1):
             say(_save_repro(lowered, refused, Path(arguments.save_repro, str(number))), error=arguments.json)
+        if arguments.save_repro is not None and not lowered.report.refused:
+            say("No repro was written, as no backend failed.", error=arguments.json)
         if arguments.runner_metadata:
             values = constant_methods.add_metadata(values, lowered.edge_programs["forward"])
         artifact = lowered.emit(
