@@ -274,6 +274,7 @@ def _lower(
         in_place=any(method.rewrites for method in methods),
         unchanged={method.name: method.unchanged for method in methods if method.unchanged is not None},
         made_by=made_by,
+        failed=tuple(recovery.failed),
     )
 
 
@@ -283,12 +284,15 @@ def _preprocess(
     """Lower all groups, each in one call; None if what backends fail on has to be taken from them first."""
     if recovery.learn(groups, lower_group):
         return None
+    results: list[LoweredPartition] = []
     try:
-        return [one for group in groups for one in lower_group(group)]
-    except BackendFailure:
-        if not recovery.begin() or not recovery.learn(groups, lower_group):
+        for group in groups:
+            results += lower_group(group)
+    except BackendFailure as failure:
+        if not recovery.begin(group.backend_id, failure) or not recovery.learn(groups, lower_group):
             raise
         return None
+    return results
 
 
 def _partition_all(

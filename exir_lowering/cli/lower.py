@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from executorch.exir import ExecutorchBackendConfig
 
     from exir_lowering.lowered import LoweredMethods
+    from exir_lowering.model import RefusedPartition
     from exir_lowering.steps.emit import Artifact
     from exir_lowering.steps.shared_state import ShareState
 
@@ -68,6 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what to do when a backend fails on a partition: end with its error (default); leave its operators to the "
         "next partitioner or the host (fallback); or cut it until what fails is isolated, and leave only that (split)",
     )
+    parser.add_argument("--save-repro", metavar="FOLDER", help="write what shows each of these failures: FOLDER/1, ...")
     parser.add_argument(
         "--no-provenance",
         action="store_true",
@@ -92,6 +94,8 @@ def execute(arguments: argparse.Namespace) -> int:
     target = check_target(arguments.output, ".pte")
     if arguments.external_weights is not None:
         _check_data_name(arguments.external_weights)
+    if arguments.save_repro is not None and arguments.on_backend_error == "raise":
+        raise InputError("--save-repro: expected --on-backend-error fallback or split too: else a failure ends it all.")
     values = constant_methods.read_constants(arguments, files)
     choice = partitioning.read_choice(arguments, files)
     with kept_from_stdout(arguments.json):
@@ -105,6 +109,10 @@ def execute(arguments: argparse.Namespace) -> int:
             ),
         )
         lowered = lower(program_files.read_programs(files, arguments.trust), partitioners, options=options)
+        for number, refused in enumerate(lowered.report.refused if arguments.save_repro is not None else (), 1):
+            say(_save_repro(lowered, refused, Path(arguments.save_repro, str(number))), error=arguments.json)
+        if arguments.save_repro is not None and not lowered.report.refused:
+            say("No repro was written, as no backend failed.", error=arguments.json)
         if arguments.runner_metadata:
             values = constant_methods.add_metadata(values, lowered.edge_programs["forward"])
         artifact = lowered.emit(
@@ -122,6 +130,16 @@ def execute(arguments: argparse.Namespace) -> int:
     (_print_json if arguments.json else _print_tables)(arguments, lowered, artifact)
     say(_list_written(target, artifact, values), error=arguments.json)
     return OK
+
+
+def _save_repro(lowered: LoweredMethods, refused: RefusedPartition, folder: Path) -> str:
+    """Write what shows a failure; return where it is, or why it cannot be written, which is no reason to end."""
+    from exir_lowering.verification.repro import save_repro
+
+    try:
+        return f"Wrote {save_repro(lowered, refused, folder)}: {refused}."
+    except InputError as error:
+        return f"No repro was written of {refused}: {error}"
 
 
 def _read_sharing(text: str) -> ShareState:

@@ -222,7 +222,8 @@ class Comparison:
     ) -> None:
         """Open the file; where it fails in a call, the error is noted, and raised if this is strict."""
         self.file, self.subjects, self._load, self._strict = file, subjects, load, strict
-        self.program, self.eager = load(), Eager(subjects, find_sharing(file))
+        self.program = load()
+        self.eager = Eager({name: one.program for name, one in subjects.items()}, find_sharing(file))
         self._fresh = True
         self._history: list[Call] = []  # those of this case so far
         self.tallies = {

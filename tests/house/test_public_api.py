@@ -64,6 +64,7 @@ PUBLIC = [
     "register_delegate",
     "register_partitioner",
     "register_rewrite",
+    "save_repro",
     "to_backend",
     "verify",
 ]
