@@ -190,6 +190,8 @@ def _print_json(arguments: argparse.Namespace, _: LoweredMethods, artifact: Arti
 
 def _print_tables(arguments: argparse.Namespace, lowered: LoweredMethods, artifact: Artifact) -> None:
     make_console().print(lowered.report.table())
+    for refused in lowered.report.refused if arguments.save_repro is None else ():
+        say(f"{refused}.")
     if arguments.sizes:
         from exir_lowering.steps import placement
 

@@ -327,6 +327,8 @@ def test_the_command_writes_repros(
     printed = " ".join(capsys.readouterr().out.split())
     assert "Wrote repros/1/repro.py: forward: mine failed on aten_tanh_default" in printed and Path("out.pte").is_file()
     assert f"from {NoTanh.__module__} import NoTanh\n" in Path("repros/1/repro.py").read_text()
+    assert cli.main([*command[:-2], "--on-backend-error", "split"]) == 0
+    assert "forward: mine failed on aten_tanh_default" in " ".join(capsys.readouterr().out.split())
     command[2:4] = ["-p", "reference"]
     assert cli.main([*command, "--on-backend-error", "split"]) == 0
     assert "No repro was written, as no backend failed." in " ".join(capsys.readouterr().out.split())
