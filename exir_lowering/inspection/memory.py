@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from exir_lowering.inspection.report import Arena, Memory, PlannedTensor
 from exir_lowering.pte.code import Code
 from exir_lowering.pte.dataflow import DELEGATE, JUMP, KERNEL, PlanInstruction
+from exir_lowering.pte.instructions import items
 from exir_lowering.pte.signatures import MethodSignature
 from exir_lowering.pte.value_kinds import Tensor
 
@@ -56,10 +57,9 @@ def _spans(code: Code, instructions: Sequence[PlanInstruction], state: Sequence[
     spans = {**dict.fromkeys(code.inputs, (0, 0)), **dict.fromkeys(state, (0, end))}
     for number, (_, _, arguments) in enumerate(instructions):
         for value in arguments:
-            content = code.values[value].content
-            for index in (value, *(content if isinstance(content, tuple) else ())):
-                first, last = spans.get(int(index), (number, number))
-                spans[int(index)] = first, max(last, number)
+            for index in (value, *items(code.values, value)):
+                first, last = spans.get(index, (number, number))
+                spans[index] = first, max(last, number)
     for index in code.outputs:
         spans[index] = spans.get(index, (end, end))[0], end
     for number, (kind, target, _) in enumerate(instructions):
