@@ -99,7 +99,7 @@ def test_modules_of_the_debug_information_beside_the_file(tmp_path: Path) -> Non
     program = torch.export.export(Net().eval(), (torch.randn(2, 3, 8, 8),))
     artifact, path = lower(program).emit(provenance=False), tmp_path / "model.pte"
     artifact.save(path)
-    assert [title for title, *_ in shown(inspect(path).methods[0])][0] == "conv"
+    assert next(title for title, *_ in shown(inspect(path).methods[0])) == "conv"
     path.with_suffix(".debug.json").write_text('{"version": 2')
     with pytest.warns(UserWarning, match="is not used"):
         assert not any(call.modules for call in inspect(path).methods[0].calls if call.name == "aten::cumsum.out")
