@@ -35,14 +35,13 @@ def list_calls(
         for value in (*read, *(value for value in written if value in seen)):
             place = _place(code, value)
             if place in made:
-                found = Flow(made[place], number, value, _size(code, value))
-                flows.setdefault((found.source, number, place), found)
+                tensor = code.values[value].content
+                size = tensor.size if isinstance(tensor, Tensor) and not tensor.unbound else 0
+                flows.setdefault((made[place], number, place), Flow(made[place], number, value, size))
         made.update((_place(code, value), number) for value in written)
         seen.update(written)
-        kept = (
-            tuple(dict.fromkeys(state[place] for value in values if (place := _place(code, value)) in state))
-            for values in (read, written)
-        )
+        places = ([_place(code, value) for value in values] for values in (read, written))
+        kept = (tuple(dict.fromkeys(state[place] for place in known if place in state)) for known in places)
         origin, called = modules.find(number, instruction), instruction[1] if instruction[0] == DELEGATE else None
         calls.append(Call(number, *_name(code, instruction), instruction[2], origin, called, *kept))
     return tuple(calls), tuple(flows.values())
@@ -80,8 +79,3 @@ def _with_items(code: Code, values: Sequence[int]) -> tuple[int, ...]:
 def _place(code: Code, value: int) -> Hashable:
     storage = code.storage[value]
     return value if storage is None or storage.planned is None else storage.planned
-
-
-def _size(code: Code, value: int) -> int:
-    content = code.values[value].content
-    return content.size if isinstance(content, Tensor) and not content.unbound else 0

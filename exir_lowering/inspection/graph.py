@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from exir_lowering.plans import drawing, folding, naming
 from exir_lowering.plans.picture import Picture, Vertex
@@ -12,7 +12,7 @@ from exir_lowering.plans.planned import PlannedNode
 from exir_lowering.pte.signatures import printable
 
 if TYPE_CHECKING:
-    from exir_lowering.inspection.report import Call, DelegateReport, MethodReport
+    from exir_lowering.inspection.report import Call, MethodReport
 
 _MOST = 100_000
 """How many operators of payloads are counted: a file may call one payload as often as it likes."""
@@ -57,9 +57,8 @@ def _group(method: MethodReport) -> list[list[Call]]:
     """Return the calls of delegates, and the others between two of them: by module if there is no delegate."""
     groups: list[list[Call]] = []
     for call in method.calls:
-        last = groups[-1][-1] if groups else None
-        joined = last is not None and last.delegate is None and call.delegate is None
-        if joined and (method.delegates or call.modules in ((), groups[-1][0].modules)):
+        on_host = groups and call.delegate is None and groups[-1][-1].delegate is None
+        if on_host and (method.delegates or call.modules in ((), groups[-1][0].modules)):
             groups[-1].append(call)
         else:
             groups.append([call])
@@ -67,39 +66,26 @@ def _group(method: MethodReport) -> list[list[Call]]:
 
 
 def _vertex(method: MethodReport, number: int, group: Sequence[Call], read: bool) -> Vertex:
-    delegate = None if group[0].delegate is None else method.delegates[group[0].delegate]
-    nodes = tuple(map(_node, group)) if delegate is None else _payload_nodes(delegate, group[0].modules, read)
-    backend = None if delegate is None else printable(delegate.backend)
-    kind: Literal["host", "partition"] = "host" if delegate is None else "partition"
-    return Vertex(str(number), kind, "", backend, nodes)
-
-
-def _payload_nodes(delegate: DelegateReport, modules: Sequence[str], read: bool) -> tuple[PlannedNode, ...]:
-    """Return the operators of a payload; of which of the modules each of them is, only their order says."""
+    if group[0].delegate is None:
+        nodes = [_node(call.name, "".join(call.modules[:1])) for call in group]
+        return Vertex(str(number), "host", "", None, tuple(nodes))
+    delegate, modules = method.delegates[group[0].delegate], group[0].modules or ("",)
     names = [one.name for one in delegate.operators] if read and delegate.operators else ["unread payload"]
-    spread = [modules[i * len(modules) // len(names)] if modules else "" for i in range(len(names))]
-    return tuple(map(_made, names, spread))
+    # Of which of the modules an operator of a payload is, only the order of both says.
+    nodes = [_node(name, modules[i * len(modules) // len(names)]) for i, name in enumerate(names)]
+    return Vertex(str(number), "partition", "", printable(delegate.backend), tuple(nodes))
 
 
-def _node(call: Call) -> PlannedNode:
-    name = call.name.replace("::", ".")
-    return _made(f"{name}.default" if name.count(".") == 1 else name, call.modules[0] if call.modules else "")
-
-
-def _made(operator: str, module: str) -> PlannedNode:
-    path = printable(".".join(module.split(".", _DEPTH)[:_DEPTH]))
-    return PlannedNode("", printable(operator), None, path, "", (), 0, 0)
+def _node(operator: str, module: str) -> PlannedNode:
+    name, path = operator.replace("::", "."), ".".join(module.split(".", _DEPTH)[:_DEPTH])
+    name += ".default" * (name != operator and name.count(".") == 1)
+    return PlannedNode("", printable(name), None, printable(path), "", (), 0, 0)
 
 
 def _box(box: folding.Box, calls: Sequence[Call]) -> Box:
-    used: dict[str, list[str]] = {}
-    for word in ("reads", "writes"):
-        for name in dict.fromkeys(name for call in calls for name in getattr(call, word)):
-            used.setdefault(name, []).append(word)
-    grouped: dict[str, list[str]] = {}
-    for name, words in used.items():
-        grouped.setdefault(" and ".join(words), []).append(printable(name))
-    state = "; ".join(f"{words} {', '.join(names)}" for words, names in grouped.items())
+    read, written = ({name for call in calls for name in getattr(call, word)} for word in ("reads", "writes"))
+    used = {"reads and writes": read & written, "reads": read - written, "writes": written - read}
+    state = printable("; ".join(f"{words} {', '.join(sorted(names))}" for words, names in used.items() if names))
     where = f"{box.where}; {state}" if state else box.where
     return Box(_title(box, calls), box.operators, where, box.backend, box.vertices, tuple(calls), state)
 

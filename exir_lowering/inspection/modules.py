@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,26 +18,20 @@ from exir_lowering.pte.mapping import MappedFile
 class Modules:
     """Finds the modules of a method's instructions."""
 
-    debug: MethodDebug | None
+    debug: MethodDebug
     names: Mapping[int, str]  # of values
     weights: Sequence[Sequence[str]]  # the names of those that each delegate reads
 
     def find(self, number: int, instruction: PlanInstruction) -> tuple[str, ...]:
         """Return the paths of the modules that an instruction is from."""
         kind, target, values = instruction
-        named = self.weights[target] if kind == DELEGATE else [self.names.get(value, "") for value in values]
-        paths = list(self._debugged(number, kind, target)) or [name.rpartition(".")[0] for name in named]
-        return tuple(dict.fromkeys(filter(None, paths)))
-
-    def _debugged(self, number: int, kind: int, target: int) -> Iterator[str]:
-        handles: Sequence[int] = ()
-        if self.debug is not None and kind == KERNEL:
-            handles = self.debug.kernels.get(number, ())
-        elif self.debug is not None and kind == DELEGATE and target < len(self.debug.delegates):
+        handles = self.debug.kernels.get(number, ()) if kind == KERNEL else ()
+        if kind == DELEGATE and target < len(self.debug.delegates):
             handles = self.debug.delegates[target].handles
-        for handle in handles:
-            for node in self.debug.nodes.get(handle, ()) if self.debug is not None else ():
-                yield node.modules[-1].partition(": ")[0] if node.modules else ""
+        nodes = (node for handle in handles for node in self.debug.nodes.get(handle, ()))
+        paths = [node.modules[-1].partition(": ")[0] for node in nodes if node.modules]
+        named = self.weights[target] if kind == DELEGATE else (self.names.get(value, "") for value in values)
+        return tuple(dict.fromkeys(filter(None, paths or (name.rpartition(".")[0] for name in named))))
 
 
 def find_debug(file: MappedFile) -> Mapping[str, MethodDebug]:

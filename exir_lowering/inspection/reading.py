@@ -162,8 +162,9 @@ class _Reader:
         delegates = tuple(self._delegate(code, number) for number in range(len(code.payloads)))
         stored = enumerate(code.storage)
         names = {index: storage.label or "" for index, storage in stored if storage is not None}
+        names.update(made.values if made else {})
         weights = [[self._name(key) for key in one.weights] for one in delegates]
-        origin = modules.Modules(self.debug.get(code.name), {**names, **(made.values if made else {})}, weights)
+        origin = modules.Modules(self.debug.get(code.name, MethodDebug({}, (), {})), names, weights)
         calls, flows = list_calls(code, spec, signature, origin)
         kernels = Counter(call.name for call in calls if call.kind == "kernel")
         used = memory.measure(code, signature, spec.state)

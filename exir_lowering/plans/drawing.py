@@ -7,7 +7,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -20,14 +20,6 @@ _WIDE, _NARROW = 1180.0, 330.0
 
 _LABELS = 4
 """How many lines that enter a box have room for labels."""
-
-
-class Titled(Protocol):
-    """What a box shows."""
-
-    @property
-    def title(self) -> str:
-        """What it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +37,7 @@ class Line:
 
 def render(package: str, filters: Mapping[str, Callable[..., Any]], **values: Any) -> str:
     """Render a package's page; all values are escaped, and a policy lets the browser run and load nothing."""
-    own, common = PackageLoader(package, "assets"), PackageLoader("exir_lowering.plans", "assets")
-    loader = ChoiceLoader([own, common])
+    loader = ChoiceLoader([PackageLoader(one, "assets") for one in (package, "exir_lowering.plans")])
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -62,8 +53,8 @@ def colours(backends: Iterable[str]) -> dict[str | None, str]:
     return {**{backend: f"b{i % _COLOURS}" for i, backend in enumerate(backends)}, None: "host"}
 
 
-def draw(boxes: Sequence[Titled], handed: Mapping[tuple[int, int], int]) -> dict[str, dict[str, Any]]:
-    """Return the pictures of a graph, for a screen and for a phone, from the bytes that go from box to box."""
+def draw(boxes: Sequence[Any], handed: Mapping[tuple[int, int], int]) -> dict[str, dict[str, Any]]:
+    """Return the pictures of boxes with titles, for a screen and for a phone, from the bytes that go between them."""
     return {"wide": _draw(boxes, handed, _WIDE), "narrow": _draw(boxes, handed, _NARROW)}
 
 
@@ -72,7 +63,7 @@ def _with_breaks(words: str) -> Markup:
     return Markup(re.sub(r"([,._/])(?=\w)", r"\1<wbr>", str(escape(words))))
 
 
-def _draw(boxes: Sequence[Titled], handed: Mapping[tuple[int, int], int], room: float) -> dict[str, Any]:
+def _draw(boxes: Sequence[Any], handed: Mapping[tuple[int, int], int], room: float) -> dict[str, Any]:
     laid = layout.place(len(boxes), sorted(handed), room)
     lines = []
     entering: dict[int, list[float]] = {}
