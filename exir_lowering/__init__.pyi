@@ -20,6 +20,7 @@ from .lowered import LoweredMethods as LoweredMethods
 from .lowered_module import LoweredModule as LoweredModule
 from .model import (
     Adjustment as Adjustment,
+    NarrowedDimension as NarrowedDimension,
     RefusedPartition as RefusedPartition,
     RefusedRewrite as RefusedRewrite,
     Rejection as Rejection,

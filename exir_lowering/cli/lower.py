@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from exir_lowering.lowered import LoweredMethods
     from exir_lowering.model import RefusedPartition
+    from exir_lowering.plans.report import Report
     from exir_lowering.steps.emit import Artifact
     from exir_lowering.steps.shared_state import ShareState
 
@@ -125,6 +126,7 @@ def execute(arguments: argparse.Namespace) -> int:
             provenance=not arguments.no_provenance,
         )
         artifact.save(target)
+    warn_of_narrowed(lowered.report)
     if arguments.share_state == "auto":
         _warn_of_unshared(artifact)
     (_print_json if arguments.json else _print_tables)(arguments, lowered, artifact)
@@ -148,6 +150,13 @@ def _read_sharing(text: str) -> ShareState:
     if not all(names):
         raise argparse.ArgumentTypeError(f"expected auto, all, none or names with commas between them, got {text!r}")
     return words.get(text, names)
+
+
+def warn_of_narrowed(report: Report) -> None:
+    """Say which sizes of an input the conversion did not take into account; programs of files mostly keep theirs."""
+    if report.narrowed:
+        first, *others = report.narrowed
+        say(f"warning: {first}{f' (and {len(others)} more dimensions)' if others else ''}.", error=True)
 
 
 def _warn_of_unshared(artifact: Artifact) -> None:

@@ -34,6 +34,7 @@ PUBLIC = [
     "LoweringError",
     "LoweringOptions",
     "LoweringPlan",
+    "NarrowedDimension",
     "PartitionResult",
     "PartitionTooLargeError",
     "Partitioner",
