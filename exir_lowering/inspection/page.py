@@ -12,7 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from exir_lowering.inspection import text
 from exir_lowering.plans import formatting as shown
-from exir_lowering.pte.signatures import printable
+from exir_lowering.pte.printing import printable
 
 if TYPE_CHECKING:
     from exir_lowering.inspection.report import Arena, FileReport, MethodReport
