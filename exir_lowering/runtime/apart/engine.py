@@ -114,6 +114,13 @@ class Apart:
         else:
             self._ask(self._file.name, self._worker, self._opening)
 
+    def take_over(self, other: Apart) -> None:
+        """Go on in the process of another file, which has none then."""
+        if other._worker is not None:
+            other._finalizer.detach()
+            self._worker, other._worker = other._worker, None
+            self._finalizer = weakref.finalize(self, self._worker.abandon)
+
     def _ask(self, where: str, worker: Worker, message: Message) -> Message:
         """Send a message, and return the reply; end the process when that does not come, or says that it is over."""
         seconds, done = self._limits.seconds, False
@@ -155,9 +162,14 @@ def _warn(caught: Sequence[tuple[str, str]]) -> None:
 
 
 def open_apart(
-    file: ProgramFile, engine: str, given: Mapping[str, Any], unavailable: Unavailable, limits: Limits
+    file: ProgramFile,
+    engine: str,
+    given: Mapping[str, Any],
+    unavailable: Unavailable,
+    limits: Limits,
+    before: Apart | None = None,
 ) -> Apart:
-    """Open a file in a process of its own; raise what `load` raises, or an InputError if that is impossible."""
+    """Open a file in a process of its own, or in that of another one; raise what `load` raises, or an InputError."""
     if not SUPPORTED:
         raise InputError(f"{file.name} cannot be loaded with limits: this system cannot fork processes.")
     sources = [file.file.source, *(one.file.source for one in file.data.files)]
@@ -179,7 +191,9 @@ def open_apart(
     }
     contents = [source for source in sources if isinstance(source, bytes)]
     opened = Apart(file, engine, (header, contents), modules, limits)
-    opened.start()
+    if before is not None:
+        opened.take_over(before)
+    opened.restart()
     return opened
 
 
