@@ -114,12 +114,10 @@ class Apart:
         else:
             self._ask(self._file.name, self._worker, self._opening)
 
-    def take_over(self, other: Apart) -> None:
-        """Go on in the process of another file, which has none then."""
-        if other._worker is not None:
-            other._finalizer.detach()
-            self._worker, other._worker = other._worker, None
-            self._finalizer = weakref.finalize(self, self._worker.abandon)
+    def reopen(self, file: ProgramFile, opening: Message, modules: Sequence[str]) -> None:
+        """Open another file instead, in the same process if that is there; it raises as `start`."""
+        self._file, self._opening, self._modules = file, opening, modules
+        self.restart()
 
     def _ask(self, where: str, worker: Worker, message: Message) -> Message:
         """Send a message, and return the reply; end the process when that does not come, or says that it is over."""
@@ -169,7 +167,7 @@ def open_apart(
     limits: Limits,
     before: Apart | None = None,
 ) -> Apart:
-    """Open a file in a process of its own, or in that of another one; raise what `load` raises, or an InputError."""
+    """Open a file in a process of its own, or in one that is there; raise what `load` raises, or an InputError."""
     if not SUPPORTED:
         raise InputError(f"{file.name} cannot be loaded with limits: this system cannot fork processes.")
     sources = [file.file.source, *(one.file.source for one in file.data.files)]
@@ -190,10 +188,8 @@ def open_apart(
         "memory": limits.memory,
     }
     contents = [source for source in sources if isinstance(source, bytes)]
-    opened = Apart(file, engine, (header, contents), modules, limits)
-    if before is not None:
-        opened.take_over(before)
-    opened.restart()
+    opened = before or Apart(file, engine, (header, contents), modules, limits)
+    opened.reopen(file, (header, contents), modules)
     return opened
 
 
