@@ -188,8 +188,11 @@ def open_apart(
         "memory": limits.memory,
     }
     contents = [source for source in sources if isinstance(source, bytes)]
-    opened = before or Apart(file, engine, (header, contents), modules, limits)
-    opened.reopen(file, (header, contents), modules)
+    if before is not None:
+        before.reopen(file, (header, contents), modules)
+        return before
+    opened = Apart(file, engine, (header, contents), modules, limits)
+    opened.start()
     return opened
 
 
