@@ -346,8 +346,7 @@ class Comparison:
         if case.continuous and case.finite and any(each.score > 1 and not each.problem for each in found):
             found = compare(expected, self._noise(name, *given, expected))
         if self._beside is not None:
-            likes = self._beside.setdefault((name, case.name, call), got)
-            also = compare(likes, none)
+            also = compare(self._beside.setdefault((name, case.name, call), got), none)
             found = [min(pair, key=lambda each: each.score) for pair in zip(found, also, strict=True)]
         for index, each in enumerate(found):
             tally.add(index, case, call, expected[index], each)
