@@ -55,14 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="fuse quantized patterns on the host, such as an embedding of quantized weights, into quantized operators",
     )
-    parser.add_argument(
-        "--share-state",
-        type=_read_sharing,
-        default="auto",
-        metavar="auto|all|none|NAME,...",
-        help="the state that methods share: what has one name, or these names; auto: what was one memory when it was "
-        "exported, which programs from files have lost (default: auto)",
-    )
+    add_sharing(parser)
     parser.add_argument(
         "--on-backend-error",
         choices=("raise", "fallback", "split"),
@@ -87,6 +80,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--explain-cache", action="store_true", help="show what was in the cache, and why the rest was not"
     )
     parser.add_argument("--json", action="store_true", help="print the report as JSON instead of tables")
+
+
+def add_sharing(parser: argparse.ArgumentParser) -> None:
+    """Add the argument for the state that methods share."""
+    parser.add_argument(
+        "--share-state",
+        type=_read_sharing,
+        default="auto",
+        metavar="auto|all|none|NAME,...",
+        help="the state that methods share: what has one name, or these names; auto: what was one memory when it was "
+        "exported, which programs from files have lost (default: auto)",
+    )
 
 
 def execute(arguments: argparse.Namespace) -> int:

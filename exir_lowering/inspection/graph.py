@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from exir_lowering.plans import drawing, folding, naming
 from exir_lowering.plans.picture import Picture, Vertex
 from exir_lowering.plans.planned import PlannedNode
-from exir_lowering.pte.signatures import printable
+from exir_lowering.pte.printing import printable
 
 if TYPE_CHECKING:
     from exir_lowering.inspection.report import Call, MethodReport

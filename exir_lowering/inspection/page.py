@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from exir_lowering.inspection import graph, text
 from exir_lowering.plans import drawing
-from exir_lowering.pte.signatures import printable
+from exir_lowering.pte.printing import printable
 
 if TYPE_CHECKING:
     from exir_lowering.inspection.report import Arena, FileReport, MethodReport

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, OutputKind
+from torch.export.graph_signature import InputKind, InputSpec, OutputKind
 from torch.fx import GraphModule, Interpreter, Node
 
 from exir_lowering import graphs
@@ -19,6 +19,7 @@ from exir_lowering._upstream.tensors import version
 from exir_lowering.graphs.copies import memory_key
 from exir_lowering.pte.format import program_signatures
 from exir_lowering.runtime.source import ProgramFile
+from exir_lowering.steps.casewise.inline import writes
 
 _STATE = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
 
@@ -194,44 +195,27 @@ def _state_keys(programs: Mapping[str, ExportedProgram], sharing: Sharing) -> di
 
 def _may_write(program: ExportedProgram) -> set[Node]:
     """Return the lifted inputs that a program may write: by its signature, and where operators work in place."""
-    names = graphs.written_state(program)
-    lifted = graphs.lifted_inputs(program)
-    parameters = {node for node, spec in lifted.items() if spec.kind is InputKind.PARAMETER}
-    found = {node for node, spec in lifted.items() if spec.target in names}
+    names, lifted = graphs.written_state(program), graphs.lifted_inputs(program)
     pending = [
         operand
         for node in program.graph.nodes
-        if node.op == "call_function" and _writes(program.graph_module, node)
+        if graphs.is_mutating(node)
+        or any(writes(nested.module) for nested in graphs.nested_graphs(program.graph_module, node))
         for operand in _aliased(node)
     ]
-    seen = set(pending)
+    seen: set[Node] = set()
     while pending:
         node = pending.pop()
-        if node in lifted:
-            found.add(node)
-        for source in _aliased(node) if node.op == "call_function" else ():
+        if node not in seen and node.op == "call_function":
             # What operators return undeclared may be state; that it is a weight would take a copy of most weights.
-            undeclared = source in parameters and not _declares(node)
-            if source not in seen and not undeclared:
-                seen.add(source)
-                pending.append(source)
-    return found
+            declared = is_overload(node.target) and not is_composite(node.target)
+            pending += [one for one in _aliased(node) if declared or not _is_parameter(lifted.get(one))]
+        seen.add(node)
+    return {node for node, spec in lifted.items() if spec.target in names or node in seen}
 
 
-def _writes(module: GraphModule, node: Node) -> bool:
-    if is_overload(node.target):
-        return graphs.is_mutating(node)
-    return any(
-        graphs.is_mutating(inner)
-        for nested in graphs.nested_graphs(module, node)
-        for _, called in graphs.walk(nested.module)
-        for inner in called.graph.nodes
-    )
-
-
-def _declares(node: Node) -> bool:
-    """Return whether a node's operator declares all operands whose memory its result may be in."""
-    return is_overload(node.target) and not is_composite(node.target)
+def _is_parameter(spec: InputSpec | None) -> bool:
+    return spec is not None and spec.kind is InputKind.PARAMETER
 
 
 def _aliased(node: Node) -> Iterator[Node]:
@@ -240,12 +224,7 @@ def _aliased(node: Node) -> Iterator[Node]:
         yield from node.all_input_nodes
         return
     for index, argument in enumerate(list_arguments(node.target)):
-        if argument.aliased:
-            yield from _nodes(node.args[index] if index < len(node.args) else node.kwargs.get(argument.name))
-
-
-def _nodes(value: Any) -> Iterator[Node]:
-    if isinstance(value, Node):
-        yield value
-    for entry in value if isinstance(value, (list, tuple)) else ():
-        yield from _nodes(entry)
+        value = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
+        for entry in value if isinstance(value, (list, tuple)) else (value,):
+            if argument.aliased and isinstance(entry, Node):
+                yield entry
