@@ -20,6 +20,7 @@ from .lowered import LoweredMethods as LoweredMethods
 from .lowered_module import LoweredModule as LoweredModule
 from .model import (
     Adjustment as Adjustment,
+    NarrowedDimension as NarrowedDimension,
     RefusedPartition as RefusedPartition,
     RefusedRewrite as RefusedRewrite,
     Rejection as Rejection,
@@ -50,3 +51,4 @@ from .quantization import Quantized as Quantized, quantize as quantize
 from .runtime import Limits as Limits, LoadedProgram as LoadedProgram, load as load
 from .steps.emit import Artifact as Artifact
 from .verification import Culprit as Culprit, Verification as Verification, bisect as bisect, verify as verify
+from .verification.repro import save_repro as save_repro

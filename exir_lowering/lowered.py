@@ -36,6 +36,7 @@ class LoweredMethods(Lowered, Mapping[str, ExportedProgram]):
         made_by: What is known of the lowering, which `emit` writes into the file.
         unchanged: The programs before they were rewritten, in Edge dialect, of the methods in which anything was; debug
             handles of what is gone are looked up there.
+        failed: The partitions of `report.refused`, in that order, for `save_repro`.
     """
 
     def __getitem__(self, method: str) -> ExportedProgram:

@@ -88,6 +88,32 @@ class RefusedPartition:
 
 
 @dataclass(frozen=True, slots=True)
+class NarrowedDimension:
+    """A dynamic dimension of an input that may have fewer sizes in Edge dialect than in the program that was given.
+
+    Attributes:
+        method: The method.
+        input: The name of the input.
+        dimension: Its dimension, from 0.
+        given: The least and the greatest size in the program; None for a greatest that is not bounded.
+        converted: The same in Edge dialect.
+    """
+
+    method: str
+    input: str
+    dimension: int
+    given: tuple[int, int | None]
+    converted: tuple[int, int | None]
+
+    def __str__(self) -> str:
+        given, converted = (f"{low}..{'' if high is None else high}" for low, high in (self.given, self.converted))
+        return (
+            f"{self.method}: dimension {self.dimension} of {self.input} is {given} in the program; the conversion to "
+            f"Edge dialect took it for {converted}, so what other sizes give is not certain: verify tries them"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Rewriting:
     """What a rewrite did in one place.
 

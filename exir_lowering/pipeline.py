@@ -42,7 +42,7 @@ from exir_lowering.steps.conversion_context import converting
 from exir_lowering.steps.edge import as_edge, check_preserved, to_edge
 from exir_lowering.steps.extract import extract
 from exir_lowering.steps.preprocess import list_units, preprocess
-from exir_lowering.steps.provenance import describe, versions
+from exir_lowering.steps.provenance import describe, list_narrowed, versions
 from exir_lowering.steps.recovery import Recovery
 from exir_lowering.steps.rewrite import rewrite
 from exir_lowering.steps.session import Session
@@ -260,20 +260,21 @@ def _lower(
         with session.timed("splice"), locks.conversion():
             lowered = {one.partition.id: one for one in results}
             programs = splice(extracted, lowered)
-            made_by = describe(methods, found, planned, session.options)
+            made_by, narrowed = describe(methods, found, planned, session.options), list_narrowed(methods)
     payloads = {name: len(partition.result.processed_bytes) for name, partition in lowered.items()}
     left = {method.name: method.left_to_executorch for method in methods if method.left_to_executorch}
     uses, off = tuple(session.cache.uses), pins.tell_switched_off()
     told = planned.methods, payloads, dict(session.times.seconds), left, uses, off, tuple(recovery.refused)
     return LoweredMethods(
         programs,
-        Report(*told, states=states, units=list_units(results), versions=planned.versions),
+        Report(*told, states=states, units=list_units(results), narrowed=narrowed, versions=planned.versions),
         {method.name: method.program for method in methods},
         constant_methods,
         session.options.accelerate,
         in_place=any(method.rewrites for method in methods),
         unchanged={method.name: method.unchanged for method in methods if method.unchanged is not None},
         made_by=made_by,
+        failed=tuple(recovery.failed),
     )
 
 
@@ -283,12 +284,15 @@ def _preprocess(
     """Lower all groups, each in one call; None if what backends fail on has to be taken from them first."""
     if recovery.learn(groups, lower_group):
         return None
+    results: list[LoweredPartition] = []
     try:
-        return [one for group in groups for one in lower_group(group)]
-    except BackendFailure:
-        if not recovery.begin() or not recovery.learn(groups, lower_group):
+        for group in groups:
+            results += lower_group(group)
+    except BackendFailure as failure:
+        if not recovery.begin(group.backend_id, failure) or not recovery.learn(groups, lower_group):
             raise
         return None
+    return results
 
 
 def _partition_all(

@@ -31,7 +31,7 @@ def mend(config: Any, together: Collection[str]) -> None:
     """
     if config.target_name == "convolution.default":
         config.force_non_static_weights_for_f32_linear = False  # the runtime refuses the result
-    refusals = (_refuse_dimensions, *_REFUSALS.get(config.target_name, ()))
+    refusals = (_refuse_dimensions, _refuse_quantised_scalar, *_REFUSALS.get(config.target_name, ()))
     if config.target_name == "_softmax.default":
         taken = frozenset(name.partition(".")[0] for name in together)
         refusals = (*refusals, partial(_refuse_last_dimension, taken=taken))
@@ -54,6 +54,15 @@ def _check(
 def _refuse_dimensions(node: Node) -> str | None:
     if any(value.dim() > _MOST_DIMENSIONS for value in _values(node, *node.all_input_nodes)):
         return f"XNNPACK's tensors have at most {_MOST_DIMENSIONS} dimensions"
+    return None
+
+
+def _refuse_quantised_scalar(node: Node) -> str | None:
+    """Refuse what reads a quantised tensor without dimensions: ExecuTorch's preprocess looks at its first row."""
+    for value in (node, *node.all_input_nodes):
+        before = value.args[0] if _name(value).startswith("dequantize") else None
+        if isinstance(before, Node) and _quantises(before) and _tensor(before).dim() == 0:
+            return "ExecuTorch's preprocess fails on a tensor without dimensions that is quantised"
     return None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from exir_lowering.cli import method_inputs, partitioning, program_files
+from exir_lowering.cli import lower, method_inputs, partitioning, program_files
 from exir_lowering.cli.command import MISTAKE, OK, Command
 from exir_lowering.cli.output import find_file, kept_from_stdout, make_console, say
 from exir_lowering.errors import InputError
@@ -28,6 +28,7 @@ in it is executed: bisect programs that you would run.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     program_files.add_arguments(parser)
+    lower.add_sharing(parser)
     parser.add_argument("--inputs", metavar="INPUTS.pt", help="the calls to compare, instead of generated ones")
     parser.add_argument(
         "--save-repro", metavar="FOLDER", help="write what shows the error there: a program, its inputs and a script"
@@ -50,6 +51,7 @@ def execute(arguments: argparse.Namespace) -> int:
             choice.make(),
             inputs=None if given is None else method_inputs.read_calls("--inputs", given),
             options=program_files.make_options(arguments),
+            share_state=arguments.share_state,
         )
     if arguments.json:
         print(found.to_json())

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from executorch.exir import ExecutorchBackendConfig
 
     from exir_lowering.lowered import LoweredMethods
+    from exir_lowering.model import RefusedPartition
+    from exir_lowering.plans.report import Report
     from exir_lowering.steps.emit import Artifact
     from exir_lowering.steps.shared_state import ShareState
 
@@ -53,14 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="fuse quantized patterns on the host, such as an embedding of quantized weights, into quantized operators",
     )
-    parser.add_argument(
-        "--share-state",
-        type=_read_sharing,
-        default="auto",
-        metavar="auto|all|none|NAME,...",
-        help="the state that methods share: what has one name, or these names; auto: what was one memory when it was "
-        "exported, which programs from files have lost (default: auto)",
-    )
+    add_sharing(parser)
     parser.add_argument(
         "--on-backend-error",
         choices=("raise", "fallback", "split"),
@@ -68,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what to do when a backend fails on a partition: end with its error (default); leave its operators to the "
         "next partitioner or the host (fallback); or cut it until what fails is isolated, and leave only that (split)",
     )
+    parser.add_argument("--save-repro", metavar="FOLDER", help="write what shows each of these failures: FOLDER/1, ...")
     parser.add_argument(
         "--no-provenance",
         action="store_true",
@@ -86,12 +82,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the report as JSON instead of tables")
 
 
+def add_sharing(parser: argparse.ArgumentParser) -> None:
+    """Add the argument for the state that methods share."""
+    parser.add_argument(
+        "--share-state",
+        type=_read_sharing,
+        default="auto",
+        metavar="auto|all|none|NAME,...",
+        help="the state that methods share: what has one name, or these names; auto: what was one memory when it was "
+        "exported, which programs from files have lost (default: auto)",
+    )
+
+
 def execute(arguments: argparse.Namespace) -> int:
     """Lower the programs, write the files and print the report."""
     files = program_files.find_programs(arguments.models)
     target = check_target(arguments.output, ".pte")
     if arguments.external_weights is not None:
         _check_data_name(arguments.external_weights)
+    if arguments.save_repro is not None and arguments.on_backend_error == "raise":
+        raise InputError("--save-repro: expected --on-backend-error fallback or split too: else a failure ends it all.")
     values = constant_methods.read_constants(arguments, files)
     choice = partitioning.read_choice(arguments, files)
     with kept_from_stdout(arguments.json):
@@ -105,6 +115,10 @@ def execute(arguments: argparse.Namespace) -> int:
             ),
         )
         lowered = lower(program_files.read_programs(files, arguments.trust), partitioners, options=options)
+        for number, refused in enumerate(lowered.report.refused if arguments.save_repro is not None else (), 1):
+            say(_save_repro(lowered, refused, Path(arguments.save_repro, str(number))), error=arguments.json)
+        if arguments.save_repro is not None and not lowered.report.refused:
+            say("No repro was written, as no backend failed.", error=arguments.json)
         if arguments.runner_metadata:
             values = constant_methods.add_metadata(values, lowered.edge_programs["forward"])
         artifact = lowered.emit(
@@ -117,11 +131,22 @@ def execute(arguments: argparse.Namespace) -> int:
             provenance=not arguments.no_provenance,
         )
         artifact.save(target)
+    warn_of_narrowed(lowered.report)
     if arguments.share_state == "auto":
         _warn_of_unshared(artifact)
     (_print_json if arguments.json else _print_tables)(arguments, lowered, artifact)
     say(_list_written(target, artifact, values), error=arguments.json)
     return OK
+
+
+def _save_repro(lowered: LoweredMethods, refused: RefusedPartition, folder: Path) -> str:
+    """Write what shows a failure; return where it is, or why it cannot be written, which is no reason to end."""
+    from exir_lowering.verification.repro import save_repro
+
+    try:
+        return f"Wrote {save_repro(lowered, refused, folder)}: {refused}."
+    except InputError as error:
+        return f"No repro was written of {refused}: {error}"
 
 
 def _read_sharing(text: str) -> ShareState:
@@ -130,6 +155,13 @@ def _read_sharing(text: str) -> ShareState:
     if not all(names):
         raise argparse.ArgumentTypeError(f"expected auto, all, none or names with commas between them, got {text!r}")
     return words.get(text, names)
+
+
+def warn_of_narrowed(report: Report) -> None:
+    """Say which sizes of an input the conversion did not take into account; programs of files mostly keep theirs."""
+    if report.narrowed:
+        first, *others = report.narrowed
+        say(f"warning: {first}{f' (and {len(others)} more dimensions)' if others else ''}.", error=True)
 
 
 def _warn_of_unshared(artifact: Artifact) -> None:
@@ -172,6 +204,8 @@ def _print_json(arguments: argparse.Namespace, _: LoweredMethods, artifact: Arti
 
 def _print_tables(arguments: argparse.Namespace, lowered: LoweredMethods, artifact: Artifact) -> None:
     make_console().print(lowered.report.table())
+    for refused in lowered.report.refused if arguments.save_repro is None else ():
+        say(f"{refused}.")
     if arguments.sizes:
         from exir_lowering.steps import placement
 

@@ -115,15 +115,18 @@ class BackendFailure(LoweringError):
 class PartitionTooLargeError(LoweringError):
     """What a backend may raise for a partition that is too large for it.
 
-    With `LoweringOptions(on_backend_error="split")` it then gets smaller ones.
+    With `LoweringOptions(on_backend_error="split")` it then gets smaller ones, and so it does for all that follow.
 
     Attributes:
-        operators: How many operators a partition may have, at least 1.
+        operators: How many operators a partition may have, at least 1; None if that is not the limit.
+        bytes: How many bytes of weights a partition may read: of its parameters, buffers and constants, each counted
+            once, in the dtypes that the backend gets. None if that is not the limit.
     """
 
-    def __init__(self, message: str, *, operators: int) -> None:
+    def __init__(self, message: str, *, operators: int | None = None, bytes: int | None = None) -> None:
         super().__init__(message)
-        self.operators = max(1, int(operators))
+        self.operators = None if operators is None else max(1, int(operators))
+        self.bytes = None if bytes is None else max(0, int(bytes))
 
 
 class BackendUnavailableError(LoweringError):

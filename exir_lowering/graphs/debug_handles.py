@@ -109,7 +109,7 @@ def put_back(result: PreprocessResult, numbers: Mapping[int, int], payloads: Any
     handles = {number: handle for handle, number in numbers.items()}
 
     def own(named: Any) -> Any:
-        if isinstance(named, (tuple, list)):
+        if isinstance(named, (tuple, list, set, frozenset)):
             return type(named)(handles.get(each, each) for each in named)
         return handles.get(named, named)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from exir_lowering.inspection import data, text
 from exir_lowering.inspection.report import FileReport, MethodReport
-from exir_lowering.pte.signatures import printable
+from exir_lowering.pte.printing import printable, render
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Difference:
             return printable(f"{self.before} and {self.after} have the same methods, weights and sizes.") + "\n"
         rows = [(one.what, one.name, one.before or "-", one.after or "-") for one in self.changes]
         title = f"{self.before} -> {self.after}"
-        return text.render(text.section(title, ("what", "of", "before", "after"), rows, len(rows)), width)
+        return render(text.section(title, ("what", "of", "before", "after"), rows, len(rows)), width)
 
     def to_json(self) -> str:
         """Return it as JSON: `{"version": 1, "before", "after", "changes": [{"what", "name", "before", "after"}]}`."""

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
-from exir_lowering.inspection import text
-from exir_lowering.plans import formatting as shown
-from exir_lowering.pte.signatures import printable
+from exir_lowering.inspection import graph, text
+from exir_lowering.plans import drawing
+from exir_lowering.pte.printing import printable
 
 if TYPE_CHECKING:
     from exir_lowering.inspection.report import Arena, FileReport, MethodReport
@@ -43,15 +39,12 @@ def to_html(report: FileReport) -> str:
     All names in the file are shown as text: they are escaped, and a content security policy lets the browser run and
     load nothing.
     """
-    loader = PackageLoader("exir_lowering.inspection", "assets")
-    environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters.update(size=shown.size, printable=printable, spec=text.spec)
-    style = loader.get_source(environment, "page.css")[0]
-    digest = "sha256-" + base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    return environment.get_template("page.html.jinja").render(
+    return drawing.render(
+        "exir_lowering.inspection",
+        {"printable": printable, "spec": text.spec},
         report=report,
+        graphs=[graph.draw(method) for method in report.methods],
+        colours=drawing.colours(map(printable, report.backends)),
         summary=report.summary(width=10_000).splitlines(),
         facts=text.facts(report.provenance) if report.provenance is not None else [],
         boxes=_treemap(report),
@@ -59,8 +52,6 @@ def to_html(report: FileReport) -> str:
         names={
             method.name: {tensor.value: tensor.name for tensor in method.memory.tensors} for method in report.methods
         },
-        style=style,
-        style_hash=digest,
     )
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from exir_lowering.inspection import account, memory
+from exir_lowering.inspection import account, memory, modules
+from exir_lowering.inspection.calls import list_calls
 from exir_lowering.inspection.report import (
     ByteRange,
-    Call,
     DelegateReport,
     FileReport,
     Kind,
@@ -33,7 +33,7 @@ from exir_lowering.pte import (
 )
 from exir_lowering.pte.code import Code
 from exir_lowering.pte.container import Data
-from exir_lowering.pte.dataflow import DELEGATE, FREE, JUMP, KERNEL, MOVE
+from exir_lowering.pte.debug_info import MethodDebug
 from exir_lowering.pte.format import MethodSpec
 from exir_lowering.pte.mapping import MappedFile
 from exir_lowering.pte.provenance import MethodProvenance, Provenance
@@ -41,7 +41,6 @@ from exir_lowering.pte.signatures import MethodSignature
 from exir_lowering.pte.value_kinds import Tensor
 
 _EXPECTED = "the path or the content of a .pte or .ptd file"
-_WORDS = {MOVE: "move", JUMP: "jump", FREE: "free"}
 _CONTENT = frozenset({"constant", "state", "payload", "named data"})
 _OURS: Mapping[str, Kind] = {assembling.MODULE: "module", provenance.KEY: "provenance", digests.KEY: "digests"}
 
@@ -69,14 +68,14 @@ def inspect(source: str | os.PathLike[str] | bytes, *, data: data_files.Given = 
     if kinds.kind_of_content(file.content) is kinds.PTD:
         return _read_data(file, file.parse(container.read_data, kinds.PTD))
     name = file.source if isinstance(file.source, str) else file.name
-    found = file.parse(partial(_read_program, name), kinds.PTE)
+    found = file.parse(partial(_read_program, name, modules.find_debug(file)), kinds.PTE)
     return replace(found, data=tuple(_read_data(one.file, one.weights) for one in given.files))
 
 
-def _read_program(name: str, content: memoryview) -> FileReport:
+def _read_program(name: str, debug: Mapping[str, MethodDebug], content: memoryview) -> FileReport:
     """Make the report of a `.pte` file; raise a CorruptError when it is damaged."""
     methods, data = file_format.read_checked(content, find_checks)
-    return _Reader(content, data, provenance.read(data.named)).report(name, methods)
+    return _Reader(content, data, provenance.read(data.named), debug).report(name, methods)
 
 
 def _read_data(file: MappedFile, named: Mapping[str, container.Weight]) -> FileReport:
@@ -107,6 +106,7 @@ class _Reader:
     file: memoryview
     data: Data
     known: Provenance | None
+    debug: Mapping[str, MethodDebug]
     parts: list[ByteRange] = field(default_factory=list)  # of the file, the outer ones first
     # What is stored, by where it is, and who uses it.
     stored: dict[tuple[object, ...], Stored] = field(default_factory=dict)
@@ -159,11 +159,16 @@ class _Reader:
     def _method(self, code: Code, spec: MethodSpec, signature: MethodSignature) -> MethodReport:
         made = self.known.methods.get(code.name) if self.known is not None else None
         self._add_tensors(code, made or MethodProvenance())
-        calls = tuple(_calls(code))
-        kernels = Counter(call.name for call in calls if call.kind == "kernel")
         delegates = tuple(self._delegate(code, number) for number in range(len(code.payloads)))
+        stored = enumerate(code.storage)
+        names = {index: storage.label or "" for index, storage in stored if storage is not None}
+        names.update(made.values if made else {})
+        weights = [[self._name(key) for key in one.weights] for one in delegates]
+        origin = modules.Modules(self.debug.get(code.name, MethodDebug({}, (), {})), names, weights)
+        calls, flows = list_calls(code, spec, signature, origin)
+        kernels = Counter(call.name for call in calls if call.kind == "kernel")
         used = memory.measure(code, signature, spec.state)
-        return MethodReport(signature, delegates, dict(sorted(kernels.items())), used, calls)
+        return MethodReport(signature, delegates, dict(sorted(kernels.items())), used, calls, flows)
 
     def _add_tensors(self, code: Code, known: MethodProvenance) -> None:
         """Add the weights of the host, and the first values of state."""
@@ -190,19 +195,5 @@ class _Reader:
             content = self.data.named.get(key)
             self._add("named data", key, self._name(key), content, size if content is None else len(content), user)
         return DelegateReport(
-            *(number, payload.backend, len(payload.content), payload.specs, operators, tuple(sorted(weights)))
+            *(number, payload.backend, len(payload.content), payload.specs, operators, tuple(weights))
         )
-
-
-def _calls(code: Code) -> Iterator[Call]:
-    number = 0
-    for chain in code.chains:
-        for kind, target, arguments in chain:
-            name = _WORDS.get(kind, "")
-            if kind == KERNEL:
-                name = ".".join(filter(None, code.operators[target]))
-            elif kind == DELEGATE:
-                name = f"{target} ({code.payloads[target].backend})"
-            word = {KERNEL: "kernel", DELEGATE: "delegate"}.get(kind, name)
-            yield Call(number, word, name, arguments)
-            number += 1

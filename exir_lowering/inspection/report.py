@@ -164,12 +164,38 @@ class Call:
         kind: "kernel", "delegate", "move", "jump" or "free".
         name: The kernel, or the delegate as "0 (XnnpackBackend)".
         values: The values that it is called with.
+        modules: The paths of the modules that it is from, as far as the names of weights say it, or the debug
+            information beside the file.
+        delegate: The number of the delegate that it calls; None if it calls none.
+        reads: The state that it reads, by name.
+        writes: The state that it writes.
     """
 
     number: int
     kind: str
     name: str
     values: tuple[int, ...]
+    modules: tuple[str, ...] = ()
+    delegate: int | None = None
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """A value that one instruction makes and another reads.
+
+    Attributes:
+        source: The number of the first.
+        target: The number of the second.
+        value: The value, as the second has it: it may be a view.
+        bytes: Its size; 0 for a number, and for a tensor whose size has no bound.
+    """
+
+    source: int
+    target: int
+    value: int
+    bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +208,7 @@ class MethodReport:
         kernels: How often it calls each kernel, such as "aten::add.out".
         memory: What it takes at run time.
         calls: Its instructions.
+        flows: What goes from one instruction to a later one.
     """
 
     signature: MethodSignature
@@ -189,6 +216,7 @@ class MethodReport:
     kernels: Mapping[str, int]
     memory: Memory
     calls: tuple[Call, ...]
+    flows: tuple[Flow, ...] = ()
 
     @property
     def name(self) -> str:

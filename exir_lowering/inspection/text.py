@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import io
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from exir_lowering.plans import formatting as shown
-from exir_lowering.pte.signatures import printable
+from exir_lowering.pte.printing import printable, render
 
 if TYPE_CHECKING:
     from exir_lowering.inspection.report import DelegateReport, FileReport, MethodReport, Stored
@@ -76,16 +75,6 @@ def to_text(report: FileReport, width: int) -> str:
     """Return a report as plain text; see `FileReport.to_text`."""
     lines = render(_parts(report, width), width)
     return summary(report, width) + lines + "".join(f"\n{to_text(one, width)}" for one in report.data)
-
-
-def render(parts: Iterable[RenderableType], width: int) -> str:
-    """Return parts as plain text."""
-    out = io.StringIO()
-    # The terminal and the environment (FORCE_COLOR, COLUMNS) must not affect the text.
-    console = Console(file=out, width=width, force_terminal=False, color_system=None, highlight=False, emoji=False)
-    for part in parts:
-        console.print(part, markup=False)
-    return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
 
 
 def section(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], most: int = MOST) -> Iterator[Padding]:

@@ -62,8 +62,12 @@ def fold(picture: Picture, most: int = MOST) -> list[Box]:
     """
     boxes = _repeated(picture.vertices)
     depth = max((name.count(".") for box in boxes for name in _modules(box)), default=0)
+    names: dict[int, tuple[Box, list[str]]] = {}  # of each box once, by its identity
     while len(boxes) > most and depth >= 0:
-        boxes = _joined(boxes, [naming.name_modules(_modules(box)).split(".")[: depth + 1] for box in boxes])
+        for box in boxes:
+            if id(box) not in names:
+                names[id(box)] = box, naming.name_modules(_modules(box)).split(".")
+        boxes = _joined(boxes, [names[id(box)][1][: depth + 1] for box in boxes])
         depth -= 1
     if len(boxes) > most:
         boxes = _joined(boxes, [[str(i * most // len(boxes))] for i in range(len(boxes))])

@@ -12,7 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from exir_lowering.model import RefusedPartition
+from exir_lowering.model import NarrowedDimension, RefusedPartition
 from exir_lowering.plans import text
 from exir_lowering.plans.cache_use import CacheUse
 from exir_lowering.plans.lowering_plan import LoweringPlan
@@ -48,6 +48,7 @@ class Report(LoweringPlan):
             ExecuTorch that is not known, and upstream's own was used instead.
         refused: What backends failed on, where `on_backend_error` says to go on without it.
         units: By partition, on which unit a backend's compiler put which operators, if it says so.
+        narrowed: The dynamic dimensions of inputs that may have fewer sizes in Edge dialect than in the programs.
     """
 
     payload_bytes: Mapping[str, int]
@@ -57,6 +58,7 @@ class Report(LoweringPlan):
     switched_off: tuple[str, ...] = ()
     refused: tuple[RefusedPartition, ...] = ()
     units: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
+    narrowed: tuple[NarrowedDimension, ...] = ()
 
     def table(self) -> Table:
         """Return the delegation table."""
@@ -94,6 +96,8 @@ class Report(LoweringPlan):
             for method, steps in self.left_to_executorch.items():
                 for step in steps:
                     console.print(f"{method}: ExecuTorch did {step}", markup=False)
+            for dimension in self.narrowed:
+                console.print(str(dimension), markup=False)
             for partition in self.refused:
                 console.print(str(partition), *partition.sources, sep="\n  ", markup=False)
             for partition_id, units in self.units.items():

@@ -11,7 +11,7 @@ from exir_lowering.plans import formatting as shown, naming
 from exir_lowering.plans.data import coverages
 from exir_lowering.plans.findings import Finding, find, name_partitions
 from exir_lowering.plans.planned import MethodPlan
-from exir_lowering.pte.signatures import printable
+from exir_lowering.pte.printing import printable
 
 if TYPE_CHECKING:
     from exir_lowering.plans.lowering_plan import LoweringPlan

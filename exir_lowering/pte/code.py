@@ -17,7 +17,7 @@ from exir_lowering.pte.flatbuffer import CorruptError, Table
 from exir_lowering.pte.instructions import read_instruction
 from exir_lowering.pte.slots import DataLocation, ExecutionPlan
 from exir_lowering.pte.value_kinds import MemoryLayout, ValueSpec, check_index
-from exir_lowering.pte.values import Storage, check_arenas, read_value
+from exir_lowering.pte.values import Storage, read_value
 
 _Made = TypeVar("_Made")
 
@@ -90,7 +90,8 @@ def _read(name: str, plan: Table, data: Data) -> Code:
     if missing:
         raise CorruptError(f"it has no list of {' or '.join(missing)}")
     arenas = plan.numbers(ExecutionPlan.NON_CONST_BUFFER_SIZES, "q")
-    check_arenas(arenas)
+    if any(size < 0 for size in arenas):
+        raise CorruptError(f"its planned memory has the sizes {list(arenas)}")
     external: dict[str, MemoryLayout] = {}
     tables = enumerate(plan.tables(ExecutionPlan.VALUES))
     values = [read_value(number, table, arenas, data, external) for number, table in tables]

@@ -27,7 +27,7 @@ from exir_lowering.pte.provenance import Provenance
 from exir_lowering.pte.signatures import MethodSignature
 from exir_lowering.pte.slots import KernelTypes as K
 from exir_lowering.pte.value_kinds import MemoryLayout, Tensor, ValueSpec
-from exir_lowering.pte.values import Allocation, Storage
+from exir_lowering.pte.values import Allocation, Storage, check_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +68,26 @@ def read_program(file: memoryview, find_checks: FindChecks) -> dict[str, MethodS
     Raise a CorruptError when it is not a `.pte` file, or not one that the runtime may be given.
     `exir_lowering.plugins.payload` has `find_checks`.
     """
-    return {name: spec for name, (_, spec) in read_checked(file, find_checks)[0].items()}
+    return {name: spec for name, (_, spec) in read_checked(file, find_checks, to_run=True)[0].items()}
 
 
-def read_checked(file: memoryview, find_checks: FindChecks) -> tuple[dict[str, tuple[Code, MethodSpec]], Data]:
-    """Read the methods of a `.pte` file as `read_program` does, with their code, and what they refer to."""
+def read_checked(
+    file: memoryview, find_checks: FindChecks, *, to_run: bool = False
+) -> tuple[dict[str, tuple[Code, MethodSpec]], Data]:
+    """Read the methods of a `.pte` file as `read_program` does, with their code, and what they refer to.
+
+    What matters to a run only is not checked unless it is `to_run`: whether there is so much memory, and what kernels
+    make, which torch is asked for.
+    """
     known: list[Provenance | None] = []
 
     def check(code: Code, data: Data) -> tuple[Code, MethodSpec]:
         if not known:
             known.append(provenance.read(data.named))
         made = known[0].methods.get(code.name) if known[0] is not None else None
-        return code, _checked_method(find_checks, code, data, made)
+        if to_run:
+            check_memory(code.arenas)
+        return code, _checked_method(find_checks, code, data, made, to_run)
 
     return read_methods(file, check)
 
@@ -93,7 +101,7 @@ def program_signatures(methods: Mapping[str, MethodSpec]) -> Mapping[str, Method
 
 
 def _checked_method(
-    find_checks: FindChecks, code: Code, data: Data, known: provenance.MethodProvenance | None
+    find_checks: FindChecks, code: Code, data: Data, known: provenance.MethodProvenance | None, to_run: bool
 ) -> MethodSpec:
     values, inputs = code.values, code.inputs
     for index in inputs:
@@ -108,7 +116,8 @@ def _checked_method(
     body = Body(code.chains, values, code.operators, schemas, len(checked), *ends)
     read = check_calls(body)
     check_flow(body)
-    check_kernels(body)
+    if to_run:
+        check_kernels(body)
     for kind, target, arguments in body.instructions():
         payload = checked[target] if kind == dataflow.DELEGATE else None
         if payload is not None:

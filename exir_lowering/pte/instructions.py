@@ -50,14 +50,19 @@ class Body:
 
     def items(self, index: int) -> tuple[int, ...]:
         """Return a value, or the values in a list of values."""
-        value = self.values[index]
-        if value.kind in _ITEMS and isinstance(value.content, tuple):
-            return tuple(int(item) for item in value.content if item != -1)  # -1 is None
-        return (index,)
+        return items(self.values, index)
 
     def name(self, target: int) -> str:
         """Return the name of an operator."""
         return ".".join(part for part in self.operators[target] if part)
+
+
+def items(values: Sequence[ValueSpec], index: int) -> tuple[int, ...]:
+    """Return a value, or the values in a list of values."""
+    value = values[index]
+    if value.kind in _ITEMS and isinstance(value.content, tuple):
+        return tuple(int(item) for item in value.content if item != -1)  # -1 is None
+    return (index,)
 
 
 def read_instruction(table: Table, size: int) -> PlanInstruction:

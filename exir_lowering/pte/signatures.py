@@ -17,6 +17,7 @@ import torch
 from exir_lowering.pte.code import Code
 from exir_lowering.pte.dataflow import KERNEL
 from exir_lowering.pte.instructions import Body
+from exir_lowering.pte.printing import printable
 from exir_lowering.pte.provenance import MethodProvenance, NamedValue
 from exir_lowering.pte.value_kinds import BOOL, DOUBLE, INT, KINDS, NULL, Tensor
 from exir_lowering.pte.values import Allocation
@@ -240,11 +241,6 @@ def with_sharing(
             state.append(replace(one, shared_with=tuple(other for other in having if other != name)))
         found[name] = replace(found[name], state=tuple(state))
     return found
-
-
-def printable(text: str) -> str:
-    """Return a name from a file so that a terminal shows it, whatever characters it has."""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def _written(body: Body) -> frozenset[int]:

@@ -37,10 +37,8 @@ class Storage:
     label: str | None = None  # what the model calls it, where the file says so; of what a data file has: its name
 
 
-def check_arenas(arenas: Sequence[int]) -> None:
-    """Raise a CorruptError for sizes that are negative, or in sum more than there is: taking it kills the process."""
-    if any(size < 0 for size in arenas):
-        raise CorruptError(f"its planned memory has the sizes {list(arenas)}")
+def check_memory(arenas: Sequence[int]) -> None:
+    """Raise a CorruptError for planned memory that is more than there is: taking it kills the process."""
     free = free_memory()
     if free is not None and sum(arenas) > free:
         raise CorruptError(f"it plans {sum(arenas)} bytes of memory, but this process can have {free}")

@@ -37,12 +37,22 @@ def open_module(program: ExportedProgram) -> tuple[GraphModule, dict[str, torch.
             ) from error
     module: Any = program.module(check_guards=False)
     module.graph.eliminate_dead_code()
-    state = {}
+    state: dict[str, torch.Tensor] = {}
+    memories: dict[int, dict[str, bool]] = {}  # the buffers in each, and whether they are written
     for node in module.graph.find_nodes(op="get_attr"):
         value = graphs.attribute(module, node.target)
         if isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter):
+            written = any(graphs.is_mutating(user) and user.all_input_nodes[0] is node for user in node.users)
+            memories.setdefault(value.untyped_storage().data_ptr(), {})[node.target] = written
             state[node.target] = value
-            set_attribute(module, node.target, value.clone())
+    for address, names in memories.items():
+        if address and len(names) > 1 and any(names.values()):
+            raise InputError(
+                f"quantize: the buffers {', '.join(names)} are in one memory, and the program writes it: in int8 each "
+                "would have its own. Register one buffer, and take its parts in forward."
+            )
+    for name, value in state.items():
+        set_attribute(module, name, value.clone())
     return module, state
 
 

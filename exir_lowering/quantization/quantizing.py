@@ -21,7 +21,7 @@ from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.lowered_module import convention
 from exir_lowering.quantization.calls import Call, read_calls, run_calls
-from exir_lowering.quantization.exporting import export, open_module, tidy
+from exir_lowering.quantization.exporting import export, inputs, open_module, tidy
 from exir_lowering.quantization.layers import Layers, Run, Watch, find_layers, in_float
 from exir_lowering.quantization.recipes import Kept, Recipe
 from exir_lowering.quantization.results import Errors, LayerError, OutputError, Quantized
@@ -104,6 +104,12 @@ def _check_program(program: object) -> None:
             f"quantize: program: it is in the dialect {program.dialect}, expected one of torch.export.export, before "
             "it is converted: quantise first."
         )
+    for node in inputs(program):
+        if isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            raise InputError(
+                f"quantize: program: its input {node.name} is a number that may be another one in each call, and "
+                "PyTorch cannot export that again. Export the model with a fixed number, or with a tensor in its place."
+            )
     names = {graphs.operator_name(node) for node in program.graph.nodes if node.op == "call_function"}
     already = sorted(name for name in names if name.startswith(("quantized_decomposed.", "torchao.")))
     if already:

@@ -107,7 +107,8 @@ class Quantized:
         """Return the errors as JSON.
 
         It is `{"version": 1, "recipe", "kept", "calls", "on_calibration", "outputs", "layers"}`. Outputs have the
-        attributes of `OutputError`, layers those of `LayerError`. What is infinite or NaN is null.
+        attributes of `OutputError`, layers those of `LayerError`. What is infinite or NaN is null: an
+        SQNR of equal outputs (where `problem` is empty), or of none; a gain that was not measured, or has no end.
         """
         fields = {"version": VERSION, "recipe": self.recipe, "kept": self.kept, **asdict(self.errors)}
         return json.dumps(finite(fields), indent=2, allow_nan=False)

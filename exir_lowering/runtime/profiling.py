@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 from exir_lowering.errors import InputError
 from exir_lowering.pte.debug_info import DebugDelegate, MethodDebug
 from exir_lowering.pte.format import MethodSpec
+from exir_lowering.pte.printing import render
 from exir_lowering.runtime.trace import DELEGATE, KERNEL, METHOD, TraceEvent
 
 if TYPE_CHECKING:
@@ -126,12 +126,7 @@ class Profile:
         Args:
             width: The width of a line, in characters.
         """
-        from rich.console import Console
-
-        out = io.StringIO()
-        console = Console(file=out, width=width, force_terminal=False, color_system=None, highlight=False, emoji=False)
-        console.print(self.table())
-        return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
+        return render([self.table()], width)
 
     def to_json(self) -> str:
         """Return it as JSON: `{"version": 1, "method", "runs", "rows": [...]}`, the fields of `ProfileRow`."""

@@ -25,6 +25,7 @@ from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
 from exir_lowering.graphs import collector, debug_handles
 from exir_lowering.graphs.isolation import private_copy
+from exir_lowering.model import Partition
 from exir_lowering.plans.report import Report
 from exir_lowering.pte import saving
 from exir_lowering.pte.debug_info import SUFFIX, VERSION, DebugInfo, MethodDebug
@@ -152,6 +153,7 @@ class Lowered:
     in_place: bool = False
     unchanged: Mapping[str, ExportedProgram] = field(default_factory=dict)
     made_by: Provenance = field(default_factory=Provenance)
+    failed: tuple[Partition, ...] = ()
 
 
 def emit(lowered: Lowered, options: EmitOptions) -> Artifact:

@@ -26,7 +26,7 @@ from exir_lowering._upstream.emission import GivenValue
 from exir_lowering._upstream.programs import bounds_of
 from exir_lowering._upstream.trees import pytree
 from exir_lowering.errors.interrupts import let_through
-from exir_lowering.model import EdgeMethod
+from exir_lowering.model import EdgeMethod, NarrowedDimension
 from exir_lowering.options import LoweringOptions
 from exir_lowering.plans.lowering_plan import LoweringPlan
 from exir_lowering.pte.provenance import Bounds, MethodProvenance, NamedValue, Provenance
@@ -136,12 +136,29 @@ def _qualified(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
+def list_narrowed(methods: Sequence[EdgeMethod]) -> tuple[NarrowedDimension, ...]:
+    """Return the dimensions of inputs that have fewer sizes in Edge dialect than in the programs that were given."""
+    found = []
+    for method in methods:
+        programs = (method.converted_from or method.program, method.program)
+        for (name, given), (_, converted) in zip(*map(_user_inputs, programs), strict=False):
+            sizes = zip(*map(_sizes, programs, (given, converted)), strict=False)
+            for number, (before, after) in enumerate(sizes):
+                if after[0] > before[0] or (after[1] is not None and (before[1] is None or after[1] < before[1])):
+                    found.append(NarrowedDimension(method.name, name, number, before, after))
+    return tuple(found)
+
+
 def _inputs(program: ExportedProgram) -> Iterator[NamedValue]:
+    for name, value in _user_inputs(program):
+        yield NamedValue(name, _bounds(program, value))
+
+
+def _user_inputs(program: ExportedProgram) -> Iterator[tuple[str, Any]]:
     nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     for spec in program.graph_signature.input_specs:
         if spec.kind is InputKind.USER_INPUT:
-            node = nodes.get(spec.arg.name)
-            yield NamedValue(spec.arg.name, _bounds(program, node.meta.get("val")) if node is not None else None)
+            yield spec.arg.name, nodes[spec.arg.name].meta.get("val") if spec.arg.name in nodes else None
 
 
 def _outputs(original: ExportedProgram, converted: ExportedProgram) -> Iterator[NamedValue]:
@@ -181,7 +198,12 @@ def _bounds(program: ExportedProgram, value: Any) -> Bounds | None:
     """Return the bounds of a tensor's sizes; None if none of them is dynamic."""
     if not isinstance(value, torch.Tensor) or all(isinstance(size, int) for size in value.shape):
         return None
-    return tuple((size, size) if isinstance(size, int) else _range(program, size) for size in value.shape)
+    return _sizes(program, value)
+
+
+def _sizes(program: ExportedProgram, value: Any) -> Bounds:
+    shape = value.shape if isinstance(value, torch.Tensor) else ()
+    return tuple((size, size) if isinstance(size, int) else _range(program, size) for size in shape)
 
 
 def _range(program: ExportedProgram, size: torch.SymInt) -> tuple[int, int | None]:

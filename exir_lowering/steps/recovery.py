@@ -1,15 +1,18 @@
 """What is done when a backend fails: find out on which operators, and lower without them, or in smaller pieces.
 
 A partition that fails by itself is refused, and its operators go to the next partitioner or stay on the host; with
-"split" it is first cut where the fewest bytes cross, again and again, until what fails is isolated. Then everything
-that is left is put together again, and stays together if the backend takes it. At the end each backend gets all of its
-partitions in one call, as always.
+"split" it is first cut where the fewest bytes cross, again and again, until what fails is isolated. What is larger than
+a backend said that partitions may be is cut before it is tried. Then everything that is left is put together again, and
+stays together if the backend takes it. At the end each backend gets all of its partitions in one call, as always.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from torch.fx import Node
@@ -20,10 +23,33 @@ from exir_lowering.graphs.measures import value_bytes
 from exir_lowering.model import BackendGroup, Partition, RefusedPartition
 
 _Place = tuple[str, str, str]
+_Places = tuple[_Place, ...]
 """A method, a backend, and an operator of the method."""
 
 _Lower = Callable[[BackendGroup], object]
 """Lowers a group, or raises a BackendFailure."""
+
+_Weights = Sequence[dict[Node, int]]
+"""The weights that each operator of a partition reads, with their bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """How large the partitions of a backend may be."""
+
+    operators: float = math.inf
+    bytes: float = math.inf  # of the weights that a partition reads
+
+    def within(self, weights: _Weights, begin: int = 0) -> int:
+        """Return the end of the most operators, from one on, that are within the limits: at least that one."""
+        read: dict[Node, int] = {}
+        total = 0
+        for place in range(begin, len(weights)):
+            total += sum(size for weight, size in weights[place].items() if weight not in read)
+            read.update(weights[place])
+            if place > begin and (place - begin >= self.operators or total > self.bytes):
+                return place
+        return len(weights)
 
 
 class Recovery:
@@ -31,17 +57,20 @@ class Recovery:
 
     def __init__(self, mode: Literal["raise", "fallback", "split"]) -> None:
         self.refused: list[RefusedPartition] = []
+        self.failed: list[Partition] = []  # the same, with their programs
         self._mode = mode
         self._begun = False
         self._numbers = itertools.count()
+        self._limits: dict[str, _Limits] = defaultdict(_Limits)  # what backends said that partitions may have
         self._reasons: dict[_Place, str] = {}  # why a backend does not get an operator
         self._pieces: dict[_Place, int] = {}  # the number of the piece that an operator is in
         self._apart: dict[_Place, int] | None = None  # the pieces that work, when they have been put together again
-        self._fine: set[tuple[str, str, tuple[str, ...]]] = set()  # partitions that the backend lowers by themselves
+        self._fine: set[_Places] = set()  # partitions that the backend lowers by themselves
 
-    def begin(self) -> bool:
+    def begin(self, backend_id: str, failure: BackendFailure) -> bool:
         """Begin to look for what fails; return False if nothing is to be done, or it was looked for already."""
         begun, self._begun = self._begun, self._mode != "raise"
+        self._note(backend_id, failure)
         return self._begun and not begun
 
     @property
@@ -58,46 +87,61 @@ class Recovery:
         """Try each partition by itself that was not tried before; return whether the methods have to be cut anew."""
         if not self._begun:
             return False
-        failed = [
-            (partition, failure)
-            for group in groups
-            for partition in group.partitions
-            if (failure := self._try(partition, lower)) is not None
-        ]
-        for partition, failure in failed:
-            self._treat(partition, failure)
-        if failed or self._apart is not None or not self._pieces:
-            return bool(failed)
+        works = [self._works(partition, lower) for group in groups for partition in group.partitions]
+        if not all(works) or self._apart is not None or not self._pieces:
+            return not all(works)
         self._apart, self._pieces = self._pieces, {}
         return True
 
-    def _try(self, partition: Partition, lower: _Lower) -> BackendFailure | None:
-        key = (partition.method, partition.backend_id, partition.nodes)
-        if key not in self._fine:
-            try:
-                lower(BackendGroup(partition.backend_id, (partition,)))
-            except BackendFailure as failure:
-                return failure
-            self._fine.add(key)
-        return None
+    def _works(self, partition: Partition, lower: _Lower) -> bool:
+        """Return whether the backend lowers a partition by itself; one that it does not lower is cut, or refused."""
+        places = tuple((partition.method, partition.backend_id, name) for name in partition.nodes)
+        if places in self._fine:
+            return True
+        weights, limits = _find_weights(partition), self._limits[partition.backend_id]
+        if self._mode == "split" and limits.within(weights) < len(weights):
+            self._cut(partition, places, weights)
+            return False
+        try:
+            lower(BackendGroup(partition.backend_id, (partition,)))
+        except BackendFailure as failure:
+            self._note(partition.backend_id, failure)
+            if self._mode == "split" and len(weights) > 1:
+                self._cut(partition, places, weights)
+            else:
+                self._refuse(partition, places, weights, failure)
+            return False
+        self._fine.add(places)
+        return True
 
-    def _treat(self, partition: Partition, failure: BackendFailure) -> None:
-        """Refuse a partition that failed, or cut it."""
-        places = [(partition.method, partition.backend_id, name) for name in partition.nodes]
+    def _note(self, backend_id: str, failure: BackendFailure) -> None:
+        """Note how large partitions may be, if the backend says it; of what it says at different times, the least."""
+        said, known = failure.__cause__, self._limits[backend_id]
+        if isinstance(said, PartitionTooLargeError):
+            size = math.inf if said.bytes is None else said.bytes
+            self._limits[backend_id] = _Limits(min(known.operators, said.operators or math.inf), min(known.bytes, size))
+
+    def _cut(self, partition: Partition, places: _Places, weights: _Weights) -> None:
+        """Cut a partition: into the pieces that work, if it was put together of these, else into new ones."""
         apart = self._apart or {}
         known = {place: apart[place] for place in places if place in apart and place not in self._pieces}
         if known:
             self._pieces.update(known)
-        elif self._mode == "split" and len(places) > 1:
-            for piece in _cut(partition, failure):
-                number = next(self._numbers)
-                self._pieces.update(dict.fromkeys(places[piece], number))
-        else:
-            reason = str(failure.__cause__ or failure).partition("\n")[0]
-            self._reasons.update(dict.fromkeys(places, f"{partition.backend_id!r} failed on it: {reason}"))
-            lines = tuple(dict.fromkeys(filter(None, map(graphs.source_line, _operators(partition)))))
-            about = (partition.method, partition.backend_id, partition.nodes, lines, str(failure))
-            self.refused.append(RefusedPartition(*about))
+            return
+        ends = _find_ends(partition, weights, self._limits[partition.backend_id])
+        for begin, end in itertools.pairwise(ends):
+            self._pieces.update(dict.fromkeys(places[begin:end], next(self._numbers)))
+
+    def _refuse(self, partition: Partition, places: _Places, weights: _Weights, failure: BackendFailure) -> None:
+        backend_id = partition.backend_id
+        reason = str(failure).partition("\n")[0].removeprefix(f"Backend {backend_id!r} failed: ")
+        size = sum(dict(itertools.chain(*map(dict.items, weights))).values())
+        if size > (limit := self._limits[backend_id].bytes):
+            reason += f" (it reads {size:,} bytes of weights, and the limit is {limit:,})"
+        self._reasons.update(dict.fromkeys(places, f"{backend_id!r} failed on it: {reason}"))
+        lines = tuple(dict.fromkeys(filter(None, map(graphs.source_line, _operators(partition)))))
+        self.refused.append(RefusedPartition(partition.method, backend_id, partition.nodes, lines, str(failure)))
+        self.failed.append(partition)
 
 
 def _operators(partition: Partition) -> list[Node]:
@@ -105,28 +149,33 @@ def _operators(partition: Partition) -> list[Node]:
     return [node for node in partition.program.graph.nodes if graphs.is_operator(node)]
 
 
-def _cut(partition: Partition, failure: BackendFailure) -> Iterator[slice]:
-    """Yield the pieces that a partition is cut into: those that the backend asked for, or else two."""
-    count, cause = len(partition.nodes), failure.__cause__
-    if isinstance(cause, PartitionTooLargeError) and cause.operators < count:
-        pieces = -(-count // cause.operators)
-        ends = [count * number // pieces for number in range(pieces + 1)]
-    else:
-        ends = [0, _smallest_cut(_operators(partition)), count]
-    yield from itertools.starmap(slice, itertools.pairwise(ends))
+def _find_weights(partition: Partition) -> _Weights:
+    """Return the parameters, buffers and constants that each operator reads; those of branches are operands too."""
+    sizes = {node: value_bytes(node) for node in graphs.lifted_inputs(partition.program)}
+    return [{read: sizes[read] for read in node.all_input_nodes if read in sizes} for node in _operators(partition)]
 
 
-def _smallest_cut(operators: Sequence[Node]) -> int:
-    """Return how many operators are before the place in the middle half where the fewest bytes cross."""
-    count = len(operators)
-    places = {node: place for place, node in enumerate(operators)}
-    crossing = [0] * (count + 1)
+def _find_ends(partition: Partition, weights: _Weights, limits: _Limits) -> list[int]:
+    """Return where the pieces of a partition begin and end: within the limits if it is above them, else two.
+
+    A piece ends where the fewest bytes cross: in the latter half of what is within the limits, or the middle half of
+    the partition.
+    """
+    operators, count, ends = _operators(partition), len(weights), [0]
+    places, changes = {node: place for place, node in enumerate(operators)}, [0] * (count + 2)
     for node, place in places.items():
         last = max((places.get(user, place) for user in _readers(node)), default=place)
-        for between in range(place + 1, last + 1):
-            crossing[between] += value_bytes(node)
-    middle = range(max(1, count // 4), max(2, count - count // 4))
-    return min(middle, key=lambda place: (crossing[place], abs(2 * place - count)))
+        changes[place + 1] += value_bytes(node)
+        changes[last + 1] -= value_bytes(node)
+    crossing = list(itertools.accumulate(changes))
+    if limits.within(weights) == count:
+        middle = range(max(1, count // 4), max(2, count - count // 4))
+        return [0, min(middle, key=lambda place: (crossing[place], abs(2 * place - count))), count]
+    while ends[-1] < count:
+        begin, end = ends[-1], limits.within(weights, ends[-1])
+        latter = range(begin + (end - begin + 1) // 2, end + 1)
+        ends.append(count if end == count else min(latter, key=lambda place: (crossing[place], -place)))
+    return ends
 
 
 def _readers(node: Node) -> Iterator[Node]:

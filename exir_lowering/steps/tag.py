@@ -77,8 +77,10 @@ def retag(tagged: TaggedMethod, treatment: Treatment) -> TaggedMethod:
                 about = (tagged.name, name, graphs.operator_name(node), found)
                 rejections.append(Rejection(*about, spec.backend_id, "backend_failed"))
             elif found is not None:
-                node.meta[DELEGATION_TAG] = part = f"{own}-{found}"
-                destinations[part] = spec
+                part = f"{own}-{found}"
+                while part in tagged.destinations:  # a partitioner may call its own tags so
+                    part += "-"
+                node.meta[DELEGATION_TAG], destinations[part] = part, spec
     return replace(tagged, destinations=destinations, rejections=tuple(rejections))
 
 

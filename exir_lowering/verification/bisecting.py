@@ -24,18 +24,20 @@ from exir_lowering.plugins.backend import PartitionerLike
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.plugins.processes.workers import WorkerDiedError
 from exir_lowering.runtime import Limits, LoadedProgram
-from exir_lowering.runtime.apart.engine import open_apart
+from exir_lowering.runtime.apart.engine import Apart, open_apart
 from exir_lowering.runtime.engine import missing_kernels
 from exir_lowering.runtime.program import check_arguments, open_file
 from exir_lowering.runtime.source import ProgramFile
 from exir_lowering.steps import arguments
 from exir_lowering.steps.recovery import Recovery
-from exir_lowering.steps.session import Session
+from exir_lowering.steps.session import Progress, Session
+from exir_lowering.steps.shared_state import ShareState
 from exir_lowering.verification.cases import Call
-from exir_lowering.verification.checking import Comparison, conclude, read
+from exir_lowering.verification.checking import Comparison, Outputs, conclude, read
 from exir_lowering.verification.culprit import QUANTIZED, Culprit, Kind, Suspect, Where
 from exir_lowering.verification.given import read_inputs
 from exir_lowering.verification.repro import Repro
+from exir_lowering.verification.results import Verification
 from exir_lowering.verification.subjects import match
 from exir_lowering.verification.text import problems
 
@@ -57,6 +59,7 @@ def bisect(
     backends: Mapping[str, Any] | None = None,
     delegates: Mapping[str, Delegate | type[Delegate]] | Sequence[Delegate | type[Delegate]] | None = None,
     options: LoweringOptions | None = None,
+    share_state: ShareState = "auto",
 ) -> Culprit:
     """Find the operator that goes wrong in a backend: its result is off, or it fails, hangs or ends the process.
 
@@ -71,6 +74,7 @@ def bisect(
         backends: As for `lower`.
         delegates: As for `load`.
         options: As for `lower`. `on_backend_error="split"` finds what a backend cannot lower, which is an error here.
+        share_state: As for `emit`.
 
     Returns:
         The operator, with its partition, module and source line; `ok` if nothing is wrong. `print` shows it.
@@ -81,7 +85,8 @@ def bisect(
     """
     given = check_arguments(delegates, "runtime", "error")
     with torch.random.fork_rng(devices=()):
-        return _Search(programs, partitioners, inputs, backends, given, arguments.check_options(options)).run()
+        search = _Search(programs, partitioners, inputs, backends, given, arguments.check_options(options), share_state)
+        return search.run()
 
 
 class _Only(Recovery):
@@ -131,48 +136,76 @@ class _Search:
     backends: Mapping[str, Any] | None
     delegates: Mapping[str, Any]
     options: LoweringOptions
+    share_state: ShareState
     lowerings: int = 1
-    apart: bool = True  # whether files run in a process of their own
+    apart: bool = True  # whether files run in another process, as they may end it
+    process: Apart | None = None
     calls: tuple[Call, ...] | None = None  # with which calls, None for all
     whole: _Outcome = _Outcome("")
     units: list[tuple[Suspect, ...]] = field(default_factory=list)
     tried: dict[_Units, bool | None] = field(default_factory=dict)
     untried: int = 0
     lowered: Any = None  # the whole lowering
+    verification: Verification | None = None  # what was found about it
+    beside: Outputs | None = None  # what the file without backends returns, where that is wrong too
+    advance: Callable[[], None] = lambda: None
     smallest: tuple[LoweredMethods, _Outcome] | None = None  # the last one that was wrong
 
     def run(self) -> Culprit:
         """Lower everything, and search if it is wrong."""
         self.lowered = lower_in(Session(self.options), self.programs, self.partitioners, backends=self.backends)
-        file, _ = read(self.lowered.emit(), None)
+        file, _ = read(self.lowered.emit(share_state=self.share_state), None)
         try:
             self.whole = self._execute(file)
         except LoweringError:  # such as delegates that another process cannot have; else it is raised again
             self.apart = False
             self.whole = self._execute(file)
+        comparison, complete = self.whole.comparison, not self.whole.kind
+        if comparison is not None:
+            generated = self.inputs is None
+            self.verification = conclude(comparison, "runtime", generated=generated, complete=complete)
         if not self.whole.kind:
             return self._conclude("")
         self.units = [unit for method in self.lowered.report.methods for unit in _list_units(method)]
         everything = tuple(range(len(self.units)))
+        progress = Progress(self.options.progress)
+        with progress, progress.count("bisect", len(everything).bit_length() + 4) as self.advance:
+            return self._search(everything, file)
+
+    def _search(self, everything: _Units, file: ProgramFile) -> Culprit:
         self.smallest, self.tried[everything] = (self.lowered, self.whole), True
         if not self._choose_calls(file):
             return self._conclude("unsteady")
-        if not everything or _lacks_kernels(file) or self._is_wrong(()):
+        if not everything or _lacks_kernels(file) or (self._is_wrong(()) and not self._is_wrong_beside_host(file)):
             return self._conclude("host")
         found = self._find(everything)
+        if self.smallest[0] is self.lowered and self._try(everything) is False:  # only the first lowering is wrong
+            return self._conclude("unsteady")
         smallest, rest = self.smallest, tuple(unit for unit in everything if unit not in set(found))
-        others = self._is_wrong(rest) if rest else False
+        others = self.beside is not None or (self._is_wrong(rest) if rest else False)
         self.smallest = smallest
         return self._conclude("backend", found, others)
 
     def _choose_calls(self, file: ProgramFile) -> bool:
-        """Choose how and with which calls the error is seen again, the fastest way; False if it is not."""
-        calls = self.whole.calls
-        ways = [(True, calls)] if self.whole.kind in ("crashes", "hangs") else [(False, calls), (False, None)]
-        for apart, chosen in [*ways, (True, None)] if self.apart else ways:
-            self.apart, self.calls = apart, chosen
+        """Choose with which calls the error is seen again; False if it is not."""
+        for calls in (self.whole.calls, None):
+            self.calls = calls
             if self._execute(file).kind == self.whole.kind:
                 return True
+        return False
+
+    def _is_wrong_beside_host(self, file: ProgramFile) -> bool:
+        """Return whether a file is off in another way than that without backends, which is the measure from now on."""
+        if self.whole.kind != "off":
+            return False
+        self.calls, self.beside = None, {}
+        if self._try(()) is not False:  # it is what the others are measured by
+            return False
+        whole, self.whole = self.whole, self._execute(file)
+        if self.whole.kind and self._choose_calls(file):
+            self.smallest = self.lowered, self.whole
+            return True
+        self.whole, self.beside = whole, None
         return False
 
     def _find(self, everything: _Units) -> _Units:
@@ -220,10 +253,11 @@ class _Search:
         session = Session(replace(options, non_convex="split", on_backend_error="raise", progress=False))
         edge, recovery = self.lowered.edge_programs, _Only(kept, known)
         self.lowerings += 1
+        self.advance()
         try:
             lowered = lower_in(session, edge, self.partitioners, backends=self.backends, recovery=recovery)
             lowered = replace(lowered, in_place=self.lowered.in_place)  # as the rewrites had it
-            file, _ = read(lowered.emit(), None)
+            file, _ = read(lowered.emit(share_state=self.share_state), None)
             if _lacks_kernels(file):  # for what is left out: that it fails says nothing of the rest
                 return None
             outcome = self._execute(file)
@@ -245,13 +279,14 @@ class _Search:
             if not self.apart:
                 return open_file(file, self.delegates, "runtime")
             if process is None:
-                process = open_apart(file, "runtime", self.delegates, "error", Limits(seconds=PATIENCE))
+                limits = Limits(seconds=PATIENCE)
+                self.process = process = open_apart(file, "runtime", self.delegates, "error", limits, self.process)
             else:
                 process.restart()
             return LoadedProgram(file, process)
 
         try:
-            comparison = Comparison(file, subjects, load, None, strict=True)
+            comparison = Comparison(file, subjects, load, None, strict=True, beside=self.beside)
             if self.whole.comparison is not None:
                 comparison.measure_as(self.whole.comparison)
             if self.calls is None:
@@ -269,11 +304,7 @@ class _Search:
         return _Outcome("off" if comparison.is_off else "", comparison)
 
     def _conclude(self, where: Where, found: _Units = (), others: bool | None = None) -> Culprit:
-        generated, complete = self.inputs is None, not self.whole.kind
-        comparison, repro, error = self.whole.comparison, None, self.whole.describe()
-        verification = None
-        if comparison is not None:
-            verification = conclude(comparison, "runtime", generated=generated, complete=complete)
+        repro, error = None, self.whole.describe()
         suspects = [suspect for unit in reversed(found) for suspect in self.units[unit]]
         suspects.sort(key=lambda suspect: suspect.node.operator.startswith(QUANTIZED))
         if self.smallest is not None:
@@ -281,7 +312,7 @@ class _Search:
             error, calls, edge = outcome.describe(), self.calls or self.whole.calls, self.lowered.edge_programs
             if suspects:
                 repro = Repro(lowered, edge, outcome.comparison, calls, self.backends, self.delegates)
-        return Culprit(self.whole.kind, where, tuple(suspects), others, error, self.lowerings, verification, repro)
+        return Culprit(self.whole.kind, where, tuple(suspects), others, error, self.lowerings, self.verification, repro)
 
 
 def _kind_of(error: LoweringError, comparison: Comparison | None) -> Kind | None:

@@ -44,6 +44,9 @@ _CALLS = 3
 _SMALL = 1e-2
 """The share of an output's magnitude in its first call that it is taken to have at least, if its inputs are numbers."""
 
+Outputs = dict[tuple[str, str, int], list[Any]]
+"""What a file returns, by method, case and number of the call."""
+
 _NOISES = 2
 """How often the inputs are rounded to find out what that causes."""
 
@@ -219,10 +222,16 @@ class Comparison:
         share: float | None,
         *,
         strict: bool = False,
+        beside: Outputs | None = None,
     ) -> None:
-        """Open the file; where it fails in a call, the error is noted, and raised if this is strict."""
+        """Open the file; where it fails in a call, the error is noted, and raised if this is strict.
+
+        With the outputs of another file beside, what is like those is right too; what is not in them yet is added.
+        """
         self.file, self.subjects, self._load, self._strict = file, subjects, load, strict
-        self.program, self.eager = load(), Eager(subjects, find_sharing(file))
+        self._beside = beside
+        self.program = load()
+        self.eager = Eager({name: one.program for name, one in subjects.items()}, find_sharing(file))
         self._fresh = True
         self._history: list[Call] = []  # those of this case so far
         self.tallies = {
@@ -328,15 +337,18 @@ class Comparison:
 
         typical = _SMALL if case.continuous and not tally.subject.quantized else 1.0  # otherwise it can be noise only
 
-        def compare(noise: Sequence[torch.Tensor | None]) -> list[Difference]:
+        def compare(values: list[Any], noise: Sequence[torch.Tensor | None]) -> list[Difference]:
             return [
                 measure.measure(one, other, tally.tolerance, tally.typical.get(index, 0.0) * typical, moved)
-                for index, (one, other, moved) in enumerate(zip(expected, got, noise, strict=True))
+                for index, (one, other, moved) in enumerate(zip(values, got, noise, strict=True))
             ]
 
-        found = compare([None] * len(expected))
+        found = compare(expected, none := [None] * len(expected))
         if case.continuous and case.finite and any(each.score > 1 and not each.problem for each in found):
-            found = compare(self._noise(name, *given, expected))
+            found = compare(expected, self._noise(name, *given, expected))
+        if self._beside is not None:
+            also = compare(self._beside.setdefault((name, case.name, call), got), none)
+            found = [min(pair, key=lambda each: each.score) for pair in zip(found, also, strict=True)]
         for index, each in enumerate(found):
             tally.add(index, case, call, expected[index], each)
         furthest = max((each.score for each in found), default=0.0)

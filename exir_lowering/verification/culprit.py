@@ -49,10 +49,11 @@ class Culprit:
     Attributes:
         kind: What the whole file is or does: "off", "fails", "hangs" or "crashes"; "" if nothing is wrong.
         where: In a "backend"; on the "host", where it goes wrong without any backend too; "unsteady" if it did not when
-            the file ran again; "" for nowhere.
+            it was lowered or ran again; "" for nowhere.
         operators: The operators that are enough for a backend to go wrong, the culprit first; () if `where` is not
             "backend". There are several where one is right alone, as in a fusion, or where none can be tried alone.
-        others: Whether it goes wrong too with all others in backends: there is another culprit. None if not known.
+        others: Whether it goes wrong too with all others in backends, or without any: there is another culprit. None if
+            not known.
         error: What is wrong with `operators` in backends, and in which call.
         lowerings: How often the programs were lowered.
         verification: What was found about the whole file, until it failed; None if it cannot be opened.
@@ -103,7 +104,9 @@ class Culprit:
     def _lines(self) -> Iterator[str]:
         does, tries = _WORDS[self.kind], f"Programs were lowered {many(self.lowerings, 'time')}."
         if not self.operators:
-            where = {"host": "without any backend too", "unsteady": "but not when it runs again"}.get(self.where, "")
+            where = {"host": "without any backend too", "unsteady": "but not when it is lowered or runs again"}.get(
+                self.where, ""
+            )
             right = self.verification is not None and self.ok and text.summary(self.verification)
             yield right or f"The file {does}, {where}: {self.error}"
             yield tries

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.export.graph_signature import InputKind, OutputKind
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, InputSpec, OutputKind
 from torch.fx import GraphModule, Interpreter, Node
 
 from exir_lowering import graphs
@@ -18,7 +19,7 @@ from exir_lowering._upstream.tensors import version
 from exir_lowering.graphs.copies import memory_key
 from exir_lowering.pte.format import program_signatures
 from exir_lowering.runtime.source import ProgramFile
-from exir_lowering.verification.subjects import Subject
+from exir_lowering.steps.casewise.inline import writes
 
 _STATE = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
 
@@ -40,7 +41,7 @@ def find_sharing(file: ProgramFile) -> Sharing:
 class Method:
     """A program with its state."""
 
-    subject: Subject
+    program: ExportedProgram
     lifted: dict[Node, Any]  # what its placeholders for weights and state hold
     own: dict[Node, torch.Tensor]  # the state among it: copies
     stateful: bool = False  # whether a call has written any of it
@@ -50,7 +51,7 @@ class Method:
 class Eager:
     """Programs that are run in eager PyTorch; what the caller holds is only read."""
 
-    subjects: Mapping[str, Subject]
+    programs: Mapping[str, ExportedProgram]
     sharing: Sharing
     _methods: dict[str, Method] = field(default_factory=dict, init=False)
 
@@ -59,11 +60,11 @@ class Eager:
 
     def reset(self) -> None:
         """Give the programs their initial state."""
-        keys = _state_keys(self.subjects, self.sharing)
+        keys = _state_keys(self.programs, self.sharing)
         copies: dict[Hashable, torch.Tensor] = {}
         known = {name: method.stateful for name, method in self._methods.items()}
-        for name, subject in self.subjects.items():
-            lifted = dict(_lifted(subject))
+        for name, program in self.programs.items():
+            lifted = dict(_lifted(program))
             own = {}
             for node, value in lifted.items():
                 key = keys.get((name, node.name))
@@ -72,7 +73,7 @@ class Eager:
                         with neutral():
                             copies[key] = _copy(value)
                     own[node] = lifted[node] = copies[key]
-            self._methods[name] = Method(subject, lifted, own, known.get(name, False))
+            self._methods[name] = Method(program, lifted, own, known.get(name, False))
 
     def is_stateful(self, *names: str) -> bool:
         """Return whether calls so far, of some methods or of any, have written state."""
@@ -94,7 +95,7 @@ class Eager:
         with neutral():
             given = [_copy(value) for value in inputs]
             before = [*map(_version, given)]
-            results = _Run(method.subject.program.graph_module, watch).run(
+            results = _Run(method.program.graph_module, watch).run(
                 *_in_order(method, given), enable_io_processing=False
             )
             outputs = self._settle(method, results)
@@ -104,8 +105,8 @@ class Eager:
 
     def _settle(self, method: Method, results: Sequence[Any]) -> list[Any]:
         """Write the new state, all at once, and return what is left: the outputs."""
-        specs = method.subject.program.graph_signature.output_specs
-        targets = {str(spec.target): node for node, spec in graphs.lifted_inputs(method.subject.program).items()}
+        specs = method.program.graph_signature.output_specs
+        targets = {str(spec.target): node for node, spec in graphs.lifted_inputs(method.program).items()}
         outputs, new = [], []
         for spec, result in zip(specs, results, strict=True):
             if spec.kind in _STATE:
@@ -119,7 +120,7 @@ class Eager:
 
 def _in_order(method: Method, given: Sequence[Any]) -> Iterator[Any]:
     left = iter(given)
-    for node in method.subject.program.graph.find_nodes(op="placeholder"):
+    for node in method.program.graph.find_nodes(op="placeholder"):
         yield method.lifted[node] if node in method.lifted else next(left)
 
 
@@ -147,29 +148,28 @@ class _Run(Interpreter):
         return result
 
 
-def _lifted(subject: Subject) -> Iterator[tuple[Node, Any]]:
-    program = subject.program
+def _lifted(program: ExportedProgram) -> Iterator[tuple[Node, Any]]:
     for node, spec in zip(program.graph.find_nodes(op="placeholder"), program.graph_signature.input_specs, strict=True):
         if spec.kind is not InputKind.USER_INPUT:
             name = str(spec.target)
             yield node, program.state_dict.get(name, program.constants.get(name))
 
 
-def _state_keys(subjects: Mapping[str, Subject], sharing: Sharing) -> dict[tuple[str, str], Hashable]:
+def _state_keys(programs: Mapping[str, ExportedProgram], sharing: Sharing) -> dict[tuple[str, str], Hashable]:
     """Return what is equal for lifted inputs, by method and name of the node, that are one state in the file.
 
     Methods that share state in the file share what was one memory at export, and what has one name if the file says
     that it is shared. Where it has no names and nothing was one memory, as the programs come from several files, they
     share all that has one name.
     """
-    tables = {name: dict(_lifted(subject)) for name, subject in subjects.items()}
+    tables = {name: dict(_lifted(program)) for name, program in programs.items()}
     tensors = {
         name: {node: value for node, value in table.items() if isinstance(value, torch.Tensor)}
         for name, table in tables.items()
     }
-    written = {name: _may_write(subject) & tensors[name].keys() for name, subject in subjects.items()}
+    written = {name: _may_write(program) & tensors[name].keys() for name, program in programs.items()}
     memories = {name: set(map(memory_key, own.values())) for name, own in tensors.items()}
-    shared = [name for name in subjects if name in sharing]
+    shared = [name for name in programs if name in sharing]
 
     def is_elsewhere(name: str, tensor: torch.Tensor) -> bool:
         return any(memory_key(tensor) in memories[other] for other in shared if other != name)
@@ -179,8 +179,8 @@ def _state_keys(subjects: Mapping[str, Subject], sharing: Sharing) -> dict[tuple
     )
     keys: dict[tuple[str, str], Hashable] = {}
     state: set[Hashable] = set()
-    for name, subject in subjects.items():
-        for node, spec in graphs.lifted_inputs(subject.program).items():
+    for name, program in programs.items():
+        for node, spec in graphs.lifted_inputs(program).items():
             tensor = tensors[name].get(node)
             if tensor is not None:
                 known = sharing.get(name, {}).get(str(spec.target))  # None if the file does not say it
@@ -193,47 +193,29 @@ def _state_keys(subjects: Mapping[str, Subject], sharing: Sharing) -> dict[tuple
     return {place: key for place, key in keys.items() if key in state}
 
 
-def _may_write(subject: Subject) -> set[Node]:
+def _may_write(program: ExportedProgram) -> set[Node]:
     """Return the lifted inputs that a program may write: by its signature, and where operators work in place."""
-    program = subject.program
-    names = graphs.written_state(program)
-    lifted = graphs.lifted_inputs(program)
-    parameters = {node for node, spec in lifted.items() if spec.kind is InputKind.PARAMETER}
-    found = {node for node, spec in lifted.items() if spec.target in names}
+    names, lifted = graphs.written_state(program), graphs.lifted_inputs(program)
     pending = [
         operand
         for node in program.graph.nodes
-        if node.op == "call_function" and _writes(program.graph_module, node)
+        if graphs.is_mutating(node)
+        or any(writes(nested.module) for nested in graphs.nested_graphs(program.graph_module, node))
         for operand in _aliased(node)
     ]
-    seen = set(pending)
+    seen: set[Node] = set()
     while pending:
         node = pending.pop()
-        if node in lifted:
-            found.add(node)
-        for source in _aliased(node) if node.op == "call_function" else ():
+        if node not in seen and node.op == "call_function":
             # What operators return undeclared may be state; that it is a weight would take a copy of most weights.
-            undeclared = source in parameters and not _declares(node)
-            if source not in seen and not undeclared:
-                seen.add(source)
-                pending.append(source)
-    return found
+            declared = is_overload(node.target) and not is_composite(node.target)
+            pending += [one for one in _aliased(node) if declared or not _is_parameter(lifted.get(one))]
+        seen.add(node)
+    return {node for node, spec in lifted.items() if spec.target in names or node in seen}
 
 
-def _writes(module: GraphModule, node: Node) -> bool:
-    if is_overload(node.target):
-        return graphs.is_mutating(node)
-    return any(
-        graphs.is_mutating(inner)
-        for nested in graphs.nested_graphs(module, node)
-        for _, called in graphs.walk(nested.module)
-        for inner in called.graph.nodes
-    )
-
-
-def _declares(node: Node) -> bool:
-    """Return whether a node's operator declares all operands whose memory its result may be in."""
-    return is_overload(node.target) and not is_composite(node.target)
+def _is_parameter(spec: InputSpec | None) -> bool:
+    return spec is not None and spec.kind is InputKind.PARAMETER
 
 
 def _aliased(node: Node) -> Iterator[Node]:
@@ -242,12 +224,7 @@ def _aliased(node: Node) -> Iterator[Node]:
         yield from node.all_input_nodes
         return
     for index, argument in enumerate(list_arguments(node.target)):
-        if argument.aliased:
-            yield from _nodes(node.args[index] if index < len(node.args) else node.kwargs.get(argument.name))
-
-
-def _nodes(value: Any) -> Iterator[Node]:
-    if isinstance(value, Node):
-        yield value
-    for entry in value if isinstance(value, (list, tuple)) else ():
-        yield from _nodes(entry)
+        value = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
+        for entry in value if isinstance(value, (list, tuple)) else (value,):
+            if argument.aliased and isinstance(entry, Node):
+                yield entry

@@ -53,7 +53,8 @@ def find(
             return []
         with locks.engine():
             engine.set_up_delegated()
-        program, eager = LoadedProgram(file, engine), Eager(subjects, find_sharing(file))
+        programs = {name: subject.program for name, subject in subjects.items()}
+        program, eager = LoadedProgram(file, engine), Eager(programs, find_sharing(file))
         for call in calls:
             last = call is calls[-1]
             watch.values = {}

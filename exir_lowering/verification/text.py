@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import io
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rich import box
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from exir_lowering.plans.formatting import many
+from exir_lowering.pte.printing import render as render
 
 if TYPE_CHECKING:
     from exir_lowering.verification.results import MethodResult, OutputResult, Verification
@@ -28,16 +28,6 @@ _WIDE = 100
 def to_text(found: Verification, width: int) -> str:
     """Return what was found as plain text."""
     return render(_parts(found, width), width)
-
-
-def render(parts: Iterable[RenderableType], width: int) -> str:
-    """Return parts as plain text."""
-    out = io.StringIO()
-    # The terminal and the environment must not affect the text.
-    console = Console(file=out, width=width, force_terminal=False, color_system=None, highlight=False, emoji=False)
-    for part in parts:
-        console.print(part, markup=False)
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
 def _parts(found: Verification, width: int) -> Iterator[RenderableType]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import XNNPACKQuantizer, get_symmetric_quantization_config
-from torch.export import Dim, export
+from torch.export import Dim, ExportedProgram, export
 from torch.nn import functional
 from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
 
@@ -189,13 +189,9 @@ class Quantised(torch.nn.Module):
 )
 def test_convolutions_quantised_dynamically(function: Callable[..., Any], order: dict[str, Any]) -> None:
     """What reads the input of one, too, has it in its own order."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.manual_seed(0)
-        prepared = prepare_pt2e(export(Quantised(function, **order).eval(), (IMAGE,)).module(), quantizer())
-        prepared(IMAGE)
-        given = export(convert_pt2e(prepared), (IMAGE,))
-        lowered = exir_lowering.lower(given, "xnnpack")
+    torch.manual_seed(0)
+    given = quantise(Quantised(function, **order), IMAGE, dynamic=True)
+    lowered = exir_lowering.lower(given, "xnnpack")
     expected = given.module()(IMAGE)
     got = exir_lowering.load(lowered.emit().buffer).run("forward", IMAGE)
     torch.testing.assert_close(
@@ -203,8 +199,26 @@ def test_convolutions_quantised_dynamically(function: Callable[..., Any], order:
     )
 
 
-def quantizer() -> XNNPACKQuantizer:
-    return XNNPACKQuantizer().set_global(get_symmetric_quantization_config(is_per_channel=True, is_dynamic=True))
+def quantise(model: torch.nn.Module, *inputs: torch.Tensor, dynamic: bool) -> ExportedProgram:
+    config = get_symmetric_quantization_config(is_per_channel=True, is_dynamic=dynamic)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        prepared = prepare_pt2e(export(model.eval(), inputs).module(), XNNPACKQuantizer().set_global(config))
+        prepared(*inputs)
+        return export(convert_pt2e(prepared), inputs)
+
+
+@pytest.mark.parametrize("function", [torch.mul, torch.add, lambda a, b: (b + a).relu()])
+def test_a_quantised_operand_without_dimensions(function: Callable[..., Any]) -> None:
+    inputs = (MATRIX, torch.tensor(0.5))
+    given = quantise(Model(function, []), *inputs, dynamic=False)
+    assert "quantize_per_tensor" in str(given.graph)
+    lowered = exir_lowering.lower(given, "xnnpack")
+    assert lowered.report.methods[0].partitions and "without dimensions that is quantised" in reasons(lowered)
+    (got,) = exir_lowering.load(lowered.emit().buffer).run("forward", *inputs)
+    torch.testing.assert_close(got, given.module()(*inputs), atol=0.02, rtol=0)
+    whole = exir_lowering.lower(quantise(Model(function, []), MATRIX, inputs[1].view(1), dynamic=False), "xnnpack")
+    assert not whole.report.methods[0].host
 
 
 def test_what_is_not_in_its_partition_does_not_matter_to_a_softmax() -> None:

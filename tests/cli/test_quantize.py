@@ -325,3 +325,34 @@ def test_programs_that_cannot_be_quantised() -> None:
         quantize(done.program, calls, dynamic=True)
     with pytest.raises(InputError, match=r"expected a program of torch\.export\.export"):
         quantize(Sine(), calls)  # type: ignore[arg-type]
+
+
+class Halves(torch.nn.Module):
+    """Writes all of a memory, and returns the part of it that is a buffer too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+        self.register_buffer("all", torch.zeros(4, 4))
+        self.register_buffer("part", self.all[:2])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.all.add_(self.layer(x))
+        return self.part * 1
+
+
+class Times(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, times: int) -> torch.Tensor:
+        return self.layer(x) * times
+
+
+def test_what_would_become_another_program_is_refused() -> None:
+    x = torch.randn(4, 4)
+    with pytest.raises(InputError, match="the buffers all, part are in one memory, and the program writes it"):
+        quantize(export(Halves().eval(), (x,)), [(x,)])
+    with pytest.raises(InputError, match="its input times is a number that may be another one in each call"):
+        quantize(export(Times().eval(), (x, 3), dynamic_shapes=(None, Dim.DYNAMIC)), [(x, 3)])

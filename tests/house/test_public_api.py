@@ -34,6 +34,7 @@ PUBLIC = [
     "LoweringError",
     "LoweringOptions",
     "LoweringPlan",
+    "NarrowedDimension",
     "PartitionResult",
     "PartitionTooLargeError",
     "Partitioner",
@@ -64,6 +65,7 @@ PUBLIC = [
     "register_delegate",
     "register_partitioner",
     "register_rewrite",
+    "save_repro",
     "to_backend",
     "verify",
 ]

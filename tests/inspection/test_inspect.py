@@ -8,13 +8,15 @@ import time
 from collections import Counter
 from functools import cache
 from pathlib import Path
+from random import Random
 
 import pytest
 from pte_files import FILES, OURS, made
 
 from exir_lowering import FileReport, InputError, inspect
 from exir_lowering.cli import main
-from exir_lowering.inspection import compare
+from exir_lowering.inspection import compare, memory
+from exir_lowering.inspection.report import PlannedTensor
 from exir_lowering.pte import container, digests
 
 GOLDEN = Path(__file__).parent.parent / "pte" / "golden"
@@ -170,3 +172,34 @@ def test_names_in_a_file_are_only_shown() -> None:
     for text in (str(report), report.summary(), repr(report.methods), report.to_json()):
         assert "\x1b" not in text
     assert report.methods[0].name == "\x1b[2J<b>"
+
+
+def test_the_peak_is_that_of_a_slow_count() -> None:
+    for seed in range(300):
+        random = Random(seed)
+        tensors = []
+        for value in range(random.randint(0, 14)):
+            first = random.randint(0, 8)
+            place = random.randint(0, 12), random.choice([0, 1, 2, 5, 9]), first, first + random.randint(0, 5)
+            tensors.append(PlannedTensor(value, "", "float32", (), 1, *place))
+        bytes_at = {
+            one.first: {
+                byte
+                for tensor in tensors
+                if tensor.first <= one.first <= tensor.last
+                for byte in range(tensor.offset, tensor.offset + tensor.bytes)
+            }
+            for one in tensors
+        }
+        found = memory._arena(1, 100, tensors)
+        assert found.peak == max(map(len, bytes_at.values()), default=0)
+        assert not found.peak or found.peak == len(bytes_at[found.at])
+        live = {tensor.value for tensor in tensors if tensor.first <= found.at <= tensor.last}
+        assert set(found.tensors) == (live if found.peak else set())
+
+
+def test_thousands_of_tensors_at_once_take_no_time() -> None:
+    tensors = [PlannedTensor(n, "", "float32", (), 1, 16 * n, 16, n, 30_000) for n in range(20_000)]
+    before = time.process_time()
+    assert memory._arena(1, 320_000, tensors).peak == 320_000
+    assert time.process_time() - before < 3

@@ -30,7 +30,7 @@ def test_it_fits_the_screen(width: int, dark: bool, tmp_path: Path) -> None:
             driver.get(path.as_uri())
             driver.execute_script("document.querySelectorAll('details').forEach(one => one.open = true)")
             assert driver.execute_script("return document.documentElement.scrollWidth") <= width
-            boxes = driver.find_elements(By.CSS_SELECTOR, "#bytes .picture > svg")
+            boxes = driver.find_elements(By.CSS_SELECTOR, "#bytes .chart > svg")
             sizes = [float(box.get_attribute(side).rstrip("%")) for box in boxes for side in ("width", "height")]
             area = sum(one * two for one, two in zip(sizes[::2], sizes[1::2], strict=True))
             assert len(boxes) >= 4 and abs(area / 100**2 - 1) < 0.001

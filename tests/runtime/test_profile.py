@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import models
@@ -81,11 +83,20 @@ class Places(CompilerDemoBackend):
         return PlacedResult(**vars(result), units=units if self.wrong is None else self.wrong)
 
 
-def test_a_compiler_says_where_it_put_each_operator(tmp_path: Path) -> None:
+class PlacesInMappings(Places):
+    """The same, in a mapping that is no dict, to sets."""
+
+    def preprocess(self, program: ExportedProgram, compile_specs: list[CompileSpec]) -> PlacedResult:
+        result = super().preprocess(program, compile_specs)
+        return replace(result, units=MappingProxyType({unit: set(named) for unit, named in result.units.items()}))
+
+
+@pytest.mark.parametrize("backend", [Places, PlacesInMappings])
+def test_a_compiler_says_where_it_put_each_operator(backend: Any, tmp_path: Path) -> None:
     program, options = export(Steps(), TWO), LoweringOptions(cache=tmp_path / "cache")
     for found in (0, 1):  # the second time from the cache
         lowered = exir_lowering.lower(
-            program, TagPartitioner(demo, "compiler_demo"), backends={"compiler_demo": Places()}, options=options
+            program, TagPartitioner(demo, "compiler_demo"), backends={"compiler_demo": backend()}, options=options
         )
         assert sum(use.hit for use in lowered.report.cache) == found
         first, second = lowered.report.units.values()

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gc
+import json
+import pickle
 import random
+import sys
+import weakref
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
 from delegate_support import runner
@@ -21,13 +29,21 @@ from exir_lowering import (
     InputError,
     LoweringOptions,
     PartitionTooLargeError,
+    cli,
     load,
     lower,
+    save_repro,
 )
 from exir_lowering.backends.reference import ReferenceBackend, ReferenceDelegate
 from exir_lowering.graphs import is_operator, operator_name, walk
+from exir_lowering.plugins import registry
+from exir_lowering.plugins.processes.messages import describe_error, raise_error
 
 SPLIT, FALLBACK = (LoweringOptions(on_backend_error=mode, rewrites="none") for mode in ("split", "fallback"))
+
+
+Problem = Callable[[Sequence[Node], int], Exception | None]
+"""Takes the operators of a partition and the bytes of its weights: returns what is raised."""
 
 
 class Fails(ReferenceBackend):
@@ -35,12 +51,14 @@ class Fails(ReferenceBackend):
 
     Attributes:
         asked: How many operators each partition of each call had.
+        weights: How many bytes of weights each of them had.
     """
 
-    def __init__(self, problem: Callable[[Sequence[Node]], Exception | None]) -> None:
+    def __init__(self, problem: Problem) -> None:
         super().__init__()
         self.problem = problem
         self.asked: list[list[int]] = []
+        self.weights: list[list[int]] = []
 
     def preprocess_all(self, edge_programs: Any, compile_specs: Any, **context: Any) -> Any:
         programs = [program for found in edge_programs.values() for program in found]
@@ -49,17 +67,21 @@ class Fails(ReferenceBackend):
             for program in programs
         ]
         self.asked.append([len(found) for found in operators])
-        for found in operators:
-            problem = self.problem(found)
+        self.weights.append([
+            sum(tensor.nbytes for tensor in (*program.state_dict.values(), *program.constants.values()))
+            for program in programs
+        ])  # fmt: skip
+        for found, weights in zip(operators, self.weights[-1], strict=True):
+            problem = self.problem(found, weights)
             if problem is not None:
                 raise problem
         return super().preprocess_all(edge_programs, compile_specs, **context)
 
 
-def on(*names: str) -> Callable[[Sequence[Node]], Exception | None]:
+def on(*names: str) -> Problem:
     """Fail on operators of these names."""
 
-    def problem(nodes: Sequence[Node]) -> Exception | None:
+    def problem(nodes: Sequence[Node], weights: int) -> Exception | None:
         bad = [node for node in nodes if operator_name(node) in names]
         return RuntimeError(f"no kernel for {operator_name(bad[0])}") if bad else None
 
@@ -109,7 +131,9 @@ def test_what_fails_stays_on_the_host_and_the_rest_is_right(program: ExportedPro
     lowered = lower(program, everything(), backends={"reference": backend}, options=options)
     check(lowered, program)
     (method,) = lowered.report.methods
-    left = [node for node in method.host if "failed on it: no kernel for aten.tanh.default" in node.reason]
+    left = [
+        node for node in method.host if "failed on it: RuntimeError: no kernel for aten.tanh.default" in node.reason
+    ]
     assert backend.asked[-1] == [sum(p.operators.values()) for p in method.partitions]  # all of them, in one call
     refused = lowered.report.refused
     assert {name for one in refused for name in one.nodes} == {node.node for node in left}
@@ -133,7 +157,7 @@ def test_the_next_partitioner_gets_it(program: ExportedProgram) -> None:
 
 
 def test_pieces_are_as_small_as_the_backend_says(program: ExportedProgram) -> None:
-    def problem(nodes: Sequence[Node]) -> Exception | None:
+    def problem(nodes: Sequence[Node], weights: int) -> Exception | None:
         return PartitionTooLargeError("at most 5 layers", operators=5) if len(nodes) > 5 else None
 
     backend = Fails(problem)
@@ -192,7 +216,7 @@ def test_what_is_no_failure_of_a_partition_is_raised(program: ExportedProgram) -
 
     two = TagPartitioner(lambda node: operator_name(node) if node.op == "call_function" else None, backend="reference")
     with pytest.raises(BackendFailure, match="not more than one"):
-        lower(program, two, backends={"reference": Together(lambda nodes: None)}, options=SPLIT)
+        lower(program, two, backends={"reference": Together(lambda nodes, weights: None)}, options=SPLIT)
     with pytest.raises(BackendContractError):
         lower(program, everything(), backends={"reference": Liar()}, options=SPLIT)
     failing = {"reference": Fails(on("aten.tanh.default"))}
@@ -205,37 +229,182 @@ def test_what_is_no_failure_of_a_partition_is_raised(program: ExportedProgram) -
         LoweringOptions(on_backend_error="ignore")  # type: ignore[arg-type]
 
 
-class Sometimes:
-    """Fails by the names, the number or the combination of operators, as a seed says."""
+class Heavy(torch.nn.Module):
+    """Operators with weights of 16 bytes, one of them read twice, and one of 128 bytes."""
 
-    def __init__(self, rng: random.Random) -> None:
-        self.kind = rng.choice(["name", "size", "pair", "large"])
-        self.most = rng.randint(1, 4)
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = torch.nn.ParameterList([torch.rand(4) for _ in range(9)])
+        self.register_buffer("large", torch.rand(8, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for number, weight in enumerate(self.weights):
+            x = (torch.sin(x) + weight) * weight
+            if number == 4:
+                x = torch.sin((x * self.large).sum(0))
+        return x
+
+
+def test_pieces_have_as_many_bytes_of_weights_as_the_backend_says() -> None:
+    def problem(nodes: Sequence[Node], weights: int) -> Exception | None:
+        return PartitionTooLargeError("it does not fit", bytes=40) if weights > 40 else None
+
+    program, backend = export(Heavy(), (X,)), Fails(problem)
+    lowered = lower({"one": program, "two": program}, everything(), backends={"reference": backend}, options=SPLIT)
+    assert max(backend.weights[-1]) == 32 and len(backend.weights[-1]) == 2 * (3 + 2)
+    torch.testing.assert_close(load(lowered.emit().buffer).run("two", X)[0], program.module()(X))
+    for refused, method in zip(lowered.report.refused, lowered.report.methods, strict=True):
+        (left,) = method.host
+        assert refused.nodes == (left.node,) and left.operator == "aten.mul.Tensor"
+        assert "it does not fit (it reads 128 bytes of weights, and the limit is 40)" in left.reason
+    (weight,) = lowered.failed[0].program.state_dict.values()
+    assert weight.data_ptr() == program.state_dict["large"].data_ptr()
+    # Once the backend has said it, nothing larger is tried that can be cut.
+    calls = zip(backend.asked[1:], backend.weights[1:], strict=True)
+    assert all(size <= 40 or count == 1 for asked, sizes in calls for count, size in zip(asked, sizes, strict=True))
+
+
+def test_a_limit_comes_from_another_process() -> None:
+    for given in (PartitionTooLargeError("large", bytes=40), PartitionTooLargeError("large", operators=0)):
+        assert vars(pickle.loads(pickle.dumps(given))) == vars(given)
+        failure = BackendFailure("failed")
+        failure.__cause__ = given
+        with pytest.raises(BackendFailure, match="failed") as raised:
+            raise_error(json.loads(json.dumps(describe_error(failure, failure))))
+        cause = raised.value.__cause__
+        assert isinstance(cause, PartitionTooLargeError) and vars(cause) == vars(given) and str(cause) == "large"
+
+
+class NoTanh(ReferenceBackend):
+    """A backend that another process can import; it fails on one operator."""
+
+    def preprocess(self, program: ExportedProgram, *given: Any, **also: Any) -> Any:
+        nodes = [node for _, module in walk(program.graph_module) for node in module.graph.nodes if is_operator(node)]
+        if any(operator_name(node) == "aten.tanh.default" for node in nodes):
+            raise RuntimeError("no kernel for aten.tanh.default")
+        return super().preprocess(program, *given, **also)
+
+
+def test_a_repro_of_each_failure(program: ExportedProgram, tmp_path: Path) -> None:
+    lowered = lower(program, everything(), backends={"reference": NoTanh}, options=SPLIT)
+    first, call, nested = lowered.report.refused
+    script = save_repro(lowered, first, tmp_path / "first", backends={"reference": NoTanh})
+    ran = forked.run(
+        f"import runpy, sys; sys.path += {[str(Path(__file__).parent), *sys.path]}; runpy.run_path({str(script)!r})"
+    )
+    assert ran.returncode == 1 and "no kernel for aten.tanh.default" in ran.stderr, ran.stderr
+    partition = torch.export.load(script.parent / "partition.pt2")
+    assert [str(node.target) for node in partition.graph.nodes if node.op == "call_function"] == ["aten.tanh.default"]
+    ((given,),) = torch.load(script.parent / "inputs.pt", weights_only=True)
+    x = X
+    for _ in range(6):
+        x = torch.sin(x) * program.state_dict["weight"] + 1
+    torch.testing.assert_close(given, x.detach())
+    # In a branch there are no inputs, and `verify` makes some.
+    script = save_repro(lowered, nested, tmp_path / "nested", backends={"reference": NoTanh})
+    assert torch.load(script.parent / "inputs.pt", weights_only=True) == []
+    with pytest.raises(InputError, match=r"Cannot write to .*Failed serializing node cond"):
+        save_repro(lowered, call, tmp_path / "call")
+    with pytest.raises(InputError, match=r"expected one of `lowered\.report\.refused`"):
+        save_repro(lowered, dataclasses.replace(first, method="other"), tmp_path)
+    # A report keeps no program alive.
+    report, graph = lowered.report, weakref.ref(lowered.failed[0].program.graph_module)
+    del lowered, partition
+    gc.collect()
+    assert graph() is None and pickle.loads(pickle.dumps(report.refused)) == report.refused
+
+
+def test_the_command_writes_repros(
+    program: ExportedProgram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.export.save(program, "model.pt2")
+    monkeypatch.setitem(registry._registered[registry.BACKENDS], "mine", NoTanh)
+    Path("mine.py").write_text(PARTITIONER)
+    command = ["lower", "model.pt2", "-p", "./mine.py:make", "-o", "out.pte", "--no-cache", "--save-repro", "repros"]
+    assert cli.main(command) == 2 and "--on-backend-error fallback or split too" in capsys.readouterr().err
+    assert cli.main([*command, "--on-backend-error", "split"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Wrote repros/1/repro.py: forward: mine failed on aten_tanh_default" in printed and Path("out.pte").is_file()
+    assert f"from {NoTanh.__module__} import NoTanh\n" in Path("repros/1/repro.py").read_text()
+    assert cli.main([*command[:-2], "--on-backend-error", "split"]) == 0
+    assert "forward: mine failed on aten_tanh_default" in " ".join(capsys.readouterr().out.split())
+    command[2:4] = ["-p", "reference"]
+    assert cli.main([*command, "--on-backend-error", "split"]) == 0
+    assert "No repro was written, as no backend failed." in " ".join(capsys.readouterr().out.split())
+
+
+PARTITIONER = """
+from exir_lowering.backends.reference import executable
+from exir_lowering.partitioners import SupportPartitioner
+
+
+def make():
+    return SupportPartitioner({"mine": executable()})
+"""
+
+
+def test_tags_that_look_like_those_of_pieces() -> None:
+    """Pieces get tags of their own, whatever the partitioner's are called."""
+    program = export(Heavy(), (X,))
+    names = {node.name for node in program.graph.nodes if "sin" in node.name}
+    tag = TagPartitioner(
+        lambda node: "a-1" if "sin" in node.name else "a", backend=lambda tag: "second" if tag == "a-1" else "reference"
+    )
+
+    def problem(nodes: Sequence[Node], weights: int) -> Exception | None:
+        others = [node for node in nodes if operator_name(node) != "aten.sin.default"]
+        return RuntimeError("only one") if len(others) > 1 else None
+
+    backends = {"reference": Fails(problem), "second": ReferenceBackend()}
+    (method,) = lower(program, tag, backends=backends, options=SPLIT).report.methods
+    seconds = [partition for partition in method.partitions if partition.backend_id == "second"]
+    assert sum(one.operators.get("aten.sin.default", 0) for one in seconds) == len(names)
+    assert {operator for one in seconds for operator in one.operators} == {"aten.sin.default"} and not method.host
+
+
+class Sometimes:
+    """Fails by the names, the number, the weights or the combination of operators, as a seed says."""
+
+    KINDS = ("name", "size", "pair", "large", "heavy", "silent", "both", "wrong")
+
+    def __init__(self, rng: random.Random, kind: str) -> None:
+        self.kind, self.most, self.bytes = kind, rng.randint(1, 4), rng.choice([0, 16, 64, 100])
         self.bad = set(
             rng.sample(["aten.add.Tensor", "aten.mul.Tensor", "aten.sigmoid.default", "aten.relu.default"], 2)
         )
 
-    def __call__(self, nodes: Sequence[Node]) -> Exception | None:
-        names = {operator_name(node) for node in nodes}
-        failed = {
-            "name": bool(self.bad & names),
-            "size": len(nodes) > self.most,
-            "pair": self.bad <= names,
-            "large": len(nodes) > self.most,
-        }[self.kind]
-        if failed and self.kind == "large":
-            return PartitionTooLargeError("too large", operators=self.most)
-        return RuntimeError(self.kind) if failed else None
+    def __call__(self, nodes: Sequence[Node], weights: int) -> Exception | None:
+        names, many, heavy = {operator_name(node) for node in nodes}, len(nodes) > self.most, weights > self.bytes
+        failed = {"name": bool(self.bad & names), "pair": self.bad <= names, "heavy": heavy, "both": heavy or many}
+        if not failed.get(self.kind, many):
+            return None
+        limits: dict[str, Any] = {
+            "large": {"operators": self.most},
+            "heavy": {"bytes": self.bytes},
+            "both": {"operators": self.most, "bytes": self.bytes},
+            "wrong": {"operators": 100, "bytes": self.bytes},  # not what it fails for
+            "silent": {},
+        }
+        return PartitionTooLargeError("!", **limits[self.kind]) if self.kind in limits else RuntimeError(self.kind)
 
 
 @pytest.mark.parametrize("number", range(8))
 def test_random_programs_are_right_whatever_fails(number: int) -> None:
+    check_random_program(number, Sometimes.KINDS[number])
+
+
+def check_random_program(number: int, kind: str) -> None:
     rng = random.Random(number)
     (program,) = random_programs(4242 + number, 1)
     tags: dict[str, str | None] = {}
     tag = TagPartitioner(lambda node: tags.setdefault(node.name, rng.choice(("a", "b", None))), backend="reference")
-    backend, options = Fails(Sometimes(rng)), FALLBACK if number % 4 == 3 else SPLIT
+    problem = Sometimes(rng, kind)
+    backend, options = Fails(problem), FALLBACK if number % 4 == 1 else SPLIT
     lowered = lower(program.methods, tag, backends={"reference": backend}, options=options)
+    if any(method.partitions for method in lowered.report.methods):  # else the last call was one that failed
+        assert kind not in ("large", "both") or max(backend.asked[-1]) <= problem.most
+        assert kind not in ("heavy", "both") or max(backend.weights[-1]) <= problem.bytes
     delegate = ReferenceDelegate()
     for method, calls in program.inputs.items():
         run = runner(lowered, method, reference=delegate)

@@ -121,6 +121,15 @@ class Wrong(_Marked):
         return [output + 1 for output in outputs]
 
 
+class Brittle(Wrong):
+    """Ends the process where it has only a few operators."""
+
+    def compile(self, processed: bytes, *rest: Any) -> Any:
+        if str(FORMAT.unpack(processed)).count("aten.") < 4:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return super().compile(processed, *rest)
+
+
 class LastId(ReferenceDelegate):
     """Adds 1 where it reads nothing but the last token id."""
 

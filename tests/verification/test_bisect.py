@@ -18,8 +18,8 @@ from culprits import Chain, Planted
 from torch.export import ExportedProgram, export, save
 
 from exir_lowering import BackendFailure, Culprit, InputError, LoweringOptions, Rewrite, bisect, cli
-from exir_lowering.backends.reference import ReferenceBackend, reference_partitioner
-from exir_lowering.partitioners import RuledPartitioner, deny
+from exir_lowering.backends.reference import ReferenceBackend, executable, reference_partitioner
+from exir_lowering.partitioners import RuledPartitioner, SupportPartitioner, deny
 from exir_lowering.plugins import registry
 from exir_lowering.runtime.apart.engine import WORKERS
 from exir_lowering.testing.trial import take_fingerprint
@@ -104,6 +104,18 @@ def test_methods_that_share_state(name: str, method: str) -> None:
         assert names(bisect(programs, "reference", inputs=inputs, backends=wrong)) == ["aten_cos_default"]
 
 
+def test_state_is_shared_as_emit_shares_it() -> None:
+    """What is read is above 0.5 only where the other method wrote it."""
+    written, read = (torch.ones(2, 3), torch.tensor([0, 1])), (torch.zeros(1, 3), torch.tensor([0]))
+    programs = {"write": export(Memory().eval(), written), "read": export(Memory().eval(), read)}
+    partitioner = RuledPartitioner(SupportPartitioner({"reference": executable()}), deny(op="aten.index"))
+    inputs = {"write": [written], "read": [read]}
+    clamped = planted("aten_add_tensor", operator="clamp.default", args=(None, 0.5))
+    assert bisect(programs, partitioner, inputs=inputs, backends=clamped).ok
+    found = bisect(programs, partitioner, inputs=inputs, backends=clamped, share_state=True)
+    assert names(found) == ["aten_add_tensor"], str(found)
+
+
 def test_the_third_call() -> None:
     program = chain(12, {5: torch.atan})
     found = bisect(program, "reference", delegates=[culprits.ThirdCall])
@@ -127,6 +139,11 @@ def test_what_ends_the_process_hangs_or_fails(
     found = bisect(program, "reference", delegates=[delegate])
     assert names(found) == ["aten_atan_default"] and found.kind == kind and error in found.error, str(found)
     assert "without, it does not." in " ".join(str(found).split())
+
+
+def test_a_piece_that_ends_the_process_where_the_whole_is_off() -> None:
+    found = bisect(chain(9, {5: torch.atan}), "reference", delegates=[culprits.Brittle])
+    assert names(found)[0] == "aten_atan_default" and found.kind == "off" and len(found.operators) == 4, str(found)
 
 
 def test_what_the_host_has_no_kernel_for_is_not_taken_for_the_failure() -> None:
@@ -173,11 +190,36 @@ def test_nothing_wrong_and_wrong_on_the_host() -> None:
     found = bisect(chain(5, {3: torch.atan}), "reference", options=wrong)
     assert found.where == "host" and not found.ok and not found.operators, str(found)
     assert "is wrong, without any backend too: forward, output 0" in str(found)
+    backends = planted("aten_sin_default_1")
+    given = [(torch.ones(2, 4),)]
+    found = bisect(chain(5, {3: torch.atan}), "reference", inputs=given, options=wrong, backends=backends)
+    assert found.where == "backend" and names(found) == ["aten_sin_default_1"], str(found)
+    assert found.others and found.verification is not None and not found.verification.ok
     found = bisect(chain(5), "reference")
     assert found.ok and found.lowerings == 1 and not found.operators
     assert "gives what eager PyTorch gives" in str(found) and json.loads(found.to_json())["ok"]
     with pytest.raises(InputError, match="no operator was found"):
         found.save("nowhere")
+
+
+class Once(Planted):
+    """Wrong in the first lowering only."""
+
+    def preprocess(self, *given: Any, **also: Any) -> Any:
+        made = super().preprocess(*given, **also)
+        self.names = ()
+        return made
+
+
+def test_what_only_the_first_lowering_does_is_blamed_on_no_operator(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as in a terminal
+    backends = {"reference": Once("aten_sin_default_3", operator="exp.default", args=())}
+    found = bisect(chain(6), "reference", backends=backends, options=LoweringOptions(progress=True))
+    assert found.where == "unsteady" and not found.operators, str(found)
+    assert "not when it is lowered or runs again" in " ".join(str(found).split())
+    assert "bisect" in capsys.readouterr().err
 
 
 def test_mistakes_are_named(tmp_path: Path) -> None:
@@ -250,4 +292,4 @@ def test_the_command(shell: Path, capsys: pytest.CaptureFixture[str], monkeypatc
     assert found["version"] == 1 and not found["verification"]["ok"] and "Wrote repro" in printed.err
     script = (shell / "repro" / "repro.py").read_text()
     assert "from culprits import WrongBackend\nfrom culprits import WrongDelegate\n" in script
-    assert cli.main([*command, "--deny", "name=aten_atan_default"]) == 0
+    assert cli.main([*command, "--deny", "name=aten_atan_default", "--share-state", "all"]) == 0

@@ -51,6 +51,12 @@ def test_a_quantised_model_has_no_fault(dynamic: bool) -> None:
     assert found.ok and found.methods["forward"].quantized, str(found)
 
 
+def test_a_kernel_that_ends_the_process_for_infinity_is_given_none() -> None:
+    program = quantized_models.quantized(True)
+    found = verify(lower(program).emit(), program)
+    assert found.ok and "one infinity" not in found.methods["forward"].cases, str(found)
+
+
 class Language(torch.nn.Module):
     """A layer with a cache that both methods share."""
 

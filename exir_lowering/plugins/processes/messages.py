@@ -77,6 +77,7 @@ def _wait_until(connection: socket.socket, deadline: float | None) -> None:
 
 def describe_error(error: BaseException, raised: BaseException) -> dict[str, Any]:
     """Return the header that reports an error, with the traceback of what was raised."""
+    said = error.__cause__ if isinstance(error.__cause__, errors.PartitionTooLargeError) else None
     return {
         "kind": "error",
         "type": "MemoryError" if isinstance(error, MemoryError) else type(error).__name__,
@@ -84,6 +85,7 @@ def describe_error(error: BaseException, raised: BaseException) -> dict[str, Any
         "trace": "".join(traceback.format_exception(raised)),
         "debug_handle": getattr(error, "debug_handle", None),
         "limit": getattr(error, "limit", None),
+        "too_large": said and [str(said), said.operators, said.bytes],
     }
 
 
@@ -104,4 +106,8 @@ def raise_error(header: dict[str, Any]) -> None:
     elif name == "MemoryError":
         kind = MemoryError
     more = {each: header[each] for each in _MORE.get(name, ())}
-    raise kind(header["text"], **more) from InWorkerError(f"in the worker:\n{header['trace']}")
+    cause: Exception = InWorkerError(f"in the worker:\n{header['trace']}")
+    if header["too_large"] is not None:
+        text, operators, size = header["too_large"]
+        cause, cause.__cause__ = errors.PartitionTooLargeError(text, operators=operators, bytes=size), cause
+    raise kind(header["text"], **more) from cause

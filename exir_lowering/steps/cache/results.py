@@ -8,9 +8,12 @@ from typing import Any
 from executorch.exir.backend.backend_details import PreprocessResult
 
 from exir_lowering._upstream.delegates import delegate_info, join_named_data, make_result, split_named_data
+from exir_lowering.graphs.debug_handles import as_tuple
 from exir_lowering.plugins.backend import PlacedResult
 
-_HANDLES: Mapping[str, Any] = {"tuple": tuple, "list": list, "int": lambda handles: handles[0]}
+_HANDLES: Mapping[str, Any] = {
+    "tuple": tuple, "list": list, "set": set, "frozenset": frozenset, "int": lambda handles: handles[0]
+}  # fmt: skip
 """How an entry of a debug handle map names handles."""
 
 
@@ -53,20 +56,16 @@ def _pairs(table: Mapping[Any, Any] | None) -> list[Any] | None:
     """Turn what names handles by identifiers into what JSON can hold."""
     if table is None:
         return None
-    return [
-        [identifier, type(named).__name__, list(named) if isinstance(named, (tuple, list)) else [named]]
-        for identifier, named in table.items()
-    ]
+    return [[identifier, type(named).__name__, list(as_tuple(named))] for identifier, named in table.items()]
 
 
 def _is_plain(table: Any) -> bool:
     """Return whether JSON can hold a debug handle map."""
     return table is None or (
-        type(table) is dict
+        isinstance(table, Mapping)
         and {int, str}.issuperset(map(type, table))
-        and all(
-            {int}.issuperset(map(type, named if type(named) in (tuple, list) else (named,))) for named in table.values()
-        )
+        and _HANDLES.keys() >= {type(named).__name__ for named in table.values()}
+        and all({int}.issuperset(map(type, as_tuple(named))) for named in table.values())
     )
 
 
