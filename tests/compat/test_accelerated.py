@@ -35,9 +35,9 @@ def in_steps(program: Any, partitioners: Callable[[], list[Any]]) -> bytes:
 
 
 CASES: dict[str, Callable[[], tuple[Any, Callable[[], list[Any]]]]] = {
+    "quantised": lambda: (quantized_models.quantized(False), lambda: quantized_models.partitioners(False)),
     "convnext": lambda: (models.exported("convnext")[2], lambda: [XnnpackPartitioner()]),
     "t5": lambda: (models.exported("t5")[2], lambda: [XnnpackPartitioner()]),
-    "quantised": lambda: (quantized_models.quantized(False), lambda: quantized_models.partitioners(False)),
     "quantised dynamically": lambda: (quantized_models.quantized(True), lambda: quantized_models.partitioners(True)),
     "on the host": lambda: (models.exported("convnext")[2], list),
 }

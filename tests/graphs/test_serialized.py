@@ -181,7 +181,7 @@ def test_nested_graphs() -> None:
 
 @pytest.mark.parametrize("seed", [0, 100])
 def test_random_programs(seed: int) -> None:
-    for program in random_programs(seed, 4):
+    for program in random_programs(seed, 2):
         made = {name: round_trip(method) for name, method in program.methods.items()}
         assert lower(made).emit().buffer == lower(program.methods).emit().buffer
 

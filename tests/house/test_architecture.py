@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -21,13 +22,18 @@ def _files() -> list[Path]:
     return own + [p for folder in ("backends", "partitioners") for p in (ROOT / folder).rglob("*.py")]
 
 
-FILES = [pytest.param(path, id=str(path.relative_to(ROOT))) for path in _files()]
+FILES = _files()
+
+
+@cache
+def _nodes(path: Path) -> list[ast.AST]:
+    return [*ast.walk(ast.parse(path.read_text()))]
 
 
 def _imports(path: Path) -> list[tuple[str, str]]:
     """Return (module, name) of every import in a file; name is "" for a plain import."""
     found = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in _nodes(path):
         if isinstance(node, ast.Import):
             found += [(alias.name, "") for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -52,37 +58,35 @@ def test_the_contracts_about_plugins_name_every_wing() -> None:
     assert set(contracts[2]["forbidden_modules"]) == {f"exir_lowering.{name}" for name in layers} - public
 
 
-@pytest.mark.parametrize("path", FILES)
-def test_private_names_of_torch_and_executorch_are_in_one_folder(path: Path) -> None:
-    if path.is_relative_to(PACKAGE / "_upstream"):
-        return
-    for module, name in _imports(path):
-        if module.split(".")[0] in ("torch", "executorch"):
-            parts = [*module.split("."), name]
-            assert not any(part.startswith("_") for part in parts), f"{path}: from {module} import {name}"
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
-            own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
-            own = own or ast.unparse(node).startswith("torch.ops.")  # an operator's name
-            own = own or ast.unparse(node) in ("sys._current_frames", "os._exit")  # documented names
-            assert own, f"{path}:{node.lineno}: {ast.unparse(node)} is a private attribute of something else"
+def test_private_names_of_torch_and_executorch_are_in_one_folder() -> None:
+    for path in FILES:
+        if path.is_relative_to(PACKAGE / "_upstream"):
+            continue
+        for module, name in _imports(path):
+            if module.split(".")[0] in ("torch", "executorch"):
+                parts = [*module.split("."), name]
+                assert not any(part.startswith("_") for part in parts), f"{path}: from {module} import {name}"
+        for node in _nodes(path):
+            if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
+                own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+                own = own or ast.unparse(node).startswith("torch.ops.")  # an operator's name
+                own = own or ast.unparse(node) in ("sys._current_frames", "os._exit")  # documented names
+                assert own, f"{path}:{node.lineno}: {ast.unparse(node)} is a private attribute of something else"
 
 
-@pytest.mark.parametrize("path", FILES)
-def test_what_catches_everything_lets_interrupts_through_first(path: Path) -> None:
+def test_what_catches_everything_lets_interrupts_through_first() -> None:
     """A timeout's exception, or a MemoryError, must not become somebody's failure."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ExceptHandler) and node.type is not None and ast.unparse(node.type) == "Exception":
-            first = ast.unparse(node.body[0])
-            known = first.startswith("let_through(") or "raised_by_handler(" in first
-            assert known, f"{path}:{node.lineno}: begin with let_through(error) of exir_lowering.plugins"
+    for path in FILES:
+        for node in _nodes(path):
+            if isinstance(node, ast.ExceptHandler) and node.type is not None and ast.unparse(node.type) == "Exception":
+                first = ast.unparse(node.body[0])
+                known = first.startswith("let_through(") or "raised_by_handler(" in first
+                assert known, f"{path}:{node.lineno}: begin with let_through(error) of exir_lowering.plugins"
 
 
-@pytest.mark.parametrize("path", FILES)
-def test_no_assert_in_shipped_code(path: Path) -> None:
+def test_no_assert_in_shipped_code() -> None:
     """What a user or a plug-in gets wrong is checked under `python -O` too."""
-    tree = ast.parse(path.read_text())
-    assert not [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Assert)]
+    assert not [f"{path}:{node.lineno}" for path in FILES for node in _nodes(path) if isinstance(node, ast.Assert)]
 
 
 @pytest.mark.parametrize("path", sorted((PACKAGE / "testing").rglob("*.py")), ids=lambda path: path.stem)
