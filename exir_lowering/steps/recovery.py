@@ -41,7 +41,7 @@ class _Limits:
     bytes: float = math.inf  # of the weights that a partition reads
 
     def within(self, weights: _Weights, begin: int = 0) -> int:
-        """Return the end of the most operators, from one on, that are within the limits: at least that one."""
+        """Return the end of the longest stretch from `begin` on that is within the limits: one operator at least."""
         read: dict[Node, int] = {}
         total = 0
         for place in range(begin, len(weights)):
