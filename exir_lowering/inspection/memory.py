@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from exir_lowering.inspection.report import Arena, Memory, PlannedTensor
@@ -21,7 +22,8 @@ def measure(code: Code, signature: MethodSignature, state: Sequence[int]) -> Mem
     instructions = [instruction for chain in code.chains for instruction in chain]
     names = _names(code, signature, state, instructions)
     spans = _spans(code, instructions, state)
-    tensors = []
+    tensors: list[PlannedTensor] = []
+    by_arena: dict[int, list[PlannedTensor]] = defaultdict(list)
     for value, (spec, storage) in enumerate(zip(code.values, code.storage, strict=True)):
         tensor = spec.content
         if not isinstance(tensor, Tensor) or storage is None or storage.planned is None or value not in spans:
@@ -29,11 +31,9 @@ def measure(code: Code, signature: MethodSignature, state: Sequence[int]) -> Mem
         name, dtype = names.get(value, f"value {value}"), str(tensor.dtype).removeprefix("torch.")
         where = storage.planned.arena, storage.planned.offset, 0 if tensor.unbound else tensor.size
         tensors.append(PlannedTensor(value, name, dtype, tensor.sizes, *where, *spans[value]))
-    arenas = tuple(
-        _arena(number, size, [tensor for tensor in tensors if tensor.arena == number])
-        for number, size in enumerate(code.arenas)
-        if number or size
-    )
+        by_arena[storage.planned.arena].append(tensors[-1])
+    sizes = ((number, size) for number, size in enumerate(code.arenas) if number or size)
+    arenas = tuple(_arena(number, size, by_arena[number]) for number, size in sizes)
     return Memory(arenas, tuple(tensors), _heap(code, instructions))
 
 
