@@ -145,12 +145,10 @@ def _find_inputs(program: ExportedProgram, partition: Partition) -> list[tuple[A
 def _watch(
     eager: Eager, calls: Iterable[tuple[str, Sequence[Any]]], method: str, wanted: Sequence[Node]
 ) -> list[tuple[Any, ...]] | None:
-    """Return what nodes of a method are in each of its calls, by PyTorch; None if it does not compute all of them.
-
-    What another delegate makes may have the name of something else; its debug handle is its own.
-    """
+    """Return what nodes of a method are in each of its calls, by PyTorch; None if it does not compute all of them."""
     found: list[tuple[Any, ...]] = []
     values: dict[str, Any] = {}
+    # What another delegate makes may have the name of something else.
     handles = {node.name: debug_handles.handle(node) for node in wanted}
 
     def keep(seen: Node, value: Any) -> None:
