@@ -332,7 +332,7 @@ def _partition(
         with session.timed("tag"), planning_with(session.options.costs):
             claimed = tag(edge.name, method.program, partitioner, state)
             if recovery is not None and recovery.knows:
-                claimed = retag(claimed, recovery.treatment)
+                claimed, non_convex = retag(claimed, recovery.treatment), "split"  # around what was taken away
             tagged.append(claimed)
         with session.timed("extract"), collector.paused():
             step = extract(tagged[-1], earlier=len(method.partitions), non_convex=non_convex, shared=shared)

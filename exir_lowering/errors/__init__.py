@@ -115,7 +115,7 @@ class BackendFailure(LoweringError):
 class PartitionTooLargeError(LoweringError):
     """What a backend may raise for a partition that is too large for it.
 
-    With `LoweringOptions(on_backend_error="split")` it then gets smaller ones, and so it does for all that follow.
+    With `LoweringOptions(on_backend_error="split")` it gets smaller ones, from then on in the whole lowering.
 
     Attributes:
         operators: How many operators a partition may have, at least 1; None if that is not the limit.

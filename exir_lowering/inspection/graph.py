@@ -37,7 +37,7 @@ class Box:
 def draw(method: MethodReport) -> tuple[list[Box], dict[str, dict[str, Any]]]:
     """Return the boxes of a method in the order of execution, and where they are on a screen and on a phone.
 
-    A box is a stretch of that order, so no two of them read from each other, but for loops.
+    A box is a stretch of that order, so boxes never form a cycle: what a loop reads of its last round is not drawn.
     """
     groups = _group(method)
     called = [group[0].delegate for group in groups]

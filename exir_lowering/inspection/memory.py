@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from exir_lowering.inspection.report import Arena, Memory, PlannedTensor
@@ -18,10 +19,14 @@ _VALUE, _TENSOR, _DIMENSION, _CALL, _ARGUMENT = 24, 64, 9, 16, 8
 
 def measure(code: Code, signature: MethodSignature, state: Sequence[int]) -> Memory:
     """Return what a method takes at run time; `state` are the values that are state."""
-    instructions = [instruction for chain in code.chains for instruction in chain]
+    instructions: list[PlanInstruction] = []
+    for chain in code.chains:  # a jump names an instruction of its chain
+        begin = len(instructions)
+        instructions += [(kind, target + begin * (kind == JUMP), arguments) for kind, target, arguments in chain]
     names = _names(code, signature, state, instructions)
     spans = _spans(code, instructions, state)
-    tensors = []
+    tensors: list[PlannedTensor] = []
+    by_arena: dict[int, list[PlannedTensor]] = defaultdict(list)
     for value, (spec, storage) in enumerate(zip(code.values, code.storage, strict=True)):
         tensor = spec.content
         if not isinstance(tensor, Tensor) or storage is None or storage.planned is None or value not in spans:
@@ -29,11 +34,9 @@ def measure(code: Code, signature: MethodSignature, state: Sequence[int]) -> Mem
         name, dtype = names.get(value, f"value {value}"), str(tensor.dtype).removeprefix("torch.")
         where = storage.planned.arena, storage.planned.offset, 0 if tensor.unbound else tensor.size
         tensors.append(PlannedTensor(value, name, dtype, tensor.sizes, *where, *spans[value]))
-    arenas = tuple(
-        _arena(number, size, [tensor for tensor in tensors if tensor.arena == number])
-        for number, size in enumerate(code.arenas)
-        if number or size
-    )
+        by_arena[storage.planned.arena].append(tensors[-1])
+    sizes = ((number, size) for number, size in enumerate(code.arenas) if number or size)
+    arenas = tuple(_arena(number, size, by_arena[number]) for number, size in sizes)
     return Memory(arenas, tuple(tensors), _heap(code, instructions))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from exir_lowering.errors.interrupts import let_through
@@ -21,10 +21,15 @@ class Modules:
     debug: MethodDebug
     names: Mapping[int, str]  # of values
     weights: Sequence[Sequence[str]]  # the names of those that each delegate reads
+    found: set[int] = field(default_factory=set)  # the delegates whose modules were found
 
     def find(self, number: int, instruction: PlanInstruction) -> tuple[str, ...]:
-        """Return the paths of the modules that an instruction is from."""
+        """Return the paths of the modules that an instruction is from: of each delegate once, as it may have many."""
         kind, target, values = instruction
+        if kind == DELEGATE:
+            if target in self.found:
+                return ()
+            self.found.add(target)
         handles = self.debug.kernels.get(number, ()) if kind == KERNEL else ()
         if kind == DELEGATE and target < len(self.debug.delegates):
             handles = self.debug.delegates[target].handles

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from exir_lowering.plans import drawing
 from exir_lowering.pte.printing import printable
 
 if TYPE_CHECKING:
-    from exir_lowering.inspection.report import Arena, FileReport, MethodReport
+    from exir_lowering.inspection.report import Arena, FileReport, MethodReport, PlannedTensor
 
 _MOST = 80
 """How many boxes the picture of the bytes has; smaller ones are one box for each kind."""
@@ -110,15 +111,18 @@ def _memories(method: MethodReport) -> list[tuple[Arena, list[Box]]]:
     """Return what each planned memory has over time: instructions to the right, bytes down."""
     steps = len(method.calls) + 1
     drawn = []
+    tensors: dict[int, list[PlannedTensor]] = defaultdict(list)
+    for tensor in sorted(method.memory.tensors, key=lambda tensor: -tensor.bytes):
+        if tensor.bytes:
+            tensors[tensor.arena].append(tensor)
     for arena in method.memory.arenas:
-        tensors = [tensor for tensor in method.memory.tensors if tensor.arena == arena.number and tensor.bytes]
-        boxes = []
-        for tensor in sorted(tensors, key=lambda tensor: -tensor.bytes)[:_TENSORS]:
-            name, peak = printable(tensor.name), tensor.value in arena.tensors
+        boxes, peak = [], set(arena.tensors)
+        for tensor in tensors[arena.number][:_TENSORS]:
+            name = printable(tensor.name)
             title = f"{name}: {tensor.dtype} {list(tensor.shape)}, {tensor.bytes:,} bytes at byte {tensor.offset:,}"
             place = 100 * tensor.first / steps, 100 * tensor.offset / arena.bytes
             extent = 100 * (tensor.last - tensor.first + 1) / steps, 100 * tensor.bytes / arena.bytes
-            kind = "peak" if peak else "tensor"
+            kind = "peak" if tensor.value in peak else "tensor"
             boxes.append(Box(*place, *extent, kind, name, f"{title}, instructions {tensor.first} to {tensor.last}"))
         drawn.append((arena, boxes))
     return drawn

@@ -131,12 +131,12 @@ class _Reader:
         """Add the parts that everything else is in."""
         self.parts.append(ByteRange(0, header.read_pte(self.file).tables, "tables"))
         self.parts.append(ByteRange(0, header.size(self.file), "header"))
-        constants = {account.place(self.file, segment) for _, segment in self.data.constants}
-        initial = {account.place(self.file, segment) for listed in self.data.initial for _, segment in listed}
+        listed = (self.data.constants, *self.data.initial)
+        tensors = {account.place(self.file, segment) for one in listed for _, segment in one}
         for number, segment in enumerate(self.data.segments):
             start = account.place(self.file, segment)
             if start is not None:
-                kind: Kind = "padding" if start in constants | initial else "rest"
+                kind: Kind = "padding" if start in tensors else "rest"
                 self.parts.append(ByteRange(start, len(segment), kind, f"segment {number}" * (kind == "rest")))
 
     def _add(self, kind: Kind, key: str, name: str, content: memoryview | None, size: int, *users: str) -> None:

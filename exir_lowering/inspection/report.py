@@ -165,7 +165,7 @@ class Call:
         name: The kernel, or the delegate as "0 (XnnpackBackend)".
         values: The values that it is called with.
         modules: The paths of the modules that it is from, as far as the names of weights say it, or the debug
-            information beside the file.
+            information beside the file; of a delegate, at its first call.
         delegate: The number of the delegate that it calls; None if it calls none.
         reads: The state that it reads, by name.
         writes: The state that it writes.

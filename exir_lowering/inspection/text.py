@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
@@ -15,7 +15,7 @@ from exir_lowering.plans import formatting as shown
 from exir_lowering.pte.printing import printable, render
 
 if TYPE_CHECKING:
-    from exir_lowering.inspection.report import DelegateReport, FileReport, MethodReport, Stored
+    from exir_lowering.inspection.report import DelegateReport, FileReport, MethodReport, PlannedTensor, Stored
     from exir_lowering.pte.provenance import Provenance
 
 MOST = 30
@@ -128,8 +128,9 @@ def _method(method: MethodReport) -> Iterator[RenderableType]:
     yield from section("kernels", ("calls ", "kernel"), [(f"{count:,}", name) for name, count in counts])
     rows = [row for delegate in method.delegates for row in _delegate(delegate)]
     yield from section("delegates", ("#", "backend", "payload ", "has"), rows)
+    tensors = {tensor.value: tensor for tensor in method.memory.tensors}
     arenas = [
-        (str(arena.number), f"{arena.bytes:,}", f"{arena.peak:,}", str(arena.at), _makers(method, arena.tensors))
+        (str(arena.number), f"{arena.bytes:,}", f"{arena.peak:,}", str(arena.at), _makers(tensors, arena.tensors))
         for arena in method.memory.arenas
     ]
     yield from section("planned memory", ("arena", "bytes ", "peak ", "at ", "of"), arenas)
@@ -137,9 +138,8 @@ def _method(method: MethodReport) -> Iterator[RenderableType]:
     yield from section("on the heap, about", ("bytes ", "for"), heap)
 
 
-def _makers(method: MethodReport, values: Sequence[int]) -> str:
-    by_value = {tensor.value: tensor for tensor in method.memory.tensors}
-    named = [f"{by_value[value].name} ({by_value[value].bytes:,})" for value in values[:_FEW]]
+def _makers(tensors: Mapping[int, PlannedTensor], values: Sequence[int]) -> str:
+    named = [f"{tensors[value].name} ({tensors[value].bytes:,})" for value in values[:_FEW]]
     return ", ".join(named) + (f" and {len(values) - _FEW} more" if len(values) > _FEW else "")
 
 

@@ -15,6 +15,9 @@ from exir_lowering.pte.kernel_signatures import ANYTHING, Kinds, Signature
 from exir_lowering.pte.slots import KernelTypes as K
 from exir_lowering.pte.value_kinds import KINDS, Tensor, ValueSpec, check_index
 
+_MOST_ITEMS = 10_000_000
+"""How many values the lists may have that a method's instructions name, each as often as it is named."""
+
 _ITEMS = {K.INT_LIST: K.INT, K.TENSOR_LIST: K.TENSOR, K.OPTIONAL_TENSOR_LIST: K.TENSOR}
 """Kinds of lists whose items are values themselves, with the kind of the items."""
 
@@ -105,6 +108,7 @@ def check_calls(body: Body) -> frozenset[int]:
                 check_index(target, body.delegates, "a delegate call", "delegates")
             elif code == JUMP:
                 check_index(target, len(chain) + 1, "a jump", "instructions")
+    _check_size(body)
     _find_results(body)
     read: set[int] = set()
     for number in range(len(body.values)):
@@ -119,6 +123,15 @@ def check_calls(body: Body) -> frozenset[int]:
         elif code == FREE:
             _check_free(body, *arguments)
     return frozenset(read)
+
+
+def _check_size(body: Body) -> None:
+    """Refuse instructions that name long lists again and again: a small file would take hours to check."""
+    lists = {number: value.content for number, value in enumerate(body.values) if value.kind in _ITEMS}
+    sizes = {number: len(content) for number, content in lists.items() if isinstance(content, tuple)}
+    count = sum(sizes.get(index, 0) for _, _, arguments in body.instructions() for index in arguments)
+    if count > _MOST_ITEMS:
+        raise CorruptError(f"its instructions name lists of {count} values in all, expected at most {_MOST_ITEMS}")
 
 
 def _check_number(body: Body, target: int, arguments: Sequence[int]) -> None:

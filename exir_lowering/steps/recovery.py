@@ -41,7 +41,7 @@ class _Limits:
     bytes: float = math.inf  # of the weights that a partition reads
 
     def within(self, weights: _Weights, begin: int = 0) -> int:
-        """Return the end of the most operators, from one on, that are within the limits: at least that one."""
+        """Return the end of the longest stretch from `begin` on that is within the limits: one operator at least."""
         read: dict[Node, int] = {}
         total = 0
         for place in range(begin, len(weights)):
@@ -125,10 +125,8 @@ class Recovery:
         """Cut a partition: into the pieces that work, if it was put together of these, else into new ones."""
         apart = self._apart or {}
         known = {place: apart[place] for place in places if place in apart and place not in self._pieces}
-        if known:
-            self._pieces.update(known)
-            return
-        ends = _find_ends(partition, weights, self._limits[partition.backend_id])
+        self._pieces.update(known)
+        ends = [] if known else _find_ends(partition, weights, self._limits[partition.backend_id])
         for begin, end in itertools.pairwise(ends):
             self._pieces.update(dict.fromkeys(places[begin:end], next(self._numbers)))
 

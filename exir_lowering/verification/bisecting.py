@@ -2,7 +2,7 @@
 
 Of the delegated operators in execution order, the fewest from the first one on are looked for with which the file is
 wrong as a whole: the last of these is the culprit. Where it is right alone, as in a fusion, what it needs is looked for
-in the same way. The whole file runs in a process of its own first, as it may end it.
+in the same way. Each file runs in a process of its own, as it may end or damage it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from exir_lowering.plugins.backend import PartitionerLike
 from exir_lowering.plugins.delegate import Delegate
 from exir_lowering.plugins.processes.workers import WorkerDiedError
 from exir_lowering.runtime import Limits, LoadedProgram
-from exir_lowering.runtime.apart.engine import Apart, open_apart
+from exir_lowering.runtime.apart.engine import open_apart
 from exir_lowering.runtime.engine import missing_kernels
 from exir_lowering.runtime.program import check_arguments, open_file
 from exir_lowering.runtime.source import ProgramFile
@@ -138,8 +138,7 @@ class _Search:
     options: LoweringOptions
     share_state: ShareState
     lowerings: int = 1
-    apart: bool = True  # whether files run in another process, as they may end it
-    process: Apart | None = None
+    apart: bool = True  # whether each file runs in a process of its own, as it may end or damage it
     calls: tuple[Call, ...] | None = None  # with which calls, None for all
     whole: _Outcome = _Outcome("")
     units: list[tuple[Suspect, ...]] = field(default_factory=list)
@@ -250,7 +249,7 @@ class _Search:
         known = {(method.name, node.name) for method in self.lowered.report.methods for node in method.nodes}
         # The programs are rewritten already, and pieces may be fewer and in more parts than the whole has to be.
         options = replace(self.options, rewrites="none", assume={}, require_coverage=0.0, require_full=False)
-        session = Session(replace(options, non_convex="split", on_backend_error="raise", progress=False))
+        session = Session(replace(options, on_backend_error="raise", progress=False))
         edge, recovery = self.lowered.edge_programs, _Only(kept, known)
         self.lowerings += 1
         self.advance()
@@ -279,8 +278,7 @@ class _Search:
             if not self.apart:
                 return open_file(file, self.delegates, "runtime")
             if process is None:
-                limits = Limits(seconds=PATIENCE)
-                self.process = process = open_apart(file, "runtime", self.delegates, "error", limits, self.process)
+                process = open_apart(file, "runtime", self.delegates, "error", Limits(seconds=PATIENCE))
             else:
                 process.restart()
             return LoadedProgram(file, process)

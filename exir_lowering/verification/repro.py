@@ -16,6 +16,7 @@ from exir_lowering import graphs
 from exir_lowering._upstream.operators import wrapped_operator
 from exir_lowering.errors import InputError
 from exir_lowering.errors.interrupts import let_through
+from exir_lowering.graphs import debug_handles
 from exir_lowering.lowered import LoweredMethods
 from exir_lowering.lowered_module import convention
 from exir_lowering.model import Partition, RefusedPartition
@@ -87,7 +88,7 @@ class Repro:
         if self.comparison is None:
             return []
         eager = Eager({name: self.edge[name] for name in self.comparison.subjects}, find_sharing(self.comparison.file))
-        wanted = [argument.name for argument in node.args[1:] if isinstance(argument, Node)]
+        wanted = [argument for argument in node.args[1:] if isinstance(argument, Node)]
         found = _watch(eager, [(call.method, call.inputs) for call in self.calls], method, wanted)
         if found is None:
             raise InputError("Culprit.save: the delegate reads what another one writes; it cannot be saved alone.")
@@ -116,6 +117,7 @@ def save_repro(
 
     Raises:
         InputError: It is no failure of this lowering, torch cannot save it, or nothing can be written there.
+        UnknownPluginError: `backends` lacks a backend that `lower` was given.
     """
     if refused not in lowered.report.refused:
         raise InputError(f"save_repro: got {refused!r}, expected one of `lowered.report.refused`.")
@@ -128,7 +130,8 @@ def save_repro(
 
 def _find_inputs(program: ExportedProgram, partition: Partition) -> list[tuple[Any, ...]]:
     """Return what a partition is given for the example inputs of its method; [] if that cannot be computed."""
-    method, wanted = partition.method, list(map(str, partition.program.graph_signature.user_inputs))
+    names = set(partition.program.graph_signature.user_inputs)
+    method, wanted = partition.method, [node for node in partition.program.graph.nodes if node.name in names]
     if program.example_inputs is None or partition.site.graph_path:  # in a branch or loop
         return []
     try:
@@ -141,22 +144,24 @@ def _find_inputs(program: ExportedProgram, partition: Partition) -> list[tuple[A
 
 
 def _watch(
-    eager: Eager, calls: Iterable[tuple[str, Sequence[Any]]], method: str, wanted: Sequence[str]
+    eager: Eager, calls: Iterable[tuple[str, Sequence[Any]]], method: str, wanted: Sequence[Node]
 ) -> list[tuple[Any, ...]] | None:
     """Return what nodes of a method are in each of its calls, by PyTorch; None if it does not compute all of them."""
     found: list[tuple[Any, ...]] = []
     values: dict[str, Any] = {}
+    # What another delegate makes may have the name of something else.
+    handles = {node.name: debug_handles.handle(node) for node in wanted}
 
     def keep(seen: Node, value: Any) -> None:
-        if seen.name in wanted:
+        if seen.name in handles and debug_handles.handle(seen) in (None, handles[seen.name]):
             values[seen.name] = value.detach().clone() if isinstance(value, torch.Tensor) else value
 
     for name, inputs in calls:
         eager.run(name, inputs, keep if name == method else None)
         if name == method:
-            if not values.keys() >= set(wanted):
+            if values.keys() != handles.keys():
                 return None
-            found.append(tuple(map(values.__getitem__, wanted)))
+            found.append(tuple(map(values.__getitem__, handles)))
     return found
 
 

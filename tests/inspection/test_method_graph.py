@@ -11,14 +11,19 @@ from pathlib import Path
 import pytest
 import torch
 from browser import browser, needs_browser
+from executorch.exir._serialize._program import PTEFile, deserialize_pte_binary, serialize_pte_binary
+from executorch.exir.schema import TensorList
 from pte_files import Net, made
 from selenium.webdriver.common.by import By
 from torch import nn
 
 from exir_lowering import FileReport, InputError, inspect, load, lower
 from exir_lowering.inspection import graph
+from exir_lowering.inspection.modules import Modules
 from exir_lowering.inspection.report import Call, Flow, MethodReport
 from exir_lowering.plans.folding import MOST
+from exir_lowering.pte.dataflow import DELEGATE
+from exir_lowering.pte.debug_info import MethodDebug
 
 
 class Deep(nn.Module):
@@ -132,6 +137,29 @@ def test_a_file_that_plans_more_memory_than_there_is_can_be_inspected() -> None:
     assert inspect(content).methods[0].memory.heap["planned memory"] == 1 << 60
     with pytest.raises(InputError, match="bytes of memory"):
         load(content, verify=False)
+
+
+class Cat(nn.Module):
+    def forward(self, x):
+        return torch.cat([x, x])
+
+
+def test_a_list_that_is_named_again_and_again_is_refused() -> None:
+    file = deserialize_pte_binary(lower(torch.export.export(Cat(), (torch.ones(2),))).emit().buffer)
+    (plan,) = file.program.execution_plan
+    (listed,) = (value.val for value in plan.values if isinstance(value.val, TensorList))
+    listed.items *= 5_000
+    plan.chains[0].instructions *= 2_000
+    plan.chains[0].stacktrace = None
+    content = bytes(serialize_pte_binary(PTEFile(file.program, file.mutable_data, file.named_data)))
+    with pytest.raises(InputError, match="lists of 20000000 values in all, expected at most"):
+        inspect(content)
+
+
+def test_the_modules_of_a_delegate_that_is_called_often_are_found_once() -> None:
+    found = Modules(MethodDebug({}, (), {}), {}, [["a.weight", "a.bias", "b.weight"]])
+    calls = [found.find(number, (DELEGATE, 0, ())) for number in range(3)]
+    assert calls == [("a", "b"), (), ()]
 
 
 @needs_browser

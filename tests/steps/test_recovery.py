@@ -264,6 +264,29 @@ def test_pieces_have_as_many_bytes_of_weights_as_the_backend_says() -> None:
     assert all(size <= 40 or count == 1 for asked, sizes in calls for count, size in zip(asked, sizes, strict=True))
 
 
+class NoCopies(TagPartitioner):
+    """Marks the constants that it tags, so that they cannot be in two partitions."""
+
+    def partition(self, exported_program: ExportedProgram) -> Any:
+        found = super().partition(exported_program)
+        for node in exported_program.graph.find_nodes(op="placeholder"):
+            node.meta["no_copy"] = True
+        return found
+
+
+STRICT = dataclasses.replace(SPLIT, non_convex="raise")  # which is about the partitioner's tags
+
+
+@pytest.mark.parametrize("options", [SPLIT, FALLBACK, STRICT], ids=["split", "fallback", "strict"])
+def test_a_constant_without_copies_goes_with_its_readers(options: LoweringOptions) -> None:
+    program, backend = export(Heavy(), (X,)), Fails(on("aten.sum.dim_IntList"))
+    tag = NoCopies(lambda node: "all", backend="reference")
+    lowered = lower(program, tag, backends={"reference": backend}, options=options)
+    torch.testing.assert_close(load(lowered.emit().buffer).run("forward", X)[0], program.module()(X))
+    assert ["aten_sum_dim_int_list" in one.nodes for one in lowered.report.refused] == [True]
+    assert options is FALLBACK or (len(lowered.report.refused[0].nodes) == 1 and sum(backend.weights[-1]) >= 9 * 16)
+
+
 def test_a_limit_comes_from_another_process() -> None:
     for given in (PartitionTooLargeError("large", bytes=40), PartitionTooLargeError("large", operators=0)):
         assert vars(pickle.loads(pickle.dumps(given))) == vars(given)
@@ -312,6 +335,26 @@ def test_a_repro_of_each_failure(program: ExportedProgram, tmp_path: Path) -> No
     del lowered, partition
     gc.collect()
     assert graph() is None and pickle.loads(pickle.dumps(report.refused)) == report.refused
+
+
+def test_a_repro_has_no_inputs_where_they_are_what_another_delegate_makes(tmp_path: Path) -> None:
+    """Its results have names like those of the program's own `getitem`s."""
+
+    class Two(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.tanh(torch.sin(x)) + x.reshape(1, 4).max(0).values
+
+    def first(node: Node) -> str | None:
+        return "a" if operator_name(node) == "aten.sin.default" else None
+
+    tags = [TagPartitioner(first, backend="reference"), TagPartitioner(lambda node: "b", backend="second")]
+    backends = {"reference": ReferenceBackend, "second": NoTanh}
+    lowered = lower(export(Two(), (X,)), tags, backends=backends, options=SPLIT)
+    (refused,) = lowered.report.refused
+    (read,) = lowered.failed[0].program.graph_signature.user_inputs
+    assert read in [node.name for node in lowered.edge_programs["forward"].graph.nodes]
+    script = save_repro(lowered, refused, tmp_path, backends=backends)
+    assert torch.load(script.parent / "inputs.pt", weights_only=True) == []
 
 
 def test_the_command_writes_repros(

@@ -130,6 +130,16 @@ class Brittle(Wrong):
         return super().compile(processed, *rest)
 
 
+class Damaging(Wrong):
+    """Leaves its process damaged: from its first wrong result on, all are wrong there."""
+
+    damaged = False
+
+    def execute(self, handle: Any, inputs: list[Any]) -> Any:
+        Damaging.damaged |= id(handle) in self.calls
+        return [output + Damaging.damaged for output in ReferenceDelegate.execute(self, handle, inputs)]
+
+
 class LastId(ReferenceDelegate):
     """Adds 1 where it reads nothing but the last token id."""
 

@@ -146,6 +146,11 @@ def test_a_piece_that_ends_the_process_where_the_whole_is_off() -> None:
     assert names(found)[0] == "aten_atan_default" and found.kind == "off" and len(found.operators) == 4, str(found)
 
 
+def test_what_leaves_its_process_damaged() -> None:
+    found = bisect(chain(9, {5: torch.atan}), "reference", delegates=[culprits.Damaging])
+    assert names(found) == ["aten_atan_default"] and found.others is False, str(found)
+
+
 def test_what_the_host_has_no_kernel_for_is_not_taken_for_the_failure() -> None:
     program = chain(9, {2: lambda x: x.sort().values, 5: torch.atan})
     found = bisect(program, "reference", delegates=[culprits.Failing])

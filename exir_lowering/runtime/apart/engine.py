@@ -114,11 +114,6 @@ class Apart:
         else:
             self._ask(self._file.name, self._worker, self._opening)
 
-    def reopen(self, file: ProgramFile, opening: Message, modules: Sequence[str]) -> None:
-        """Open another file instead, in the same process if that is there; it raises as `start`."""
-        self._file, self._opening, self._modules = file, opening, modules
-        self.restart()
-
     def _ask(self, where: str, worker: Worker, message: Message) -> Message:
         """Send a message, and return the reply; end the process when that does not come, or says that it is over."""
         seconds, done = self._limits.seconds, False
@@ -160,14 +155,9 @@ def _warn(caught: Sequence[tuple[str, str]]) -> None:
 
 
 def open_apart(
-    file: ProgramFile,
-    engine: str,
-    given: Mapping[str, Any],
-    unavailable: Unavailable,
-    limits: Limits,
-    before: Apart | None = None,
+    file: ProgramFile, engine: str, given: Mapping[str, Any], unavailable: Unavailable, limits: Limits
 ) -> Apart:
-    """Open a file in a process of its own, or in one that is there; raise what `load` raises, or an InputError."""
+    """Open a file in a process of its own; raise what `load` raises, or an InputError if that is impossible."""
     if not SUPPORTED:
         raise InputError(f"{file.name} cannot be loaded with limits: this system cannot fork processes.")
     sources = [file.file.source, *(one.file.source for one in file.data.files)]
@@ -188,9 +178,6 @@ def open_apart(
         "memory": limits.memory,
     }
     contents = [source for source in sources if isinstance(source, bytes)]
-    if before is not None:
-        before.reopen(file, (header, contents), modules)
-        return before
     opened = Apart(file, engine, (header, contents), modules, limits)
     opened.start()
     return opened

@@ -47,7 +47,9 @@ def preprocess_parallel(
     pieces, if that is a larger one.
     """
     options = session.options
-    if options.executor is None and min(options.jobs, len(group.partitions)) == 1:
+    # One alone is worth a worker where the backend may end its process, and that is no error.
+    here = len(group.partitions) == 1 and options.on_backend_error == "raise"
+    if options.executor is None and (options.jobs == 1 or here):
         return preprocess(group, backend, session, sharing=sharing)
     try:
         runner = _choose_runner(backend, options)

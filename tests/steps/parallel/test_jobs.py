@@ -163,6 +163,12 @@ class TestFailures:
         assert "Backend 'scripted' failed: WorkerDiedError: the worker process" in str(error)
         assert "partition forward/3:" in str(error)
 
+    def test_a_backend_that_ends_its_process_does_not_end_this_one(self) -> None:
+        partitioner = each_layer("scripted", do="die", rows=12)
+        report = lowered(chain(6), partitioner, Scripted, jobs=2, on_backend_error="fallback").report
+        assert ["was ended by SIGKILL" in one.failure for one in report.refused] == [True]
+        assert len(report.payload_bytes) == 5
+
     def test_a_partition_whose_worker_died_is_tried_once_more(self, tmp_path: Path) -> None:
         partitioner = each_layer("scripted", do="die once", rows=12, file=tmp_path / "died")
         many = lowered(chain(6), partitioner, Scripted, jobs=2)
