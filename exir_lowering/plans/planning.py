@@ -67,10 +67,10 @@ def plan_method(
 
 
 def _name(partitioner: object) -> str:
-    """Return the class of a partitioner, and of the one that it does the work of."""
+    """Return the class of a partitioner, and of the one that it wraps if that is another class."""
     inner = getattr(partitioner, "partitioner", None)
-    name = type(partitioner).__qualname__
-    return f"{name} of {_name(inner)}" if isinstance(inner, Partitioner) else name
+    name, wrapped = type(partitioner).__qualname__, _name(inner) if isinstance(inner, Partitioner) else ""
+    return f"{name} of {wrapped}" if wrapped not in ("", name) else name
 
 
 # -- where each operator is --------------------------------------------------------------------------------------------
