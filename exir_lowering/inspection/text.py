@@ -48,8 +48,9 @@ def _summary(report: FileReport) -> Iterator[str]:
         )
     if report.stored:
         yield _weights(report)
+    # Below half of 0.1% a part would be shown as 0.0%.
     shares = ((kind, size / report.size) for kind, size in report.bytes_by_kind().items())
-    yield "bytes: " + ", ".join(f"{share:.1%} {kind}" for kind, share in shares)
+    yield "bytes: " + ", ".join(f"{share:.1%} {kind}" for kind, share in shares if share >= 0.0005)
 
 
 def made_by(report: FileReport) -> str:
@@ -112,7 +113,7 @@ def facts(known: Provenance) -> list[tuple[str, str]]:
     rows += [("plan", known.plan)] * bool(known.plan)
     for name, method in known.methods.items():
         rows.append((f"{name}: partitioners", ", ".join(method.partitioners) or "none"))
-        rows += [(f"{name}: {rewrite}", f"{count:,} times") for rewrite, count in method.rewrites.items()]
+        rows += [(f"{name}: {rewrite}", shown.many(count, "time")) for rewrite, count in method.rewrites.items()]
     return rows
 
 
