@@ -85,7 +85,8 @@ def _run_commands(text: str, folder: Path) -> str:
     for name, code in CPP.findall(text):
         (folder / name).write_text(code)
     command = ROOT / "tests" / "support" / "forked_command.py"
-    path = f'exir-lower() {{ "{sys.executable}" "{command}" "$@"; }}\npython() {{ "{sys.executable}" "$@"; }}\n'
+    path = f'exir-lower() {{ "{sys.executable}" "{command}" exir-lower "$@"; }}\n'
+    path += f'python() {{ "{sys.executable}" "$@"; }}\n'
     script = "set -eo pipefail\n" + path + "".join(COMMANDS.findall(text))
     done = subprocess.run(["bash", "-c", script], cwd=folder, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
