@@ -112,6 +112,13 @@ def test_modules_that_are_named_exist(page: Path) -> None:
         assert any((folder / name).exists() for folder in folders), f"{page}: {name}"
 
 
+def test_the_pictures_of_the_steps_are_what_the_code_draws(tmp_path: Path) -> None:
+    done = forked.run(ROOT / "docs" / "assets" / "step_pictures.py", tmp_path)
+    assert done.returncode == 0, done.stderr[-3000:]
+    drawn = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert drawn == {path.name: path.read_text() for path in (ROOT / "docs" / "images" / "steps").iterdir()}
+
+
 def test_the_page_of_the_house_has_every_room() -> None:
     text = (ROOT / "docs" / "concepts" / "house.md").read_text()
     wings = [ROOT / name for name in ("exir_lowering", "partitioners", "backends", "tests")]
